@@ -55,7 +55,7 @@ def test_what_is_not_well_has_its_reason() -> None:
     )
     found = rows([node(Workload.PASSTHROUGH)], ill, [])
     assert [(one.component, one.state, one.detail) for one in found] == [
-        ("sandbox-device-plugin", "NotRegistered", f"not registered: {RESOURCE}"),
+        ("sandbox-device-plugin", "NotRegistered", f"not registered with the kubelet: {RESOURCE}"),
         ("sandbox-validator", "NoDriver", "has none"),
         ("vfio-manager", "VgpuInUse", "pod vm-a"),
     ]

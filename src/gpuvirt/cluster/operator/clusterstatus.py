@@ -67,7 +67,8 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
     )
     choice = policies.choose(found)
     status = choice.stored.status if choice is not None else None
-    ready = next((one for one in status.conditions if one.type == READY), None) if status is not None else None
+    conditions = status.conditions if status is not None else ()
+    ready = next((condition for condition in conditions if condition.type == READY), None)
     by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes}
     deployer = None
     if choice is not None and isinstance(choice.policy, ClusterPolicy):

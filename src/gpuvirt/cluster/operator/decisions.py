@@ -196,15 +196,17 @@ def _nodes_of(
 
 def _runtime(named: Mapping[str, Node], placements: Mapping[str, Placement]) -> str:
     """Return the container runtime of most nodes for containers; containerd if no node has reported its own."""
-    chosen = sorted(name for name, one in placements.items() if one.counts and one.workload is Workload.CONTAINER)
-    versions = (named[name].status.node_info.container_runtime_version for name in chosen)
+    container_nodes = sorted(
+        name for name, placement in placements.items() if placement.counts and placement.workload is Workload.CONTAINER
+    )
+    versions = (named[name].status.node_info.container_runtime_version for name in container_nodes)
     found = Counter(version.partition("://")[0] for version in versions if version)
     return found.most_common(1)[0][0] if found else "containerd"
 
 
 def _problems(choice: Choice, picture: Picture, home: Home) -> Iterator[Reason]:
     """Yield the problems for which the controller carries out nothing of the policy and changes no node."""
-    name = policies.called(choice.stored.metadata.name)
+    name = policies.display_name(choice.stored.metadata.name)
     if picture.other_operator is not None and not home.coexists:
         yield clusterproblems.other_operator(picture.other_operator, COEXIST_OPTION)
     faults = (choice.policy,) if isinstance(choice.policy, SpecFault) else tuple(spec_faults(choice.policy.spec))

@@ -56,11 +56,11 @@ def decide(
         if desired is not None and (not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER):
             writes.append(desired)
         if placement.counts:
-            here_pods = apps.get(key.name, frozenset())
-            observed = ObservedNode(node.metadata.labels, placement, gpu_node, here_pods, node.resources)
+            pods = apps.get(key.name, frozenset())
+            observed = ObservedNode(node.metadata.labels, placement, gpu_node, pods, node.resources)
             problems = problems_of(observed, deployer)
             against = _against(placement, problems, gpu_node)
-            codes = frozenset(one.reason.code for one in problems)
+            codes = frozenset(problem.reason.code for problem in problems)
             verdicts.append(NodeVerdict(key.name, placement.workload, against, codes))
     writes += _orphans(picture)
     return NodeDecisions(tuple(writes), tuple(verdicts), placements)
@@ -105,7 +105,7 @@ def _agent_problem(gpu_node: OwnedGpuNode | None) -> str | None:
         return "the node agent has not reported yet; see the log of its pod if this lasts"
     if gpu_node.status.observed_generation < gpu_node.metadata.generation:
         return "the node agent has not read the newest spec of its GpuNode yet"
-    ready = next((one for one in gpu_node.status.conditions if one.type == READY), None)
+    ready = next((condition for condition in gpu_node.status.conditions if condition.type == READY), None)
     if ready is None:
         return "the node agent has not written the Ready condition of its GpuNode yet"
     return None if ready.status == "True" else ready.message or ready.reason

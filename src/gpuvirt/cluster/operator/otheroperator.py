@@ -30,7 +30,7 @@ class OtherOperator:
     def observe(self, delta: Delta[Lease], now_s: float) -> None:
         """Store the leases, and the time of those that have changed."""
         fresh = {key: delta.objects[key] for key in delta.changed if key in delta.objects}
-        self._observed = {key: one for key, one in self._observed.items() if key in delta.objects}
+        self._observed = {key: seen for key, seen in self._observed.items() if key in delta.objects}
         self._observed |= {key: (lease, now_s) for key, lease in fresh.items()}
 
     def active(self, now_s: float) -> str | None:

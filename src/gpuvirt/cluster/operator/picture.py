@@ -36,7 +36,7 @@ class Picture:
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
         """Return the keys of a ConfigMap; None if no ConfigMap has this name."""
-        found = next((one for key, one in self._config_maps() if key.name == config_map), None)
+        found = next((stored for key, stored in self._config_maps() if key.name == config_map), None)
         return _keys_of(found) if found is not None else None
 
     def config_maps_with(self, key: str) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ PODS: Mapping[str, str] = {
     OperandName.DCGM_EXPORTER: "dcgm-exporter",
     OperandName.GFD: "gpu-feature-discovery",
 }
-WELL, OFF = "Running", "Off"
+RUNNING, OFF = "Running", "Off"
 ALL_OPERANDS = "operands"
 """The component that stands for all components of a node on which an admin has switched them off."""
 CHECKS = ("VfioPciReady", "VgpuManagerReady", "VgpuDevicesReady")
@@ -98,7 +98,7 @@ def _rows_of(node: Node, observed: ObservedNode, problems: Sequence[Problem], po
     if observed.placement.operands_off:
         yield Row(name, workload, ALL_OPERANDS, ready=True, state=OFF, detail=f"label {OPERANDS_LABEL}=false")
         return
-    of_agent = next((one.reason for one in problems if one.component == AGENT), None)
+    of_agent = next((problem.reason for problem in problems if problem.component == AGENT), None)
     has_agent = workload in _VM_WORKLOADS
     if has_agent:
         yield from _agent_rows(node, workload, observed.gpu_node, of_agent)
@@ -144,21 +144,21 @@ def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Re
             yield Row(name, workload, component, ready=False, state=state, detail=detail)
         return
     yield _plugin(name, workload, status)
-    against = [one for one in status.conditions if one.type in CHECKS and one.status != "True"]
-    state, why = _first(against)
-    yield Row(name, workload, VALIDATOR, ready=not against, state=state, detail=why)
-    ready = [one for one in status.conditions if one.type == READY and one.status != "True"]
+    failed = [condition for condition in status.conditions if condition.type in CHECKS and condition.status != "True"]
+    state, why = _first(failed)
+    yield Row(name, workload, VALIDATOR, ready=not failed, state=state, detail=why)
+    unready = [condition for condition in status.conditions if condition.type == READY and condition.status != "True"]
     done = f"{status.totals.gpus} GPUs, {status.totals.modes or 'no'} mode"
     if makes_vgpus:
         # The config that the agent applies, which differs from the label if that is invalid or overridden.
         configs = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None})
         done = f"{status.totals.vgpus} vGPUs, config {', '.join(configs) or 'none'}"
-    state, why = _first(ready)
+    state, why = _first(unready)
     yield Row(
         name,
         workload,
         VGPU_DEVICE_MANAGER_COMPONENT if makes_vgpus else VFIO,
-        ready=not ready,
+        ready=not unready,
         state=state,
         detail=why or done,
     )
@@ -166,15 +166,15 @@ def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Re
 
 def _plugin(name: str, workload: str, status: Status) -> Row:
     offered = ", ".join(
-        f"{one.healthy} {one.name}" + (f" ({one.allocated} allocated)" if one.allocated else "")
-        for one in status.resources
-        if one.healthy or one.allocated
+        f"{resource.healthy} {resource.name}" + (f" ({resource.allocated} allocated)" if resource.allocated else "")
+        for resource in status.resources
+        if resource.healthy or resource.allocated
     )
-    late = [one.name for one in status.resources if not one.registered and one.healthy]
-    if late:
-        detail = f"not registered: {', '.join(late)}"
+    unregistered = [resource.name for resource in status.resources if not resource.registered and resource.healthy]
+    if unregistered:
+        detail = f"not registered with the kubelet: {', '.join(unregistered)}"
         return Row(name, workload, PLUGIN, ready=False, state="NotRegistered", detail=detail)
-    return Row(name, workload, PLUGIN, ready=True, state=WELL, detail=offered or "nothing to offer")
+    return Row(name, workload, PLUGIN, ready=True, state=RUNNING, detail=offered or "no devices to offer")
 
 
 def _pod_rows(node: str, workload: str, pods: Iterable[Pod]) -> Iterator[Row]:
@@ -183,9 +183,9 @@ def _pod_rows(node: str, workload: str, pods: Iterable[Pod]) -> Iterator[Row]:
         if pod.app == OperandName.AGENT and workload in _VM_WORKLOADS and not ready:
             component = OperandName.AGENT.value  # a ready agent has only the rows of its parts
         if component is not None:
-            state, why = (WELL, "") if ready else (pod.status.phase or "Unknown", pod.status.held_up_by)
+            state, why = (RUNNING, "") if ready else (pod.status.phase or "Unknown", pod.status.held_up_by)
             yield Row(node, workload, component, ready=ready, state=state, detail=why)
 
 
-def _first(against: Sequence[Condition]) -> tuple[str, str]:
-    return (against[0].reason, against[0].message) if against else (WELL, "")
+def _first(failed: Sequence[Condition]) -> tuple[str, str]:
+    return (failed[0].reason, failed[0].message) if failed else (RUNNING, "")

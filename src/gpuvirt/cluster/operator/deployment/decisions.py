@@ -138,14 +138,14 @@ def _daemon_set(
             else None
         )
     if ready < desired:
-        late = ", ".join(_late(operand, daemon_set, there.pods)) or "no pod has been created yet"
+        unready = ", ".join(_unready_pods(operand, daemon_set, there.pods)) or "no pod has been created yet"
         return OperandState(
-            name, operand, desired, ready, f"{ready} of {desired} pods are ready; not ready: {late}"
+            name, operand, desired, ready, f"{ready} of {desired} pods are ready; not ready: {unready}"
         ), deletions
     return OperandState(name, operand, desired, ready, waits), deletions
 
 
-def _late(operand: OperandName, daemon_set: DaemonSet, found: Objects[Pod]) -> Iterator[str]:
+def _unready_pods(operand: OperandName, daemon_set: DaemonSet, found: Objects[Pod]) -> Iterator[str]:
     chosen = daemon_set.spec.selector.match_labels
     for pod in sorted(found.values(), key=lambda pod: pod.spec.node_name):
         if not pod.status.ready and chosen.items() <= pod.metadata.labels.items() and pod.app == operand:

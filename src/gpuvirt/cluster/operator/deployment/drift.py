@@ -18,19 +18,19 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.plain import Plain
 
 DIGEST_ANNOTATION = "gpuvirt.io/applied"
-NOTHING = msgspec.Raw(b"null")
+NULL = msgspec.Raw(b"null")
 
 
 class StoredObject(msgspec.Struct, frozen=True, rename="camel"):
     """A stored object of any kind that operands consist of, with the parts that the controller applies."""
 
     metadata: Metadata
-    spec: msgspec.Raw = NOTHING
-    data: msgspec.Raw = NOTHING
-    rules: msgspec.Raw = NOTHING
-    role_ref: msgspec.Raw = NOTHING
-    subjects: msgspec.Raw = NOTHING
-    handler: msgspec.Raw = NOTHING
+    spec: msgspec.Raw = NULL
+    data: msgspec.Raw = NULL
+    rules: msgspec.Raw = NULL
+    role_ref: msgspec.Raw = NULL
+    subjects: msgspec.Raw = NULL
+    handler: msgspec.Raw = NULL
     status: DaemonSetStatus = DaemonSetStatus()
 
     @property

@@ -42,7 +42,7 @@ class DesiredConfiguration:
 
 def drafted(subject: Subject, ours: Changes, desired: DesiredConfiguration) -> tuple[Operation, ...]:
     """Return the operations of the patch; none if nothing is missing."""
-    draft, listing, handling = Draft(subject.there), desired.listing, desired.handling
+    draft, listing, handling = Draft(subject.containers), desired.listing, desired.handling
     if listing.dissolve:
         draft.remove(subject.permitted)
     for entry in listing.mend:
@@ -114,5 +114,5 @@ def _created_containers(subject: Subject, ours: Changes, draft: Draft, listing: 
     for pointer in removable(subject):
         if listing.dissolve and (pointer == subject.permitted or pointer.startswith(within)):
             continue
-        if pointer in draft.made or (pointer in ours.made and pointer in subject.there):
+        if pointer in draft.made or (pointer in ours.made and pointer in subject.containers):
             yield pointer

@@ -43,9 +43,9 @@ def at(*keys: str) -> str:
 class Draft:
     """A patch in the making. It creates missing containers (objects and lists), and records which."""
 
-    def __init__(self, there: Iterable[str]) -> None:
-        """Begin a patch; `there` are the JSON pointers of the object's containers."""
-        self._there = set(there)
+    def __init__(self, containers: Iterable[str]) -> None:
+        """Begin a patch; `containers` are the JSON pointers of the object's containers."""
+        self._containers = set(containers)
         self._operations: list[Operation] = []
         self.made: list[str] = []
 
@@ -56,16 +56,16 @@ class Draft:
 
     def has(self, pointer: str) -> bool:
         """Return whether the object has a container after the operations so far."""
-        return pointer in self._there
+        return pointer in self._containers
 
     def ensure(self, pointer: str, empty: Plain) -> None:
         """Create a container if it is missing, with the containers around it."""
         around = pointer.rpartition("/")[0]
         if around:
             self.ensure(around, {})
-        if pointer not in self._there:
+        if pointer not in self._containers:
             self.set(pointer, empty)
-            self._there.add(pointer)
+            self._containers.add(pointer)
             self.made.append(pointer)
 
     def set(self, pointer: str, value: Plain) -> None:
@@ -80,7 +80,9 @@ class Draft:
     def remove(self, pointer: str) -> None:
         """Remove a key."""
         self._operations.append(Operation(Op.REMOVE, pointer))
-        self._there = {other for other in self._there if other != pointer and not other.startswith(f"{pointer}/")}
+        self._containers = {
+            other for other in self._containers if other != pointer and not other.startswith(f"{pointer}/")
+        }
 
     def remove_entries(self, pointer: str, indices: Iterable[int]) -> None:
         """Remove entries of a list by their indices in the unpatched object."""

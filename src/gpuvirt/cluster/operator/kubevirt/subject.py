@@ -65,7 +65,7 @@ class Subject:
     """The JSON pointer to the configuration."""
     pci_key: str
     """The name of the field with the selector of a PCI device."""
-    there: frozenset[str]
+    containers: frozenset[str]
     """The JSON pointers of the existing containers (objects and lists) that a patch may need."""
     entries: tuple[Entry, ...] | None
     """The entries of all lists; None if there is no list, so that KubeVirt permits every device."""
@@ -126,7 +126,7 @@ def of_kubevirt(kubevirt: KubeVirt) -> Subject:
         metadata=kubevirt.metadata,
         root=root,
         pci_key="pciVendorSelector",
-        there=_there(kubevirt.metadata, found),
+        containers=_containers(kubevirt.metadata, found),
         entries=entries_of(permitted) if permitted is not None else None,
         mediated=mediated or MediatedDevices(),
         gates=gates.feature_gates or (),
@@ -154,7 +154,7 @@ def of_hyper_converged(hyper_converged: HyperConverged) -> Subject:
         metadata=metadata,
         root=root,
         pci_key="pciDeviceSelector",
-        there=_there(metadata, found),
+        containers=_containers(metadata, found),
         entries=tuple(_hco_entries(permitted)) if permitted is not None else None,
         mediated=spec.mediated_devices_configuration or MediatedDevices(),
         gates=(),
@@ -203,6 +203,6 @@ def _lists(permitted: str, pci: object, mediated: object) -> Mapping[str, bool]:
     }
 
 
-def _there(metadata: OwnedMetadata, found: Mapping[str, bool]) -> frozenset[str]:
+def _containers(metadata: OwnedMetadata, found: Mapping[str, bool]) -> frozenset[str]:
     annotated = {at("metadata", "annotations")} if metadata.annotations else set[str]()
     return frozenset({at("metadata"), *annotated, *(pointer for pointer, exists in found.items() if exists)})

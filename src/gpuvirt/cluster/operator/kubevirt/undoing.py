@@ -73,7 +73,7 @@ def undo(picture: KubeVirtPicture) -> Undoing:
     if isinstance(subject, Reason):
         return Undoing(reasons=(subject,))
     inputs = _UndoInputs(picture, subject, changes_of(subject.metadata.annotations))
-    draft = Draft(subject.there)
+    draft = Draft(subject.containers)
     entries = _remove_entries(inputs, draft)
     gates = _remove_gates(inputs, draft)
     switch_stays = _reset_switch(inputs, draft)
@@ -81,7 +81,7 @@ def undo(picture: KubeVirtPicture) -> Undoing:
         entries=entries,
         gates=gates,
         switch=inputs.ours.switch if switch_stays else None,
-        made=tuple(pointer for pointer in inputs.ours.made if pointer in subject.there and draft.has(pointer)),
+        made=tuple(pointer for pointer in inputs.ours.made if pointer in subject.containers and draft.has(pointer)),
     )
     if not (left.entries or left.gates or left.switch):
         left = Changes()

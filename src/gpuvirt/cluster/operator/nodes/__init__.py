@@ -1,1 +1,1 @@
-"""Nodes with GPUs: what each is for, the labels it lacks, what its GpuNode is to want, why it does not serve."""
+"""Nodes with GPUs: the workload, the labels and the GpuNode's spec of each, and why its GPUs are not offered."""

@@ -66,8 +66,8 @@ def of_policy(name: str, problems: Iterable[Reason], faults: Iterable[str]) -> I
             yield InvalidValue("", origin, reason.subject, str(reason.code), reason.text)
     for fault in faults:
         if fault.startswith("$."):
-            where, code = f"{policies.called(name)} {fault.partition(':')[0]}", str(ReasonCode.CONFIG_INVALID)
-            yield InvalidValue("", origin, where, code, f"{code}: {policies.called(name)} {fault}")
+            where, code = f"{policies.display_name(name)} {fault.partition(':')[0]}", str(ReasonCode.CONFIG_INVALID)
+            yield InvalidValue("", origin, where, code, f"{code}: {policies.display_name(name)} {fault}")
 
 
 def of_config_map(policy: ClusterPolicy, picture: Picture) -> Iterator[InvalidValue]:
@@ -81,7 +81,7 @@ def of_config_map(policy: ClusterPolicy, picture: Picture) -> Iterator[InvalidVa
     state = (
         "does not exist" if entries is None else f"has no key {CONFIG_KEY} (its keys: {', '.join(entries) or 'none'})"
     )
-    where = f"{policies.called(policy.metadata.name)} $.spec.vgpuDeviceManager.config.name"
+    where = f"{policies.display_name(policy.metadata.name)} $.spec.vgpuDeviceManager.config.name"
     yield _value(
         "",
         invalid(

@@ -49,7 +49,7 @@ def _with_vm_nodes(policy: ClusterPolicy, sandbox: SandboxWorkloads) -> ClusterP
     return replace(policy, spec=replace(policy.spec, sandbox_workloads=replace(sandbox, enabled=True)))
 
 
-def called(metadata_name: str) -> str:
+def display_name(metadata_name: str) -> str:
     """Return a policy's name in messages: `ClusterPolicy cluster-policy`."""
     return f"{KIND} {metadata_name}"
 
@@ -58,7 +58,7 @@ def defaults_of(policy: ClusterPolicy) -> Defaults:
     """Return the policy's workload for nodes without a workload label."""
     sandbox = policy.spec.sandbox_workloads
     workload = Workload(sandbox.default_workload) if sandbox.default_workload is not None else Workload.CONTAINER
-    return Defaults(bool(sandbox.enabled), workload, called(policy.metadata.name))
+    return Defaults(bool(sandbox.enabled), workload, display_name(policy.metadata.name))
 
 
 def vgpu_switch_of(policy: ClusterPolicy, kubevirt: KubeVirtDecisions) -> VgpuSwitch:
@@ -69,7 +69,7 @@ def vgpu_switch_of(policy: ClusterPolicy, kubevirt: KubeVirtDecisions) -> VgpuSw
         binds=bool(spec.vfio_manager.enabled),
         makes_vgpus=bool(spec.vgpu_device_manager.enabled),
         default=(config.default if config is not None else "") or DEFAULT,
-        origin=called(policy.metadata.name),
+        origin=display_name(policy.metadata.name),
         stopped_because=kubevirt.stopped_because,
         withheld=kubevirt.withheld,
     )

@@ -70,7 +70,7 @@ ACTED_ON = _Known(
             },
             off=False,
         ),
-        "toolkit": _Known((*(one for one in _RUN if one != "args"), "installDir"), off=False),
+        "toolkit": _Known((*(name for name in _RUN if name != "args"), "installDir"), off=False),
         "devicePlugin": _Known(_RUN, {"mps": _Known(defaults={"root": "/run/nvidia/mps"})}, off=False),
         "dcgm": _Known(_RUN, defaults={"hostPort": 5555}, off=False),
         "dcgmExporter": _Known(
