@@ -77,7 +77,7 @@ def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: 
             continue
         if isinstance(manifest, DaemonSet):
             operand = OperandName(manifest.metadata.labels[OPERAND_LABEL])
-            states.append(OperandState(name, operand, against="is being created or updated"))
+            states.append(OperandState(name, operand, against="being created or updated"))
     used = sorted(name for name, placement in placements.items() if placement.vgpus_used)
     gone, kept = _superfluous(rendered, there.stored, used)
     gone = [deletion for deletion in gone if not _is_needed(deletion, rendered, there)]
@@ -177,7 +177,7 @@ def _superfluous(rendered: Rendered, stored: Stored, used: list[str]) -> tuple[l
             if operand in rendered.operands and found.status.desired_number_scheduled:
                 continue  # nodes still run this driver: the label of their operating system may be missing for a while
             if operand == OperandName.VGPU_MANAGER and used:
-                against = f"is no longer needed, but stays as long as VMs have vGPUs on {', '.join(used)}"
+                against = f"no longer needed; it stays as long as VMs have vGPUs on {', '.join(used)}"
                 kept.append(OperandState(key.name, OperandName.VGPU_MANAGER, against=against))
             elif not found.metadata.deletion_timestamp:
                 gone.append(

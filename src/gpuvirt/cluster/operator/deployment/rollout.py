@@ -38,7 +38,7 @@ def rollout(pods: Iterable[Pod], template: str, *, desired: int, most_unavailabl
     allowed = _number(most_unavailable, desired)
     late = [pod for pod in new if not pod.status.ready]
     if not ready_new:
-        allowed = 1  # one node first
+        allowed = 1  # until one new pod is ready
         if late or len(current) < desired:
             return Rollout((), len(old), _waits(late, "the first node to be upgraded"))
     ready = len(ready_new) + sum(pod.status.ready for pod in old)

@@ -55,7 +55,7 @@ class Around:
 
 
 def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
-    """Return a node's desired labels, including those that it already value."""
+    """Return a node's desired labels, including those that it already has."""
     labels = metadata.labels
     desired: dict[str, str | None] = {}
     if not placement.present:
@@ -137,7 +137,7 @@ def _healed(labels: Labels, around: Around) -> dict[str, str | None]:
 def _vgpu_driver(labels: Labels, placement: Placement, around: Around) -> dict[str, str | None]:
     """Return the label of the vGPU driver while GPUs carry vGPUs or have VFs, or do so again.
 
-    A node that was never labelled for operands value a driver that gpuvirt did not deploy.
+    A node that was never labelled for operands has a driver that gpuvirt did not deploy.
     """
     label = deploy_label(VGPU_DRIVER)
     if not placement.leaves_vgpus or ALL.isdisjoint(labels):

@@ -20,7 +20,7 @@ from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.reasons import Reason
 
 MOST_NAMED = 4
-"""Users that a message names."""
+"""How many users of a GPU a message names."""
 NOT_REPORTED = "its GPUs (the agent has not reported yet whether they carry vGPUs)"
 TO_LEAVE = {
     Workload.CONTAINER: frozenset({Mode.PASSTHROUGH, Mode.VGPU, Mode.UNKNOWN}),

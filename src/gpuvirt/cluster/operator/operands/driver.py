@@ -1,9 +1,9 @@
 """NVIDIA's driver on nodes for containers: one DaemonSet for each operating system.
 
-NVIDIA's driver-manager runs first, as an init container. It removes the pods that use the old driver, and also unbinds
-every GPU of the node from VFIO drivers. So these pods have an affinity that keeps them off nodes with an agent,
-whatever their other labels. A container before it waits until no VM can be using a GPU, since VMs may also use GPUs of
-a node that never had an agent.
+NVIDIA's driver-manager runs before the driver, as an init container. It removes the pods that use the old driver, and
+also unbinds every GPU of the node from VFIO drivers. So an affinity keeps these pods off nodes with an agent, whatever
+their other labels. And the first init container waits until no VM can be using a GPU, since VMs may also use GPUs of a
+node that never had an agent.
 """
 
 from collections.abc import Iterator
