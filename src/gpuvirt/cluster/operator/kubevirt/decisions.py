@@ -23,6 +23,7 @@ from gpuvirt.cluster.operator.kubevirt.names import Requesting, names_of
 from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
+from gpuvirt.cluster.operator.kubevirt.subject import MANAGED_BY
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, Target
 from gpuvirt.model.desired.observed import Observed
@@ -144,7 +145,7 @@ def _writes(
     """Return the write of the ConfigMap if it is outdated, and the patches only once it is up to date."""
     data = {uid: history.encode(known) for uid, known in histories.items()}
     if data and _text(data) != observed.kept:
-        labels = {"app.kubernetes.io/managed-by": "gpuvirt"}
+        labels = {MANAGED_BY: "gpuvirt"}
         metadata = ObjectMeta(name=HISTORY, namespace=namespace, labels=labels)
         content = ConfigMap(api_version=workloads.CORE, metadata=metadata, data=data)
         return [ApplyObject(Target(resource_of(content), HISTORY), content)]

@@ -17,7 +17,7 @@ from gpuvirt.cluster.kinds.workloads import (
     Subject,
 )
 from gpuvirt.cluster.operator.operands import dcgm, deviceplugin, driver, toolkit, validator, vgpumanager
-from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, OperandName
+from gpuvirt.cluster.operator.operands.site import MANAGED_BY, PART_OF, RBAC_GROUP, OperandName
 
 NAMES = (
     vgpumanager.SERVICE_ACCOUNT,
@@ -48,7 +48,6 @@ IN_NAMESPACE = {
         ),
     ),
 }
-RBAC_GROUP = workloads.RBAC.partition("/")[0]
 
 
 def accounts(namespace: str) -> tuple[Manifest, ...]:

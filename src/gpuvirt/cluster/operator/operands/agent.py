@@ -41,7 +41,7 @@ from gpuvirt.cluster.kinds.workloads import (
 from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.cluster.operator.operands import assembly, hostpaths
 from gpuvirt.cluster.operator.operands.hostpaths import INTO, host, mount
-from gpuvirt.cluster.operator.operands.site import OperandName, Site
+from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, Site
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.model.desired.settings import Settings
@@ -75,7 +75,7 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     yield RoleBinding(
         api_version=workloads.RBAC,
         metadata=_named(policy, site, CONFIGS),
-        role_ref=RoleReference(api_group=workloads.RBAC.partition("/")[0], kind="Role", name=CONFIGS),
+        role_ref=RoleReference(api_group=RBAC_GROUP, kind="Role", name=CONFIGS),
         subjects=(Subject(kind="ServiceAccount", name=NAME, namespace=site.namespace),),
     )
     yield _daemon_set(policy, site, settings)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import SpecFault
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.labels import OPERAND_LABEL
@@ -26,6 +27,7 @@ class OperandName(StrEnum):
 
 MANAGED_BY = "app.kubernetes.io/managed-by", "gpuvirt"
 PART_OF = "app.kubernetes.io/part-of", "gpu-operator"
+RBAC_GROUP = workloads.RBAC.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
