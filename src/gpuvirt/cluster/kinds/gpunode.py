@@ -18,7 +18,7 @@ GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "GpuNode", "gpunodes"
 API_VERSION = f"{GROUP}/{VERSION}"
 GPU_NODES = Resource(PLURAL, GROUP, VERSION)
 READY = "Ready"
-"""The condition that says whether all is well."""
+"""The type of the condition that sums up the node: True if all its GPUs are in their desired state and can be used."""
 
 Address = Annotated[
     str,
@@ -26,6 +26,18 @@ Address = Annotated[
         pattern="^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$",
         description="PCI address, with its domain: 0000:65:00.0.",
     ),
+]
+
+
+Code = Annotated[str, Meta(description="The code of the reason, one word, always the same: VgpuInUse.")]
+Message = Annotated[str, Meta(description="What is wrong, where it was found, and how to fix it.")]
+Users = Annotated[
+    tuple[str, ...],
+    Meta(description="Pods that it is allocated to, and processes that have it open and belong to no known pod."),
+]
+VirtualMachines = Annotated[
+    tuple[str, ...],
+    Meta(description="KubeVirt's VMs among the users, as namespace/name, by their pods' names."),
 ]
 
 
@@ -40,17 +52,21 @@ class Origins(Part, frozen=True, kw_only=True):
     """Where the values of a spec come from."""
 
     mode: Annotated[
-        str, Meta(description="A label, a field of the ClusterPolicy, or the field manager that has set it here.")
+        str,
+        Meta(
+            description="The source of mode: a label, a field of the ClusterPolicy, or the field manager that has set"
+            " mode in this spec."
+        ),
     ] = ""
-    vgpu_config: str = ""
+    vgpu_config: Annotated[str, Meta(description="The source of vgpuConfig, as for mode.")] = ""
 
 
 class Withheld(Part, frozen=True, kw_only=True):
     """A resource that the agent does not offer to the kubelet, because KubeVirt offers its devices itself."""
 
-    resource: str
-    code: Annotated[str, Meta(description="Why, as one word: ForeignProvider.")]
-    message: Annotated[str, Meta(description="What is wrong, where it was found, and how to fix it.")]
+    resource: Annotated[str, Meta(description="The name of the resource: nvidia.com/NVIDIA_A10-4Q.")]
+    code: Annotated[str, Meta(description="The code of the reason, one word: ForeignProvider.")]
+    message: Message
     offered_as: Annotated[
         str | None, Meta(description="The resource name under which KubeVirt offers the devices, if it differs.")
     ] = None
@@ -92,63 +108,58 @@ class Spec(Part, frozen=True, kw_only=True):
 class Why(Part, frozen=True, kw_only=True):
     """A reason, with the code that the agent's log, its metrics and the command line use."""
 
-    code: Annotated[str, Meta(description="One word, always the same: VgpuInUse.")]
-    message: Annotated[str, Meta(description="What is wrong, where it was found, and how to fix it.")]
+    code: Code
+    message: Message
+
+
+Reasons = Annotated[tuple[Why, ...], Meta(description="Why it cannot be used, or is not offered.")]
 
 
 class Vgpu(Part, frozen=True, kw_only=True):
     """One vGPU."""
 
-    id: Annotated[str, Meta(description="The mediated device's UUID, or the VF's address.")]
-    type: str
+    id: Annotated[str, Meta(description="The UUID of the mediated device, or the address of the VF.")]
+    type: Annotated[str, Meta(description="The vGPU type: NVIDIA A10-4Q.")]
     offered_as: Annotated[str | None, Meta(description="The resource that pods request.")] = None
-    users: Annotated[
-        tuple[str, ...],
-        Meta(description="Pods that it is allocated to, and processes that have it open and belong to no known pod."),
-    ] = ()
-    virtual_machines: Annotated[
-        tuple[str, ...],
-        Meta(description="KubeVirt's VMs among the users, as namespace/name, by their pods' names."),
-    ] = ()
-    reasons: Annotated[tuple[Why, ...], Meta(description="Why it cannot be used, or is not offered.")] = ()
+    users: Users = ()
+    virtual_machines: VirtualMachines = ()
+    reasons: Reasons = ()
 
 
 class Gpu(Part, frozen=True, kw_only=True):
     """One GPU."""
 
     address: Address
-    name: Annotated[str | None, Meta(description="Its name in the PCI ID database.")] = None
-    mode: Annotated[str, Meta(description="The mode that it is in: passthrough, vgpu, native.")]
+    name: Annotated[str | None, Meta(description="The name of the GPU in the PCI ID database.")] = None
+    mode: Annotated[str, Meta(description="The observed mode of the GPU: passthrough, vgpu, native.")]
     desired_mode: Annotated[
-        str | None, Meta(description="The mode that the agent keeps it in: passthrough, vgpu, container.")
+        str | None, Meta(description="The mode that the agent keeps the GPU in: passthrough, vgpu, container.")
     ] = None
-    vgpu_config: Annotated[str | None, Meta(description="The vGPU config that the agent applies to it.")] = None
-    driver: str | None = None
-    numa_node: int | None = None
+    vgpu_config: Annotated[str | None, Meta(description="The vGPU config that the agent applies to the GPU.")] = None
+    driver: Annotated[str | None, Meta(description="The kernel driver of the GPU; null: none.")] = None
+    numa_node: Annotated[int | None, Meta(description="The NUMA node of the GPU; null: none.")] = None
     offered_as: Annotated[str | None, Meta(description="The resource that pods request to get the whole GPU.")] = None
-    healthy: Annotated[bool | None, Meta(description="Whether a VM can use it; null if it is not offered.")] = None
-    users: Annotated[
-        tuple[str, ...],
-        Meta(description="Pods that it is allocated to, and processes that have it open and belong to no known pod."),
-    ] = ()
-    virtual_machines: Annotated[
-        tuple[str, ...],
-        Meta(description="KubeVirt's VMs among the users, as namespace/name, by their pods' names."),
-    ] = ()
-    vgpus: tuple[Vgpu, ...] = ()
-    vfs: Annotated[int | None, Meta(description="How many SR-IOV virtual functions it has; null: not reported.")] = None
-    reasons: Annotated[tuple[Why, ...], Meta(description="Why it cannot be used, or is not offered.")] = ()
+    healthy: Annotated[
+        bool | None, Meta(description="Whether a VM can use the GPU; null if the GPU is not offered.")
+    ] = None
+    users: Users = ()
+    virtual_machines: VirtualMachines = ()
+    vgpus: Annotated[tuple[Vgpu, ...], Meta(description="The vGPUs of the GPU.")] = ()
+    vfs: Annotated[
+        int | None, Meta(description="The number of SR-IOV virtual functions of the GPU; null: not reported.")
+    ] = None
+    reasons: Reasons = ()
 
 
 class Offered(Part, frozen=True, kw_only=True):
     """One resource of the node."""
 
-    name: str
-    healthy: int
+    name: Annotated[str, Meta(description="The name that pods request: nvidia.com/NVIDIA_A10-4Q.")]
+    healthy: Annotated[int, Meta(description="The number of healthy devices.")]
     allocated: Annotated[
-        int | None, Meta(description="How many of its devices are allocated to pods; null: not reported.")
+        int | None, Meta(description="The number of devices that are allocated to pods; null: not reported.")
     ] = None
-    registered: Annotated[bool, Meta(description="Whether the kubelet has registered it.")]
+    registered: Annotated[bool, Meta(description="Whether the kubelet has registered the resource.")]
     kind: Annotated[ResourceKind | None, Meta(description="Whether its devices are whole functions or vGPUs.")] = None
     pci_vendor_selectors: Annotated[
         tuple[str, ...],
@@ -167,18 +178,18 @@ class Invalid(Part, frozen=True, kw_only=True):
         str, Meta(description="Where it is set: label, gpunode, configmap, file, settings or clusterpolicy.")
     ]
     where: Annotated[str, Meta(description="The label, or the object and the field.")]
-    code: Annotated[str, Meta(description="One word, always the same: ConfigInvalid.")]
+    code: Annotated[str, Meta(description="The code of the reason, one word, always the same: ConfigInvalid.")]
     found: Annotated[str, Meta(description="The value that was found.")]
     expected: Annotated[str, Meta(description="The values that are valid.")]
     near: Annotated[tuple[str, ...], Meta(description="The most similar valid values, the most similar first.")] = ()
-    message: Annotated[str, Meta(description="What is wrong, where it was found, and how to fix it.")]
+    message: Message
 
 
 class Totals(Part, frozen=True, kw_only=True):
     """Counts for lists of nodes."""
 
-    gpus: int = 0
-    vgpus: int = 0
+    gpus: Annotated[int, Meta(description="All GPUs of the node.")] = 0
+    vgpus: Annotated[int, Meta(description="All vGPUs of the node.")] = 0
     allocated: Annotated[int, Meta(description="GPUs and vGPUs that are allocated to pods.")] = 0
     modes: Annotated[str, Meta(description="The modes of the GPUs: passthrough, or passthrough,vgpu.")] = ""
 
@@ -189,8 +200,8 @@ class Status(Part, frozen=True, kw_only=True):
     observed_generation: Annotated[int, Meta(description="The generation of the spec that the agent has observed.")] = 0
     agent: Annotated[str | None, Meta(description="The agent's version.")] = None
     totals: Totals = Totals()
-    gpus: tuple[Gpu, ...] = ()
-    resources: tuple[Offered, ...] = ()
+    gpus: Annotated[tuple[Gpu, ...], Meta(description="The GPUs of the node.")] = ()
+    resources: Annotated[tuple[Offered, ...], Meta(description="The resources that the agent offers.")] = ()
     invalid: Annotated[
         tuple[Invalid, ...],
         Meta(description="Invalid desired state, which changes nothing. The node is not Ready while there is any."),

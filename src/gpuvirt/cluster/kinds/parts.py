@@ -1,4 +1,4 @@
-"""What our kinds are made of: parts with names as Kubernetes writes them, and conditions (metav1.Condition)."""
+"""The base of the structs in gpuvirt's kinds, whose fields have camelCase names, and conditions (metav1.Condition)."""
 
 from typing import Annotated, ClassVar
 
@@ -7,23 +7,29 @@ from msgspec import Meta
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Base of all parts."""
+    """Base of the structs in gpuvirt's kinds."""
 
     keeps_unknown: ClassVar[bool] = False
-    """Whether the API server keeps fields that are not declared: those of another program, or of another version."""
+    """Whether the API server keeps undeclared fields: those of another program, or of another version."""
 
 
 class Condition(Part, frozen=True, kw_only=True):
-    """A condition, as all of Kubernetes' objects have them (metav1.Condition)."""
+    """A condition of the object, as in metav1.Condition."""
 
-    type: str
-    status: Annotated[str, Meta(pattern="^(True|False|Unknown)$")]
-    reason: Annotated[str, Meta(pattern="^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
-    message: str = ""
-    last_transition_time: Annotated[str, Meta(description="When the status last changed, RFC 3339.")]
-    observed_generation: int = 0
+    type: Annotated[str, Meta(description="The name of the condition: Ready.")]
+    status: Annotated[str, Meta(pattern="^(True|False|Unknown)$", description="True, False or Unknown.")]
+    reason: Annotated[
+        str,
+        Meta(
+            pattern="^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+            description="The code of the reason for the status, one word.",
+        ),
+    ]
+    message: Annotated[str, Meta(description="The reason in words.")] = ""
+    last_transition_time: Annotated[str, Meta(description="When the status last changed (RFC 3339).")]
+    observed_generation: Annotated[int, Meta(description="The generation of the spec that the condition is about.")] = 0
 
     @property
     def why(self) -> str:
-        """Its reason, with its message where it has one: `NodesNotReady: node node01: ...`."""
+        """The reason, followed by the message if there is one: `NodesNotReady: node node01: ...`."""
         return f"{self.reason}: {self.message}" if self.message else self.reason
