@@ -1,1 +1,1 @@
-"""Kinds of our own at the API server: their fields, and the schemas that the server checks them by."""
+"""The kinds of API objects that gpuvirt reads and writes, and the schemas of its own kinds."""

@@ -1,7 +1,8 @@
-"""ClusterPolicy, `nvidia.com/v1`: what is wanted of all nodes with GPUs, and how far that has come.
+"""ClusterPolicy, `nvidia.com/v1`: the desired state of all nodes with GPUs, and its progress.
 
-There is one that counts in a cluster. The fields are those of NVIDIA's operator, and so is what they mean; null is not
-set, and keeps apart from a default that somebody wrote down. The texts are what `kubectl explain clusterpolicy` prints.
+One ClusterPolicy of a cluster is used, the others are ignored. The fields are those of NVIDIA's operator and mean the
+same. Null means that a field is not set, which differs from a default that a user has written. `kubectl explain
+clusterpolicy` prints the texts of this module.
 """
 
 from dataclasses import dataclass
@@ -57,18 +58,18 @@ REQUIRED = (
     "operator",
     "toolkit",
 )
-"""Fields that must be in a spec, be they empty: NVIDIA's kind asks for them."""
+"""Fields that a spec must have, even if they are empty, because NVIDIA's kind requires them."""
 
 
 class UpdateStrategy(StrEnum):
-    """How pods of a DaemonSet are replaced by newer ones."""
+    """How a DaemonSet replaces its pods."""
 
     ROLLING_UPDATE = "RollingUpdate"
     ON_DELETE = "OnDelete"
 
 
 class State(StrEnum):
-    """What has become of a ClusterPolicy."""
+    """The state of a ClusterPolicy."""
 
     IGNORED = "ignored"
     READY = "ready"
@@ -76,7 +77,7 @@ class State(StrEnum):
 
 
 class Toleration(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A taint that pods don't mind."""
+    """A taint that the pods tolerate."""
 
     key: str = ""
     operator: str = ""
@@ -86,30 +87,45 @@ class Toleration(Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RollingUpdate(OpenPart, frozen=True, kw_only=True):
-    """How fast pods are replaced."""
+    """The pace of a rolling update."""
 
-    max_unavailable: Annotated[str, Meta(description="How many nodes at once: 1, or 10%; else 1.")] = ""
+    max_unavailable: Annotated[
+        str, Meta(description="The number or share of nodes that are updated at once: 1, or 10%. If unset: 1.")
+    ] = ""
 
 
 class Daemonsets(OpenPart, frozen=True, kw_only=True):
-    """What all DaemonSets have in common."""
+    """Settings of all DaemonSets."""
 
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
-    annotations: dict[str, str] = msgspec.field(default_factory=dict)
-    tolerations: Annotated[tuple[Toleration, ...], Meta(description="Instead of those of the operands' own.")] = ()
-    priority_class_name: Annotated[str, Meta(description="Else system-node-critical.")] = ""
+    labels: Annotated[dict[str, str], Meta(description="Additional labels of the DaemonSets and their pods.")] = (
+        msgspec.field(default_factory=dict)
+    )
+    annotations: Annotated[
+        dict[str, str], Meta(description="Additional annotations of the DaemonSets and their pods.")
+    ] = msgspec.field(default_factory=dict)
+    tolerations: Annotated[
+        tuple[Toleration, ...], Meta(description="Tolerations of the pods. They replace those of the operands.")
+    ] = ()
+    priority_class_name: Annotated[
+        str, Meta(description="The PriorityClass of the pods. If unset: system-node-critical.")
+    ] = ""
     update_strategy: Annotated[
         UpdateStrategy | None,
-        Meta(description="For pods that can be replaced at any time; the others wait to be deleted."),
+        Meta(
+            description="How pods are replaced that can be replaced at any time: RollingUpdate or OnDelete. If unset:"
+            " RollingUpdate. The other pods are replaced when they are deleted."
+        ),
     ] = None
     rolling_update: RollingUpdate | None = None
 
 
 class Operator(OpenPart, frozen=True, kw_only=True):
-    """What concerns the operator itself."""
+    """Settings of the operator."""
 
-    default_runtime: Annotated[str, Meta(description="The container runtime: docker, crio, containerd.")] = ""
-    runtime_class: Annotated[str, Meta(description="The RuntimeClass of pods with GPUs; else nvidia.")] = ""
+    default_runtime: Annotated[str, Meta(description="The container runtime: docker, crio or containerd.")] = ""
+    runtime_class: Annotated[
+        str, Meta(description="The RuntimeClass of container pods with GPUs. If unset: nvidia.")
+    ] = ""
     init_container: ImageParts = ImageParts()
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
@@ -117,21 +133,25 @@ class Operator(OpenPart, frozen=True, kw_only=True):
 
 
 class HostPaths(OpenPart, frozen=True, kw_only=True):
-    """Where things are on the hosts."""
+    """Paths on the nodes."""
 
-    root_fs: Annotated[str, Meta(description="The host's root; else /.")] = msgspec.field(default="", name="rootFS")
-    driver_install_dir: Annotated[str, Meta(description="The driver's root; else /run/nvidia/driver.")] = ""
-    kubelet_root_dir: Annotated[str, Meta(description="The kubelet's; else /var/lib/kubelet.")] = ""
+    root_fs: Annotated[str, Meta(description="The root of the host. If unset: /.")] = msgspec.field(
+        default="", name="rootFS"
+    )
+    driver_install_dir: Annotated[str, Meta(description="The root of the driver. If unset: /run/nvidia/driver.")] = ""
+    kubelet_root_dir: Annotated[str, Meta(description="The folder of the kubelet. If unset: /var/lib/kubelet.")] = ""
 
 
 class Psa(OpenPart, frozen=True, kw_only=True):
     """Pod security admission."""
 
-    enabled: Annotated[bool | None, Meta(description="Whether the namespace is labelled privileged.")] = None
+    enabled: Annotated[
+        bool | None, Meta(description="Whether the operands' namespace is labelled for privileged pods.")
+    ] = None
 
 
 class Spec(Part, frozen=True, kw_only=True):
-    """What is wanted."""
+    """The desired state of all nodes with GPUs."""
 
     keeps_unknown: ClassVar[bool] = True
     operator: Operator = Operator()
@@ -162,27 +182,30 @@ class Spec(Part, frozen=True, kw_only=True):
 
 
 class NodeCounts(Part, frozen=True, kw_only=True):
-    """Nodes with GPUs, by what they are for."""
+    """The numbers of nodes with GPUs, by workload."""
 
-    total: int = 0
-    container: int = 0
-    vm_passthrough: int = 0
-    vm_vgpu: int = 0
-    ready: Annotated[int, Meta(description="Those on which all is as it should be.")] = 0
-    invalid: Annotated[int, Meta(description="Those whose desired state is invalid, and changes nothing.")] = 0
+    total: Annotated[int, Meta(description="All nodes with GPUs.")] = 0
+    container: Annotated[int, Meta(description="Nodes whose GPUs are for containers.")] = 0
+    vm_passthrough: Annotated[int, Meta(description="Nodes whose GPUs are for VMs, as whole GPUs.")] = 0
+    vm_vgpu: Annotated[int, Meta(description="Nodes whose GPUs are for VMs, as vGPUs.")] = 0
+    ready: Annotated[int, Meta(description="Nodes on which the desired state has been reached.")] = 0
+    invalid: Annotated[int, Meta(description="Nodes with invalid desired state, which changes nothing.")] = 0
 
 
 class Status(Part, frozen=True, kw_only=True):
-    """How far it has come."""
+    """The progress towards the desired state."""
 
-    state: State | None = None
-    namespace: Annotated[str, Meta(description="Where the operator and its operands run.")] = ""
+    state: Annotated[
+        State | None,
+        Meta(description="ready, notReady, or ignored, if another ClusterPolicy of the cluster is used."),
+    ] = None
+    namespace: Annotated[str, Meta(description="The namespace of the operator and its operands.")] = ""
     conditions: tuple[Condition, ...] = ()
     nodes: NodeCounts | None = None
 
 
 class StoredPolicy(msgspec.Struct, frozen=True):
-    """A ClusterPolicy as it is listed and watched: whatever its spec says, one that is odd stops nobody."""
+    """A ClusterPolicy as the API server lists it. The spec stays encoded, so that an invalid one can be listed too."""
 
     metadata: Metadata
     spec: msgspec.Raw = msgspec.Raw(b"null")
@@ -190,7 +213,7 @@ class StoredPolicy(msgspec.Struct, frozen=True):
 
 
 class ClusterPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted of all nodes with GPUs, and how far that has come."""
+    """The desired state of all nodes with GPUs, and its progress."""
 
     metadata: Metadata
     spec: Spec = Spec()
@@ -199,7 +222,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class SpecFault:
-    """Why a spec can't be used: where it is wrong (`$.spec.driver.enabled`), and how."""
+    """An error in a spec: the path of the field (`$.spec.driver.enabled`) and a message."""
 
     path: str
     message: str
@@ -210,13 +233,13 @@ class _Content(msgspec.Struct, frozen=True):
 
 
 def plain_spec(stored: StoredPolicy) -> Plain:
-    """Return a spec as it was written, with all that is not declared here."""
+    """Return a spec as it was written, with undeclared fields."""
     spec: Plain = msgspec.json.decode(stored.spec)
     return spec if spec is not None else {}
 
 
 def read_policy(stored: StoredPolicy) -> ClusterPolicy | SpecFault:
-    """Return the policy that was stored, or what is wrong with it."""
+    """Return the stored policy, or the error in its spec."""
     try:
         content = documents.shaped({"spec": plain_spec(stored)}, _Content, where=f"{KIND} {stored.metadata.name}")
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What a ClusterPolicy says of the operands on nodes whose GPUs are for containers; their images are NVIDIA's."""
+"""The fields of a ClusterPolicy for the operands on nodes whose GPUs are for containers. They run NVIDIA's images."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.operandparts import (
 
 
 class MigStrategy(StrEnum):
-    """How parts of a GPU (MIG) are offered."""
+    """How the device plugin offers MIG instances."""
 
     NONE = "none"
     SINGLE = "single"
@@ -24,51 +24,55 @@ class MigStrategy(StrEnum):
 
 
 class Probe(OpenPart, frozen=True, kw_only=True):
-    """When and how often a container is asked; seconds, and numbers of answers. 0 is not set."""
+    """The timing of a probe of the container. 0 means unset."""
 
-    initial_delay_seconds: int = 0
-    timeout_seconds: int = 0
-    period_seconds: int = 0
-    success_threshold: int = 0
-    failure_threshold: int = 0
+    initial_delay_seconds: Annotated[int, Meta(description="Seconds before the first probe.")] = 0
+    timeout_seconds: Annotated[int, Meta(description="Seconds after which a probe fails.")] = 0
+    period_seconds: Annotated[int, Meta(description="Seconds between probes.")] = 0
+    success_threshold: Annotated[int, Meta(description="Successes in a row after a failure.")] = 0
+    failure_threshold: Annotated[int, Meta(description="Failures in a row.")] = 0
 
 
 class Rdma(OpenPart, frozen=True, kw_only=True):
-    """GPUs and network cards that reach each other."""
+    """GPUDirect RDMA between GPUs and network cards. gpuvirt does not deploy it."""
 
     enabled: bool | None = None
-    use_host_mofed: bool | None = None
+    use_host_mofed: Annotated[bool | None, Meta(description="Whether the host has the MOFED driver.")] = None
 
 
 class RepoConfig(OpenPart, frozen=True, kw_only=True):
-    """Package repositories for the driver's container."""
+    """A ConfigMap with package repositories for the driver's container."""
 
     config_map_name: str = ""
 
 
 class LicensingConfig(OpenPart, frozen=True, kw_only=True):
-    """A licence for the driver where the node is itself a machine with a vGPU."""
+    """The licence of the driver on nodes that are themselves VMs with a vGPU."""
 
-    config_map_name: str = ""
-    secret_name: str = ""
-    nls_enabled: bool | None = None
+    config_map_name: Annotated[str, Meta(description="The ConfigMap with the licence. Use secretName instead.")] = ""
+    secret_name: Annotated[str, Meta(description="The Secret with the licence: gridd.conf, client token.")] = ""
+    nls_enabled: Annotated[bool | None, Meta(description="Whether the licence server is NVIDIA License System.")] = None
 
 
 class VirtualTopology(OpenPart, frozen=True, kw_only=True):
-    """The ConfigMap with nvidia-topologyd.conf."""
+    """A ConfigMap with nvidia-topologyd.conf."""
 
-    config: str = ""
+    config: Annotated[str, Meta(description="The name of the ConfigMap.")] = ""
 
 
 class Driver(OpenOperand, frozen=True, kw_only=True):
-    """NVIDIA's driver for containers."""
+    """NVIDIA's driver for containers. If enabled is unset: true."""
 
-    use_nvidia_driver_crd: bool | None = msgspec.field(default=None, name="useNvidiaDriverCRD")
-    use_precompiled: bool | None = None
+    use_nvidia_driver_crd: Annotated[
+        bool | None, Meta(description="Whether objects of kind NVIDIADriver configure the driver instead.")
+    ] = msgspec.field(default=None, name="useNvidiaDriverCRD")
+    use_precompiled: Annotated[bool | None, Meta(description="Whether the image has precompiled kernel modules.")] = (
+        None
+    )
     kernel_module_type: Annotated[
         str,
         Meta(
-            description="Which of the driver's modules; else auto.",
+            description="The type of the driver's kernel modules: auto, open or proprietary. If unset: auto.",
             extra_json_schema={"enum": ["auto", "open", "proprietary"]},
         ),
     ] = ""
@@ -81,89 +85,106 @@ class Driver(OpenOperand, frozen=True, kw_only=True):
     cert_config: ConfigMapName | None = None
     licensing_config: LicensingConfig | None = None
     virtual_topology: VirtualTopology | None = None
-    kernel_module_config: ConfigMapName | None = None
-    secret_env: Annotated[str, Meta(description="A Secret whose entries are variables of the driver's.")] = ""
+    kernel_module_config: Annotated[
+        ConfigMapName | None, Meta(description="A ConfigMap with files of kernel module parameters: nvidia.conf.")
+    ] = None
+    secret_env: Annotated[
+        str, Meta(description="A Secret whose entries become environment variables of the driver's container.")
+    ] = ""
 
 
 class Toolkit(OpenOperand, frozen=True, kw_only=True):
-    """What lets containers have GPUs: hooks and settings of the container runtime."""
+    """NVIDIA's container toolkit: hooks and settings of the container runtime. If enabled is unset: true."""
 
-    install_dir: Annotated[str, Meta(description="Where it is put on the host; else /usr/local/nvidia.")] = ""
+    install_dir: Annotated[str, Meta(description="The toolkit's folder on the host. If unset: /usr/local/nvidia.")] = ""
 
 
 class Mps(OpenPart, frozen=True, kw_only=True):
-    """GPUs that several processes share."""
+    """Multi-Process Service (MPS), by which several processes share a GPU."""
 
-    root: Annotated[str, Meta(description="Where its sockets are on the host; else /run/nvidia/mps.")] = ""
+    root: Annotated[str, Meta(description="The folder of the MPS sockets on the host. If unset: /run/nvidia/mps.")] = ""
 
 
 class DevicePlugin(OpenOperand, frozen=True, kw_only=True):
-    """What offers GPUs to containers."""
+    """NVIDIA's device plugin, which offers GPUs to containers. If enabled is unset: true."""
 
-    config: ConfigMapEntry | None = None
+    config: Annotated[ConfigMapEntry | None, Meta(description="A ConfigMap with device plugin configs.")] = None
     mps: Mps | None = None
 
 
 class Dcgm(OpenOperand, frozen=True, kw_only=True):
-    """What watches GPUs, as a service of its own on each node."""
+    """NVIDIA's Data Center GPU Manager as a service on each node. If enabled is unset: true."""
 
 
 class Service(OpenPart, frozen=True, kw_only=True):
-    """How a service is reached."""
+    """The Service of the metrics."""
 
-    type: str = ""
-    internal_traffic_policy: str = ""
+    type: Annotated[str, Meta(description="The type of the Service. If unset: ClusterIP.")] = ""
+    internal_traffic_policy: Annotated[str, Meta(description="Cluster or Local.")] = ""
 
 
 class HpcJobMapping(OpenPart, frozen=True, kw_only=True):
-    """Files that say which job has which GPU."""
+    """Files that map GPUs to the jobs of a batch system."""
 
     enabled: bool | None = None
-    directory: str = ""
+    directory: Annotated[str, Meta(description="The folder of the files on the host.")] = ""
 
 
 class DcgmExporter(OpenOperand, frozen=True, kw_only=True):
-    """Metrics of GPUs."""
+    """NVIDIA's exporter of GPU metrics. If enabled is unset: true."""
 
-    pod_annotations: dict[str, str] = msgspec.field(default_factory=dict)
-    pod_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    pod_annotations: Annotated[dict[str, str], Meta(description="Additional annotations of the pods.")] = msgspec.field(
+        default_factory=dict
+    )
+    pod_labels: Annotated[dict[str, str], Meta(description="Additional labels of the pods.")] = msgspec.field(
+        default_factory=dict
+    )
     config: Annotated[ConfigMapName | None, Meta(description="A ConfigMap with dcgm-metrics.csv.")] = None
     service: Service | None = None
-    host_pid: bool | None = msgspec.field(default=None, name="hostPID")
+    host_pid: Annotated[
+        bool | None, Meta(description="Whether the pods use the host's process namespace. If unset: false.")
+    ] = msgspec.field(default=None, name="hostPID")
     hpc_job_mapping: HpcJobMapping | None = None
 
 
 class NodeStatusExporter(OpenOperand, frozen=True, kw_only=True):
-    """Metrics of a node's state."""
+    """NVIDIA's exporter of node state metrics. gpuvirt does not deploy it."""
 
 
 class Gfd(OpenOperand, frozen=True, kw_only=True):
-    """Labels on nodes that say what GPUs they have."""
+    """NVIDIA's GPU feature discovery, which labels nodes with their GPUs. If enabled is unset: true."""
 
 
 class Mig(OpenPart, frozen=True, kw_only=True):
-    """Parts of GPUs."""
+    """Multi-Instance GPU (MIG)."""
 
-    strategy: MigStrategy | None = None
+    strategy: Annotated[
+        MigStrategy | None, Meta(description="How the device plugin offers MIG instances: none, single or mixed.")
+    ] = None
 
 
 class MigManager(OpenOperand, frozen=True, kw_only=True):
-    """What parts GPUs as nodes are labelled."""
+    """Creates MIG instances by the label nvidia.com/mig.config. gpuvirt does not deploy it."""
 
-    config: ConfigMapEntry | None = None
-    gpu_clients_config: ConfigMapName | None = None
+    config: Annotated[ConfigMapEntry | None, Meta(description="A ConfigMap with MIG configs.")] = None
+    gpu_clients_config: Annotated[
+        ConfigMapName | None, Meta(description="A ConfigMap with the services that use GPUs on the host.")
+    ] = None
 
 
 class Gds(OpenOperand, frozen=True, kw_only=True):
-    """GPUs and storage that reach each other."""
+    """GPUDirect Storage. gpuvirt does not deploy it."""
 
 
 class GdrCopy(OpenOperand, frozen=True, kw_only=True):
-    """Memory of GPUs that the host copies."""
+    """GDRCopy, by which the CPU copies GPU memory. gpuvirt does not deploy it."""
 
 
 class Cdi(OpenPart, frozen=True, kw_only=True):
-    """The container device interface."""
+    """The Container Device Interface (CDI)."""
 
-    enabled: bool | None = None
-    nri_plugin_enabled: bool | None = None
+    enabled: Annotated[bool | None, Meta(description="Whether containers get GPUs by CDI. If unset: true.")] = None
+    nri_plugin_enabled: Annotated[
+        bool | None,
+        Meta(description="Whether the toolkit runs an NRI plugin in place of a RuntimeClass. If unset: false."),
+    ] = None

@@ -1,7 +1,7 @@
-"""Kubernetes' own objects as they are read: what of nodes, pods, ConfigMaps and DaemonSets anything is decided by.
+"""Kubernetes' own objects as they are read: the fields of nodes, pods, ConfigMaps and DaemonSets that gpuvirt needs.
 
-Source: Kubernetes' API reference, core/v1, apps/v1. What is not declared here is not kept in memory. None of it is
-written: an object that is written has fields of its own, lest a default overwrite what stands there.
+Source: Kubernetes' API reference, core/v1, apps/v1. Undeclared fields are dropped to save memory. These types are never
+written, because their defaults would overwrite existing values. `manifests` has the types that are written.
 """
 
 import msgspec
@@ -9,17 +9,17 @@ import msgspec
 from gpuvirt.cluster.resources import Metadata
 
 ENDED = frozenset({"Succeeded", "Failed"})
-"""Phases of pods whose devices are free again."""
+"""Phases of pods that have ended: their devices are free again."""
 
 
 class AnyObject(msgspec.Struct, frozen=True):
-    """Any object, of which the name, labels and annotations count."""
+    """An object of any kind, with its metadata alone."""
 
     metadata: Metadata
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A condition of a node, a pod, a VM; unlike metav1.Condition it may lack a reason."""
+    """A condition of a node, a pod or a VM. Unlike metav1.Condition it may lack a reason."""
 
     type: str
     status: str = ""
@@ -45,21 +45,21 @@ class Toleration(msgspec.Struct, frozen=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """What a node's kubelet says of its host."""
+    """What the kubelet reports about its host."""
 
     container_runtime_version: str = ""
     """`containerd://2.1.3`."""
 
 
 class NodeSpec(msgspec.Struct, frozen=True):
-    """Whether a node takes pods."""
+    """Whether pods can be scheduled on a node."""
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
 
 
 class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How a node is, and what it has for pods."""
+    """The status of a node, with the resources that it has for pods."""
 
     allocatable: dict[str, str] = {}
     node_info: NodeInfo = NodeInfo()
@@ -75,12 +75,12 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def resources(self) -> frozenset[str]:
-        """The extended resources that it offers."""
+        """The extended resources that the node offers."""
         return frozenset(name for name, count in self.status.allocatable.items() if "/" in name and count != "0")
 
 
 class ResourceLimits(msgspec.Struct, frozen=True):
-    """What a container requests; of an extended resource the limit is the request."""
+    """The resource limits of a container. For an extended resource the limit equals the request."""
 
     limits: dict[str, str | int] = {}
 
@@ -92,19 +92,19 @@ class Container(msgspec.Struct, frozen=True):
 
 
 class SchedulingGate(msgspec.Struct, frozen=True):
-    """What keeps a pod from being scheduled."""
+    """A gate that keeps a pod from being scheduled."""
 
     name: str = ""
 
 
 class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """Where a pod is."""
+    """The node of a pod."""
 
     node_name: str = ""
 
 
 class RequestingPodSpec(PodSpec, frozen=True, rename="camel"):
-    """Where a pod is or may be, and what its containers request."""
+    """The node of a pod, the nodes that it can be scheduled on, and the requests of its containers."""
 
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
@@ -114,26 +114,26 @@ class RequestingPodSpec(PodSpec, frozen=True, rename="camel"):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Why a container does not run."""
+    """The reason why a container does not run."""
 
     reason: str = ""
     message: str = ""
 
 
 class ContainerState(msgspec.Struct, frozen=True):
-    """What a container does."""
+    """The state of a container."""
 
     waiting: Waiting | None = None
 
 
 class ContainerStatus(msgspec.Struct, frozen=True):
-    """How a container is."""
+    """The status of a container."""
 
     state: ContainerState = ContainerState()
 
 
 class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How a pod is."""
+    """The status of a pod."""
 
     phase: str = ""
     message: str = ""
@@ -144,7 +144,7 @@ class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def held_up_by(self) -> str:
-        """What keeps it from running, as the kubelet says it; empty where it says nothing."""
+        """The kubelet's message about why the pod does not run; empty if there is none."""
         for container in (*self.init_container_statuses, *self.container_statuses):
             if container.state.waiting is not None and container.state.waiting.message:
                 return f"{container.state.waiting.reason}: {container.state.waiting.message}"
@@ -152,12 +152,12 @@ class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def ready(self) -> bool:
-        """Whether it serves."""
+        """Whether the pod is Ready."""
         return any(condition.type == "Ready" and condition.status == "True" for condition in self.conditions)
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """A pod: where it is, and how; the controller keeps thousands of them."""
+    """A pod with its node and status. It has few fields, since the controller keeps thousands of pods in memory."""
 
     metadata: Metadata
     spec: PodSpec = PodSpec()
@@ -165,18 +165,18 @@ class Pod(msgspec.Struct, frozen=True):
 
     @property
     def app(self) -> str:
-        """The operand that it is a pod of."""
+        """The operand that the pod belongs to, from the label `app`."""
         return self.metadata.labels.get("app", "")
 
 
 class RequestingPod(Pod, frozen=True):
-    """A pod with what it requests, which takes more than twice the memory."""
+    """A pod with its requests. It takes more than twice the memory of a `Pod`."""
 
     spec: RequestingPodSpec = RequestingPodSpec()
 
     @property
     def requests(self) -> frozenset[str]:
-        """The names of all devices that it requests, be they no GPUs; nothing once it has ended."""
+        """The names of all extended resources that the pod requests, not only GPUs; empty once the pod has ended."""
         if self.status.phase in ENDED:
             return frozenset()
         containers = (*self.spec.init_containers, *self.spec.containers)
@@ -191,7 +191,7 @@ class ConfigMap(msgspec.Struct, frozen=True):
 
 
 class DaemonSetStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How many pods a DaemonSet has."""
+    """The numbers of pods of a DaemonSet."""
 
     observed_generation: int = 0
     desired_number_scheduled: int = 0

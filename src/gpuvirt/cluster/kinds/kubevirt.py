@@ -1,7 +1,7 @@
-"""KubeVirt's kinds, and that of the operator that may own them: where they lie, and the fields that are read.
+"""The kinds of KubeVirt and of its operator HCO: their collections, and the fields that gpuvirt reads.
 
 Source: KubeVirt's API `kubevirt.io/v1` and the API `hco.kubevirt.io/v1beta1` of the HyperConverged Cluster Operator
-(HCO), which all its versions serve. What names devices is read of machines, and nothing else.
+(HCO), which all its versions serve. Of VMs, only the device names are read.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ HYPER_CONVERGEDS = Resource("hyperconvergeds", "hco.kubevirt.io", "v1beta1")
 
 
 class OwnerReference(msgspec.Struct, frozen=True, rename="camel"):
-    """Whose an object is."""
+    """A reference to the owner of an object."""
 
     api_version: str = ""
     kind: str = ""
@@ -26,7 +26,7 @@ class OwnerReference(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class OwnedMetadata(Metadata, frozen=True, rename="camel"):
-    """Metadata with who owns the object."""
+    """Metadata with the owners of the object."""
 
     owner_references: tuple[OwnerReference, ...] = ()
 
@@ -47,11 +47,11 @@ class HcoPermitted(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     mdev_name_selector: str | None = None
     external_resource_provider: bool = False
     disabled: bool = False
-    """HCO does not hand it on to KubeVirt."""
+    """Whether HCO leaves the entry out of KubeVirt's configuration."""
 
 
 class HcoPermittedHostDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What HCO has KubeVirt permit; a list has each selector once, by which the API server tells entries apart."""
+    """The devices that HCO adds to KubeVirt's permitted ones. The selector is the key of an entry in its list."""
 
     pci_host_devices: tuple[HcoPermitted, ...] | None = None
     mediated_devices: tuple[HcoPermitted, ...] | None = None
@@ -59,14 +59,14 @@ class HcoPermittedHostDevices(msgspec.Struct, frozen=True, rename="camel", kw_on
 
 
 class HcoGates(msgspec.Struct, frozen=True, kw_only=True):
-    """HCO's own switches; KubeVirt's gates for devices are always on under it."""
+    """HCO's own feature gates. Under HCO, KubeVirt's gates for devices are always on."""
 
     disable_mdev_configuration: bool | None = msgspec.field(name="disableMDevConfiguration", default=None)
-    """Later HCOs keep `mediatedDevicesConfiguration.enabled` in step with it."""
+    """Later versions of HCO set `mediatedDevicesConfiguration.enabled` accordingly."""
 
 
 class HcoSpec(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """`spec`."""
+    """The desired state of KubeVirt's configuration."""
 
     permitted_host_devices: HcoPermittedHostDevices | None = None
     mediated_devices_configuration: MediatedDevices | None = None
@@ -81,13 +81,13 @@ class HyperConverged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, rename="camel"):
-    """A device that is asked for; one that a claim gives has no name."""
+    """A requested device. A device from a ResourceClaim has no name."""
 
     device_name: str | None = None
 
 
 class Devices(msgspec.Struct, frozen=True, rename="camel"):
-    """What a machine asks for."""
+    """The devices that a VM requests."""
 
     gpus: tuple[Device, ...] | None = None
     host_devices: tuple[Device, ...] | None = None
@@ -97,12 +97,12 @@ class _Domain(msgspec.Struct, frozen=True):
     devices: Devices = Devices()
 
 
-class _HostSpec(msgspec.Struct, frozen=True):
+class _VmiSpec(msgspec.Struct, frozen=True):
     domain: _Domain = _Domain()
 
 
 class _Template(msgspec.Struct, frozen=True):
-    spec: _HostSpec = _HostSpec()
+    spec: _VmiSpec = _VmiSpec()
 
 
 class _Templated(msgspec.Struct, frozen=True):
@@ -119,66 +119,66 @@ class _PoolSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 class _Revised(msgspec.Struct, frozen=True):
     spec: Devices | str | None = None
-    """A text in the oldest revisions, which are not looked into."""
+    """A string in the oldest revisions, which are not decoded."""
 
 
 class VirtualMachineInstance(msgspec.Struct, frozen=True):
-    """A machine that runs, or is about to."""
+    """A VirtualMachineInstance (VMI): a VM that runs or starts."""
 
     metadata: Metadata
-    spec: _HostSpec = _HostSpec()
+    spec: _VmiSpec = _VmiSpec()
 
     @property
     def devices(self) -> Devices:
-        """What it asks for."""
+        """The devices that the VM requests."""
         return self.spec.domain.devices
 
 
 class VirtualMachine(msgspec.Struct, frozen=True):
-    """A machine, or a set of equal ones (VirtualMachineInstanceReplicaSet): both have the template in one place."""
+    """A VirtualMachine or a VirtualMachineInstanceReplicaSet, which have the VM's template in the same field."""
 
     metadata: Metadata
     spec: _Templated = _Templated()
 
     @property
     def devices(self) -> Devices:
-        """What it asks for."""
+        """The devices that each VM requests."""
         return self.spec.template.spec.domain.devices
 
 
 class VirtualMachinePool(msgspec.Struct, frozen=True):
-    """A set of machines."""
+    """A VirtualMachinePool."""
 
     metadata: Metadata
     spec: _PoolSpec = _PoolSpec()
 
     @property
     def devices(self) -> Devices:
-        """What each asks for."""
+        """The devices that each VM requests."""
         return self.spec.virtual_machine_template.spec.template.spec.domain.devices
 
 
 class Instancetype(msgspec.Struct, frozen=True):
-    """A size of machines, of a namespace or of the cluster."""
+    """An instance type of VMs, of a namespace or of the cluster."""
 
     metadata: Metadata
     spec: Devices = Devices()
 
     @property
     def devices(self) -> Devices:
-        """What machines of it ask for."""
+        """The devices that each VM of this type requests."""
         return self.spec
 
 
 class InstancetypeRevision(msgspec.Struct, frozen=True):
-    """An instance type as it was when a machine was made of it; that stands for the machine, whatever became of it."""
+    """An instance type at the time when a VM was created with it. The VM keeps it when the instance type changes."""
 
     metadata: Metadata
     data: _Revised | None = None
 
     @property
     def devices(self) -> Devices:
-        """What machines of it ask for."""
+        """The devices that each VM of this revision requests."""
         found = self.data.spec if self.data is not None else None
         return found if isinstance(found, Devices) else Devices()
 
@@ -188,7 +188,7 @@ class RequestsDevices(KubernetesObject, Protocol):
 
     @property
     def devices(self) -> Devices:
-        """What it requests, or what VMs of it do."""
+        """The devices that the object, or each of its VMs, requests."""
         ...
 
 
@@ -197,7 +197,7 @@ class DeviceKind:
     """A kind whose objects name devices."""
 
     name: str
-    """How messages name the kind where it is not known what its objects request."""
+    """The name of the kind in messages about unknown requests."""
     collection: Collection[RequestsDevices]
 
 
@@ -237,4 +237,4 @@ DEVICE_KINDS: tuple[DeviceKind, ...] = (
     CLUSTER_INSTANCETYPES,
     INSTANCETYPE_REVISIONS,
 )
-"""All kinds whose objects name devices; what follows, lists and compares them goes through these rows."""
+"""All kinds whose objects name devices. The code that watches, lists and compares them iterates over this tuple."""

@@ -1,18 +1,18 @@
-"""What every object that the controller writes has in common.
+"""The base types of all objects that the controller writes.
 
-Objects are encoded without what is at its default, so that applying one claims nothing that it does not say
-(server-side apply). `kind` is each type's tag, and `apiVersion` stands there always.
+Objects are encoded without fields that have their default value, so that server-side apply takes ownership of the given
+fields alone. `kind` is each type's tag, and `apiVersion` is always encoded.
 """
 
 import msgspec
 
 
 class Written(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Base of all that is written: names as Kubernetes writes them, defaults left out."""
+    """Base of all types that are written: camelCase names, defaults left out."""
 
 
 class OwnerReference(Written, frozen=True, kw_only=True):
-    """An object with which this one goes away."""
+    """The owner of an object: Kubernetes deletes the object after its owner."""
 
     api_version: str
     kind: str
@@ -22,7 +22,7 @@ class OwnerReference(Written, frozen=True, kw_only=True):
 
 
 class ObjectMeta(Written, frozen=True, kw_only=True):
-    """An object's name, and what is said of it."""
+    """The metadata of an object."""
 
     name: str
     namespace: str = ""

@@ -1,6 +1,6 @@
-"""What a ClusterPolicy says of one operand, whichever it is: its image, its pods' resources, arguments, environment.
+"""The fields that all operands of a ClusterPolicy have: image, resources, arguments, environment variables.
 
-The fields are those of `nvidia.com/v1`. A text that is empty is one that is not set; a switch that is null is not set.
+The fields are those of NVIDIA's `nvidia.com/v1`. An empty string and a null boolean mean that the field is not set.
 """
 
 from typing import Annotated, ClassVar
@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.parts import Part
 Quantity = Annotated[
     str | int,
     Meta(
-        description="An amount, as Kubernetes writes it: 200Mi, 500m, 1.",
+        description="A quantity of Kubernetes: 200Mi, 500m, 1.",
         extra_json_schema={
             "pattern": r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
         },
@@ -22,59 +22,68 @@ Quantity = Annotated[
 
 
 class EnvVar(Part, frozen=True, kw_only=True):
-    """A variable in the environment of a container."""
+    """An environment variable of a container."""
 
     name: str
     value: str = ""
 
 
 class Resources(Part, frozen=True, kw_only=True):
-    """What a container asks for, and what it may use at most."""
+    """The resources that a container requests, and their limits."""
 
     limits: dict[str, Quantity] = msgspec.field(default_factory=dict)
     requests: dict[str, Quantity] = msgspec.field(default_factory=dict)
 
 
 class ImageParts(Part, frozen=True, kw_only=True):
-    """Where an image is: all three of its parts, or `image` alone with the whole reference in it."""
+    """The image of a container: repository, image and version, or the whole reference in image alone."""
 
     repository: Annotated[str, Meta(description="The registry and path before the image's name.")] = ""
     image: Annotated[
         str,
         Meta(
-            description="The image's name; without repository and version its whole reference.",
+            description="The image's name. If repository and version are unset: the whole image reference.",
             extra_json_schema={"pattern": r"[a-zA-Z0-9\-]+"},
         ),
     ] = ""
     version: Annotated[str, Meta(description="The image's tag, or its digest: sha256:...")] = ""
-    image_pull_policy: Annotated[str, Meta(description="Always, IfNotPresent or Never; else IfNotPresent.")] = ""
-    image_pull_secrets: Annotated[tuple[str, ...], Meta(description="Secrets in the operands' namespace.")] = ()
+    image_pull_policy: Annotated[str, Meta(description="Always, IfNotPresent or Never. If unset: IfNotPresent.")] = ""
+    image_pull_secrets: Annotated[
+        tuple[str, ...], Meta(description="Names of pull Secrets in the operands' namespace.")
+    ] = ()
 
 
 class Operand(ImageParts, frozen=True, kw_only=True):
-    """An operand of the VM half."""
+    """An operand for nodes whose GPUs are for VMs."""
 
-    enabled: bool | None = None
-    resources: Resources | None = None
-    args: Annotated[tuple[str, ...], Meta(description="Arguments, instead of its own.")] = ()
-    env: Annotated[tuple[EnvVar, ...], Meta(description="Variables, beside its own and instead of them.")] = ()
-    host_network: bool | None = None
+    enabled: Annotated[bool | None, Meta(description="Whether the operand is deployed.")] = None
+    resources: Annotated[Resources | None, Meta(description="Requests and limits of the container.")] = None
+    args: Annotated[
+        tuple[str, ...], Meta(description="Arguments of the container. They replace the operand's own.")
+    ] = ()
+    env: Annotated[
+        tuple[EnvVar, ...],
+        Meta(description="Environment variables of the container. They override the operand's own of the same name."),
+    ] = ()
+    host_network: Annotated[
+        bool | None, Meta(description="Whether the pods use the host's network. If unset: false.")
+    ] = None
 
 
 class OpenOperand(Operand, frozen=True, kw_only=True):
-    """An operand of the container half, whose images are NVIDIA's, and whose newer fields are kept."""
+    """An operand for nodes whose GPUs are for containers. It runs NVIDIA's image. Undeclared fields are kept."""
 
     keeps_unknown: ClassVar[bool] = True
 
 
 class OpenPart(Part, frozen=True, kw_only=True):
-    """A part of the container half."""
+    """A part of an operand that keeps undeclared fields."""
 
     keeps_unknown: ClassVar[bool] = True
 
 
 class DriverManager(ImageParts, frozen=True, kw_only=True):
-    """The container that unloads a driver before another is loaded."""
+    """The init container that unloads the running driver before the operand loads its own."""
 
     keeps_unknown: ClassVar[bool] = True
     env: tuple[EnvVar, ...] = ()
@@ -87,7 +96,7 @@ class ConfigMapName(OpenPart, frozen=True, kw_only=True):
 
 
 class ConfigMapEntry(OpenPart, frozen=True, kw_only=True):
-    """A ConfigMap in the operands' namespace, and which of its entries is meant where a node does not say."""
+    """A ConfigMap in the operands' namespace, and its default entry."""
 
-    name: str = ""
-    default: str = ""
+    name: Annotated[str, Meta(description="The name of the ConfigMap.")] = ""
+    default: Annotated[str, Meta(description="The entry that applies to nodes whose label names none.")] = ""

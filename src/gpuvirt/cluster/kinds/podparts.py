@@ -1,4 +1,4 @@
-"""Pods as the controller writes them: the fields of core/v1 that operands need."""
+"""Pod templates as the controller writes them: the fields of core/v1 that operands need."""
 
 import msgspec
 
@@ -8,19 +8,19 @@ from gpuvirt.cluster.kinds.operandparts import Quantity
 
 
 class FieldReference(Written, frozen=True, kw_only=True):
-    """A field of the pod itself: `spec.nodeName`."""
+    """A field of the pod: `spec.nodeName`."""
 
     field_path: str
 
 
 class EnvSource(Written, frozen=True, kw_only=True):
-    """Where a variable's value comes from."""
+    """The source of an environment variable's value."""
 
     field_ref: FieldReference
 
 
 class EnvVar(Written, frozen=True, kw_only=True):
-    """A variable in the environment of a container."""
+    """An environment variable of a container."""
 
     name: str
     value: str | None = None
@@ -28,26 +28,26 @@ class EnvVar(Written, frozen=True, kw_only=True):
 
 
 class EnvFromSource(Written, frozen=True, kw_only=True):
-    """Variables from all entries of a Secret."""
+    """Environment variables from all entries of a Secret."""
 
     secret_ref: LocalReference
 
 
 class ResourceNeeds(Written, frozen=True, kw_only=True):
-    """What a container asks for, and what it may use at most."""
+    """The resources that a container requests, and their limits."""
 
     limits: dict[str, Quantity] = msgspec.field(default_factory=dict)
     requests: dict[str, Quantity] = msgspec.field(default_factory=dict)
 
 
 class SeLinuxOptions(Written, frozen=True, kw_only=True):
-    """What SELinux takes a container for."""
+    """The SELinux label of a container."""
 
     level: str
 
 
 class SecurityContext(Written, frozen=True, kw_only=True):
-    """What a container may do."""
+    """The privileges of a container."""
 
     privileged: bool | None = None
     read_only_root_filesystem: bool | None = None
@@ -56,7 +56,7 @@ class SecurityContext(Written, frozen=True, kw_only=True):
 
 
 class VolumeMount(Written, frozen=True, kw_only=True):
-    """Where a container sees a volume."""
+    """The path at which a container has a volume."""
 
     name: str
     mount_path: str
@@ -66,21 +66,21 @@ class VolumeMount(Written, frozen=True, kw_only=True):
 
 
 class HostPathSource(Written, frozen=True, kw_only=True):
-    """A file or folder of the host."""
+    """A volume from a file or folder of the host."""
 
     path: str
     type: str = ""
 
 
 class KeyToPath(Written, frozen=True, kw_only=True):
-    """An entry of a ConfigMap, and the file that it becomes."""
+    """An entry of a ConfigMap, and the path of its file."""
 
     key: str
     path: str
 
 
 class ConfigMapSource(Written, frozen=True, kw_only=True):
-    """The entries of a ConfigMap as files."""
+    """A volume with the entries of a ConfigMap as files."""
 
     name: str
     default_mode: int | None = None
@@ -88,7 +88,7 @@ class ConfigMapSource(Written, frozen=True, kw_only=True):
 
 
 class EmptyDirSource(Written, frozen=True, kw_only=True):
-    """A folder that lasts as long as the pod."""
+    """A volume from an empty folder that exists as long as the pod."""
 
 
 class Volume(Written, frozen=True, kw_only=True):
@@ -101,14 +101,14 @@ class Volume(Written, frozen=True, kw_only=True):
 
 
 class HttpGet(Written, frozen=True, kw_only=True):
-    """A page that answers."""
+    """A probe that sends an HTTP GET request."""
 
     path: str
     port: int | str
 
 
 class TcpSocket(Written, frozen=True, kw_only=True):
-    """A port that answers."""
+    """A probe that connects to a port."""
 
     port: int | str
 
@@ -120,7 +120,7 @@ class Exec(Written, frozen=True, kw_only=True):
 
 
 class ProbeSpec(Written, frozen=True, kw_only=True):
-    """How a container is asked how it is; seconds, and numbers of answers."""
+    """A probe of a container. Delays are in seconds, thresholds are numbers of successes or failures in a row."""
 
     http_get: HttpGet | None = None
     tcp_socket: TcpSocket | None = None
@@ -133,19 +133,19 @@ class ProbeSpec(Written, frozen=True, kw_only=True):
 
 
 class LifecycleHandler(Written, frozen=True, kw_only=True):
-    """What is done."""
+    """The command of a lifecycle hook."""
 
     exec: Exec
 
 
 class Lifecycle(Written, frozen=True, kw_only=True):
-    """What is done before a container ends."""
+    """The lifecycle hooks of a container."""
 
     pre_stop: LifecycleHandler
 
 
 class ContainerPort(Written, frozen=True, kw_only=True):
-    """A port that a container serves."""
+    """A port that a container listens on."""
 
     name: str
     container_port: int
@@ -172,7 +172,7 @@ class Container(Written, frozen=True, kw_only=True):
 
 
 class Requirement(Written, frozen=True, kw_only=True):
-    """What a node's label must be."""
+    """A requirement on one label of a node."""
 
     key: str
     operator: str
@@ -180,31 +180,31 @@ class Requirement(Written, frozen=True, kw_only=True):
 
 
 class SelectorTerm(Written, frozen=True, kw_only=True):
-    """What a node's labels must be, all of it."""
+    """Requirements on a node's labels. All of them must hold."""
 
     match_expressions: tuple[Requirement, ...]
 
 
 class NodeSelector(Written, frozen=True, kw_only=True):
-    """What a node's labels must be, one of several."""
+    """Alternative terms for a node's labels. One of them must hold."""
 
     node_selector_terms: tuple[SelectorTerm, ...]
 
 
 class NodeAffinity(Written, frozen=True, kw_only=True):
-    """On which nodes a pod may be."""
+    """The nodes that a pod can be scheduled on."""
 
     required: NodeSelector = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution")
 
 
 class Affinity(Written, frozen=True, kw_only=True):
-    """Where a pod may be."""
+    """The scheduling constraints of a pod."""
 
     node_affinity: NodeAffinity
 
 
 class PodSpec(Written, frozen=True, kw_only=True):
-    """A pod."""
+    """The spec of a pod."""
 
     service_account_name: str
     containers: tuple[Container, ...]
@@ -224,14 +224,14 @@ class PodSpec(Written, frozen=True, kw_only=True):
 
 
 class TemplateMeta(Written, frozen=True, kw_only=True):
-    """What is said of each pod of a DaemonSet."""
+    """The labels and annotations of a DaemonSet's pods."""
 
     labels: dict[str, str]
     annotations: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class PodTemplate(Written, frozen=True, kw_only=True):
-    """What the pods of a DaemonSet are."""
+    """The template of a DaemonSet's pods."""
 
     metadata: TemplateMeta
     spec: PodSpec

@@ -1,9 +1,9 @@
-"""Structural schemas of our kinds, from the types that we decode them into: the two can't differ.
+"""Structural schemas of gpuvirt's kinds, made from the types that the objects are decoded into, so that both agree.
 
-Source: Kubernetes' CustomResourceDefinitions, "Specifying a structural schema": no references, no union of types but
-that of a text and a whole number, and `nullable` where a value may be null. Defaults are left out: a server would write
-them into objects that lack them. What is said of a type beside (`extra_json_schema`) may be an `enum` or a `pattern` by
-which a server refuses, and we don't.
+Source: Kubernetes' CustomResourceDefinitions, "Specifying a structural schema": no references, no union of types except
+string and integer, and `nullable` where a value may be null. Defaults are left out, because the API server would write
+them into objects that lack the field. A field's `extra_json_schema` may add an `enum` or a `pattern` that the API
+server checks and the decoder does not.
 """
 
 import inspect as python
@@ -17,14 +17,14 @@ from gpuvirt.cluster.kinds.parts import Part
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What an object must satisfy, in CEL, and what is said where it does not."""
+    """A validation rule in CEL, and the message for objects that violate it."""
 
     rule: str
     message: str
 
 
 class Schema(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The fields of JSONSchemaProps (apiextensions.k8s.io/v1) that our kinds need."""
+    """The fields of JSONSchemaProps (apiextensions.k8s.io/v1) that gpuvirt's kinds need."""
 
     description: str = ""
     type: str = ""
@@ -45,7 +45,7 @@ class Schema(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw
 
 
 class UnfitTypeError(TypeError):
-    """A type that no structural schema describes."""
+    """A type that has no structural schema."""
 
 
 def structural(kind: type) -> Schema:
@@ -54,17 +54,17 @@ def structural(kind: type) -> Schema:
 
 
 def without_nulls(schema: Schema) -> Schema:
-    """Return the schema of what is never null: a server takes nulls away before it stores, and rules see none."""
+    """Return the schema without `nullable`, for which the API server drops nulls before it checks rules and stores."""
     return replace(
         schema,
         nullable=False,
-        properties={name: without_nulls(one) for name, one in schema.properties.items()},
+        properties={name: without_nulls(field) for name, field in schema.properties.items()},
         items=without_nulls(schema.items) if schema.items is not None else None,
     )
 
 
 def description_of(kind: type) -> str:
-    """Return what is said of a type: the first paragraph of its docstring."""
+    """Return the first paragraph of a type's docstring."""
     return (python.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
 
 
@@ -72,7 +72,7 @@ def _schema(found: inspect.Type) -> Schema:
     schema: Schema
     match found:
         case inspect.Metadata(type=inner, extra_json_schema=extra):
-            schema = _told(_schema(inner), extra or {})
+            schema = _with_extra(_schema(inner), extra or {})
         case inspect.UnionType(types=types):
             schema = _of_union(types)
         case inspect.StructType():
@@ -82,13 +82,13 @@ def _schema(found: inspect.Type) -> Schema:
         case inspect.DictType(key_type=inspect.StrType(), value_type=value):
             schema = Schema(type="object", additional_properties=_schema(value))
         case inspect.EnumType(cls=cls):
-            schema = Schema(type="string", enum=tuple(str(one.value) for one in cls))
+            schema = Schema(type="string", enum=tuple(str(member.value) for member in cls))
         case inspect.StrType(pattern=pattern):
             schema = Schema(type="string", pattern=pattern or "")
         case inspect.IntType() | inspect.BoolType():
             schema = Schema(type="integer" if isinstance(found, inspect.IntType) else "boolean")
         case _:
-            raise UnfitTypeError(f"no structural schema describes {found}")
+            raise UnfitTypeError(f"{found} has no structural schema")
     return schema
 
 
@@ -108,20 +108,20 @@ def _of_union(types: Sequence[inspect.Type]) -> Schema:
     return replace(_schema(_only(types)), nullable=True)
 
 
-def _told(schema: Schema, said: Mapping[str, object]) -> Schema:
-    """Return a schema with what is said of it beside."""
-    enum = said.get("enum", schema.enum)
+def _with_extra(schema: Schema, extra: Mapping[str, object]) -> Schema:
+    """Return a schema with the description, pattern and enum of a field's `extra_json_schema`."""
+    enum = extra.get("enum", schema.enum)
     return replace(
         schema,
-        description=str(said.get("description", schema.description)),
-        pattern=str(said.get("pattern", schema.pattern)),
-        enum=tuple(str(one) for one in enum) if isinstance(enum, list | tuple) else (),
+        description=str(extra.get("description", schema.description)),
+        pattern=str(extra.get("pattern", schema.pattern)),
+        enum=tuple(str(value) for value in enum) if isinstance(enum, list | tuple) else (),
     )
 
 
 def _only(types: Sequence[inspect.Type]) -> inspect.Type:
-    """Return the one type that a value has where it is not null."""
+    """Return the type of a nullable value."""
     others = [one for one in types if not isinstance(one, inspect.NoneType)]
     if len(others) != 1 or len(others) == len(types):
-        raise UnfitTypeError(f"a value is of one type, or null; found {types}")
+        raise UnfitTypeError(f"expected one type or null, found {types}")
     return others[0]

@@ -55,13 +55,13 @@ class SandboxWorkloads(Part, frozen=True, kw_only=True):
 
 
 class VfioManager(Operand, frozen=True, kw_only=True):
-    """Binds GPUs to VFIO drivers. A part of the agent."""
+    """Binds GPUs to VFIO drivers. The agent does it. If enabled is unset: true."""
 
     driver_manager: DriverManager = DriverManager()
 
 
 class VgpuManager(Operand, frozen=True, kw_only=True):
-    """NVIDIA's host driver for vGPUs, in an image of your own."""
+    """NVIDIA's host driver for vGPUs, in an image of your own. If enabled is unset: false."""
 
     driver_manager: DriverManager = DriverManager()
     kernel_module_config: Annotated[
@@ -70,7 +70,7 @@ class VgpuManager(Operand, frozen=True, kw_only=True):
 
 
 class VgpuDeviceManager(Operand, frozen=True, kw_only=True):
-    """Creates vGPUs. A part of the agent."""
+    """Creates vGPUs. The agent does it. If enabled is unset: true."""
 
     config: Annotated[
         ConfigMapEntry | None,
@@ -79,7 +79,7 @@ class VgpuDeviceManager(Operand, frozen=True, kw_only=True):
 
 
 class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
-    """Offers GPUs and vGPUs to VMs. The agent does it."""
+    """Offers GPUs and vGPUs to VMs. The agent does it. If enabled is unset: true."""
 
     require_reset: Annotated[
         bool | None,
@@ -91,27 +91,27 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
 
 
 class KataSandboxDevicePlugin(Operand, frozen=True, kw_only=True):
-    """Offers GPUs to Kata's VMs."""
+    """Offers GPUs to Kata's VMs. gpuvirt does not deploy it."""
 
 
 class CcManager(Operand, frozen=True, kw_only=True):
-    """Switches GPUs to confidential computing."""
+    """Switches GPUs to confidential computing. gpuvirt does not deploy it."""
 
-    default_mode: CcMode | None = None
+    default_mode: Annotated[CcMode | None, Meta(description="The confidential computing mode of the GPUs.")] = None
 
 
 class KataManager(OpenOperand, frozen=True, kw_only=True):
-    """Accepted and ignored: NVIDIA's operator has dropped it."""
+    """Accepted and ignored, because NVIDIA's operator no longer has this operand."""
 
 
 class ValidatorEnv(OpenPart, frozen=True, kw_only=True):
-    """One of the validator's checks."""
+    """One check of the validator."""
 
-    env: tuple[EnvVar, ...] = ()
+    env: Annotated[tuple[EnvVar, ...], Meta(description="Environment variables of the check.")] = ()
 
 
 class Validator(OpenOperand, frozen=True, kw_only=True):
-    """What checks that a node is as it should be, before anything is offered on it."""
+    """Checks the driver and the toolkit on a node before GPUs are offered there. If enabled is unset: true."""
 
     plugin: ValidatorEnv = ValidatorEnv()
     toolkit: ValidatorEnv = ValidatorEnv()

@@ -1,4 +1,4 @@
-"""What `gpuvirt why vm/NAME` reads of VMs and VMIs: their states, and what they request.
+"""VMs and VMIs as `gpuvirt why vm/NAME` reads them: their states and device requests.
 
 Source: KubeVirt's API `kubevirt.io/v1`.
 """
@@ -11,13 +11,13 @@ from gpuvirt.cluster.resources import Metadata
 
 
 class Domain(msgspec.Struct, frozen=True):
-    """A guest's hardware."""
+    """The virtual hardware of a VM."""
 
     devices: Devices = Devices()
 
 
 class VmiSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """What a VMI is to be."""
+    """The desired state of a VMI."""
 
     domain: Domain = Domain()
     node_selector: dict[str, str] = {}
@@ -25,7 +25,7 @@ class VmiSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class VmiStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How a VMI is."""
+    """The observed state of a VMI."""
 
     phase: str = ""
     node_name: str = ""
@@ -41,20 +41,20 @@ class Vmi(msgspec.Struct, frozen=True):
 
 
 class Template(msgspec.Struct, frozen=True):
-    """What a VM makes VMIs of."""
+    """The template for the VMIs of a VM."""
 
     spec: VmiSpec = VmiSpec()
 
 
 class InstancetypeRef(msgspec.Struct, frozen=True):
-    """The instance type of a VM."""
+    """A reference to the instance type of a VM."""
 
     name: str = ""
     kind: str = "VirtualMachineClusterInstancetype"
 
 
 class VmSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """What a VM is to be."""
+    """The desired state of a VM."""
 
     running: bool | None = None
     run_strategy: str | None = None
@@ -63,7 +63,7 @@ class VmSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class VmStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How a VM is."""
+    """The observed state of a VM."""
 
     printable_status: str = ""
     conditions: tuple[Condition, ...] = ()

@@ -1,4 +1,4 @@
-"""The kinds of objects that operands are made of, as the controller writes them: DaemonSets and what they need.
+"""The kinds of objects that the controller writes for operands: DaemonSets, ConfigMaps, RBAC, Services, RuntimeClasses.
 
 Source: Kubernetes' API reference: apps/v1, core/v1, rbac.authorization.k8s.io/v1, node.k8s.io/v1.
 """
@@ -13,26 +13,26 @@ APPS, CORE, RBAC, NODE = "apps/v1", "v1", "rbac.authorization.k8s.io/v1", "node.
 
 
 class LabelSelector(Written, frozen=True, kw_only=True):
-    """Which pods are a DaemonSet's."""
+    """The labels by which a DaemonSet finds its pods."""
 
     match_labels: dict[str, str]
 
 
 class RollingUpdate(Written, frozen=True, kw_only=True):
-    """How fast pods are replaced: a number of nodes, or a share of them."""
+    """The number or share of nodes that are updated at once."""
 
     max_unavailable: int | str
 
 
 class UpdateStrategy(Written, frozen=True, kw_only=True):
-    """How pods are replaced."""
+    """How a DaemonSet replaces its pods."""
 
     type: str
     rolling_update: RollingUpdate | None = None
 
 
 class DaemonSetSpec(Written, frozen=True, kw_only=True):
-    """What a DaemonSet is to do."""
+    """The spec of a DaemonSet."""
 
     selector: LabelSelector
     template: PodTemplate
@@ -40,23 +40,23 @@ class DaemonSetSpec(Written, frozen=True, kw_only=True):
 
 
 class DaemonSet(Kind, frozen=True, kw_only=True, tag="DaemonSet"):
-    """A pod on each of some nodes."""
+    """A DaemonSet: a pod on each node that its template selects."""
 
     spec: DaemonSetSpec
 
 
 class ConfigMap(Kind, frozen=True, kw_only=True, tag="ConfigMap"):
-    """Files for pods."""
+    """A ConfigMap with files for pods."""
 
     data: dict[str, str]
 
 
 class ServiceAccount(Kind, frozen=True, kw_only=True, tag="ServiceAccount"):
-    """Whom pods are at the API server."""
+    """The identity of pods at the API server."""
 
 
 class PolicyRule(Written, frozen=True, kw_only=True):
-    """What may be done."""
+    """Permitted verbs on resources."""
 
     api_groups: tuple[str, ...]
     resources: tuple[str, ...]
@@ -65,19 +65,19 @@ class PolicyRule(Written, frozen=True, kw_only=True):
 
 
 class Role(Kind, frozen=True, kw_only=True, tag="Role"):
-    """What may be done in a namespace."""
+    """Permissions in a namespace."""
 
     rules: tuple[PolicyRule, ...]
 
 
 class ClusterRole(Kind, frozen=True, kw_only=True, tag="ClusterRole"):
-    """What may be done in the cluster."""
+    """Permissions in the whole cluster."""
 
     rules: tuple[PolicyRule, ...]
 
 
 class RoleReference(Written, frozen=True, kw_only=True):
-    """The role that is given."""
+    """A reference to the role that a binding grants."""
 
     api_group: str
     kind: str
@@ -85,7 +85,7 @@ class RoleReference(Written, frozen=True, kw_only=True):
 
 
 class Subject(Written, frozen=True, kw_only=True):
-    """Whom it is given to."""
+    """The account that a binding grants a role to."""
 
     kind: str
     name: str
@@ -93,28 +93,28 @@ class Subject(Written, frozen=True, kw_only=True):
 
 
 class RoleBinding(Kind, frozen=True, kw_only=True, tag="RoleBinding"):
-    """Who may do it in a namespace."""
+    """Grants a role to accounts in a namespace."""
 
     role_ref: RoleReference
     subjects: tuple[Subject, ...]
 
 
 class ClusterRoleBinding(Kind, frozen=True, kw_only=True, tag="ClusterRoleBinding"):
-    """Who may do it in the cluster."""
+    """Grants a role to accounts in the whole cluster."""
 
     role_ref: RoleReference
     subjects: tuple[Subject, ...]
 
 
 class ServicePort(Written, frozen=True, kw_only=True):
-    """A port of a service."""
+    """A port of a Service."""
 
     name: str
     port: int
 
 
 class ServiceSpec(Written, frozen=True, kw_only=True):
-    """How pods are reached."""
+    """The spec of a Service."""
 
     selector: dict[str, str]
     ports: tuple[ServicePort, ...]
@@ -123,13 +123,13 @@ class ServiceSpec(Written, frozen=True, kw_only=True):
 
 
 class Service(Kind, frozen=True, kw_only=True, tag="Service"):
-    """Pods behind one name."""
+    """A Service: one name for several pods."""
 
     spec: ServiceSpec
 
 
 class RuntimeClass(Kind, frozen=True, kw_only=True, tag="RuntimeClass"):
-    """A way in which a container runtime starts pods."""
+    """A RuntimeClass: the name of a handler of the container runtime."""
 
     handler: str
 
@@ -159,13 +159,13 @@ _PLURALS = {
 
 
 def resource_of(manifest: Manifest) -> Resource:
-    """Return the collection that an object lies in."""
+    """Return the collection of an object."""
     group, _, version = manifest.api_version.rpartition("/")
     return Resource(_PLURALS[type(manifest)], group, version, manifest.metadata.namespace or None)
 
 
 def made_in(namespace: str) -> tuple[Resource, ...]:
-    """Return the collections in which operands have objects, in the order in which these may be taken away."""
+    """Return the collections with objects of operands, in the order in which the objects can be deleted."""
     return (
         daemon_sets(namespace),
         Resource("services", namespace=namespace),
@@ -177,5 +177,5 @@ def made_in(namespace: str) -> tuple[Resource, ...]:
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """Return an object as it is sent, always the same for the same object."""
+    """Return an object as deterministic JSON."""
     return msgspec.json.encode(manifest, order="deterministic")
