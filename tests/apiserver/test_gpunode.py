@@ -156,7 +156,7 @@ def test_what_changes_is_reported_once_and_a_first_status_is_no_news() -> None:
     assert list(events_between(first, first)) == []
     assert list(events_between(first, ill)) == [EventDraft(Kind.WARNING, "NodeMissing", ILL.text)]
     assert list(events_between(ill, first)) == [
-        EventDraft(Kind.NORMAL, "Reconciled", "all GPUs are as they are wanted")
+        EventDraft(Kind.NORMAL, "Reconciled", "all GPUs are in their desired state")
     ]
 
 
@@ -172,10 +172,12 @@ def test_a_gpu_that_changes_its_mode_or_goes_is_reported() -> None:
     (gpu,) = before.gpus
     whole = replace(before, gpus=(replace(gpu, mode="passthrough"),))
     assert list(events_between(before, whole)) == [
-        EventDraft(Kind.NORMAL, "ModeChanged", f"{GPU} is in mode passthrough now, and was in vgpu")
+        EventDraft(Kind.NORMAL, "ModeChanged", f"{GPU} changed from mode vgpu to passthrough")
     ]
     none = replace(before, gpus=())
-    assert list(events_between(before, none)) == [EventDraft(Kind.WARNING, "GpuGone", f"{GPU} is no longer there")]
+    assert list(events_between(before, none)) == [
+        EventDraft(Kind.WARNING, "GpuGone", f"{GPU} has disappeared from the host")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The node agent's part of the cluster's side: what its node is asked for, and what it says of that."""
+"""The agent's work at the API server: it reads the desired state of its node and writes GpuNode, labels and events."""

@@ -1,4 +1,4 @@
-"""The agent's cluster side, put together: what it follows and reports, and why the API server does not serve it."""
+"""The agent's tasks at the API server: the objects it watches, the objects it writes, and problems with the server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,88 +36,88 @@ T = TypeVar("T", bound=KubernetesObject)
 
 
 class Follower(Protocol):
-    """The agent, as far as it has to do with the cluster."""
+    """The parts of the agent that the cluster side uses."""
 
     @property
     def desired(self) -> NodeRequest:
-        """What it has heard, before a restart too."""
+        """The desired state that was observed last, also before a restart."""
         ...
 
     @property
     def views(self) -> Cell[NodeView]:
-        """The agent's picture of its node."""
+        """The agent's view of its node."""
         ...
 
     @property
     def vgpu_states(self) -> Cell[Progress | None]:
-        """What its node is to say of its vGPUs; None: nothing."""
+        """The progress of the node's vGPUs, for the node's labels; None: the labels stay as they are."""
         ...
 
     @property
     def workload_states(self) -> Cell[Progress | None]:
-        """What its node is to say of its GPUs."""
+        """The progress of the node's GPUs, for the node's labels; None: the labels stay as they are."""
         ...
 
     @property
     def notice(self) -> Notice | None:
-        """What the scheduler is to count; None where that is not this agent's to say."""
+        """The resource counts for the scheduler; None if this agent does not write them."""
         ...
 
     @property
     def operands_away(self) -> Cell[bool]:
-        """Whether programs that offer the same devices are to be away."""
+        """Whether NVIDIA's operands that offer the same devices must stop."""
         ...
 
     def take_request(self, delta: NodeRequest, /) -> None:
-        """Take what is desired of the node; what `news` has not heard stays as it was."""
+        """Store the observed parts of the desired state; parts that `delta` lacks stay as they are."""
         ...
 
     def observe_kind(self, *, there: bool) -> None:
-        """Take whether the cluster has the kind GpuNode; without it no controller can review names of resources."""
+        """Store whether the cluster has the kind GpuNode; without it no controller can review resource names."""
         ...
 
     def observe_operands(self, observed: OperandsObserved | None, /) -> None:
-        """Take what is known of these programs, None where that is not enough."""
+        """Store the labels and pods of NVIDIA's operands, None if one of both is unknown."""
         ...
 
     def report_problem(self, who: str, problem: Reason | None, /) -> None:
-        """Take what is wrong, None when nothing is any more."""
+        """Report a problem of the task `who`, None once the problem is gone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSide:
-    """What the agent has to do with the API server; it does all else without."""
+    """The agent's settings for the API server. Without it, the agent still observes, offers and allocates devices."""
 
     credentials: Credentials
     node: NodeName
     config_map: ConfigMapName | None
-    """Where vGPU configurations are, in the credentials' namespace; None where they come from elsewhere."""
+    """The ConfigMap with vGPU configs, in the credentials' namespace; None if the configs come from elsewhere."""
     gpu_nodes: bool = True
-    """Whether the agent obeys and reports in its GpuNode, where that kind is installed."""
+    """Whether the agent reads the spec and writes the status of its GpuNode, if that kind is installed."""
     operands: Namespace | None = None
-    """Where NVIDIA's operands run, beside which the agent carves; None for an agent that offers what it makes."""
+    """The namespace of NVIDIA's operands that offer this agent's vGPUs; None if the agent offers devices itself."""
 
     async def run(self, agent: Follower, clock: Clock) -> None:
-        """Hear and tell for ever; what fails is started again by itself."""
+        """Run all tasks for ever; a task that fails is started again."""
         async with asyncio.TaskGroup() as group:
             _Run(self, agent, clock, group).start()
 
 
 class _Run:
-    """One run of a cluster side."""
+    """The tasks of one run of a `ClusterSide`."""
 
     def __init__(self, side: ClusterSide, agent: Follower, clock: Clock, group: asyncio.TaskGroup) -> None:
         self._side = side
         self._agent = agent
         self._group = group
-        random = Random()  # noqa: S311  it keeps agents apart, and no secrets
+        random = Random()  # noqa: S311  it spreads the requests of agents over time, and is no secret
         self._dependencies = KeeperDependencies(Client(side.credentials), side.node, clock, random)
         self._labels: Mapping[str, str] | None = None
         self._pods: tuple[Pod, ...] | None = None
 
     def start(self) -> None:
-        """Start its tasks."""
+        """Start the tasks."""
         side, agent = self._side, self._agent
         claims = [state_claim(agent.vgpu_states, OF_VGPUS), state_claim(agent.workload_states, OF_WORKLOAD)]
         if side.operands is not None:
@@ -137,24 +137,24 @@ class _Run:
         def observe(delta: Delta[Node]) -> None:
             node = delta.objects.get(key)
             self._labels = node.metadata.labels if node is not None else None
-            self._tell_operands()
+            self._report_operands()
             take_request(delta)
             keys.observe(delta)
             if counts is not None:
                 counts.observe(delta)
 
-        self._follow("node", Collection(NODES, Node, key.name), observe, self._told("node", "to read its node"))
-        label = self._told("state", "to label its node")
+        self._follow("node", Collection(NODES, Node, key.name), observe, self._reporter("node", "to read its node"))
+        label = self._reporter("state", "to label its node")
         self._start("state", lambda: keys.run(claims, label))
         if counts is not None:
-            told = self._told("counts", "to patch its node's status")
-            self._start("counts", lambda: counts.run(told))
+            report = self._reporter("counts", "to patch its node's status")
+            self._start("counts", lambda: counts.run(report))
 
     def _keep_gpu_node(self) -> None:
-        """Follow the node's GpuNode, and keep its status; a cluster without that kind wants nothing by it."""
+        """Follow the node's GpuNode, and keep its status; a cluster without that kind has no desired state in it."""
         keeper, key = GpuNodeKeeper(self._dependencies), self._dependencies.key
         listener = SpecListener(lambda: self._agent.desired, self._agent.take_request)
-        take_request, told = observe_gpu_node(listener, key), self._told("gpunode", "to read its GpuNode")
+        take_request, report = observe_gpu_node(listener, key), self._reporter("gpunode", "to read its GpuNode")
 
         def observe(delta: Delta[GpuNode]) -> None:
             self._agent.observe_kind(there=True)
@@ -166,27 +166,27 @@ class _Run:
                 observe_no_spec(listener)
             if isinstance(error, NotFoundError):
                 self._agent.observe_kind(there=False)
-            told(None if isinstance(error, NotFoundError) else error)
+            report(None if isinstance(error, NotFoundError) else error)
 
         self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), observe, tell)
-        status = self._told("gpunode status", "to write its GpuNode's status")
+        status = self._reporter("gpunode status", "to write its GpuNode's status")
         self._start("gpunode status", lambda: keeper.run(self._agent.views, status))
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace
         observe = noderequests.observe_config_map(self._agent.take_request, ObjectKey(namespace, name))
-        told = self._told("config map", f"to read the ConfigMap {namespace}/{name}")
-        self._follow("config map", Collection(config_maps(namespace), ConfigMap, name), observe, told)
+        report = self._reporter("config map", f"to read the ConfigMap {namespace}/{name}")
+        self._follow("config map", Collection(config_maps(namespace), ConfigMap, name), observe, report)
 
     def _follow_operands(self, namespace: Namespace) -> None:
         def observe(delta: Delta[Pod]) -> None:
             self._pods = tuple(delta.objects.values())
-            self._tell_operands()
+            self._report_operands()
 
-        told = self._told("operands", f"to list the operands' pods in namespace {namespace}")
-        self._follow("operands", operand_pods(namespace, self._dependencies.node), observe, told)
+        report = self._reporter("operands", f"to list the operands' pods in namespace {namespace}")
+        self._follow("operands", operand_pods(namespace, self._dependencies.node), observe, report)
 
-    def _tell_operands(self) -> None:
+    def _report_operands(self) -> None:
         if self._side.operands is not None:
             self._agent.observe_operands(observed_of(self._labels, self._pods))
 
@@ -199,12 +199,12 @@ class _Run:
     def _start(self, who: str, run: Callable[[], Awaitable[None]]) -> None:
         self._group.create_task(keep_going(f"cluster: {who}", run, self._dependencies.clock))
 
-    def _told(self, who: str, what: str) -> Tell:
+    def _reporter(self, who: str, what: str) -> Tell:
         return lambda error: self._agent.report_problem(f"cluster: {who}", problem_of(error, what))
 
 
 def problem_of(error: ApiError | None, what: str) -> Reason | None:
-    """Return what is wrong, None where nothing is; `what` says what the API server is needed for."""
+    """Return the problem that an error makes, None without an error; `what` is the agent's use of the API server."""
     if error is None:
         return None
     if isinstance(error, ForbiddenError | UnauthorizedError):

@@ -1,10 +1,10 @@
-"""A node's GpuNode: its spec as a request of the cluster, and the agent's picture as its status."""
+"""The GpuNode of a node: its spec turned into desired state, and the agent's view turned into its status."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuvirt.cluster.agent.noderequests import Hear
+from gpuvirt.cluster.agent.noderequests import TakeRequest
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.gpunode import (
     READY,
@@ -28,7 +28,7 @@ from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, in_words
 
 MOST_MESSAGE = 4000
-"""Characters of a condition's message; the API's own limit is 32,768."""
+"""The most characters of a condition's message; the API's own limit is 32,768."""
 RECONCILED, NOT_LOOKED = "Reconciled", "NotLooked"
 TYPES = {
     Check.VFIO_PCI: "VfioPciReady",
@@ -38,11 +38,11 @@ TYPES = {
 
 
 def request_of_spec(spec: Spec | None) -> NodeRequest:
-    """Return what a GpuNode wants; without a spec it wants nothing, and labels and settings do."""
+    """Return the desired state of a GpuNode's spec; without a spec, labels and settings apply."""
     if spec is None:
         return NodeRequest(spec=Observed(None))
-    gpus = {one.address: str(one.mode) for one in spec.gpus}
-    withheld = tuple(Withheld(one.resource, one.code, one.message, one.offered_as) for one in spec.withheld)
+    gpus = {gpu.address: str(gpu.mode) for gpu in spec.gpus}
+    withheld = tuple(Withheld(entry.resource, entry.code, entry.message, entry.offered_as) for entry in spec.withheld)
     origins = spec.origins or Origins()
     return NodeRequest(
         spec=Observed(
@@ -61,24 +61,24 @@ def request_of_spec(spec: Spec | None) -> NodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpecListener:
-    """Who hears of a GpuNode's spec."""
+    """The consumer of a GpuNode's spec."""
 
     observed: Callable[[], NodeRequest]
-    """Returns what was heard last, before a restart too."""
-    observe: Hear
+    """Returns the desired state that was observed last, also before a restart."""
+    observe: TakeRequest
 
 
 def observe_no_spec(listener: SpecListener) -> None:
-    """Hand on that there is no spec, where none was heard before: one that is gone wants what it wanted."""
+    """Report that there is no spec, unless a spec was observed before: after its GpuNode is gone, it still applies."""
     if listener.observed().spec is None:
         listener.observe(request_of_spec(None))
 
 
 def observe_gpu_node(listener: SpecListener, key: ObjectKey) -> Callable[[Delta[GpuNode]], None]:
-    """Return what hands on news of a GpuNode.
+    """Return a function that passes changes of a GpuNode's spec to the listener.
 
-    One that never had a spec says nothing against what was wanted before: the agent has made it, again perhaps. A spec
-    that was taken away does.
+    A GpuNode that never had a spec keeps the desired state as it is: the agent has created it, perhaps again after it
+    was deleted. A spec that was removed ends the desired state.
     """
 
     def observe(delta: Delta[GpuNode]) -> None:
@@ -92,17 +92,18 @@ def observe_gpu_node(listener: SpecListener, key: ObjectKey) -> Callable[[Delta[
 
 
 def status_of(view: NodeView, observed: GpuNode, at: datetime) -> Status:
-    """Return the status that an agent's picture gives; conditions that stand keep their time."""
-    gpus = (*view.gpus, *(one for one in view.functions if one.offered_as is not None))
-    known = {(one.type, one.status): one.last_transition_time for one in (observed.status or Status()).conditions}
+    """Return the status for an agent's view; a condition whose status is unchanged keeps its transition time."""
+    gpus = (*view.gpus, *(function for function in view.functions if function.offered_as is not None))
+    before = (observed.status or Status()).conditions
+    known = {(condition.type, condition.status): condition.last_transition_time for condition in before}
     now = f"{at:%Y-%m-%dT%H:%M:%SZ}"
     return Status(
         observed_generation=observed.metadata.generation,
         agent=view.agent.version if view.agent is not None else None,
         totals=_totals(view),
-        gpus=tuple(_gpu(one) for one in gpus),
-        resources=tuple(_offered(one) for one in view.resources),
-        invalid=tuple(_invalid(one) for one in view.invalid),
+        gpus=tuple(_gpu(gpu) for gpu in gpus),
+        resources=tuple(_offered(resource) for resource in view.resources),
+        invalid=tuple(_invalid(desired) for desired in view.invalid),
         conditions=tuple(
             Condition(
                 type=kind,
@@ -119,26 +120,26 @@ def status_of(view: NodeView, observed: GpuNode, at: datetime) -> Status:
 
 def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
     if not view.looked:
-        yield READY, "Unknown", NOT_LOOKED, "the host was not looked at yet"
+        yield READY, "Unknown", NOT_LOOKED, "the agent has not observed the host yet"
         return
-    against = tuple(_against(view))
-    if against:
-        yield READY, "False", str(against[0].code), in_words(against)
+    problems = tuple(_problems(view))
+    if problems:
+        yield READY, "False", str(problems[0].code), in_words(problems)
     else:
         yield READY, "True", RECONCILED, ""
-    for one in view.conditions:
-        if one.needed:
-            reason = one.reason
+    for condition in view.conditions:
+        if condition.needed:
+            reason = condition.reason
             yield (
-                TYPES[one.check],
-                str(one.holds),
+                TYPES[condition.check],
+                str(condition.holds),
                 str(reason.code) if reason else "Holds",
                 reason.text if reason else "",
             )
 
 
-def _against(view: NodeView) -> Iterator[Reason]:
-    """Yield what speaks against a node: its own troubles, devices that are offered and ill, resources unregistered."""
+def _problems(view: NodeView) -> Iterator[Reason]:
+    """Yield why a node is not Ready: its own problems, unregistered resources, offered devices that are unhealthy."""
     yield from view.notes
     for resource in view.resources:
         if (resource.devices or resource.withheld) and resource.not_registered_because is not None:
@@ -170,7 +171,7 @@ def _gpu(gpu: GpuView) -> Gpu:
         healthy=gpu.healthy,
         users=gpu.users,
         virtual_machines=gpu.vms,
-        vgpus=tuple(_vgpu(one) for one in gpu.vgpus),
+        vgpus=tuple(_vgpu(vgpu) for vgpu in gpu.vgpus),
         vfs=gpu.vfs,
         reasons=_whys(gpu.reasons),
     )
@@ -199,17 +200,17 @@ def _offered(resource: ResourceView) -> Offered:
     )
 
 
-def _invalid(one: InvalidDesired) -> Invalid:
+def _invalid(desired: InvalidDesired) -> Invalid:
     return Invalid(
-        origin=str(one.origin),
-        where=one.where,
-        code=str(one.reason.code),
-        found=one.found,
-        expected=one.expected,
-        near=one.near,
-        message=one.reason.text,
+        origin=str(desired.origin),
+        where=desired.where,
+        code=str(desired.reason.code),
+        found=desired.found,
+        expected=desired.expected,
+        near=desired.near,
+        message=desired.reason.text,
     )
 
 
 def _whys(reasons: Iterable[Reason]) -> tuple[Why, ...]:
-    return tuple(Why(code=str(one.code), message=one.text) for one in reasons)
+    return tuple(Why(code=str(reason.code), message=reason.text) for reason in reasons)

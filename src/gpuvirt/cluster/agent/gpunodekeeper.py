@@ -1,4 +1,4 @@
-"""Makes the node's GpuNode where there is none, keeps its status as the agent's picture is, and tells what changes."""
+"""Creates the node's GpuNode if it does not exist, writes the agent's view to its status, and writes events."""
 
 import logging
 from collections.abc import Iterator
@@ -25,35 +25,35 @@ log = logging.getLogger(__name__)
 
 REPORTER = "gpuvirt.io/node"
 PAUSE_S = 1.0
-"""Between two writes: a picture may change many times while a pod starts."""
+"""The pause between two writes, since the view may change many times while a pod starts."""
 
 
 def events_between(before: Status | None, after: Status) -> Iterator[EventDraft]:
-    """Yield what has changed between two statuses; of a first one, only what of the desired state is invalid."""
-    known = {one.message for one in before.invalid} if before is not None else set[str]()
-    for one in after.invalid:
-        if one.message not in known:
-            yield EventDraft(Kind.WARNING, one.code, one.message)
+    """Yield events about the changes between two statuses; for the first status, only about invalid desired state."""
+    known = {invalid.message for invalid in before.invalid} if before is not None else set[str]()
+    for invalid in after.invalid:
+        if invalid.message not in known:
+            yield EventDraft(Kind.WARNING, invalid.code, invalid.message)
     if before is None:
         return
     modes = {gpu.address: gpu.mode for gpu in before.gpus}
     for gpu in after.gpus:
         if (mode := modes.get(gpu.address, gpu.mode)) != gpu.mode:
-            yield EventDraft(Kind.NORMAL, "ModeChanged", f"{gpu.address} is in mode {gpu.mode} now, and was in {mode}")
+            yield EventDraft(Kind.NORMAL, "ModeChanged", f"{gpu.address} changed from mode {mode} to {gpu.mode}")
     for address in sorted(modes.keys() - {gpu.address for gpu in after.gpus}):
-        yield EventDraft(Kind.WARNING, "GpuGone", f"{address} is no longer there")
+        yield EventDraft(Kind.WARNING, "GpuGone", f"{address} has disappeared from the host")
     ready, was = _ready(after), _ready(before)
     if ready is None or ready.reason == ReasonCode.AWAITS_CONTROLLER:
-        return  # every new resource does for a moment
+        return  # every new resource waits for the controller for a moment
     if after.invalid and ready.message.startswith(after.invalid[0].message):
-        return  # what is invalid has its own events
+        return  # invalid desired state has its own events
     if was is None or (ready.status, ready.reason) != (was.status, was.reason):
         kind = Kind.NORMAL if ready.status == "True" else Kind.WARNING
-        yield EventDraft(kind, ready.reason, ready.message or "all GPUs are as they are wanted")
+        yield EventDraft(kind, ready.reason, ready.message or "all GPUs are in their desired state")
 
 
 def _ready(status: Status) -> Condition | None:
-    return next((one for one in status.conditions if one.type == READY), None)
+    return next((condition for condition in status.conditions if condition.type == READY), None)
 
 
 class _Name(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class _Name(msgspec.Struct, frozen=True):
 
 
 class _New(msgspec.Struct, frozen=True, rename="camel"):
-    """A GpuNode without a spec: nothing is wanted by it."""
+    """A new GpuNode, without a spec, so that it changes no desired state."""
 
     api_version: str
     kind: str
@@ -74,28 +74,28 @@ class _StatusPatch(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """What is to be written next."""
+    """The next write."""
 
     content: _New | _StatusPatch
 
 
 class GpuNodeKeeper:
-    """Keeps one node's."""
+    """Keeps the GpuNode of one node."""
 
     def __init__(self, dependencies: KeeperDependencies) -> None:
         self._dependencies = dependencies
         self._known: Known[GpuNode] = Known()
         self._due = Signal()
         self._pruned: tuple[Status, Status | None] | None = None
-        """What was written last, and what the API server kept: an older kind drops fields that it does not know."""
+        """The status that was written last, and what the API server stored of it: an older CRD drops unknown fields."""
 
     def observe(self, delta: Delta[GpuNode]) -> None:
-        """Take what the GpuNode says now, or that it is not there."""
+        """Store the observed GpuNode, or that it does not exist."""
         self._known.observe(delta.objects.get(self._dependencies.key))
         self._due.set()
 
     async def run(self, views: Cell[NodeView], tell: Tell) -> None:
-        """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
+        """Write the status whenever it differs from the view; `tell` gets each error, and None after a success."""
 
         def lacking() -> _Due | None:
             if self._known.word is None:
@@ -104,7 +104,7 @@ class GpuNodeKeeper:
             if node is None:
                 return _Due(_New(API_VERSION, KIND, _Name(self._dependencies.node)))
             if not views.get().looked and node.status is not None:
-                return None  # what stood there before a restart is better than nothing
+                return None  # the status from before the restart stays until the host has been observed
             status = status_of(views.get(), node, self._dependencies.clock.now())
             is_due = status != node.status and (status, node.status) != self._pruned
             return _Due(_StatusPatch(status)) if is_due else None
@@ -117,7 +117,7 @@ class GpuNodeKeeper:
         if isinstance(content, _New):
             try:
                 node = await client.create(GPU_NODES, content, GpuNode)
-            except ConflictError:  # somebody has just made it
+            except ConflictError:  # another client has just created it
                 self._known.doubt(before)
                 return
         else:
@@ -126,14 +126,13 @@ class GpuNodeKeeper:
             )
             self._pruned = content.status, node.status
         self._known.answer(before, node)
-        await self._tell(before.item if before is not None else None, node)
+        await self._write_events(before.item if before is not None else None, node)
         await self._dependencies.clock.sleep(PAUSE_S)
 
-    async def _tell(self, before: GpuNode | None, after: GpuNode) -> None:
-        """Write events of what has changed."""
+    async def _write_events(self, before: GpuNode | None, after: GpuNode) -> None:
         if after.status is None:
             return
         about = events.About(API_VERSION, KIND, self._dependencies.node, after.metadata.uid)
         by, at = events.Reporter(REPORTER, self._dependencies.node), self._dependencies.clock.now()
         delta = events_between(before.status if before is not None else None, after.status)
-        await events.tell(self._dependencies.client, events.events_of([(about, one) for one in delta], by, at))
+        await events.tell(self._dependencies.client, events.events_of([(about, draft) for draft in delta], by, at))

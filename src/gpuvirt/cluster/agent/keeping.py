@@ -1,4 +1,4 @@
-"""Writing what an object of the node lacks until it does not: what all parts of the agent do that keep one."""
+"""The write loop of the agent's objects: write what an object lacks, retry after errors, wait for the next change."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ P = TypeVar("P")
 
 MOST_PAUSE_S = 30.0
 Tell = Callable[[ApiError | None], None]
-"""Takes what is wrong, None when nothing is any more."""
+"""Reports an error of the API server, and None after a success."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperDependencies:
-    """From where one node's objects are written."""
+    """What the writers of one node's objects need."""
 
     client: Client
     node: str
@@ -29,13 +29,13 @@ class KeeperDependencies:
 
     @property
     def key(self) -> ObjectKey:
-        """The place of objects that are called as the node is."""
+        """The key of cluster-scoped objects that have the node's name."""
         return ObjectKey("", self.node)
 
     async def keep(
         self, lacking: Callable[[], P | None], write: Callable[[P], Awaitable[None]], tell: Tell, due: Signal
     ) -> None:
-        """Write for ever what is lacking, whenever `due` is set; `tell` hears what is wrong, and when nothing is."""
+        """Write what `lacking` returns until it returns None, and again whenever `due` is set; report each outcome."""
         while True:
             pauses_s = backoff_s(most_s=MOST_PAUSE_S)
             while (patch := lacking()) is not None:

@@ -1,8 +1,8 @@
-"""Keeps the counts of resources in the node's status as the agent knows them, until the kubelet writes them itself.
+"""Writes the agent's resource counts to the node's status before the kubelet writes them itself.
 
-The scheduler goes by `status.allocatable`, which the kubelet writes every ten seconds (nodeStatusUpdateFrequency).
-Others may write it, too: so extended resources came about (Kubernetes: "Advertise Extended Resources for a Node"). What
-the kubelet writes later is the same.
+The scheduler uses `status.allocatable`, which the kubelet writes every ten seconds (nodeStatusUpdateFrequency). Other
+clients may write it too (Kubernetes: "Advertise Extended Resources for a Node"). The kubelet writes the same counts
+later.
 """
 
 from collections.abc import Mapping
@@ -22,31 +22,31 @@ from gpuvirt.node.published.notice import Notice
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """The part of a node's status that is written."""
+    """The written part of a node's status."""
 
     allocatable: dict[str, str]
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """What a node's status lacks."""
+    """A merge patch of a node's status."""
 
     status: Counts
 
 
 def said_of(allocatable: Mapping[str, str]) -> Mapping[ResourceName, int]:
-    """Return the whole numbers of a node's status; what else stands there is none of a device plugin's."""
+    """Return the integer counts of a node's status; other quantities do not come from a device plugin."""
     return {ResourceName(name): int(text) for name, text in allocatable.items() if text.isdecimal()}
 
 
-def patch_of(counts: Mapping[ResourceName, Count], said: Mapping[ResourceName, int]) -> Patch | None:
-    """Return what a node's status lacks to say the right counts; None where that is nothing."""
-    found = {name: (said.get(name, 0), count.corrected(said.get(name, 0))) for name, count in counts.items()}
-    lacks: dict[str, str] = {name: str(right) for name, (says, right) in found.items() if says != right}
-    return Patch(Counts(lacks)) if lacks else None
+def patch_of(counts: Mapping[ResourceName, Count], observed: Mapping[ResourceName, int]) -> Patch | None:
+    """Return the patch that corrects the counts of a node's status; None if they are right."""
+    corrected = {name: count.corrected(observed.get(name, 0)) for name, count in counts.items()}
+    wrong: dict[str, str] = {name: str(count) for name, count in corrected.items() if count != observed.get(name, 0)}
+    return Patch(Counts(wrong)) if wrong else None
 
 
 class NodeCounts:
-    """Keeps one node's."""
+    """Keeps the resource counts in the status of one node."""
 
     def __init__(self, dependencies: KeeperDependencies, notice: Notice) -> None:
         self._dependencies = dependencies
@@ -55,17 +55,17 @@ class NodeCounts:
         self._due = Signal()
 
     def observe(self, delta: Delta[Node]) -> None:
-        """Take what the node says now; nothing is written to a node that is not there."""
+        """Store the observed node. While it does not exist, nothing is written."""
         self._known.observe(delta.objects.get(self._dependencies.key))
-        self._tell()
+        self._report_counts()
         self._due.set()
 
-    def _tell(self) -> None:
+    def _report_counts(self) -> None:
         if self._known.item is not None:
             self._notice.observe(said_of(self._known.item.status.allocatable))
 
     async def run(self, tell: Tell) -> None:
-        """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
+        """Write the counts whenever they differ; `tell` gets each error, and None after a success."""
         with self._notice.counts.telling(self._due):
             await self._dependencies.keep(self._lacking, self._write, tell, self._due)
 
@@ -76,4 +76,4 @@ class NodeCounts:
     async def _write(self, patch: Patch) -> None:
         client, name, before = self._dependencies.client, self._dependencies.node, self._known.word
         self._known.answer(before, await client.patch(NODES, name, patch, PatchType.MERGE, Node, part="status"))
-        self._tell()
+        self._report_counts()

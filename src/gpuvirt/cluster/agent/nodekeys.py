@@ -1,9 +1,8 @@
-"""Keeps labels and annotations of the agent's own node as its parts claim them.
+"""Keeps the labels and annotations of the agent's own node that parts of the agent claim.
 
-They are written by a merge patch of the claimed keys alone: it names no version, so others who write to the node at the
-same time are no conflict. Where patching is not permitted (NVIDIA's roles permit updates alone), the node is read and
-written back whole with its version, and again after a conflict. What is not written yet is tried for ever; only the
-latest counts.
+They are written by a merge patch of the claimed keys alone. It names no resource version, so other writers of the node
+cause no conflict. If patching is not permitted (NVIDIA's roles permit updates alone), the node is read and written back
+whole with its version, and again after a conflict. A write is retried until it succeeds, always with the latest values.
 """
 
 import logging
@@ -26,16 +25,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one part of the agent wants of the node's keys."""
+    """The labels and annotations that one part of the agent keeps on the node."""
 
     keys: Callable[[Metadata], Keys]
-    """What it wants now of a node that is as it was last heard; keys that are as they should be may be among them."""
+    """Returns the desired keys for the observed metadata of the node; they may include keys that are right already."""
     telling: Callable[[Signal], AbstractContextManager[None]]
-    """Has a signal set whenever that may be otherwise."""
+    """Sets a signal whenever the desired keys may have changed."""
 
 
 class NodeKeys:
-    """Keeps one node's keys."""
+    """Keeps the claimed labels and annotations of one node."""
 
     def __init__(self, dependencies: KeeperDependencies) -> None:
         self._dependencies = dependencies
@@ -43,12 +42,12 @@ class NodeKeys:
         self._due = Signal()
 
     def observe(self, delta: Delta[Node]) -> None:
-        """Take what the node says now; nothing is written to a node that is not there."""
+        """Store the observed node. While it does not exist, nothing is written."""
         self._known.observe(delta.objects.get(self._dependencies.key))
         self._due.set()
 
     async def run(self, claims: Sequence[Claim], tell: Tell) -> None:
-        """Write for ever what differs; `tell` takes what is wrong, and None when nothing is any more."""
+        """Write the claimed keys whenever they differ; `tell` gets each error, and None after a success."""
         with ExitStack() as stack:
             for claim in claims:
                 stack.enter_context(claim.telling(self._due))
@@ -66,11 +65,11 @@ class NodeKeys:
         try:
             return await self._dependencies.client.patch(NODES, self._dependencies.node, patch, PatchType.MERGE, Node)
         except ForbiddenError as forbidden:
-            log.debug("patching nodes is not permitted; the node is updated")
+            log.debug("patching nodes is not permitted; updating the whole node instead")
             try:
                 return await retried(lambda: self._update(patch), self._dependencies.clock)
             except ForbiddenError:
-                raise forbidden from None  # the lesser of the two to be permitted
+                raise forbidden from None  # its message names the permission to add, and patching is the smaller one
 
     async def _update(self, patch: Patch) -> Node:
         client, node = self._dependencies.client, self._dependencies.node

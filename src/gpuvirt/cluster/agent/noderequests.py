@@ -1,4 +1,4 @@
-"""What the cluster wants of this node's vGPUs: the node's label and the ConfigMap, as the agent is to hear them."""
+"""The desired state in the node's labels and the vGPU ConfigMap, turned into requests for the agent."""
 
 from collections.abc import Callable
 
@@ -11,15 +11,15 @@ from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 CONFIG_KEY = "config.yaml"
 """The entry of the ConfigMap that has the vGPU configs."""
 
-Hear = Callable[[NodeRequest], None]
-"""Takes what is desired of a node; what the request has not heard stays as it was."""
+TakeRequest = Callable[[NodeRequest], None]
+"""Stores the desired state of a node; parts that the request lacks stay as they are."""
 
 
 def request_of_node(node: Node | None) -> NodeRequest:
-    """Return what a node's labels want.
+    """Return the desired state in a node's labels.
 
-    A node that is not there wants nothing else than before: it was deleted to be registered again, or is not registered
-    yet, and its machines run. A label without a value is no label, as for NVIDIA's device manager.
+    While the node object does not exist, the desired state stays as it is: the node was deleted to be registered again,
+    or is not registered yet, and its VMs run. A label without a value counts as absent, as in NVIDIA's device manager.
     """
     if node is None:
         return NodeRequest()
@@ -29,7 +29,7 @@ def request_of_node(node: Node | None) -> NodeRequest:
 
 
 def request_of_config_map(key: ObjectKey, config_map: ConfigMap | None) -> NodeRequest:
-    """Return what a ConfigMap wants; None where it is not there."""
+    """Return the vGPU configs in a ConfigMap; None stands for a ConfigMap that does not exist."""
     if config_map is None:
         return NodeRequest(configs=Observed(None))
     text, where = config_map.data.get(CONFIG_KEY), f"ConfigMap {key.namespace}/{key.name}, key {CONFIG_KEY}"
@@ -38,11 +38,11 @@ def request_of_config_map(key: ObjectKey, config_map: ConfigMap | None) -> NodeR
     return NodeRequest(configs=Observed(ConfigText(text, where)))
 
 
-def observe_node(observe: Hear, key: ObjectKey) -> Callable[[Delta[Node]], None]:
-    """Return what hands on news of a node."""
+def observe_node(observe: TakeRequest, key: ObjectKey) -> Callable[[Delta[Node]], None]:
+    """Return a function that passes changes of a node's labels to `observe`."""
     return lambda delta: observe(request_of_node(delta.objects.get(key)))
 
 
-def observe_config_map(observe: Hear, key: ObjectKey) -> Callable[[Delta[ConfigMap]], None]:
-    """Return what hands on news of a ConfigMap."""
+def observe_config_map(observe: TakeRequest, key: ObjectKey) -> Callable[[Delta[ConfigMap]], None]:
+    """Return a function that passes changes of a ConfigMap to `observe`."""
     return lambda delta: observe(request_of_config_map(key, delta.objects.get(key)))

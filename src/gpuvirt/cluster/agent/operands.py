@@ -1,9 +1,9 @@
-"""NVIDIA's operands on this node that must be away while its vGPUs change: their labels are set, their pods watched.
+"""Stops NVIDIA's operands on this node while its vGPUs change: sets their labels and watches their pods.
 
-Contract: NVIDIA's vgpu-device-manager, which has its operator take them away by a value of their labels that the
-operator's DaemonSets don't select, waits for their pods, and puts the labels back. A label that is not `true` (`false`,
-not there, paused by somebody else) is left alone. Here the labels follow what is wanted at any moment, so that they are
-put back after any crash, and after pods that did not go.
+Contract: NVIDIA's vgpu-device-manager. It sets the operands' labels to a value that their DaemonSets do not select,
+waits until the pods are gone, and restores the labels. A label other than `true` (`false`, absent, paused by another
+program) stays as it is. Here the labels follow the desired state at any moment, so that they are restored after a crash
+of the agent too, and if the pods did not go.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,23 +25,23 @@ OPERAND_APPS = ("nvidia-sandbox-device-plugin-daemonset", "nvidia-sandbox-valida
 
 
 def operand_keys(observed: Metadata, *, away: bool) -> Keys:
-    """Return what the labels of operands are to be."""
+    """Return the labels that stop the operands, or that start them again."""
     before, then = (RUNS, PAUSED_FOR_VGPUS) if away else (PAUSED_FOR_VGPUS, RUNS)
     return Keys({label: then for label in OPERAND_LABELS if observed.labels.get(label) == before})
 
 
 def operand_pods(namespace: str, node: str) -> Collection[Pod]:
-    """Return the operands' pods on a node."""
+    """Return the collection of the operands' pods on a node."""
     return Collection(pods(namespace), Pod, on_node=node, labelled=f"app in ({','.join(OPERAND_APPS)})")
 
 
 def operand_claim(away: Cell[bool]) -> Claim:
-    """Return the claim that operands are away while that is wanted, and at no other time."""
+    """Return the claim of the labels that stop the operands while `away` is true."""
     return Claim(lambda observed: operand_keys(observed, away=away.get()), away.telling)
 
 
 def observed_of(labels: Mapping[str, str] | None, found: Iterable[Pod] | None) -> OperandsObserved | None:
-    """Return what is known of the operands; None where one of both was not heard, or the node is not there."""
+    """Return the selected labels and the pods of the operands; None while labels or pods are unknown."""
     if labels is None or found is None:
         return None
     desired = tuple(label for label in OPERAND_LABELS if labels.get(label) == RUNS)

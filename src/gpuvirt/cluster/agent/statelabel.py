@@ -1,4 +1,4 @@
-"""The node's labels that say how far its vGPUs, and its GPUs, have come, and the annotations that say why."""
+"""The node's labels with the progress of its vGPUs and GPUs, and the annotations with the reasons."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from gpuvirt.model.desired.observed import Progress
 from gpuvirt.node.loops.cell import Cell
 
 MOST_REASON = 1000
-"""Characters of a reason; all annotations of an object together have 256 KiB."""
+"""The most characters of a reason; all annotations of an object together may have 256 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Where a state stands."""
+    """The label of a state, and the annotation with its reason."""
 
     label: str
     annotation: str
@@ -25,12 +25,12 @@ OF_WORKLOAD = Names(WORKLOAD_STATE_LABEL, WORKLOAD_REASON_ANNOTATION)
 
 
 def state_keys(state: Progress | None, names: Names = OF_VGPUS) -> Keys:
-    """Return what a node is to say of a state; with None, whatever it says."""
+    """Return the label and the annotation of a state; without a state, the node's stay as they are."""
     return Keys({names.label: state.name}, {names.annotation: _reason(state)}) if state is not None else Keys()
 
 
 def state_claim(states: Cell[Progress | None], names: Names) -> Claim:
-    """Return the claim that the node says how far something has come."""
+    """Return the claim of the label and the annotation of a state."""
     return Claim(lambda _: state_keys(states.get(), names), states.telling)
 
 

@@ -1,1 +1,1 @@
-"""The VMs of a cluster as `gpuvirt why vm/NAME` sees them: what the API server is asked for, and what is read of it."""
+"""What `gpuvirt why vm/NAME` reads from the API server: VMs, VMIs, pods, nodes and GpuNodes."""

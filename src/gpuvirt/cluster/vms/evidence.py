@@ -1,4 +1,4 @@
-"""What the API server is asked for once: all that `gpuvirt why vm/NAME` decides from, and KubeVirt's configuration."""
+"""Reads the objects from the API server that `gpuvirt why vm/NAME` decides from, and KubeVirt's configuration."""
 
 import asyncio
 from collections.abc import Iterable
@@ -31,12 +31,12 @@ LAUNCHERS = f"{vmstates.LAUNCHER_LABEL}={vmstates.LAUNCHER}"
 
 
 def ask(credentials: Credentials, target: ObjectRef) -> VmEvidence:
-    """Return what the API server knows; what may not be read is said in the evidence. Raises ApiError."""
+    """Return the evidence about a VM, VMI or pod, with the errors of objects that may not be read; raise ApiError."""
     return asyncio.run(_Asker(Client(credentials), target).ask())
 
 
 def ask_kubevirts(kubeconfig: Path, context: str = "") -> tuple[KubeVirt, ...]:
-    """Return what a cluster has, nothing where KubeVirt is not installed; raise ConfigError, ApiError."""
+    """Return the KubeVirts of a cluster, none if KubeVirt is not installed; raise ConfigError, ApiError."""
     client = Client(from_kubeconfig(kubeconfig, context))
     return asyncio.run(_read_kubevirts(client, f"{KUBEVIRTS.path} of the cluster in {kubeconfig}"))
 
@@ -60,7 +60,7 @@ class _Owners:
 
 
 class _Asker:
-    """One question."""
+    """Reads the evidence about one VM, VMI or pod."""
 
     def __init__(self, client: Client, target: ObjectRef) -> None:
         self._client = client
@@ -96,7 +96,7 @@ class _Asker:
         return owners
 
     async def _instancetype(self, vm: vmstate.Vm) -> Devices | None:
-        """Return what a VM's instance type requests, None where it has none or that is gone."""
+        """Return the devices of a VM's instance type, None if the VM has none or its instance type does not exist."""
         ref = vm.spec.instancetype
         if ref is None or not ref.name:
             return None
@@ -117,20 +117,20 @@ class _Asker:
             self._list(GPU_NODES, GpuNode),
             self._list(RESOURCES[ObjectKind.POD], core.RequestingPod),
         )
-        reported = {one.metadata.name: one for one in gpu_nodes or ()}
+        by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes or ()}
         return replace(
             evidence,
             kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
             nodes=None
             if nodes is None
-            else tuple(vmstates.node_seen(one, reported.get(one.metadata.name)) for one in nodes),
+            else tuple(vmstates.node_seen(node, by_name.get(node.metadata.name)) for node in nodes),
             pods=None
             if pods is None
-            else tuple(vmstates.pod_seen(one) for one in pods if one.status.phase not in ENDED),
+            else tuple(vmstates.pod_seen(pod) for pod in pods if pod.status.phase not in ENDED),
         )
 
     async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
-        """Return the evidence with what else there is of the kind, where the target is not there."""
+        """Return the evidence about a target that does not exist, with other objects of its kind."""
         kind, name, namespace = self._target.kind, self._target.name, self._target.namespace
         try:
             beside = (await self._client.list(Collection(self._within(kind), core.AnyObject))).items
@@ -141,7 +141,7 @@ class _Asker:
             evidence,
             neighbours=_names(beside),
             namespaces=tuple(
-                sorted(one.metadata.namespace for one in everywhere or () if one.metadata.namespace != namespace)
+                sorted(item.metadata.namespace for item in everywhere or () if item.metadata.namespace != namespace)
             ),
         )
 
@@ -164,7 +164,7 @@ class _Asker:
     async def _list(
         self, resource: Resource, shape: type[T], labelled: str = "", name: str | None = None
     ) -> tuple[T, ...] | None:
-        """Return a collection: nothing of a kind that is not installed, None where it may not be read."""
+        """Return the objects of a collection: none if the kind is not installed, None if it may not be listed."""
         try:
             return (await self._client.list(Collection(resource, shape, name=name, labelled=labelled))).items
         except NotFoundError:
@@ -175,4 +175,4 @@ class _Asker:
 
 
 def _names(found: Iterable[KubernetesObject]) -> tuple[str, ...]:
-    return tuple(sorted(one.metadata.name for one in found))
+    return tuple(sorted(item.metadata.name for item in found))

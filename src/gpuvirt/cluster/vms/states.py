@@ -1,4 +1,4 @@
-"""VMs, VMIs, pods and nodes as the API server has them, turned into the evidence that `gpuvirt why` decides from."""
+"""Turns VMs, VMIs, pods and nodes of the API server into the evidence that `gpuvirt why` decides from."""
 
 from collections.abc import Iterable
 
@@ -24,11 +24,11 @@ from gpuvirt.model.doctor.vms.vmevidence import (
 LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
 VM_LABEL = "vm.kubevirt.io/name"
 CREATOR_LABEL = "kubevirt.io/created-by"
-"""The VMI of a virt-launcher pod, by its uid."""
+"""The label of a virt-launcher pod with the uid of its VMI."""
 
 
 def vm_seen(vm: vmstate.Vm, instancetype: Devices | None = None) -> VmSeen:
-    """Return a VM; `instancetype` is what its instance type requests."""
+    """Return the evidence about a VM; `instancetype` has the devices of its instance type."""
     spec = vm.spec
     strategy = spec.run_strategy or ("Always" if spec.running else "Halted")
     own, more = requests_of(spec.template.spec.domain.devices), requests_of(instancetype or Devices())
@@ -43,7 +43,7 @@ def vm_seen(vm: vmstate.Vm, instancetype: Devices | None = None) -> VmSeen:
 
 
 def vmi_seen(vmi: vmstate.Vmi) -> VmiSeen:
-    """Return a VMI."""
+    """Return the evidence about a VMI."""
     return VmiSeen(
         phase=vmi.status.phase,
         node=vmi.status.node_name,
@@ -54,10 +54,10 @@ def vmi_seen(vmi: vmstate.Vmi) -> VmiSeen:
 
 
 def pod_seen(pod: core.RequestingPod) -> PodSeen:
-    """Return a pod."""
+    """Return the evidence about a pod."""
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
-    waiting = (one.state.waiting for one in statuses)
-    said = (f"{one.reason}: {one.message}" if one.message else one.reason for one in waiting if one is not None)
+    waiting = (status.state.waiting for status in statuses)
+    messages = (f"{state.reason}: {state.message}" if state.message else state.reason for state in waiting if state)
     labels = pod.metadata.labels
     return PodSeen(
         name=pod.metadata.name,
@@ -66,8 +66,8 @@ def pod_seen(pod: core.RequestingPod) -> PodSeen:
         node=pod.spec.node_name,
         reason=pod.status.reason,
         message=pod.status.message,
-        waiting=next(said, ""),
-        gates=tuple(one.name for one in pod.spec.scheduling_gates),
+        waiting=next(messages, ""),
+        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         requests=_extended(pod.spec),
         placement=_placement(pod.spec),
         conditions=_conditions(pod.status.conditions),
@@ -76,7 +76,7 @@ def pod_seen(pod: core.RequestingPod) -> PodSeen:
 
 
 def launcher_of(pods: Iterable[core.RequestingPod], vm: str, vmi: vmstate.Vmi | None) -> core.RequestingPod | None:
-    """Return the virt-launcher pod of a VM: one that has not ended, and of a migration the one that has the guest."""
+    """Return the virt-launcher pod of a VM: a running one, and during a migration the one on the VMI's node."""
     uid, node = (vmi.metadata.uid, vmi.status.node_name) if vmi is not None else ("", "")
 
     def rank(pod: core.RequestingPod) -> tuple[bool, bool, str]:
@@ -89,14 +89,14 @@ def launcher_of(pods: Iterable[core.RequestingPod], vm: str, vmi: vmstate.Vmi | 
 
 
 def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
-    """Return a node with what its agent reports."""
-    ready = next((one for one in node.status.conditions if one.type == "Ready"), None)
+    """Return the evidence about a node, with its GpuNode."""
+    ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)
     return NodeSeen(
         name=node.metadata.name,
         ready=ready is None or ready.status == "True",
         unschedulable=node.spec.unschedulable,
         labels=node.metadata.labels,
-        taints=tuple(Taint(one.key, one.effect, one.value) for one in node.spec.taints),
+        taints=tuple(Taint(taint.key, taint.effect, taint.value) for taint in node.spec.taints),
         allocatable={
             name: int(count) for name, count in node.status.allocatable.items() if "/" in name and count.isdecimal()
         },
@@ -105,10 +105,10 @@ def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
 
 
 def requests_of(devices: Devices) -> DeviceRequests:
-    """Return what a VM's or VMI's devices are; one that a claim gives has no name, and is left out."""
+    """Return the device names of a VM or VMI. A device from a ResourceClaim has no name and is left out."""
     return DeviceRequests(
-        tuple(one.device_name for one in devices.gpus or () if one.device_name),
-        tuple(one.device_name for one in devices.host_devices or () if one.device_name),
+        tuple(device.device_name for device in devices.gpus or () if device.device_name),
+        tuple(device.device_name for device in devices.host_devices or () if device.device_name),
     )
 
 
@@ -117,19 +117,28 @@ def _gpu_node(found: GpuNode) -> GpuNodeSeen:
     gpus = status.gpus if status is not None else ()
     return GpuNodeSeen(
         offers=tuple(
-            OfferSeen(one.name, one.healthy, one.registered, one.pci_vendor_selectors, one.mdev_name_selectors)
-            for one in (status.resources if status is not None else ())
+            OfferSeen(
+                resource.name,
+                resource.healthy,
+                resource.registered,
+                resource.pci_vendor_selectors,
+                resource.mdev_name_selectors,
+            )
+            for resource in (status.resources if status is not None else ())
         ),
         devices=(
             *(_device(gpu.address, gpu.name or gpu.address, gpu) for gpu in gpus),
             *(_device(vgpu.id, vgpu.type, vgpu) for gpu in gpus for vgpu in gpu.vgpus),
         ),
-        withheld={one.resource: f"{one.code}: {one.message}" for one in (spec.withheld if spec is not None else ())},
+        withheld={
+            withheld.resource: f"{withheld.code}: {withheld.message}"
+            for withheld in (spec.withheld if spec is not None else ())
+        },
     )
 
 
 def _device(device: str, name: str, found: Gpu | Vgpu) -> DeviceSeen:
-    return DeviceSeen(device, name, found.offered_as, found.users, tuple(_text(one) for one in found.reasons))
+    return DeviceSeen(device, name, found.offered_as, found.users, tuple(_text(reason) for reason in found.reasons))
 
 
 def _text(why: Why) -> str:
@@ -137,7 +146,7 @@ def _text(why: Why) -> str:
 
 
 def _extended(spec: core.RequestingPodSpec) -> dict[str, int]:
-    """Return the extended resources of a pod: the sum of its containers, or what an init container needs alone."""
+    """Return the extended resources of a pod: the sum of its containers, or of an init container if more."""
     counts: dict[str, int] = {}
     for container in spec.containers:
         for name, count in _limits(container).items():
@@ -154,9 +163,16 @@ def _limits(container: core.Container) -> dict[str, int]:
 
 
 def _placement(spec: vmstate.VmiSpec | core.RequestingPodSpec) -> Placement:
-    tolerations = tuple(Toleration(one.key, one.operator or "Equal", one.value, one.effect) for one in spec.tolerations)
-    return Placement(spec.node_selector, tolerations)
+    return Placement(
+        spec.node_selector,
+        tuple(
+            Toleration(toleration.key, toleration.operator or "Equal", toleration.value, toleration.effect)
+            for toleration in spec.tolerations
+        ),
+    )
 
 
 def _conditions(found: Iterable[core.Condition]) -> tuple[ConditionSeen, ...]:
-    return tuple(ConditionSeen(one.type, one.status, one.reason, one.message) for one in found)
+    return tuple(
+        ConditionSeen(condition.type, condition.status, condition.reason, condition.message) for condition in found
+    )
