@@ -73,7 +73,7 @@ async def test_a_proxy_may_ask_who_we_are(
                     await get(client)
                     continue
                 with pytest.raises(
-                    UnreachableError, match=rf"the proxy {url}: .*(407 As Said|not know this)"
+                    UnreachableError, match=rf"the proxy {url}: .*(407 As Said|rejects the user)"
                 ) as refused:
                     await get(client)
                 assert "other" not in str(refused.value)
@@ -89,7 +89,7 @@ async def test_a_proxy_that_does_not_lead_there_is_reported(
     async with proxying(TestProxy(1, refusal=refusal), scheme, server) as url:
         with pytest.raises(UnreachableError, match=f"https://127.0.0.1:1: the proxy {url}: .*{said}"):
             await get(client_of(tmp_path, 1, here(authority, f", proxy-url: '{url}'")))
-    with pytest.raises(UnreachableError, match=f"the proxy {url} is not reached: .*Connect call failed"):
+    with pytest.raises(UnreachableError, match=f"the proxy {url} is unreachable: .*Connect call failed"):
         await get(client_of(tmp_path, 1, here(authority, f", proxy-url: '{url}'")))
 
 

@@ -213,10 +213,10 @@ PRINTS = "#!/bin/sh\necho '%s'\n"
             PRINTS % f'{{"apiVersion": "{V1BETA1}", "kind": "ExecCredential", "status": {{"token": "x"}}}}',
             f"printed ExecCredential of {V1BETA1}; expected ExecCredential of {V1}, the kubeconfig's apiVersion",
         ),
-        (PRINTS % f'{{"apiVersion": "{V1}", "kind": "ExecCredential"}}', "gave no credentials; expected a token"),
+        (PRINTS % f'{{"apiVersion": "{V1}", "kind": "ExecCredential"}}', "printed no credentials; expected a token"),
         (
             PRINTS % f'{{"apiVersion": "{V1}", "kind": "ExecCredential", "status": {{"clientKeyData": "x"}}}}',
-            "gave a client certificate or its key alone",
+            "printed only one of client certificate and key",
         ),
         ("no interpreter", "can't be run: Exec format error"),
     ],
@@ -234,7 +234,7 @@ async def test_who_needs_a_terminal_and_has_none_is_reported(
     folder.plugin()
     with (tmp_path / "file").open("w+") as file:
         monkeypatch.setattr("sys.stdin", file)
-        with pytest.raises(CredentialsError, match=r"asks for input \(interactiveMode: Always\)"):
+        with pytest.raises(CredentialsError, match=r"needs a terminal \(interactiveMode: Always\)"):
             await Client(folder.credentials(1, mode="Always")).get(NODES, "node01", Node)
     assert folder.runs == 0
 

@@ -56,7 +56,7 @@ def test_a_context_that_is_not_there_is_reported_with_those_that_are(paths: Path
 
 def test_no_current_context_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(FIRST)
-    with pytest.raises(ConfigError, match="no context is the current one; expected --context with one of: one"):
+    with pytest.raises(ConfigError, match="there is no current context; expected --context with one of: one"):
         from_kubeconfig(tmp_path / "config")
 
 
@@ -67,7 +67,7 @@ def test_a_fault_is_reported_with_its_own_file(paths: Path, tmp_path: Path) -> N
     assert (refused.value.where, refused.value.path) == (f"{tmp_path}/second/config", "$.clusters[1].cluster.server")
 
 
-@pytest.mark.parametrize(("names", "said"), [("a", "can't be read: No such file"), ("a:b", "none of these files")])
+@pytest.mark.parametrize(("names", "said"), [("a", "can't be read: No such file"), ("a:b", "these files exists")])
 def test_files_that_are_all_missing_are_reported(tmp_path: Path, names: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         from_kubeconfig(Path(":".join(f"{tmp_path}/{name}" for name in names.split(":"))))
@@ -75,5 +75,5 @@ def test_files_that_are_all_missing_are_reported(tmp_path: Path, names: str, sai
 
 def test_two_of_one_name_in_one_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(f"{FIRST}- {{name: one}}\n")
-    with pytest.raises(ConfigError, match=r"\$.contexts\[1\].name: there are two of the name 'one'"):
+    with pytest.raises(ConfigError, match=r"\$.contexts\[1\].name: two entries have the name 'one'"):
         from_kubeconfig(tmp_path / "config")

@@ -1,1 +1,1 @@
-"""How a process gets access to an API server: its address and credentials, from a kubeconfig or a pod."""
+"""Access to an API server: its address and credentials, from a kubeconfig or a pod."""

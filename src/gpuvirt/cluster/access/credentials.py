@@ -1,6 +1,6 @@
-"""Everything that a connection to the API server needs: its address, how it proves itself to us, how we do to it.
+"""Everything that a connection to the API server needs: its address, its CA, and the client's credentials.
 
-Certificates and tokens in files are read again for each connection, since the kubelet replaces them while we run.
+Certificates and tokens in files are read again for each connection, because the kubelet replaces the files.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet mounts what a pod needs (`kubernetes.io/serviceaccount` volumes)."""
+"""The folder in which the kubelet mounts a pod's credentials (`kubernetes.io/serviceaccount` volumes)."""
 
 Material = Path | bytes
-"""Something secret or trusted: in a file that may be replaced, or written out."""
+"""A certificate, key or token: the path of a file, which may be replaced, or the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Password:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What a credential plugin gives: a token, a client certificate with its key, or both."""
+    """The credentials that a plugin has issued: a token, a client certificate with its key, or both."""
 
     token: bytes | None = field(default=None, repr=False)
     certificate: bytes | None = None
@@ -37,14 +37,14 @@ class Issued:
 
 
 class CredentialPlugin(Protocol):
-    """Gives credentials that expire."""
+    """A source of credentials that expire."""
 
     async def credentials(self) -> Issued:
-        """Return valid credentials; raises ApiError where there are none."""
+        """Return valid credentials; raises ApiError if the plugin issues none."""
         ...
 
     def reject(self, issued: Issued) -> None:
-        """Take that the API server does not know these (401)."""
+        """Discard credentials that the API server has rejected (401)."""
         ...
 
 
@@ -52,41 +52,41 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Tunnel(Protocol):
-    """A proxy that leads to the API server."""
+    """A proxy for connections to the API server."""
 
     async def open(self, host: str, port: int) -> Streams:
-        """Return a connection; raises OSError."""
+        """Return a connection to the host through the proxy; raises OSError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Everything that a connection needs."""
+    """The address of an API server, and the credentials for it."""
 
     host: str
     port: int
     namespace: str
-    """The namespace that is ours."""
+    """The namespace of the pod, or of the kubeconfig's context."""
     ca: Material | None = None
-    """Who signs the server's certificate; None for the system's own list."""
+    """The CA that signs the server's certificate; None: the CAs of the system."""
     token: Material | None = field(default=None, repr=False)
     certificate: Material | None = None
     key: Material | None = field(default=None, repr=False)
     server_name: str | None = None
-    """The name in the server's certificate, where it is not the host's."""
+    """The name in the server's certificate, if it differs from the host."""
     path: str = ""
-    """What stands before all paths."""
+    """The prefix of all paths."""
     is_insecure: bool = False
-    """Whether any certificate of the server's is taken."""
+    """Whether the server's certificate is accepted without a check."""
     password: Password | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    """Sent with each request: whom to impersonate."""
+    """Additional headers of each request: the user to impersonate."""
     tunnel: Tunnel | None = None
-    """The proxy to go through."""
+    """The proxy of all connections."""
     plugin: CredentialPlugin | None = None
 
     def with_issued(self, issued: Issued) -> "Credentials":
-        """Return the credentials with what the plugin gave; a token or password of the kubeconfig's own goes first."""
+        """Return the credentials with those of the plugin. A token or password of the kubeconfig takes precedence."""
         has_own = self.token is not None or self.password is not None
         return replace(
             self,
@@ -96,17 +96,17 @@ class Credentials:
         )
 
     def authorization(self) -> str | None:
-        """Return the header that says who we are, None where a certificate does. Raises OSError."""
+        """Return the Authorization header, None without a token or password. Raises OSError."""
         if self.password is not None:
             pair = f"{self.password.user}:{self.password.password}"
             return f"Basic {base64.b64encode(pair.encode()).decode()}"
         return None if self.token is None else f"Bearer {_content(self.token).decode('latin-1').strip()}"
 
     def context(self) -> ssl.SSLContext:
-        """Return how to connect. Raises OSError (ssl.SSLError is one) or ValueError for what can't be used."""
+        """Return the TLS context. Raises OSError (also ssl.SSLError) or ValueError if a certificate is unusable."""
         ca = None if self.ca is None else _content(self.ca).decode("latin-1")
         if ca is not None and not ca.strip():
-            raise ssl.SSLError(f"no certificate in {self.ca!r}")  # Python would trust the system's instead
+            raise ssl.SSLError(f"no certificate in {self.ca!r}")  # Python would trust the system's CAs instead
         context = ssl.create_default_context(cadata=ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.is_insecure:
@@ -121,7 +121,7 @@ def _content(material: Material) -> bytes:
 
 
 def _load_chain(context: ssl.SSLContext, pem: bytes) -> None:
-    """Load a certificate with its key: Python takes files alone, and a key should not come to lie on a disk."""
+    """Load a certificate with its key from memory. Python reads only files, and no key should be written to a disk."""
     fd = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
     try:
         os.write(fd, pem)
@@ -131,9 +131,9 @@ def _load_chain(context: ssl.SSLContext, pem: bytes) -> None:
 
 
 def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Credentials | None:
-    """Return a pod's credentials, None where the process is in no pod or its pod has none.
+    """Return the credentials of the process's pod, None if it does not run in a pod or the pod has none.
 
-    The address stands in KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT.
+    The address is in KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT.
     """
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdigit() or not (folder / "token").exists():

@@ -1,4 +1,4 @@
-"""What kubectl's credential plugins are told and what they print: the API client.authentication.k8s.io."""
+"""The input and output of kubectl's credential plugins: the API client.authentication.k8s.io."""
 
 from datetime import datetime
 
@@ -13,11 +13,11 @@ KIND = "ExecCredential"
 
 
 class NotIssuedError(GpuvirtError):
-    """A plugin printed something else than credentials."""
+    """The output of a plugin has no valid credentials."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """The cluster of a kubeconfig, for plugins that ask for it (`provideClusterInfo`)."""
+    """The cluster of a kubeconfig, for plugins that need it (`provideClusterInfo`)."""
 
     server: str
     tls_server_name: str = ""
@@ -29,14 +29,14 @@ class ClusterInfo(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
 
 
 class AskedSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """For what credentials are asked."""
+    """The spec of a request for credentials."""
 
     interactive: bool
     cluster: ClusterInfo | None = None
 
 
 class Asked(msgspec.Struct, frozen=True, rename="camel"):
-    """What a plugin is told, in KUBERNETES_EXEC_INFO."""
+    """A request for credentials, which the plugin gets in KUBERNETES_EXEC_INFO."""
 
     kind: str
     api_version: str
@@ -44,7 +44,7 @@ class Asked(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, frozen=True, rename="camel"):
-    """The credentials that a plugin gives."""
+    """The credentials that a plugin issues."""
 
     token: str = ""
     client_certificate_data: str = ""
@@ -53,7 +53,7 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
-    """What a plugin prints."""
+    """The output of a plugin."""
 
     api_version: str = ""
     kind: str = ""
@@ -61,12 +61,12 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def encode(api_version: str, spec: AskedSpec) -> str:
-    """Return what a plugin is told."""
+    """Return a request for credentials as JSON."""
     return msgspec.json.encode(Asked(KIND, api_version, spec)).decode()
 
 
 def decode(output: bytes, api_version: str) -> Status:
-    """Return what a plugin printed; raises NotIssuedError where that is not what this version asks for."""
+    """Return the credentials in a plugin's output; raises NotIssuedError if it does not fit this API version."""
     try:
         found = nulls.decode(output, ExecCredential)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -76,7 +76,7 @@ def decode(output: bytes, api_version: str) -> Status:
         raise NotIssuedError(f"printed {got}; expected {KIND} of {api_version}, the kubeconfig's apiVersion")
     status = found.status or Status()
     if bool(status.client_certificate_data) != bool(status.client_key_data):
-        raise NotIssuedError("gave a client certificate or its key alone; expected both or none")
+        raise NotIssuedError("printed only one of client certificate and key; expected both or none")
     if not status.token and not status.client_certificate_data:
-        raise NotIssuedError("gave no credentials; expected a token, or a client certificate with its key")
+        raise NotIssuedError("printed no credentials; expected a token, or a client certificate with its key")
     return status

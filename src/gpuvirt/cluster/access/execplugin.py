@@ -1,7 +1,7 @@
 """Credential plugins: the programs that a kubeconfig names to get tokens and client certificates (`exec`).
 
-Source: client-go, plugin/pkg/client/auth/exec. What a plugin gives is kept in memory until it expires, or until the API
-server does not know it.
+Source: client-go, plugin/pkg/client/auth/exec. The credentials of a plugin stay in memory until they expire, or until
+the API server rejects them.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ VERSIONS = (V1, V1BETA1)
 IF_AVAILABLE, ALWAYS, NEVER = "IfAvailable", "Always", "Never"
 INFO = "KUBERNETES_EXEC_INFO"
 WITHIN_S = 300.0
-"""How long a plugin may take: some wait for a person who logs in with a browser."""
+"""The longest run of a plugin: some wait until a user has logged in with a browser."""
 HELP = "https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins"
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A plugin, as it is run."""
+    """The command of a plugin."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
-    """Beside our own."""
+    """Environment variables in addition to those of this process."""
     api_version: str
     mode: str
     cluster: ClusterInfo | None
@@ -48,7 +48,7 @@ class Command:
 
 
 def command_of(entry: Entry[Exec], cluster: Entry[Cluster], ca: Material | None) -> Command:
-    """Return the plugin that a kubeconfig names; raise ConfigError."""
+    """Return the command of the plugin in a kubeconfig; raise ConfigError."""
     desired = entry.content
     if not desired.command:
         raise entry.fault("is missing; expected the plugin's program", "command")
@@ -61,7 +61,7 @@ def command_of(entry: Entry[Exec], cluster: Entry[Cluster], ca: Material | None)
     for index, variable in enumerate(desired.env):
         if not variable.name:
             raise entry.fault("is missing; expected the variable's name", f"env[{index}].name")
-    # A path, unlike a name, is relative to the kubeconfig.
+    # A path is relative to the kubeconfig; a name without a slash is searched on PATH.
     program = str(entry.file.parent.absolute() / desired.command) if "/" in desired.command else desired.command
     return Command(
         (program, *desired.args),
@@ -74,36 +74,36 @@ def command_of(entry: Entry[Exec], cluster: Entry[Cluster], ca: Material | None)
 
 
 def _cluster_info(cluster: Entry[Cluster], ca: Material | None) -> ClusterInfo:
-    at = cluster.content
+    content = cluster.content
     try:
         trusted = ca if isinstance(ca, bytes) or ca is None else ca.read_bytes()
     except OSError as error:
         raise cluster.fault(f"can't be read: {error}", "certificate-authority") from error
     return ClusterInfo(
-        server=at.server,
-        tls_server_name=at.tls_server_name,
-        insecure_skip_tls_verify=at.insecure_skip_tls_verify,
+        server=content.server,
+        tls_server_name=content.tls_server_name,
+        insecure_skip_tls_verify=content.insecure_skip_tls_verify,
         certificate_authority_data=base64.b64encode(trusted).decode() if trusted is not None else "",
-        proxy_url=at.proxy_url,
-        disable_compression=at.disable_compression,
-        config=next((one.extension for one in at.extensions if one.name == f"{GROUP}/exec"), None),
+        proxy_url=content.proxy_url,
+        disable_compression=content.disable_compression,
+        config=next((entry.extension for entry in content.extensions if entry.name == f"{GROUP}/exec"), None),
     )
 
 
 class ExecPlugin:
-    """Runs a plugin when its last credentials are of no use any more, once for all requests that wait for them."""
+    """Runs a plugin when its last credentials have expired or been rejected, once for all requests that wait."""
 
     def __init__(self, command: Command, clock: Clock) -> None:
         self._command = command
         self._clock = clock
-        # asyncio's own subprocesses hang where they are cancelled while they start.
+        # asyncio's own subprocesses hang if they are cancelled while they start.
         self._worker = ThreadWorker("credential plugin")
         self._running = asyncio.Lock()
         self._runs = 0
         self._issued: Issued | None = None
         self._expires: datetime | None = None
         self._failure = ""
-        """Why the last run gave nothing."""
+        """The error of the last run; empty if it succeeded."""
 
     async def credentials(self) -> Issued:
         """Return valid credentials; raises CredentialsError."""
@@ -117,28 +117,28 @@ class ExecPlugin:
             return self._issued
 
     def reject(self, issued: Issued) -> None:
-        """Have the plugin run again for the next request, unless it has run since these were issued."""
+        """Discard these credentials, so that the next request runs the plugin, unless newer ones have been issued."""
         if issued is self._issued:
             self._issued = None
 
     async def _renew(self, *, is_due: bool) -> None:
-        """Run the plugin, unless it has just failed while the request waited."""
+        """Run the plugin, unless it has just failed while this request waited."""
         if not is_due and self._failure:
             return
         self._issued, self._failure = None, ""
         try:
             output = await self._worker.run(self._run, name=self._command.program, timeout_s=WITHIN_S + 10.0)
-            self._issued, self._expires = self._understood(output)
+            self._issued, self._expires = self._decoded(output)
         except (CredentialsError, WorkerBlockedError) as error:
             self._failure = str(error)
         finally:
             self._runs += 1
 
     def _run(self) -> bytes:
-        """Return what the plugin prints; its standard error is ours."""
+        """Run the plugin and return its output; its standard error is that of this process."""
         interactive = self._is_interactive()
         environment = {
-            **os.environ,  # noqa: TID251  plugins have the environment of whoever runs us, as kubectl's have
+            **os.environ,  # noqa: TID251  plugins inherit the environment, as kubectl's do
             **self._command.environment,
             INFO: execcredential.encode(self._command.api_version, AskedSpec(interactive, self._command.cluster)),
         }
@@ -159,18 +159,18 @@ class ExecPlugin:
         except subprocess.TimeoutExpired as error:
             raise self._error(f"has not ended in {WITHIN_S:g} s") from error
         if done.returncode:
-            by_hand = " ".join(self._command.arguments)
-            raise self._error(f"failed with exit status {done.returncode}; to see why, run it by hand: {by_hand}")
+            command = " ".join(self._command.arguments)
+            raise self._error(f"failed with exit status {done.returncode}; to see why, run it by hand: {command}")
         return done.stdout
 
     def _is_interactive(self) -> bool:
-        """Return whether the plugin has our terminal; raises CredentialsError where it needs one and there is none."""
+        """Return whether the plugin may use the terminal; raises CredentialsError if it needs one and there is none."""
         has_terminal = sys.stdin is not None and sys.stdin.isatty()
         if self._command.mode == ALWAYS and not has_terminal:
-            raise self._error("asks for input (interactiveMode: Always), and standard input is no terminal")
+            raise self._error("needs a terminal (interactiveMode: Always), but standard input is not a terminal")
         return has_terminal and self._command.mode != NEVER
 
-    def _understood(self, output: bytes) -> tuple[Issued, datetime | None]:
+    def _decoded(self, output: bytes) -> tuple[Issued, datetime | None]:
         try:
             status = execcredential.decode(output, self._command.api_version)
         except NotIssuedError as error:

@@ -1,8 +1,8 @@
-"""Kubeconfig files, read and merged as kubectl does it.
+"""Reads and merges kubeconfig files as kubectl does.
 
-Of several files (`KUBECONFIG=a:b`) the first that has a cluster, a user or a context by a name has all of it, and the
-first that names a current context decides. Files that are not there are skipped, unless none is. Paths are relative to
-the file that they stand in. Source: client-go, tools/clientcmd.
+Of several files (`KUBECONFIG=a:b`), the first with a cluster, user or context of a name provides the whole entry, and
+the first with a current context provides that. Missing files are skipped, unless all are missing. Paths are relative to
+the file that has them. Source: client-go, tools/clientcmd.
 """
 
 import os
@@ -21,14 +21,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """What a program keeps in a kubeconfig."""
+    """The data of another program in a kubeconfig."""
 
     name: str = ""
     extension: object = None
 
 
 class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
-    """How to reach an API server."""
+    """The address and CA of an API server."""
 
     server: str = ""
     certificate_authority: str = ""
@@ -41,7 +41,7 @@ class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class EnvVar(msgspec.Struct, frozen=True):
-    """A variable for a credential plugin."""
+    """An environment variable of a credential plugin."""
 
     name: str
     value: str = ""
@@ -60,13 +60,13 @@ class Exec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AuthProvider(msgspec.Struct, frozen=True):
-    """A way to log in that was part of kubectl once."""
+    """A login method that former versions of kubectl had."""
 
     name: str = ""
 
 
 class User(msgspec.Struct, frozen=True, rename="kebab"):
-    """How to log in."""
+    """The credentials of a user."""
 
     token: str = ""
     token_file: str = msgspec.field(default="", name="tokenFile")
@@ -85,7 +85,7 @@ class User(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class Context(msgspec.Struct, frozen=True):
-    """Which cluster, as which user."""
+    """A cluster, a user and a namespace."""
 
     cluster: str = ""
     user: str = ""
@@ -120,7 +120,7 @@ class _NamedContext(msgspec.Struct, frozen=True):
 
 
 class KubeConfig(msgspec.Struct, frozen=True, rename="kebab"):
-    """One file."""
+    """The content of a kubeconfig file."""
 
     clusters: tuple[_NamedCluster, ...] = ()
     users: tuple[_NamedUser, ...] = ()
@@ -138,21 +138,21 @@ class _Named(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A cluster, user or context, and where it stands."""
+    """A cluster, user or context with its file and path."""
 
     content: T
     file: Path
     path: str
-    """Its place in the file: `$.users[0].user`."""
+    """The path in the file: `$.users[0].user`."""
 
     def fault(self, message: str, key: str = "") -> ConfigError:
-        """Return the error that says what is wrong with it, or with one key of it."""
+        """Return an error about the entry, or about one of its keys."""
         return ConfigError(message, where=str(self.file), path=f"{self.path}.{key}" if key else self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What all files say together."""
+    """The merged entries of all files."""
 
     where: str
     clusters: Mapping[str, Entry[Cluster]]
@@ -162,7 +162,7 @@ class Merged:
 
 
 def read(paths: Path) -> Merged:
-    """Return what a kubeconfig says, or several that `paths` lists as KUBECONFIG does; raise ConfigError."""
+    """Return the entries of a kubeconfig, or of several that `paths` lists like KUBECONFIG; raise ConfigError."""
     files = _files(paths)
     configs = [(file, documents.load(file, KubeConfig, null_is_absent=True)) for file in files]
     return Merged(
@@ -175,14 +175,14 @@ def read(paths: Path) -> Merged:
 
 
 def _files(paths: Path) -> Sequence[Path]:
-    """Return the files to be read: those that are there; one alone, and the first where none is, be it there or not."""
+    """Return the existing files of the list. A single file is returned even if it does not exist."""
     if paths.exists():
         return (paths,)
     listed = dict.fromkeys(Path(part) for part in str(paths).split(os.pathsep) if part)
-    there = [file for file in listed if file.exists()]
-    if there or len(listed) <= 1:
-        return there or (paths,)
-    raise ConfigError("none of these files is there; expected a kubeconfig", where=str(paths))
+    existing = [file for file in listed if file.exists()]
+    if existing or len(listed) <= 1:
+        return existing or (paths,)
+    raise ConfigError("none of these files exists; expected a kubeconfig", where=str(paths))
 
 
 def _merged(kind: str, files: Iterable[tuple[Path, Sequence[_Named[T]]]]) -> Mapping[str, Entry[T]]:
@@ -192,7 +192,7 @@ def _merged(kind: str, files: Iterable[tuple[Path, Sequence[_Named[T]]]]) -> Map
         names = [entry.name for entry in entries]
         for index, entry in enumerate(entries):
             if entry.name in names[:index]:
-                message = f"there are two of the name {entry.name!r}; expected one"
+                message = f"two entries have the name {entry.name!r}; expected one"
                 raise ConfigError(message, where=str(file), path=f"$.{kind}s[{index}].name")
             found.setdefault(entry.name, Entry(entry.content, file, f"$.{kind}s[{index}].{kind}"))
     return found

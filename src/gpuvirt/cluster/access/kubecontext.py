@@ -1,6 +1,6 @@
-"""A context of a kubeconfig as credentials: everything that kubectl takes from one.
+"""Turns a context of a kubeconfig into credentials, with all fields that kubectl uses.
 
-What kubectl refuses is refused here in the same cases, with its place. Source: client-go, tools/clientcmd and rest.
+It rejects the same kubeconfigs as kubectl, and names the file and field. Source: client-go, tools/clientcmd and rest.
 """
 
 import base64
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REPLACED = {"gcp": "gke-gcloud-auth-plugin", "azure": "kubelogin"}
-"""Credential plugins that do what kubectl's former auth providers did."""
+"""The credential plugins that replace kubectl's former auth providers."""
 _HEADER_KEY = "!#$&'*+-.^_`|~"
-"""What a header's name may have beside letters and digits; all else is escaped, % too."""
+"""The characters that a header's name may have besides letters and digits; all others are escaped, % too."""
 
 
 def from_kubeconfig(paths: Path, context: str = "") -> Credentials:
-    """Return what a context of a kubeconfig says, or of several (`a:b`); raise ConfigError.
+    """Return the credentials of a context of a kubeconfig, or of several (`a:b`); raise ConfigError.
 
-    Without `context` it is the current one.
+    Without `context`, the current context is used.
     """
     merged = kubeconfig.read(paths)
     found = _context(merged, context)
@@ -49,7 +49,7 @@ def _context(merged: Merged, desired: str) -> Entry[Context]:
     if name in merged.contexts:
         return merged.contexts[name]
     if not name:
-        message = f"no context is the current one; expected --context with one of: {known}"
+        message = f"there is no current context; expected --context with one of: {known}"
         raise ConfigError(message, where=merged.where, path="$.current-context")
     message = f"there is no context {name!r} in {merged.where}; expected one of: {known}"
     raise ConfigError(message, where="--context" if desired else merged.where, path="$.current-context")
@@ -63,21 +63,21 @@ def _named(merged: Merged, entries: Mapping[str, Entry[T]], context: Entry[Conte
 
 
 def _credentials(cluster: Entry[Cluster], user: Entry[User], namespace: str) -> Credentials:
-    at, who = cluster.content, user.content
+    server, login = cluster.content, user.content
     url = _server(cluster)
-    ca = _material(cluster, "certificate-authority", at.certificate_authority_data, at.certificate_authority)
-    if at.insecure_skip_tls_verify:
+    ca = _material(cluster, "certificate-authority", server.certificate_authority_data, server.certificate_authority)
+    if server.insecure_skip_tls_verify:
         if ca is not None:
             raise cluster.fault(
-                "a certificate authority has no meaning for a server that is not checked; expected one of"
+                "the server's certificate is not checked, so a certificate authority has no use; expected only one of"
                 " certificate-authority and insecure-skip-tls-verify",
                 "insecure-skip-tls-verify",
             )
-        log.warning("the certificate of %s is not checked: insecure-skip-tls-verify in %s", at.server, cluster.file)
-    certificate = _material(user, "client-certificate", who.client_certificate_data, who.client_certificate)
-    key = _material(user, "client-key", who.client_key_data, who.client_key)
+        log.warning("the certificate of %s is not checked: insecure-skip-tls-verify in %s", server.server, cluster.file)
+    certificate = _material(user, "client-certificate", login.client_certificate_data, login.client_certificate)
+    key = _material(user, "client-key", login.client_key_data, login.client_key)
     if (certificate is None) != (key is None):
-        raise user.fault("a client's certificate and its key go together; expected both or none")
+        raise user.fault("found only one of client certificate and client key; expected both or none")
     found = Credentials(
         host=url.hostname or "",
         port=url.port or 443,
@@ -86,9 +86,9 @@ def _credentials(cluster: Entry[Cluster], user: Entry[User], namespace: str) -> 
         token=_token(user),
         certificate=certificate,
         key=key,
-        server_name=at.tls_server_name or None,
+        server_name=server.tls_server_name or None,
         path=url.path.rstrip("/"),
-        is_insecure=at.insecure_skip_tls_verify,
+        is_insecure=server.insecure_skip_tls_verify,
         password=_password(user),
         headers=tuple(_impersonation(user)),
         tunnel=_proxy(cluster),
@@ -114,7 +114,7 @@ def _proxy(cluster: Entry[Cluster]) -> Proxy | None:
 
 
 def _url(cluster: Entry[Cluster], key: str, written: str, expected: str) -> SplitResult:
-    """Return a URL that has a host and a usable port; a proxy's password is not repeated in messages."""
+    """Return a URL after checking its host and port; a proxy's password is left out of the message."""
     try:
         url = urlsplit(written)
         usable = bool(url.hostname) and (url.port is None or url.port > 0)
@@ -127,45 +127,47 @@ def _url(cluster: Entry[Cluster], key: str, written: str, expected: str) -> Spli
 
 
 def _token(user: Entry[User]) -> Material | None:
-    """Return the token, or the file that it is read from, which goes first."""
+    """Return the token file, or the token if there is no token file."""
     if user.content.token_file:
         return user.file.parent / user.content.token_file
     return user.content.token.encode() or None
 
 
 def _password(user: Entry[User]) -> Password | None:
-    who = user.content
-    if not who.username and not who.password:
+    login = user.content
+    if not login.username and not login.password:
         return None
-    if who.token or who.token_file:
-        raise user.fault("there are two ways to log in; expected one of token, tokenFile and username", "username")
-    return Password(who.username, who.password)
+    if login.token or login.token_file:
+        raise user.fault("found two login methods; expected one of token, tokenFile and username", "username")
+    return Password(login.username, login.password)
 
 
 def _impersonation(user: Entry[User]) -> Iterator[tuple[str, str]]:
-    """Yield the headers that say whom to impersonate."""
-    who = user.content
-    if not who.impersonate:
-        if who.impersonate_uid or who.impersonate_groups or who.impersonate_extra:
-            raise user.fault("whom to impersonate is missing; as-uid, as-groups and as-user-extra go with it", "as")
+    """Yield the headers with the user to impersonate."""
+    login = user.content
+    if not login.impersonate:
+        if login.impersonate_uid or login.impersonate_groups or login.impersonate_extra:
+            raise user.fault(
+                "is missing; expected the user to impersonate, which as-uid, as-groups and as-user-extra need", "as"
+            )
         return
-    yield "Impersonate-User", who.impersonate
-    if who.impersonate_uid:
-        yield "Impersonate-Uid", who.impersonate_uid
-    for group in who.impersonate_groups:
+    yield "Impersonate-User", login.impersonate
+    if login.impersonate_uid:
+        yield "Impersonate-Uid", login.impersonate_uid
+    for group in login.impersonate_groups:
         yield "Impersonate-Group", group
-    for key, values in who.impersonate_extra.items():
+    for key, values in login.impersonate_extra.items():
         for value in values:
             yield f"Impersonate-Extra-{quote(key, safe=_HEADER_KEY)}", value
 
 
 def _with_plugin(found: Credentials, cluster: Entry[Cluster], user: Entry[User]) -> Credentials:
-    """Return the credentials with the user's plugin, where there is one."""
+    """Return the credentials with the user's plugin, if there is one."""
     provider = user.content.auth_provider
     if provider is not None:
         program = _REPLACED.get(provider.name)
         message = (
-            f"the {provider.name} auth plugin has been removed, from kubectl too (1.26); expected a credential plugin:"
+            f"the {provider.name} auth plugin has been removed from kubectl (1.26); expected a credential plugin:"
             f" exec with command {program}"
             if program is not None
             else f"the auth provider {provider.name!r} is not supported; expected a credential plugin: exec"
@@ -183,4 +185,4 @@ def _material(entry: Entry[T], key: str, data: str, file: str) -> Material | Non
     try:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:
-        raise entry.fault(f"expected base64, {error}", f"{key}-data") from error
+        raise entry.fault(f"expected base64: {error}", f"{key}-data") from error

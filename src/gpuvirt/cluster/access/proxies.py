@@ -1,4 +1,4 @@
-"""Connections to the API server through a proxy: HTTP CONNECT, by TLS or without, and SOCKS5.
+"""Connections to the API server through a proxy: HTTP CONNECT, with or without TLS to the proxy, and SOCKS5.
 
 Source: RFC 9110 (CONNECT), RFC 1928 and RFC 1929 (SOCKS). The proxy resolves the API server's name.
 """
@@ -22,19 +22,19 @@ _REFUSALS = {
     3: "the network is unreachable",
     4: "the host is unreachable",
     5: "the connection was refused",
-    6: "the time has run out",
+    6: "the connection timed out",
 }
 _ADDRESS_BYTES = {1: 4, 4: 16}
-"""Of an address that is bound, by its type."""
+"""The length of a bound address, by its type (IPv4, IPv6)."""
 
 
 class ProxyError(OSError):
-    """A proxy does not let us through."""
+    """The proxy is unreachable or refuses the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """Where a proxy is, and as whom it is used."""
+    """The address of a proxy, and the login for it."""
 
     scheme: str
     host: str
@@ -43,19 +43,19 @@ class Proxy:
 
     @property
     def text(self) -> str:
-        """Its URL without a password."""
+        """The URL of the proxy without a password."""
         return f"{self.scheme}://{authority(self.host, self.port)}"
 
     async def open(self, host: str, port: int) -> Streams:
-        """Return a connection to a host that leads through the proxy; raises ProxyError."""
+        """Return a connection to a host through the proxy; raises ProxyError."""
         try:
             context = ssl.create_default_context() if self.scheme == "https" else None
             reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context, limit=READ_BYTES)
         except OSError as error:
-            raise ProxyError(f"the proxy {self.text} is not reached: {error}") from error
-        ask = _connect if self.scheme in {"http", "https"} else _socks
+            raise ProxyError(f"the proxy {self.text} is unreachable: {error}") from error
+        handshake = _connect if self.scheme in {"http", "https"} else _socks
         try:
-            await ask(self, (reader, writer), host, port)
+            await handshake(self, (reader, writer), host, port)
         except BaseException as error:
             writer.transport.abort()
             if isinstance(error, OSError | asyncio.IncompleteReadError | h11.ProtocolError):
@@ -65,7 +65,7 @@ class Proxy:
 
 
 def authority(host: str, port: int) -> str:
-    """Return a host with its port, as URLs and headers have it."""
+    """Return a host and a port in the form of URLs and headers."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -88,8 +88,10 @@ async def _connect(proxy: Proxy, streams: Streams, host: str, port: int) -> None
     while (event := http.next_event()) is h11.NEED_DATA:
         http.receive_data(await reader.read(READ_BYTES))
     if not isinstance(event, h11.Response) or not 200 <= event.status_code < 300:
-        said = f"{event.status_code} {event.reason.decode('latin-1')}" if isinstance(event, h11.Response) else "nothing"
-        raise ProxyError(f"expected a way to {target}, got {said}")
+        answer = "no answer"
+        if isinstance(event, h11.Response):
+            answer = f"{event.status_code} {event.reason.decode('latin-1')}"
+        raise ProxyError(f"expected a connection to {target}, got {answer}")
 
 
 async def _socks(proxy: Proxy, streams: Streams, host: str, port: int) -> None:
@@ -98,15 +100,15 @@ async def _socks(proxy: Proxy, streams: Streams, host: str, port: int) -> None:
     writer.write(bytes([_SOCKS, len(methods)]) + methods)
     version, method = await reader.readexactly(2)
     if version != _SOCKS or method not in methods:
-        raise ProxyError("speaks no SOCKS5, or takes none of our ways to log in")
+        raise ProxyError("it does not support SOCKS5, or none of the offered login methods")
     if method == _LOGIN and proxy.login is not None:
         writer.write(bytes([1]) + b"".join(bytes([len(part)]) + part for part in map(str.encode, proxy.login)))
         if (await reader.readexactly(2))[1]:
-            raise ProxyError("does not know this user and password")
+            raise ProxyError("it rejects the user and password")
     name = host.encode("idna")
     writer.write(bytes([_SOCKS, _CONNECT, 0, _NAME, len(name)]) + name + port.to_bytes(2))
     _, refusal, _, kind = await reader.readexactly(4)
     if refusal:
-        raise ProxyError(f"no way to {authority(host, port)}: {_REFUSALS.get(refusal, f'code {refusal}')}")
+        raise ProxyError(f"no connection to {authority(host, port)}: {_REFUSALS.get(refusal, f'code {refusal}')}")
     length = _ADDRESS_BYTES[kind] if kind in _ADDRESS_BYTES else (await reader.readexactly(1))[0]
     await reader.readexactly(length + 2)
