@@ -1,1 +1,1 @@
-"""The API server's side: what is heard from it, and what is written to it."""
+"""The Kubernetes API server: the objects that gpuvirt reads from it and writes to it."""

@@ -1,8 +1,8 @@
-"""What a list and a watch have said of a collection, and what to do next: a pure state machine.
+"""The cache of a listed and watched collection: a pure state machine.
 
-A collection is unheard until it was listed whole once, and never again after that: while nobody answers, it is as it
-was. Deletions that happened unseen come out of the next list. Source of the rules: Kubernetes' API concepts, "Efficient
-detection of changes" and "410 Gone".
+A collection is unknown until it has been listed completely once. From then on it stays known: while the API server does
+not answer, the cache keeps its last state. The next list shows deletions that the watch has missed. Source of the
+rules: Kubernetes' API concepts, "Efficient detection of changes" and "410 Gone".
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ T = TypeVar("T", bound=KubernetesObject)
 FIRST_PAUSE_S = 0.5
 MOST_PAUSE_S = 30.0
 SHORT_WATCH_S = 5.0
-"""A watch that ends sooner, without a word, counts as a failure: or it would be asked for without pause."""
+"""A watch that ends sooner counts as a failure, so that there is a pause before the next one."""
 WATCHES_A_LIST = 8
-"""After so many watches it is listed again: a server restored from a backup counts versions from the backup's on, and
-tells a watch that waits for later ones nothing."""
+"""The number of watches after which the collection is listed again. A server that was restored from a backup continues
+with the versions of the backup, and a watch from a later version gets no events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta(Generic[T]):
-    """All objects as they are known now, and which of them are other than in the news before."""
+    """All objects of the collection, and the keys of those that have changed since the previous delta."""
 
     objects: Mapping[ObjectKey, T]
     changed: frozenset[ObjectKey] = frozenset()
@@ -35,7 +35,7 @@ class Delta(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The server has ended a watch, as it does."""
+    """The API server has ended a watch, which is normal."""
 
     after_s: float
 
@@ -45,29 +45,30 @@ class Failed:
     """A list or a watch has failed."""
 
     after_s: float = 0.0
-    """How long the watch had gone well."""
+    """For how long the watch was open."""
     expired: bool = False
-    """The version to go on from is no longer kept."""
+    """Whether the server no longer keeps the version to watch from."""
     missing: bool = False
-    """The server knows no such kind."""
+    """Whether the server has no such kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cache(Generic[T]):
-    """What is known, where to go on from, and how that has gone lately."""
+    """The known objects, the version to continue from, and the recent failures."""
 
     objects: ObjectMap[T] | None = None
-    """None until they were listed."""
+    """None until the collection has been listed."""
     version: str | None = None
-    """What to watch from; None where they are to be listed first."""
+    """The version to watch from; None if the collection must be listed first."""
     failures: int = 0
-    """Failures since a watch last went well."""
+    """Failures since the last successful watch."""
     failed: bool = False
-    """Whether the last list or watch did: only then is there a pause before the next."""
+    """Whether the last list or watch failed. Only then is there a pause before the next."""
     watches: int = 0
     """Watches since the last list."""
     doubted: bool = False
-    """Whether the kind was said not to be there since the last list: what is listed next is news, be it as before."""
+    """Whether the server reported since the last list that the kind does not exist. The next list is then reported as a
+    delta even if no object has changed."""
 
 
 Input = Listed[T] | Watched[T] | Ended | Failed
@@ -75,20 +76,20 @@ Input = Listed[T] | Watched[T] | Ended | Failed
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[T]):
-    """What an input leads to."""
+    """The cache after an input, and the delta for the consumer."""
 
     cache: Cache[T]
     delta: Delta[T] | None = None
-    """None where nothing is news."""
+    """None if nothing has changed."""
 
 
-def step(cache: Cache[T], came: Input[T]) -> Step[T]:
-    """Return what is known after `came`, and what of it is news."""
-    match came:
+def step(cache: Cache[T], received: Input[T]) -> Step[T]:
+    """Return the cache after an input, and what has changed."""
+    match received:
         case Listed():
-            return _listed(cache, came)
+            return _listed(cache, received)
         case Watched():
-            return _watched(cache, came)
+            return _watched(cache, received)
         case Ended(after_s=after_s):
             failed = after_s < SHORT_WATCH_S
             failures = cache.failures + 1 if failed else 0
@@ -103,7 +104,7 @@ def step(cache: Cache[T], came: Input[T]) -> Step[T]:
 
 
 def pause_s(cache: Cache[T], chance: float) -> float:
-    """Return how long to wait before the next list or watch; `chance`, from 0 to 1, keeps many agents apart."""
+    """Return the pause before the next list or watch; `chance`, from 0 to 1, spreads many agents over time."""
     if not cache.failed:
         return 0.0
     longest_s = min(FIRST_PAUSE_S * 2.0 ** min(cache.failures - 1, 10), MOST_PAUSE_S)
@@ -115,7 +116,7 @@ def _listed(cache: Cache[T], listed: Listed[T]) -> Step[T]:
     before: Mapping[ObjectKey, T] = cache.objects or {}
     changed = frozenset(key for key, item in objects.items() if before.get(key) != item)
     removed = frozenset(before.keys() - objects.keys())
-    # Failures stay until a watch went well: a server may list, and fail every watch.
+    # Failures count until a watch succeeds: a server may answer lists and fail every watch.
     after = Cache(objects, listed.version, cache.failures)
     is_change = cache.objects is None or cache.doubted or changed or removed
     return Step(after, Delta(objects, changed, removed) if is_change else None)

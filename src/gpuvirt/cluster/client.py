@@ -1,6 +1,6 @@
-"""Calls to the API server, one a verb; answers in the shapes that callers declare.
+"""The client of the API server: one method for each verb, which decodes the answer into a type that the caller names.
 
-What fails is told by `failures`, a class for each that somebody answers differently. Nothing is tried again here.
+It raises the errors of `failures` and retries nothing.
 """
 
 from collections.abc import AsyncIterator
@@ -22,50 +22,51 @@ T = TypeVar("T", bound=KubernetesObject)
 D = TypeVar("D")
 
 PAGE = 500
-"""Objects a page of a list."""
+"""Objects on a page of a list."""
 FIELD_MANAGER = "gpuvirt"
-"""Who owns the fields that are applied, as `kubectl get --show-managed-fields` has it."""
+"""The owner of applied fields, as `kubectl get --show-managed-fields` prints it."""
 QUIET_S = 10.0
-"""How much longer than its own end a watch may be silent before it is taken for dead."""
+"""The time after the requested end of a watch after which a silent watch counts as broken."""
 
 
 class PatchType(StrEnum):
-    """How a patch is written."""
+    """The format of a patch."""
 
     MERGE = "application/merge-patch+json"
-    """RFC 7386: what is null goes, what is not named stays."""
+    """RFC 7386: null deletes a field, absent fields stay."""
     JSON = "application/json-patch+json"
-    """RFC 6902: operations, of which `test` makes the rest conditional."""
+    """RFC 6902: a list of operations. `test` makes the following ones conditional."""
     APPLY = "application/apply-patch+yaml"
-    """Server-side apply: all that the writer wants, and no more; what it no longer wants goes. JSON is YAML."""
+    """Server-side apply: all fields that the writer owns. Owned fields that it no longer sends are deleted. The body is
+    JSON, which is valid YAML."""
 
 
 class EventType(StrEnum):
-    """What a watch says of an object."""
+    """The type of a watch event."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
     BOOKMARK = "BOOKMARK"
-    """No news: the version that all news so far is part of."""
+    """No change: it reports the version that includes all previous events."""
     ERROR = "ERROR"
 
 
 @dataclass(frozen=True, slots=True)
 class Collection(Generic[T]):
-    """The objects to be listed and watched, and the shape that they are decoded into."""
+    """The objects to list and watch, and the type that they are decoded into."""
 
     resource: Resource
     shape: type[T]
     name: str | None = None
-    """One object alone, by a field selector on its name: what RBAC's `resourceNames` permits to list and watch, too."""
+    """Selects one object by a field selector on its name, which also satisfies `resourceNames` of RBAC."""
     on_node: str | None = None
-    """Pods of one node alone."""
+    """Selects the pods of one node."""
     labelled: str = ""
     """A label selector: `app in (a,b)`."""
 
     def query(self, **more: str) -> str:
-        """Return the query that selects them, with more parameters."""
+        """Return the query string that selects the objects, with more parameters."""
         desired = {"metadata.name": self.name, "spec.nodeName": self.on_node}
         fields = ",".join(f"{field}={value}" for field, value in desired.items() if value is not None)
         selected = {"fieldSelector": fields, "labelSelector": self.labelled}
@@ -91,7 +92,7 @@ class Watched(Generic[T]):
 
 class _ListMetadata(msgspec.Struct, rename="camel"):
     resource_version: str = ""
-    # `continue` is a word of Python's.
+    # `continue` is a keyword of Python.
     continues_at: str = msgspec.field(default="", name="continue")
 
 
@@ -118,7 +119,7 @@ class _DeleteOptions(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """One API server, as one user."""
+    """A client of one API server with the credentials of one user."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._transport = Transport(credentials)
@@ -129,33 +130,33 @@ class Client:
         return _decoded(asked, await self._call(asked, Request("GET", resource.path_of(name))), shape)
 
     async def read(self, resource: Resource) -> str:
-        """Return a whole collection as the server writes it, for a small one read elsewhere; raises ApiError."""
+        """Return a whole collection as undecoded JSON, for small collections; raises ApiError."""
         asked = Asked("list", resource)
         return (await self._call(asked, Request("GET", resource.path))).decode()
 
     async def list(self, collection: Collection[T], *, page: int = PAGE) -> Listed[T]:
-        """Return all objects of a collection, read in pages of so many at one version; raises ApiError.
+        """Return all objects of a collection at one version, read in pages of `page` objects; raises ApiError.
 
-        Raises GoneError where it took so long that the server no longer keeps that version.
+        Raises GoneError if the server no longer keeps the version before all pages are read.
         """
-        asked, items, at = Asked("list", collection.resource, collection.name), list[T](), ""
+        asked, items, position = Asked("list", collection.resource, collection.name), list[T](), ""
         while True:
-            query = collection.query(limit=str(page), **({"continue": at} if at else {}))
+            query = collection.query(limit=str(page), **({"continue": position} if position else {}))
             body = await self._call(asked, Request("GET", f"{collection.resource.path}?{query}"))
-            part = _decoded(asked, body, _Page)
-            items += [_decoded(asked, raw, collection.shape) for raw in part.items]
-            at = part.metadata.continues_at
-            if not at:
-                return Listed(tuple(items), part.metadata.resource_version)
+            decoded = _decoded(asked, body, _Page)
+            items += [_decoded(asked, raw, collection.shape) for raw in decoded.items]
+            position = decoded.metadata.continues_at
+            if not position:
+                return Listed(tuple(items), decoded.metadata.resource_version)
 
     @asynccontextmanager
     async def watch(
         self, collection: Collection[T], version: str, *, for_s: int
     ) -> AsyncIterator[AsyncIterator[Watched[T]]]:
-        """Give what happens to a collection after `version`, for as long as the server keeps on (`for_s`).
+        """Yield an iterator over the events of a collection after `version`; the server ends the watch after `for_s`.
 
-        Raises ApiError, GoneError where the server no longer keeps that version. What it gives ends where the server
-        ends, and raises UnreachableError where the connection breaks.
+        Raises ApiError, and GoneError if the server no longer keeps the version. The iterator ends when the server ends
+        the watch, and raises UnreachableError if the connection breaks.
         """
         asked = Asked("watch", collection.resource, collection.name)
         query = collection.query(
@@ -170,9 +171,9 @@ class Client:
     async def patch(
         self, resource: Resource, name: str, patch: object, patch_type: PatchType, shape: type[D], *, part: str = ""
     ) -> D:
-        """Change one object, and return what it is then; `patch` is anything that msgspec encodes. Raises ApiError.
+        """Patch one object and return the new object; `patch` is anything that msgspec encodes. Raises ApiError.
 
-        `part` names a subresource that is meant: `status`.
+        `part` is a subresource: `status`.
         """
         asked = Asked("patch", resource, name, part)
         path = f"{resource.path_of(name)}/{part}" if part else resource.path_of(name)
@@ -180,9 +181,9 @@ class Client:
         return _decoded(asked, await self._call(asked, request), shape)
 
     async def apply(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:
-        """Have one object, as far as `content` says, and return what it is then; raises ApiError.
+        """Apply `content` to one object by server-side apply and return the new object; raises ApiError.
 
-        It is made where there is none. Fields that somebody else has set otherwise become ours.
+        The object is created if it does not exist. Fields with conflicts change their owner to gpuvirt (force).
         """
         asked = Asked("patch", resource, name)
         query = urlencode({"fieldManager": FIELD_MANAGER, "force": "true"})
@@ -191,23 +192,23 @@ class Client:
         return _decoded(asked, await self._call(asked, request), shape)
 
     async def delete(self, resource: Resource, name: str, uid: str = "") -> None:
-        """Delete one object; with `uid` that one alone, and none that has its name by now. Raises ApiError."""
+        """Delete one object; with `uid`, only if the object of that name still has this uid. Raises ApiError."""
         asked = Asked("delete", resource, name)
         body = msgspec.json.encode(_DeleteOptions(_Preconditions(uid))) if uid else b""
         headers = {"Content-Type": "application/json"} if uid else {}
         await self._call(asked, Request("DELETE", resource.path_of(name), headers, body))
 
     async def create(self, resource: Resource, content: object, shape: type[D]) -> D:
-        """Make an object, and return it; raises ApiError, ConflictError where there is one of that name."""
+        """Create an object and return it; raises ApiError, and ConflictError if the name exists."""
         asked = Asked("create", resource)
         headers = {"Content-Type": "application/json"}
         request = Request("POST", resource.path, headers, msgspec.json.encode(content))
         return _decoded(asked, await self._call(asked, request), shape)
 
     async def update(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:
-        """Put `content` in an object's place, and return what it is then; raises ApiError.
+        """Replace an object by `content` and return the new object; raises ApiError.
 
-        Raises ConflictError where the object has another version than `content` by now.
+        Raises ConflictError if the object no longer has the version of `content`.
         """
         asked = Asked("update", resource, name)
         headers = {"Content-Type": "application/json"}

@@ -1,8 +1,8 @@
-"""One leader among equal processes, by a Lease: who holds it writes, the others wait.
+"""Leader election by a Lease: the process that holds the lease leads, the other processes wait.
 
-Source: coordination.k8s.io/v1, and the rules of client-go's leader election: whether a lease has run out is judged by
-this process's own clock since the lease was last seen to change, never by the holder's times, since clocks differ. A
-leader that could not renew for some time stops before others may begin.
+Source: coordination.k8s.io/v1, and the rules of client-go's leader election: a process measures by its own clock for
+how long it has seen a lease unchanged, and does not use the holder's timestamps, since clocks differ. A leader that
+cannot renew its lease for some time stops before another process may lead.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from gpuvirt.cluster.resources import Metadata, Resource
 log = logging.getLogger(__name__)
 
 DURATION_S = 15
-"""For how long a lease that nobody renews is still its holder's."""
+"""The duration of a lease: it expires this long after its last renewal."""
 GIVE_UP_S = 10.0
-"""How long a leader tries to renew before it stops leading; shorter than the lease, so that there are never two."""
+"""The time after which a leader that cannot renew stops. It is shorter than the lease, so that two never lead."""
 RENEW_S = 2.0
 CONTROLLER_LEASE = "gpuvirt-controller"
 """The lease of gpuvirt's own controllers."""
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """Who leads."""
+    """The holder of a lease, and its times."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -42,7 +42,7 @@ class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Lease(msgspec.Struct, frozen=True, rename="camel"):
-    """A lease, as it is read and written."""
+    """A Lease, as gpuvirt reads and writes it."""
 
     metadata: Metadata
     spec: LeaseSpec = LeaseSpec()
@@ -56,9 +56,9 @@ def leases(namespace: str) -> Resource:
 
 
 def claimed(lease: Lease, me: str, now: datetime, *, quiet_s: float) -> Lease | None:
-    """Return the lease as it is to be written so that `me` leads; None where somebody else does.
+    """Return the lease to write so that `me` leads; None if another process holds the lease.
 
-    `quiet_s` is for how long the lease was not seen to change.
+    `quiet_s` is the time since the last observed change of the lease.
     """
     spec, at = lease.spec, f"{now:%Y-%m-%dT%H:%M:%S.%fZ}"
     if spec.holder_identity == me:
@@ -71,7 +71,7 @@ def claimed(lease: Lease, me: str, now: datetime, *, quiet_s: float) -> Lease | 
 
 @dataclass(frozen=True, slots=True)
 class Candidacy:
-    """Who wants to lead what."""
+    """The lease of an election, and the identity of this process."""
 
     namespace: str
     name: str
@@ -79,7 +79,7 @@ class Candidacy:
 
 
 class Election:
-    """Takes part for one process."""
+    """The part of one process in an election."""
 
     def __init__(self, client: Client, candidacy: Candidacy, clock: Clock, random: Random) -> None:
         self._client = client
@@ -87,20 +87,21 @@ class Election:
         self._clock = clock
         self._random = random
         self._seen = ""
-        """The version of the lease that was seen last, and since when."""
+        """The version of the lease that was observed last."""
         self._seen_at_s = 0.0
+        """When that version was observed first."""
         self.leader: str | None = None
-        """Who leads, as far as is known."""
+        """The identity of the leader; None while it is unknown."""
 
     @property
     def leads(self) -> bool:
-        """Whether this process does."""
+        """Whether this process leads."""
         return self.leader == self._candidacy.me
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """Wait until this process is to lead, `lead` for as long as it does, and again; for ever.
+        """Wait until this process leads, run `lead` until it loses the lease, and start over; for ever.
 
-        Raises what `lead` raises. Cancelled, it gives the lease back, so that another leads at once.
+        Raises the exceptions of `lead`. When cancelled, it releases the lease, so that another can lead at once.
         """
         while True:
             await self._win()
@@ -110,25 +111,25 @@ class Election:
                 self.leader = None
 
     async def _win(self) -> None:
-        """Return once this process leads."""
+        """Try to get the lease until this process leads."""
         while not await self._try():
             await self._clock.sleep(RENEW_S * (1.0 + 0.2 * self._random.random()))
-        log.info("this process leads now", extra={"lease": self._candidacy.name})
+        log.info("this process has become the leader", extra={"lease": self._candidacy.name})
 
     async def _hold(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """Lead until the lease is lost; raises what leading raises, with the lease given back."""
+        """Run `lead` until the lease is lost; raises the exceptions of `lead` after the release of the lease."""
         try:
             async with asyncio.TaskGroup() as group:
                 leading = group.create_task(_forever(lead))
                 await self._renew()
-                log.warning("this process leads no longer: its lease could not be renewed, or is another's")
+                log.warning("this process is no longer the leader: it could not renew the lease, or another holds it")
                 leading.cancel()
         except BaseException:
-            await self._give_back()
+            await self._release()
             raise
 
     async def _renew(self) -> None:
-        """Renew for as long as that is possible."""
+        """Renew the lease until that has failed for `GIVE_UP_S` or another process holds it."""
         renewed_at_s = self._clock.monotonic_s()
         while (left_s := renewed_at_s + GIVE_UP_S - self._clock.monotonic_s()) > 0:
             await self._clock.sleep(min(RENEW_S, left_s))
@@ -140,14 +141,14 @@ class Election:
                     elif self.leader is not None:
                         return
             except TimeoutError:
-                log.info("the lease was not renewed in time")
+                log.info("the API server did not answer the renewal of the lease in time")
 
     async def _try(self) -> bool:
-        """Take or renew the lease; return whether this process leads. Who leads is None where that is not known."""
+        """Acquire or renew the lease, and return whether this process leads; sets `leader`, None if it is unknown."""
         candidacy = self._candidacy
         try:
             lease = await self._read()
-            self._look_at(lease)
+            self._observe(lease)
             quiet_s = self._clock.monotonic_s() - self._seen_at_s
             mine = claimed(lease, candidacy.me, self._clock.now(), quiet_s=quiet_s)
             if mine is None:
@@ -155,13 +156,13 @@ class Election:
                 return False
             written = await self._put(mine)
         except ConflictError:
-            self.leader = None  # somebody was faster, and is seen at the next try
+            self.leader = None  # another process was faster; the next try reads its lease
             return False
         except ApiError as error:
             self.leader = None
-            log.warning("the lease can't be had: %s", error)
+            log.warning("the lease could not be read or written: %s", error)
             return False
-        self._look_at(written)
+        self._observe(written)
         self.leader = candidacy.me
         return True
 
@@ -173,20 +174,20 @@ class Election:
             return Lease(Metadata(candidacy.name, candidacy.namespace))
 
     async def _put(self, lease: Lease) -> Lease:
-        """Write the lease, which has the version that was read; raises ConflictError where it has another by now."""
+        """Write the lease with the version that was read; raises ConflictError if it has changed since."""
         at, name = leases(self._candidacy.namespace), self._candidacy.name
         if lease.metadata.resource_version:
             return await self._client.update(at, name, lease, Lease)
         return await self._client.create(at, lease, Lease)
 
-    def _look_at(self, lease: Lease) -> None:
+    def _observe(self, lease: Lease) -> None:
         if lease.metadata.resource_version != self._seen or not self._seen:
             self._seen, self._seen_at_s = lease.metadata.resource_version, self._clock.monotonic_s()
 
     async def usurp(self, for_s: int) -> None:
-        """Take the lease from whoever has it, so that nobody leads for so long; raises ApiError.
+        """Take the lease from its holder, so that no process leads for `for_s` seconds; raises ApiError.
 
-        Who led before sees it when it renews next, and stops: `RENEW_S` later nothing more is written.
+        The previous leader notices it at its next renewal and stops: after `RENEW_S` it writes nothing more.
         """
 
         async def take() -> None:
@@ -194,10 +195,10 @@ class Election:
             mine = LeaseSpec(self._candidacy.me, for_s, now, now, (lease.spec.lease_transitions or 0) + 1)
             await self._put(replace(lease, spec=mine))
 
-        await retried(take, self._clock)  # a leader renews it at the same time
+        await retried(take, self._clock)  # the leader may renew it at the same time
 
-    async def _give_back(self) -> None:
-        """Say that nobody leads, where this process did."""
+    async def _release(self) -> None:
+        """Clear the holder of the lease if it is this process."""
 
         async def release() -> None:
             lease = await self._read()
@@ -208,7 +209,7 @@ class Election:
             async with asyncio.timeout(RENEW_S):
                 await retried(release, self._clock)
         except (ApiError, TimeoutError) as error:
-            log.info("the lease runs out by itself: %s", error)
+            log.info("the lease could not be released, and expires by itself: %s", error)
 
 
 async def _forever(lead: Callable[[], Awaitable[None]]) -> None:

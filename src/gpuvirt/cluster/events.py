@@ -1,7 +1,7 @@
-"""Kubernetes' events: what somebody should hear of an object once.
+"""Kubernetes events about objects, for users.
 
-Source: events.k8s.io/v1. Events of objects without a namespace lie in the namespace `default`, where `kubectl describe`
-looks for them. They are told once, and not kept trying: an object's status says what is so.
+Source: events.k8s.io/v1. Events about cluster-scoped objects are in the namespace `default`, where `kubectl describe`
+looks for them. Writing an event is not retried, because the status of the object has the same information.
 """
 
 import logging
@@ -19,13 +19,13 @@ from gpuvirt.cluster.resources import Metadata, Resource
 log = logging.getLogger(__name__)
 
 HOME = "default"
-"""The namespace of events about objects that have none."""
+"""The namespace of events about cluster-scoped objects."""
 MOST_NOTE = 1000
-"""Characters; the API's limit is 1024."""
+"""The most characters of a note; the API's limit is 1024."""
 
 
 class Kind(StrEnum):
-    """Whether somebody should worry."""
+    """The type of an event."""
 
     NORMAL = "Normal"
     WARNING = "Warning"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EventDraft:
-    """One thing that has changed."""
+    """The type, reason and text of an event."""
 
     kind: Kind
     reason: str
@@ -52,12 +52,12 @@ class About(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Who tells."""
+    """The program that writes an event."""
 
     controller: str
-    """What kind of program: `gpuvirt.io/node`."""
+    """The kind of program: `gpuvirt.io/node`."""
     instance: str
-    """Which one of them."""
+    """The instance of the program, such as the node's name."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, rename="camel"):
-    """An event, as far as it is ours to write."""
+    """An event, with the fields that its reporter writes."""
 
     metadata: _Metadata
     event_time: str
@@ -80,38 +80,38 @@ class Event(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Created(msgspec.Struct, frozen=True):
-    """What is read of an event that was made."""
+    """The part of a created event that is decoded."""
 
     metadata: Metadata
 
 
-def events_of(delta: Iterable[tuple[About, EventDraft]], by: Reporter, at: datetime) -> list[Event]:
-    """Return events of one moment, a microsecond apart: the moment is part of an event's name."""
+def events_of(drafts: Iterable[tuple[About, EventDraft]], by: Reporter, at: datetime) -> list[Event]:
+    """Return events of one moment, a microsecond apart, because the time is part of an event's name."""
     return [
-        event_of(event, about, by, at + timedelta(microseconds=number)) for number, (about, event) in enumerate(delta)
+        event_of(draft, about, by, at + timedelta(microseconds=number)) for number, (about, draft) in enumerate(drafts)
     ]
 
 
-def event_of(event: EventDraft, about: About, by: Reporter, at: datetime) -> Event:
-    """Return an event; its name is the object's and the moment, as for all events."""
+def event_of(draft: EventDraft, about: About, by: Reporter, at: datetime) -> Event:
+    """Return an event. Its name consists of the object's name and the time, as is usual for events."""
     return Event(
         metadata=_Metadata(f"{about.name}.{int(at.timestamp() * 1_000_000):x}", about.namespace or HOME),
         event_time=f"{at:%Y-%m-%dT%H:%M:%S.%fZ}",
         reporting_controller=by.controller,
         reporting_instance=by.instance,
         action="Report",
-        reason=event.reason,
+        reason=draft.reason,
         regarding=about,
-        note=event.note[:MOST_NOTE],
-        type=event.kind,
+        note=draft.note[:MOST_NOTE],
+        type=draft.kind,
     )
 
 
 async def tell(client: Client, events: Iterable[Event]) -> None:
-    """Write events; where one can't be written, the rest is not tried."""
+    """Write events, and stop at the first that fails."""
     for event in events:
         try:
             await client.create(Resource("events", "events.k8s.io", "v1", event.metadata.namespace), event, _Created)
         except ApiError as error:
-            log.info("no event says that %s: %s", event.note, error)
+            log.info("could not write the event %r: %s", event.note, error)
             return

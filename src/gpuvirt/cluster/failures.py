@@ -1,6 +1,6 @@
-"""What can go wrong between us and the API server: a class for each failure, and retries.
+"""The errors of calls to the API server, and retries after conflicts.
 
-A write that another writer was faster with (409) is done again from a fresh read.
+After a conflict with another writer (409), the object is read again and the write is repeated.
 
 Source of the codes and of `Status`: Kubernetes' API conventions, "HTTP Status codes" and "Response Status Kind".
 """
@@ -27,39 +27,39 @@ MOST_TRIES = 10
 FIRST_PAUSE_S = 0.05
 MOST_PAUSE_S = 1.0
 
-MOST_TOLD = 300
-"""Characters of what a server says; a proxy may answer with a page."""
+MOST_MESSAGE = 300
+"""The most characters of a server's message; a proxy may answer with a whole page."""
 
 
 class ApiError(GpuvirtError):
-    """Base of what the API server's side raises."""
+    """Base of all errors of the API server and the connection to it."""
 
     retry_after_s: float = 0.0
-    """How long the server asks to be left alone."""
+    """The pause that the server asks for before the next request."""
 
 
 class UnreachableError(ApiError):
-    """There was no answer: no connection, a broken or slow one, a certificate that can't be trusted, or no HTTP."""
+    """The server gave no answer: no connection, a broken or slow one, an untrusted certificate, or no HTTP."""
 
 
 class CredentialsError(ApiError):
-    """Nothing was asked: there are no credentials to ask with."""
+    """The request was not sent, because there are no credentials for it."""
 
 
 class NotUnderstoodError(ApiError):
-    """The answer is not what this kind of request is answered with."""
+    """The answer does not have the expected form."""
 
 
 class UnauthorizedError(ApiError):
-    """The server does not know us (401): the token has expired, or is another cluster's."""
+    """The server rejects the credentials (401): the token has expired, or belongs to another cluster."""
 
 
 class ForbiddenError(ApiError):
-    """The server knows us, and we may not (403); the text has the line that a role lacks."""
+    """The user lacks a permission (403); the text has the missing rule of the role."""
 
 
 class NotFoundError(ApiError):
-    """There is no such object (404)."""
+    """The object does not exist (404)."""
 
 
 class ConflictError(ApiError):
@@ -67,11 +67,11 @@ class ConflictError(ApiError):
 
 
 class GoneError(ApiError):
-    """The version to go on from is no longer kept (410): list again."""
+    """The server no longer keeps the version to watch from (410): the collection must be listed again."""
 
 
 class RefusedError(ApiError):
-    """Any other refusal: too many requests, not valid, a server that fails."""
+    """Any other error answer: too many requests, an invalid object, an internal server error."""
 
 
 _BY_CODE = {404: NotFoundError, 409: ConflictError, 410: GoneError}
@@ -79,7 +79,7 @@ _BY_CODE = {404: NotFoundError, 409: ConflictError, 410: GoneError}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked for: RBAC's verb, the collection, and the object where there is one."""
+    """A request in the terms of RBAC: the verb, the collection, and the object if there is one."""
 
     verb: str
     resource: Resource
@@ -89,13 +89,13 @@ class Asked:
 
     @property
     def text(self) -> str:
-        """The request as people say it: `get nodes node01`."""
+        """The request as kubectl writes it: `get nodes node01`."""
         within = f" in namespace {self.resource.namespace}" if self.resource.namespace is not None else ""
         return " ".join(filter(None, (self.verb, self._resources, self.name))) + within
 
     @property
     def rule(self) -> str:
-        """The line that a role needs for it."""
+        """The rule of a role that permits the request."""
         return f'{{apiGroups: ["{self.resource.group}"], resources: [{self._resources}], verbs: [{self.verb}]}}'
 
     @property
@@ -104,7 +104,7 @@ class Asked:
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Kubernetes' answer to what it does not do."""
+    """The body of an error answer (metav1.Status)."""
 
     message: str = ""
     reason: str = ""
@@ -112,9 +112,8 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def failure(asked: Asked, code: int, body: bytes, *, retry_after: str = "") -> ApiError:
-    """Return what an answer with status `code` means; `retry_after` is the header of that name."""
-    said = _said(body)
-    text = f"{asked.text}: the API server answers {code}: {said}"
+    """Return the error for an answer with status `code`; `retry_after` is the header of that name."""
+    text = f"{asked.text}: the API server answers {code}: {_message_of(body)}"
     if code == 401:
         return UnauthorizedError(f"{text}; expected a token of this cluster that has not expired")
     if code == 403:
@@ -127,19 +126,19 @@ def failure(asked: Asked, code: int, body: bytes, *, retry_after: str = "") -> A
     return refused
 
 
-def _said(body: bytes) -> str:
+def _message_of(body: bytes) -> str:
     try:
-        said = nulls.decode(body, Status).message
+        message = nulls.decode(body, Status).message
     except (msgspec.DecodeError, UnicodeDecodeError):
-        said = ""
-    line = " ".join((said or body.decode(errors="replace")).split())
-    return line if len(line) <= MOST_TOLD else f"{line[:MOST_TOLD]}..."
+        message = ""
+    line = " ".join((message or body.decode(errors="replace")).split())
+    return line if len(line) <= MOST_MESSAGE else f"{line[:MOST_MESSAGE]}..."
 
 
 async def retried(
     attempt: Callable[[], Awaitable[T]], clock: Clock, conflicts: tuple[type[ApiError], ...] = (ConflictError,)
 ) -> T:
-    """Return what `attempt` returns, which reads the object and writes it; a conflict begins another attempt.
+    """Call `attempt`, which reads an object and writes it, and return its result; repeat it after a conflict.
 
     Raises the last conflict after MOST_TRIES attempts (5 s of pauses), and any other error at once.
     """
@@ -147,6 +146,6 @@ async def retried(
         try:
             return await attempt()
         except conflicts as error:
-            log.debug("%s; it is tried again from a fresh read", error)
+            log.debug("%s; reading the object again and retrying", error)
             await clock.sleep(pause_s)
     return await attempt()

@@ -1,4 +1,4 @@
-"""Labels and annotations of an object as somebody claims them: what it lacks, as a merge patch of these keys alone."""
+"""Desired labels and annotations of an object, and the merge patch that sets those that differ."""
 
 from collections.abc import Sequence
 
@@ -8,35 +8,35 @@ from gpuvirt import nulls
 from gpuvirt.cluster.resources import Metadata
 
 Fields = dict[str, msgspec.Raw]
-"""An object of which most is not ours to understand, and all is written back."""
+"""An undecoded object that is written back whole."""
 
 
 class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Labels and annotations by name; None for one that is to go."""
+    """Desired labels and annotations by name; None deletes one."""
 
     labels: dict[str, str | None] = {}
     annotations: dict[str, str | None] = {}
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """What an object lacks to have them."""
+    """A merge patch of an object's labels and annotations."""
 
     metadata: Keys
 
 
 def patch_of(desired: Sequence[Keys], observed: Metadata) -> Patch | None:
-    """Return what an object lacks; None where that is nothing."""
-    labels = _missing([one.labels for one in desired], observed.labels)
-    annotations = _missing([one.annotations for one in desired], observed.annotations)
+    """Return the patch for the keys that differ; None if none does."""
+    labels = _differing([keys.labels for keys in desired], observed.labels)
+    annotations = _differing([keys.annotations for keys in desired], observed.annotations)
     return Patch(Keys(labels, annotations)) if labels or annotations else None
 
 
-def _missing(desired: Sequence[dict[str, str | None]], has: dict[str, str]) -> dict[str, str | None]:
-    return {key: value for keys in desired for key, value in keys.items() if has.get(key) != value}
+def _differing(desired: Sequence[dict[str, str | None]], observed: dict[str, str]) -> dict[str, str | None]:
+    return {key: value for keys in desired for key, value in keys.items() if observed.get(key) != value}
 
 
 def patched(whole: Fields, patch: Patch) -> Fields:
-    """Return an object with a patch in it, and everything else as it was."""
+    """Return an object with a patch applied and all other fields unchanged."""
     metadata = nulls.decode(whole["metadata"], Fields)
     for field, changes in (("labels", patch.metadata.labels), ("annotations", patch.metadata.annotations)):
         if not changes:

@@ -1,30 +1,30 @@
-"""The labels and annotations of nodes and operands: what the agent, the controller, NVIDIA's operator and admins share.
+"""The labels and annotations that the agent, the controller, NVIDIA's operator and admins share.
 
-Source: NVIDIA's operator and its vgpu-device-manager, whose labels `nvidia.com/...` and values these are, and NFD's;
-those of `gpuvirt.io` are our own. What the agent and `gpuvirt discover` decide by is named in `model`. An annotation
-that one module alone writes and reads is named there.
+Source: NVIDIA's operator and its vgpu-device-manager for `nvidia.com/...`, NFD for `feature.node.kubernetes.io/...`.
+gpuvirt defines those of `gpuvirt.io`. `model` has the labels that the agent and `gpuvirt discover` decide by. An
+annotation that only one module uses is defined in that module.
 """
 
 from gpuvirt.model.desired.workload import LABEL, VGPU_CONFIG_LABEL, Workload
 from gpuvirt.model.offers import discovery
 
-# --- what a node is for, and how far it has come
+# --- the desired state of a node, and its progress
 
 WORKLOAD_LABEL = LABEL
-"""What the node is for."""
+"""The workload of the node's GPUs."""
 CONFIG_LABEL = VGPU_CONFIG_LABEL
-"""Which vGPU config the node is to have."""
+"""The desired vGPU config of the node."""
 STATE_LABEL = "nvidia.com/vgpu.config.state"
-"""How far that has come: pending, success, failed."""
+"""The progress of the vGPU config: pending, success, failed."""
 REASON_ANNOTATION = "gpuvirt.io/vgpu.config.reason"
-"""Why; a label's value has no room for it."""
+"""The reason for that state, which is too long for a label's value."""
 WORKLOAD_STATE_LABEL = "gpuvirt.io/gpu.workload.state"
-"""How far what the node is for has come: pending, success, failed."""
+"""The progress of the workload: pending, success, failed."""
 WORKLOAD_REASON_ANNOTATION = "gpuvirt.io/gpu.workload.reason"
 AGENT_KEYS = (STATE_LABEL, WORKLOAD_STATE_LABEL, REASON_ANNOTATION, WORKLOAD_REASON_ANNOTATION)
-"""Labels and annotations by which a node's agent says how far it has come."""
+"""The labels and annotations in which the agent reports progress."""
 
-# --- what a node has
+# --- the hardware and system of a node
 
 PRESENT_LABEL = "nvidia.com/gpu.present"
 MIG_CONFIG_LABEL = "nvidia.com/mig.config"
@@ -32,7 +32,7 @@ MIG_CAPABLE_LABEL = "nvidia.com/mig.capable"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 VGPU_HOST_DRIVER_LABEL = "nvidia.com/vgpu.host-driver-version"
 GPU_RESOURCES = "nvidia.com/gpu", "nvidia.com/mig-"
-"""How the names of what device plugins offer to containers begin."""
+"""The beginnings of the names of resources that NVIDIA's device plugin offers to containers."""
 
 FEATURES = "feature.node.kubernetes.io/"
 GPU_FEATURES = (
@@ -41,45 +41,45 @@ GPU_FEATURES = (
     f"{FEATURES}pci-0300_10de.present",
     discovery.PRESENT_LABEL,
 )
-"""Any of these with value `true`: NFD's, and that of `gpuvirt discover`."""
+"""Labels of NFD and of `gpuvirt discover`. A node with any of them set to `true` has GPUs."""
 
 OS_LABEL = "gpuvirt.io/os"
-"""The tag by which images of drivers are chosen: `ubuntu22.04`."""
+"""The tag by which driver images are chosen: `ubuntu22.04`."""
 OS_SOURCES = (
     (f"{FEATURES}system-os_release.ID", f"{FEATURES}system-os_release.VERSION_ID"),
     (discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL),
 )
-"""Where a node says its system and version: NFD's labels, and those of `gpuvirt discover`."""
+"""The labels with the name and version of a node's system, of NFD and of `gpuvirt discover`."""
 
 # --- which operands run on a node
 
 DEPLOY = "nvidia.com/gpu.deploy."
-"""The prefix of the operands' node selectors; see `deploy_label`."""
+"""The prefix of the labels that `deploy_label` returns."""
 
 
 def deploy_label(component: str) -> str:
-    """Return the label that selects the nodes of an operand: of `driver`, `nvidia.com/gpu.deploy.driver`."""
+    """Return the label that selects the nodes of an operand; for `driver` it is `nvidia.com/gpu.deploy.driver`."""
     return f"{DEPLOY}{component}"
 
 
 OPERANDS_LABEL = deploy_label("operands")
-"""`false`: nothing of ours is to run on the node."""
+"""`false`: gpuvirt deploys no operands to the node."""
 NODE_LABEL = "gpuvirt.io/node"
-"""`true` where the node agent is to run: its DaemonSet selects it."""
+"""`true`: the agent runs on the node. The agent's DaemonSet selects it."""
 VGPU_DRIVER_LABEL = "gpuvirt.io/vgpu-manager"
-"""`true` where the vGPU manager is to run beside NVIDIA's operator, which takes away the labels that it would go by."""
+"""`true`: the vGPU manager runs on the node beside NVIDIA's operator, which removes the usual label of this operand."""
 OPERANDS_OFF_ANNOTATION = "gpuvirt.io/operands-off"
-"""On nodes that NVIDIA's operator was asked by us to leave alone."""
+"""`true` on nodes on which gpuvirt has switched off the operands of NVIDIA's operator."""
 
 PAUSED = "paused-for-"
-"""How a value of an operand's label begins that keeps the operand away during a change."""
+"""The beginning of the values of an operand's label that stop the operand during a change."""
 PAUSED_FOR_VGPUS = f"{PAUSED}vgpu-change"
 PAUSED_FOR_DRIVER = f"{PAUSED}driver-upgrade"
 
 DRIVER = "driver"
 MIG_MANAGER = "mig-manager"
 AGENT = "sandbox-device-plugin"
-"""The operand in whose place the node agent runs."""
+"""The operand that the agent replaces."""
 VALIDATOR = "sandbox-validator"
 VFIO_MANAGER = "vfio-manager"
 VGPU_DRIVER = "vgpu-manager"
@@ -113,7 +113,7 @@ SETS = {
         "client",
     ),
 }
-"""What runs on a node of each kind: the operands, as `deploy_label` takes them."""
+"""The operands on the nodes of each workload, as `deploy_label` takes them."""
 ALL = frozenset(deploy_label(name) for names in SETS.values() for name in names) | {
     deploy_label(name)
     for name in (
@@ -125,11 +125,11 @@ ALL = frozenset(deploy_label(name) for names in SETS.values() for name in names)
         "dcgm-exporter-dra",
     )
 }
-"""Every such label that is known; others are not touched."""
+"""All labels of operands that gpuvirt manages; it never changes others."""
 
-# --- what an object of the controller belongs to
+# --- the objects of the controller
 
 OPERAND_LABEL = "gpuvirt.io/operand"
-"""On each object: the operand that it is part of."""
+"""The label of each object with the operand that it belongs to."""
 TEMPLATE_LABEL = "gpuvirt.io/template"
-"""On each pod: a digest of what the pods of its DaemonSet were when it was made."""
+"""The label of each pod with a digest of the DaemonSet's pod template that it was created from."""

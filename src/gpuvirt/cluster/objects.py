@@ -1,7 +1,7 @@
-"""Objects by their keys, as a mapping that never changes: a copy with one other object shares all but a part.
+"""An immutable mapping of objects by their keys. A copy with one change shares all parts but one with the original.
 
-A watch tells one event at a time, and each leads to another state of the collection. With a `dict`, each would cost a
-copy of all objects. Whoever has a mapping may keep it.
+Each event of a watch leads to a new state of the collection. With a `dict`, each event would cost a copy of all
+objects. A consumer may keep any mapping that it got.
 """
 
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
@@ -17,29 +17,29 @@ from gpuvirt.cluster.resources import KubernetesObject
 T = TypeVar("T", bound=KubernetesObject)
 
 PARTS = 128
-"""A change copies one of the parts and the list of all: of 5,000 objects some 40, and 128 references."""
+"""The number of parts. A change copies one part and the list of parts: of 5,000 objects some 40, and 128 references."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectKey:
-    """An object's place in its collection; the namespace is empty where there is none."""
+    """The key of an object in its collection; the namespace is empty for cluster-scoped objects."""
 
     namespace: str
     name: str
 
 
 def key_of(item: KubernetesObject) -> ObjectKey:
-    """Return the place of an object."""
+    """Return the key of an object."""
     return ObjectKey(item.metadata.namespace, item.metadata.name)
 
 
-def _place(key: ObjectKey, parts: int) -> int:
-    """Return the part that an object lies in: the same in each process, so that all go through objects in one order."""
+def _part_of(key: ObjectKey, parts: int) -> int:
+    """Return the part of an object: the same in each process, so that all processes iterate in the same order."""
     return crc32(f"{key.namespace}/{key.name}".encode()) % parts
 
 
 class ObjectMap(Mapping[ObjectKey, T]):
-    """Objects by their keys."""
+    """An immutable mapping of objects by their keys."""
 
     __slots__ = ("_parts",)
 
@@ -49,22 +49,22 @@ class ObjectMap(Mapping[ObjectKey, T]):
 
     @classmethod
     def of(cls, objects: Mapping[ObjectKey, T], parts: int = PARTS) -> "ObjectMap[T]":
-        """Return the same objects; a map of this kind is returned as it is."""
+        """Return an ObjectMap of the objects; an ObjectMap is returned as it is."""
         if isinstance(objects, ObjectMap):
             return objects
         filled = tuple(dict[ObjectKey, T]() for _ in range(parts))
         for key, item in objects.items():
-            filled[_place(key, parts)][key] = item
+            filled[_part_of(key, parts)][key] = item
         return cls(filled)
 
     def with_object(self, key: ObjectKey, item: T) -> "ObjectMap[T]":
-        """Return the objects with one more, or another one in its place."""
-        at = _place(key, len(self._parts))
+        """Return a copy with an object added or replaced."""
+        at = _part_of(key, len(self._parts))
         return self._replaced(at, {**self._parts[at], key: item})
 
     def without(self, key: ObjectKey) -> "ObjectMap[T]":
-        """Return the objects but for one, which need not be there."""
-        at = _place(key, len(self._parts))
+        """Return a copy without an object; the object need not exist."""
+        at = _part_of(key, len(self._parts))
         return self._replaced(at, {other: item for other, item in self._parts[at].items() if other != key})
 
     def _replaced(self, at: int, part: dict[ObjectKey, T]) -> "ObjectMap[T]":
@@ -72,7 +72,7 @@ class ObjectMap(Mapping[ObjectKey, T]):
 
     @override
     def __getitem__(self, key: ObjectKey) -> T:
-        return self._parts[_place(key, len(self._parts))][key]
+        return self._parts[_part_of(key, len(self._parts))][key]
 
     @override
     def __iter__(self) -> Iterator[ObjectKey]:
@@ -82,7 +82,7 @@ class ObjectMap(Mapping[ObjectKey, T]):
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
-    # Without these two, each object would be looked up while all are gone through.
+    # Mapping's own views would look up each object by its key.
 
     @override
     def values(self) -> ValuesView[T]:

@@ -1,7 +1,7 @@
-"""Lists and watches a collection for ever: the only loop of that kind.
+"""Lists and watches a collection for ever: the only such loop of gpuvirt.
 
-`mirror` decides; here it is asked of the server, and waited. Whoever listens is told all that is known each time that
-something of it is news, and nothing while nobody answers.
+`cache` decides what to do next; the reflector makes the requests and the pauses. The consumer gets a delta with all
+objects each time that one has changed, and nothing while the API server does not answer.
 """
 
 import logging
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=KubernetesObject)
 
 WATCH_S = 240, 300
-"""How long a watch is asked for: from, to. The server ends it then, and it goes on where it was; so a new token is
-presented in good time, and agents that were started together don't stay together."""
+"""The range of the requested duration of a watch. The server ends the watch then, and the next one continues at the
+same version. So a renewed token is sent soon, and agents that were started together spread over time."""
 
 
 class Reflector(Generic[T]):
-    """Follows one collection."""
+    """Keeps the cache of one collection up to date."""
 
     def __init__(self, client: Client, collection: Collection[T], clock: Clock, random: Random) -> None:
         self._client = client
@@ -36,9 +36,9 @@ class Reflector(Generic[T]):
         self._watching_since_s: float | None = None
 
     async def run(self, observe: Callable[[Delta[T]], None], tell: Callable[[ApiError | None], None]) -> None:
-        """Follow for ever; `hear` takes what is news, `tell` what is wrong, and None when nothing is any more.
+        """Follow the collection for ever; `observe` gets each delta, `tell` each error, and None after a success.
 
-        Run again, as after a failure of whoever listens, it begins again: all that there is is news.
+        A second run, such as after a failure of the consumer, lists again and reports all objects as changed.
         """
         self._cache = Cache()
         asked_for_s = 0.0
@@ -59,7 +59,7 @@ class Reflector(Generic[T]):
                 log.debug("%s", error, extra={"failures": self._cache.failures})
 
     async def _go_on(self, observe: Callable[[Delta[T]], None], tell: Callable[[ApiError | None], None]) -> None:
-        """List where that is due, else watch until the server ends it."""
+        """List the collection if that is due; otherwise watch it until the server ends the watch."""
         version = self._cache.version
         if version is None:
             self._take(await self._client.list(self._collection), observe)
@@ -74,11 +74,11 @@ class Reflector(Generic[T]):
         self._take(Ended(self._watched_s()), observe)
 
     def _watched_s(self) -> float:
-        """Return for how long the watch of now was open."""
+        """Return for how long the current watch has been open."""
         return 0.0 if self._watching_since_s is None else self._clock.monotonic_s() - self._watching_since_s
 
-    def _take(self, came: Input[T], observe: Callable[[Delta[T]], None]) -> None:
-        after = step(self._cache, came)
+    def _take(self, received: Input[T], observe: Callable[[Delta[T]], None]) -> None:
+        after = step(self._cache, received)
         self._cache = after.cache
         if after.delta is not None:
             observe(after.delta)

@@ -1,4 +1,4 @@
-"""Where objects lie at the API server, and the metadata that all of them have."""
+"""The paths of objects at the API server, and the metadata that all objects have."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,40 +8,40 @@ import msgspec
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What every object has, and what all of our readers need of it."""
+    """The metadata of an object, with the fields that gpuvirt needs."""
 
     name: str = ""
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
     generation: int = 0
-    """How often its spec has changed."""
+    """The number of times that the spec has changed."""
     deletion_timestamp: str = ""
-    """Since when it is on its way out; empty where it is not."""
+    """The time when the deletion began; empty if the object is not being deleted."""
     creation_timestamp: str = ""
-    """RFC 3339, in UTC and whole seconds, so that texts are in the order of times."""
+    """RFC 3339, in UTC and whole seconds, so that the strings sort by time."""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
 
 class KubernetesObject(Protocol):
-    """Any shape that an object is decoded into."""
+    """Any type that an object is decoded into."""
 
     @property
     def metadata(self) -> Metadata:
-        """Its name and version."""
+        """The metadata of the object."""
         ...
 
 
 def is_newer(item: KubernetesObject, known: KubernetesObject) -> bool:
-    """Return whether an object is of a later version; versions of one kind can be compared (KEP-5504)."""
+    """Return whether `item` has a later version than `known`; versions of one kind can be compared (KEP-5504)."""
     later, earlier = item.metadata.resource_version, known.metadata.resource_version
     return not (later.isdecimal() and earlier.isdecimal()) or int(later) > int(earlier)
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A collection of objects: its group (empty for core), version and plural name, and its namespace if it has one."""
+    """A collection of objects: the group (empty for core), version, plural name, and namespace if it has one."""
 
     plural: str
     group: str = ""
@@ -50,13 +50,13 @@ class Resource:
 
     @property
     def path(self) -> str:
-        """The collection's path at the API server."""
+        """The path of the collection at the API server."""
         api = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         within = f"/namespaces/{quote(self.namespace, safe='')}" if self.namespace is not None else ""
         return f"{api}{within}/{self.plural}"
 
     def path_of(self, name: str) -> str:
-        """Return one object's path."""
+        """Return the path of one object."""
         return f"{self.path}/{quote(name, safe='')}"
 
 

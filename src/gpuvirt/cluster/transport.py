@@ -1,8 +1,7 @@
-"""One HTTPS request and its answer: a connection of its own, h11 for HTTP, and a limit for every wait.
+"""HTTPS requests to the API server. Each request has its own connection (h11), and each wait has a limit.
 
-A connection a request costs a handshake (5 ms), and spares us the ones that have silently died; what runs for long are
-watches. While one is quiet, the kernel asks after the other side, so that a machine that is gone is noticed in
-a minute.
+A connection for each request costs a handshake (5 ms), and avoids connections that have died unnoticed. Only watches
+last long. While a watch is quiet, TCP keepalive detects a dead API server within a minute.
 """
 
 import asyncio
@@ -19,17 +18,17 @@ from gpuvirt.cluster.failures import NotUnderstoodError, UnreachableError
 
 CONNECT_S = 10.0
 ANSWER_S = 30.0
-"""Until an answer begins, and between two parts of one that does not wait for news."""
+"""The longest time until an answer begins, and between two parts of an answer that is not a watch."""
 READ_BYTES = 1 << 16
 UNAUTHORIZED = 401
 MOST_BYTES = 32 << 20
-"""Of one answer, or of one line of a watch: a page of 500 nodes with all their images is a third of that."""
+"""The most bytes of an answer or a line of a watch. A page of 500 nodes with all their images has a third of that."""
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked: `target` is path and query."""
+    """A request; `target` is path and query."""
 
     method: str
     target: str
@@ -38,17 +37,17 @@ class Request:
 
 
 class Answer:
-    """An answer whose head has arrived."""
+    """An answer whose status and headers have arrived."""
 
     def __init__(self, status: int, headers: Mapping[str, str], parts: AsyncIterator[bytes]) -> None:
-        """`headers` have names in lower case."""
+        """The names of `headers` are in lower case."""
         self.status = status
         self.headers = headers
         self.parts = parts
-        """The body as it arrives; raises UnreachableError where it breaks off."""
+        """The parts of the body as they arrive; raises UnreachableError if the connection breaks."""
 
     async def body(self) -> bytes:
-        """Return all of the body; raises UnreachableError, and NotUnderstoodError for one without end."""
+        """Return the whole body; raises UnreachableError, and NotUnderstoodError if it is too long."""
         found = bytearray()
         async for part in self.parts:
             found += part
@@ -58,7 +57,7 @@ class Answer:
 
 
 class Transport:
-    """Speaks HTTP with one API server."""
+    """Sends HTTPS requests to one API server."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
@@ -66,11 +65,11 @@ class Transport:
 
     @asynccontextmanager
     async def ask(self, request: Request, *, quiet_s: float = ANSWER_S) -> AsyncIterator[Answer]:
-        """Send a request, and give its answer for as long as the context lasts. Raises UnreachableError.
+        """Send a request and yield its answer; the connection ends with the context. Raises UnreachableError.
 
-        With a credential plugin, raises CredentialsError; and a server that does not know its credentials is asked once
-        more with new ones.
-        `quiet_s` is how long the body may bring nothing.
+        With a credential plugin, raises CredentialsError. If the server rejects the plugin's credentials, the request
+        is sent once more with new ones.
+        `quiet_s` is the longest time between two parts of the body.
         """
         plugin = self.credentials.plugin
         if plugin is None:
@@ -125,11 +124,11 @@ class Transport:
 
     @contextmanager
     def _broken(self) -> Iterator[None]:
-        """Turn what breaks a connection into UnreachableError."""
+        """Turn the errors of a broken connection into UnreachableError."""
         try:
             yield
         except TimeoutError as error:
-            raise UnreachableError(f"{self._where}: nothing was heard in time") from error
+            raise UnreachableError(f"{self._where}: the API server did not answer in time") from error
         except (OSError, ValueError, h11.ProtocolError) as error:
             raise UnreachableError(f"{self._where}: {str(error) or type(error).__name__}") from error
 
@@ -150,7 +149,7 @@ async def _opened(credentials: Credentials) -> Streams:
 
 
 def _head(credentials: Credentials, http: h11.Connection, request: Request) -> bytes:
-    """Return the request as bytes. Raises OSError where the token can't be read."""
+    """Return the encoded request. Raises OSError if the token can't be read."""
     host = f"[{credentials.host}]" if ":" in credentials.host else credentials.host
     headers = {
         "Host": f"{host}:{credentials.port}",
@@ -177,13 +176,13 @@ async def _next(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Event
         if isinstance(event, h11.Event) and not isinstance(event, h11.InformationalResponse):
             return event
         if event is h11.PAUSED:
-            raise h11.RemoteProtocolError("the server speaks after its answer has ended")
+            raise h11.RemoteProtocolError("the server sent data after the end of its answer")
         if event is h11.NEED_DATA:
             http.receive_data(await reader.read(READ_BYTES))
 
 
 class Lines:
-    """Puts pieces together."""
+    """Splits a stream of bytes into lines."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -191,9 +190,9 @@ class Lines:
         self._length = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Yield the lines that are complete with `piece`, without their ends, and no empty ones.
+        """Yield the lines that `piece` completes, without line ends and empty lines.
 
-        Raises NotUnderstoodError for a line that is longer than can be kept.
+        Raises NotUnderstoodError if a line is longer than `most_bytes`.
         """
         *whole, rest = piece.split(b"\n")
         for end in whole:
