@@ -168,13 +168,13 @@ def test_values_that_the_policy_takes_reach_it(helm: Helm) -> None:
         ("daemonsets.rollingUpdate.maxUnavailable=0%", "'/daemonsets/rollingUpdate/maxUnavailable': '0%'"),
         ("operator.replicas=two", "'/operator/replicas': got string, want integer"),
         ("image.tag=a b", "'/image/tag': 'a b'"),
-        ("sandboxWorkloads.mode=kata", "sandboxWorkloads.mode: kata can't be served yet; set it to kubevirt"),
+        ("sandboxWorkloads.mode=kata", "sandboxWorkloads.mode: gpuvirt does not support kata yet; set it to kubevirt"),
         ("vgpuManager.enabled=true", "set vgpuManager.repository and vgpuManager.version, too"),
         ("daemonsets.rollingUpdate.maxUnavailable=0", "'/daemonsets/rollingUpdate/maxUnavailable': minimum: got 0"),
-        ("nvidiaRegistry=,driver.enabled=true", "set driver.repository, or nvidiaRegistry for all parts"),
-        ("nvidiaRegistry=,driver.repository=registry.example/a", "set driver.manager.repository, too"),
+        ("nvidiaRegistry=,driver.enabled=true", "set driver.repository, or nvidiaRegistry for all operands"),
+        ("nvidiaRegistry=,driver.repository=registry.example/a", "set driver.manager.repository too"),
         ("nvidiaRegistry=nvcr.io/nvidia/cloud-native", "so end it with nvidia"),
-        ("gpuCluster.deployCR=true", "GPUCluster objects are not read by gpuvirt; leave it out"),
+        ("gpuCluster.deployCR=true", "gpuvirt does not read GPUCluster objects; leave it out"),
         ("driver.nvidiaDriverCRD.enabled=true", "set driver.repository and driver.version instead"),
     ],
 )
@@ -405,7 +405,7 @@ def test_notes_say_what_to_do_next(helm: Helm) -> None:
     assert "kubectl label node NODE --overwrite nvidia.com/gpu.workload.config=vm-passthrough" in plain
     assert "kubectl get gpunodes" in plain
     assert "kubectl label namespace gpu-operator pod-security" in plain
-    assert "the hosts of such nodes must have NVIDIA's vGPU driver" in plain
+    assert "the hosts of vm-vgpu nodes must already have NVIDIA's vGPU driver" in plain
     assert "pod-security" not in vgpu
     assert "vGPU driver" not in vgpu
     assert "upgrade with --set sandboxWorkloads.enabled=true" in notes()

@@ -119,7 +119,7 @@ async def test_a_discoverer_changes_its_labels_on_its_own_node_alone(api: ApiLab
             (NODE, {"metadata": {"finalizers": ["a.example/b"]}}),
             (NODE, {"spec": {"unschedulable": True}}),
         ):
-            with pytest.raises(RefusedError, match="a discoverer of gpuvirt changes"):
+            with pytest.raises(RefusedError, match="gpuvirt discover may change"):
                 await patch(name, refused)
         with pytest.raises(ForbiddenError, match=r"get nodes node01.*verbs: \[get\]"):
             await client.get(NODES, NODE, Node)

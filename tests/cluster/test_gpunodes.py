@@ -99,7 +99,7 @@ async def test_an_agent_writes_its_own_gpunode_alone(node: LabNode, tmp_path: Pa
 
     for content in (new("other"), new(NODE, spec={"mode": "vgpu"})):
         found = await refusal(content)
-        while found is None or "an agent of gpuvirt" not in str(found):  # the policy is not loaded yet
+        while found is None or "gpuvirt's agent may" not in str(found):  # the policy is not loaded yet
             node.kubectl("delete", "gpunodes", "--all")
             found = await refusal(content)
     owned = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": NODE, "finalizers": ["example.com/stay"]}}

@@ -1,4 +1,4 @@
-{{/* What a hook of the chart has in common with the others: (dict "root" $ "name" "install" "hooks" "pre-install" "weight" 1). */}}
+{{/* The labels and annotations of a hook: (dict "root" $ "name" "install" "hooks" "pre-install" "weight" 1). */}}
 {{- define "gpuvirt.hook" -}}
 labels:
   {{- include "gpuvirt.labels" (list .root .name) | nindent 2 }}
@@ -9,8 +9,8 @@ annotations:
   helm.sh/hook-output-log-policy: hook-failed
 {{- end }}
 
-{{/* The spec of a Job that runs one command of ours: (dict "root" $ "name" "install" "args" (list "install" "crds")), with
-the name of a ConfigMap to be mounted at /given. What is configured wrongly (exit code 2) is not tried again. */}}
+{{/* The spec of a Job that runs one command of gpuvirt: (dict "root" $ "name" "install" "args" (list "install" "crds")).
+"given" is an optional ConfigMap that is mounted at /given. A configuration error (exit code 2) is not retried. */}}
 {{- define "gpuvirt.job" -}}
 backoffLimit: 3
 activeDeadlineSeconds: 240

@@ -1,4 +1,4 @@
-{{/* Labels, and the image; objects have one name each, since a cluster has one gpuvirt. */}}
+{{/* Labels, and the image. The objects have fixed names, because a cluster has one gpuvirt. */}}
 
 {{/* Labels of an object: (list $ "controller"). */}}
 {{- define "gpuvirt.labels" -}}
@@ -11,38 +11,38 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* What selects the pods of a component. */}}
+{{/* The labels that select the pods of a component: (list $ "controller"). */}}
 {{- define "gpuvirt.selector" -}}
 app.kubernetes.io/name: gpuvirt
 app.kubernetes.io/component: {{ last . }}
 {{- end }}
 
-{{/* An image from its parts: a dict with repository and tag. */}}
+{{/* gpuvirt's image, from repository and tag. */}}
 {{- define "gpuvirt.image" -}}
 {{- $tag := include "gpuvirt.text" (.Values.image.tag | default .Chart.AppVersion) -}}
 {{ .Values.image.repository }}{{ hasPrefix "sha256:" $tag | ternary "@" ":" }}{{ $tag }}
 {{- end }}
 
-{{/* Secrets by which images are pulled, as pods and service accounts have them. */}}
+{{/* The pull Secrets of pods and service accounts. */}}
 {{- define "gpuvirt.pullSecrets" -}}
 {{- range .Values.image.pullSecrets }}
 - name: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Whether `gpuvirt discover` runs: "true", or nothing. */}}
+{{/* Whether `gpuvirt discover` runs: "true" or empty. */}}
 {{- define "gpuvirt.discovers" -}}
 {{- if kindIs "invalid" .Values.discover.enabled }}{{ if not .Values.nfd.enabled }}true{{ end }}{{ else if .Values.discover.enabled }}true{{ end }}
 {{- end }}
 
-{{/* What a container of ours may: nothing that it does not need. */}}
+{{/* The security context of gpuvirt's unprivileged containers. */}}
 {{- define "gpuvirt.unprivileged" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* As whom pods of ours run. */}}
+{{/* The security context of gpuvirt's unprivileged pods. */}}
 {{- define "gpuvirt.nobody" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -50,9 +50,9 @@ runAsGroup: 65532
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* Rules for all that names devices of virtual machines: an entry for one of these is never taken away. */}}
-{{- define "gpuvirt.machines" -}}
-# The devices that virtual machines name, in whatever kind of object: an entry for one of these is never taken away.
+{{/* Rules for all kinds that name devices of VMs: gpuvirt never removes the entry of such a device. */}}
+{{- define "gpuvirt.vms" -}}
+# All kinds that name devices of VMs: gpuvirt never removes the entry of such a device from KubeVirt's configuration.
 - apiGroups: [kubevirt.io]
   resources: [virtualmachines, virtualmachineinstances, virtualmachineinstancereplicasets]
   verbs: {{ . }}
@@ -60,6 +60,6 @@ seccompProfile: {type: RuntimeDefault}
 - apiGroups: [instancetype.kubevirt.io]
   resources: [virtualmachineinstancetypes, virtualmachineclusterinstancetypes]
   verbs: {{ . }}
-# Instance types as they were when machines were made of them. RBAC knows no labels, by which these alone are read.
+# Instance types at the time when VMs were created with them. gpuvirt selects them by label, which RBAC cannot.
 - {apiGroups: [apps], resources: [controllerrevisions], verbs: {{ . }}}
 {{- end }}

@@ -1,6 +1,6 @@
-{{/* The spec of the ClusterPolicy: the values that are set, under the names that the CustomResourceDefinition has. */}}
+{{/* The spec of the ClusterPolicy: the values that are set, under the names of the CustomResourceDefinition. */}}
 
-{{/* Where NVIDIA's registry has each image, below its folder `nvidia`. */}}
+{{/* The folder of each image in NVIDIA's registry, below `nvidia`. */}}
 {{- define "gpuvirt.folders" -}}
 driver: ""
 toolkit: /k8s
@@ -11,12 +11,12 @@ gfd: ""
 k8s-driver-manager: /cloud-native
 {{- end }}
 
-{{/* A tag, version or count as text: `--set` makes a number of what consists of digits. */}}
+{{/* A tag, version or count as a string: `--set` turns a value of digits into a number. */}}
 {{- define "gpuvirt.text" -}}
 {{ kindIs "string" . | ternary . (int64 . | toString) }}
 {{- end }}
 
-{{/* The repository of an image, by its own key or by NVIDIA's registry: (list $ "driver" .Values.driver). */}}
+{{/* The repository of an image, from its own key or from nvidiaRegistry: (list $ "driver" .Values.driver). */}}
 {{- define "gpuvirt.repository" -}}
 {{- $root := index . 0 -}}
 {{- $own := (index . 2).repository -}}
@@ -24,12 +24,12 @@ k8s-driver-manager: /cloud-native
 {{- if $own }}{{ $own }}{{ else if $registry }}{{ $registry | trimSuffix "/nvidia" }}/nvidia{{ get (include "gpuvirt.folders" $root | fromYaml) (index . 1) }}{{ end -}}
 {{- end }}
 
-{{/* Whether an image's name is all of it: its repository and its tag, or its digest, stand in it. */}}
+{{/* Whether an image's name is a whole reference, with its repository and its tag or digest: "true" or empty. */}}
 {{- define "gpuvirt.whole" -}}
 {{- if and (not .repository) (or (contains "/" (.image | default "")) (contains "@" (.image | default ""))) }}true{{ end -}}
 {{- end }}
 
-{{/* A part whose image is NVIDIA's, with its repository, and off where that is not known: (list $ "driver"). */}}
+{{/* An operand with NVIDIA's image, with its repository; not enabled if the repository is unknown: (list $ "driver"). */}}
 {{- define "gpuvirt.nvidias" -}}
 {{- $root := index . 0 -}}
 {{- $part := deepCopy (get $root.Values (index . 1)) -}}
@@ -56,7 +56,7 @@ k8s-driver-manager: /cloud-native
 {{ toYaml $part }}
 {{- end }}
 
-{{/* A mapping without what is not set: null, empty texts, lists and mappings. */}}
+{{/* A mapping without unset values: null, empty strings, lists and mappings. */}}
 {{- define "gpuvirt.set" -}}
 {{- $kept := dict -}}
 {{- range $key, $value := . -}}

@@ -1,7 +1,7 @@
-{{/* What the schema can't say: values that are each all right, and don't go together, or that we can't serve. */}}
+{{/* Checks that values.schema.json cannot express: values that contradict each other, or that gpuvirt does not support. */}}
 {{- define "gpuvirt.refusals" -}}
 {{- if eq .Values.sandboxWorkloads.mode "kata" -}}
-{{- fail "sandboxWorkloads.mode: kata can't be served yet; set it to kubevirt, or leave it out" -}}
+{{- fail "sandboxWorkloads.mode: gpuvirt does not support kata yet; set it to kubevirt, or leave it out" -}}
 {{- end -}}
 {{- with .Values.vgpuManager -}}
 {{- if and .enabled (not (and .repository .version)) (not (include "gpuvirt.whole" .)) -}}
@@ -9,24 +9,24 @@
 {{- end -}}
 {{- end -}}
 {{- if regexMatch "/nvidia/(k8s|cloud-native)/?$" .Values.nvidiaRegistry -}}
-{{- fail (printf "nvidiaRegistry: %s ends with a folder below nvidia; the images lie in several of these, so end it with nvidia" .Values.nvidiaRegistry) -}}
+{{- fail (printf "nvidiaRegistry: %s ends with a folder below nvidia; the images are in several of these folders, so end it with nvidia" .Values.nvidiaRegistry) -}}
 {{- end -}}
 {{- range list "driver" "toolkit" "devicePlugin" "dcgm" "dcgmExporter" "gfd" -}}
 {{- $part := get $.Values . -}}
 {{- if and $part.enabled (not (include "gpuvirt.whole" $part)) (not (include "gpuvirt.repository" (list $ . $part))) -}}
-{{- fail (printf "%s.enabled: it is not known where its image is; set %s.repository, or nvidiaRegistry for all parts for container nodes" . .) -}}
+{{- fail (printf "%s.enabled: its image has no repository; set %s.repository, or nvidiaRegistry for all operands of container nodes" . .) -}}
 {{- end -}}
 {{- end -}}
 {{- $driver := include "gpuvirt.nvidias" (list . "driver") | fromYaml -}}
 {{- if $driver.enabled -}}
 {{- if not (or $driver.manager.repository (include "gpuvirt.whole" $driver.manager)) -}}
-{{- fail "driver.manager: it is not known where its image is; set driver.manager.repository, too" -}}
+{{- fail "driver.manager: its image has no repository; set driver.manager.repository too" -}}
 {{- end -}}
 {{- end -}}
 {{- if dig "nvidiaDriverCRD" "enabled" false .Values.driver -}}
-{{- fail "driver.nvidiaDriverCRD.enabled: NVIDIADriver objects are not read by gpuvirt; set driver.repository and driver.version instead" -}}
+{{- fail "driver.nvidiaDriverCRD.enabled: gpuvirt does not read NVIDIADriver objects; set driver.repository and driver.version instead" -}}
 {{- end -}}
 {{- if dig "deployCR" false (.Values.gpuCluster | default dict) -}}
-{{- fail "gpuCluster.deployCR: GPUCluster objects are not read by gpuvirt; leave it out" -}}
+{{- fail "gpuCluster.deployCR: gpuvirt does not read GPUCluster objects; leave it out" -}}
 {{- end -}}
 {{- end }}
