@@ -164,7 +164,7 @@ def test_in_a_checkout_without_rhel9_that_of_rhel8_is_openshifts(bench: Bench) -
     (bench.tree / "vgpu-manager/rhel9/Dockerfile").unlink()
     done = bench.build(bench.run_file(), OS_TAG="rhcos4.16")
     assert bench.calls()[0].files["nvidia-driver"] == "of rhel8"
-    assert "note: the checkout has no folder rhel9, so rhel8 is taken for rhcos4.16" in done.stderr
+    assert "note: the checkout has no folder rhel9, so rhel8 is used for rhcos4.16" in done.stderr
 
 
 def test_a_folder_can_be_named(bench: Bench) -> None:
@@ -242,13 +242,13 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_done(bench: Bench) -> 
         ("OS_TAG", "rhcos", "found 'rhcos'"),
         ("OS_TAG", "../ubuntu22.04", "found '../ubuntu22.04'"),
         ("CUDA_VERSION", "11.7", "the three numbers"),
-        ("BUILDER", "docker 'x", "can't be taken apart"),
+        ("BUILDER", "docker 'x", "can't be split into words"),
     ],
 )
 def test_what_can_not_be_is_refused(bench: Bench, name: str, value: str, said: str) -> None:
     done = bench.build(bench.run_file(), **{name: value})
     assert (done.returncode, bench.calls()) == (2, [])
-    assert "to be mended: 1" in done.stderr
+    assert "mistakes: 1" in done.stderr
     assert f"  {name}: " in done.stderr
     assert said in done.stderr
 
@@ -262,9 +262,9 @@ def test_a_registry_without_a_host_is_taken_and_that_is_reported(bench: Bench) -
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("NVIDIA-Linux-x86_64-510.73.08-grid.run", "-grid.run is a guest's driver"),
-        ("NVIDIA-Linux-x86_64-510.73.06-vgpu-kvm-patch.run", "-patch.run no whole one"),
-        ("NVIDIA-Linux-aarch64-510.73.06-vgpu-kvm.run", "is not the driver of a host"),
+        ("NVIDIA-Linux-x86_64-510.73.08-grid.run", "-grid.run is a guest driver"),
+        ("NVIDIA-Linux-x86_64-510.73.06-vgpu-kvm-patch.run", "-patch.run a patch"),
+        ("NVIDIA-Linux-aarch64-510.73.06-vgpu-kvm.run", "is not a host driver"),
     ],
 )
 def test_a_driver_that_is_no_hosts_is_refused(bench: Bench, name: str, said: str) -> None:
@@ -329,7 +329,7 @@ def test_the_checkout_itself_is_to_be_named(bench: Bench, inside: str) -> None:
     bench.tree = bench.tree / inside if inside else bench.folder / "none"
     done = bench.build(bench.run_file())
     assert done.returncode == 2
-    assert "is no checkout of the driver container repository" in done.stderr
+    assert "is not a checkout of the driver container repository" in done.stderr
 
 
 def test_a_dockerfile_that_takes_no_cuda_version_is_reported(bench: Bench) -> None:
