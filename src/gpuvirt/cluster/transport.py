@@ -14,6 +14,7 @@ import h11
 
 from gpuvirt import __version__
 from gpuvirt.cluster.access.credentials import Credentials, Streams
+from gpuvirt.cluster.access.proxies import authority
 from gpuvirt.cluster.failures import NotUnderstoodError, UnreachableError
 
 CONNECT_S = 10.0
@@ -150,9 +151,8 @@ async def _opened(credentials: Credentials) -> Streams:
 
 def _head(credentials: Credentials, http: h11.Connection, request: Request) -> bytes:
     """Return the encoded request. Raises OSError if the token can't be read."""
-    host = f"[{credentials.host}]" if ":" in credentials.host else credentials.host
     headers = {
-        "Host": f"{host}:{credentials.port}",
+        "Host": authority(credentials.host, credentials.port),
         "User-Agent": f"gpuvirt/{__version__}",
         "Accept": "application/json",
         "Connection": "close",
