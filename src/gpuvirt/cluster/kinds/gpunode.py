@@ -136,8 +136,8 @@ class Gpu(Part, frozen=True, kw_only=True):
         str | None, Meta(description="The mode that the agent keeps the GPU in: passthrough, vgpu, container.")
     ] = None
     vgpu_config: Annotated[str | None, Meta(description="The vGPU config that the agent applies to the GPU.")] = None
-    driver: Annotated[str | None, Meta(description="The kernel driver of the GPU; null: none.")] = None
-    numa_node: Annotated[int | None, Meta(description="The NUMA node of the GPU; null: none.")] = None
+    driver: Annotated[str | None, Meta(description="The kernel driver of the GPU; null: none or unknown.")] = None
+    numa_node: Annotated[int | None, Meta(description="The NUMA node of the GPU; null: none or unknown.")] = None
     offered_as: Annotated[str | None, Meta(description="The resource that pods request to get the whole GPU.")] = None
     healthy: Annotated[
         bool | None, Meta(description="Whether a VM can use the GPU; null if the GPU is not offered.")
