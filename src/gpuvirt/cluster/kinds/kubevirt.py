@@ -93,12 +93,14 @@ class Devices(msgspec.Struct, frozen=True, rename="camel"):
     host_devices: tuple[Device, ...] | None = None
 
 
-class _Domain(msgspec.Struct, frozen=True):
+class Domain(msgspec.Struct, frozen=True):
+    """The virtual hardware of a VM."""
+
     devices: Devices = Devices()
 
 
 class _VmiSpec(msgspec.Struct, frozen=True):
-    domain: _Domain = _Domain()
+    domain: Domain = Domain()
 
 
 class _Template(msgspec.Struct, frozen=True):

@@ -6,14 +6,8 @@ Source: KubeVirt's API `kubevirt.io/v1`.
 import msgspec
 
 from gpuvirt.cluster.kinds.core import Condition, Toleration
-from gpuvirt.cluster.kinds.kubevirt import Devices
+from gpuvirt.cluster.kinds.kubevirt import Domain
 from gpuvirt.cluster.resources import Metadata
-
-
-class Domain(msgspec.Struct, frozen=True):
-    """The virtual hardware of a VM."""
-
-    devices: Devices = Devices()
 
 
 class VmiSpec(msgspec.Struct, frozen=True, rename="camel"):
