@@ -247,4 +247,4 @@ def _decoded(asked: Asked, content: bytes | msgspec.Raw, shape: type[D]) -> D:
     try:
         return nulls.decode(content, shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise NotUnderstoodError(f"{asked.text}: the answer is not what was expected: {error}") from error
+        raise NotUnderstoodError(f"{asked.text}: the answer has an unexpected form: {error}") from error

@@ -19,7 +19,7 @@ from gpuvirt.node.loops.cell import Cell
 
 RUNS = "true"
 OPERAND_LABELS = deploy_label(AGENT), deploy_label(VALIDATOR)
-"""The node selectors of NVIDIA's operands that must be away while vGPUs change."""
+"""The node selectors of NVIDIA's operands that must not run while vGPUs change."""
 OPERAND_APPS = ("nvidia-sandbox-device-plugin-daemonset", "nvidia-sandbox-validator")
 """The value of `app` that the pods of the same operands have."""
 
