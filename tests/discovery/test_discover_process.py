@@ -119,8 +119,8 @@ def test_a_person_is_told_what_can_not_be_told(tmp_path: Path) -> None:
     [
         ((), "--node-name: is missing"),
         (("--node-name", "Node_1"), "--node-name: 'Node_1' is not a node's name"),
-        (("--node-name", "node01"), "--kubeconfig: no API server to ask"),
-        (("--node-name", "node01", "--once"), "--kubeconfig: no API server to ask"),
+        (("--node-name", "node01"), "--kubeconfig: no API server"),
+        (("--node-name", "node01", "--once"), "--kubeconfig: no API server"),
     ],
 )
 def test_what_is_missing_is_reported(host: Path, options: tuple[str, ...], said: str) -> None:

@@ -1,4 +1,4 @@
-"""Which API server an agent speaks to, and as whom: from options, or from what the kubelet gives a pod."""
+"""The API server and the credentials of a command: from options, or from the pod's service account."""
 
 import logging
 import os
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KUBECTLS = ".kube/config"
-"""Where kubectl looks, below a person's home."""
+DEFAULT_KUBECONFIG = ".kube/config"
+"""kubectl's kubeconfig, below the user's home."""
 
 NodeNameOption = Annotated[
     str | None,
@@ -25,7 +25,7 @@ NodeNameOption = Annotated[
         "--node-name",
         envvar=["GPUVIRT_NODE_NAME", "NODE_NAME"],
         metavar="NAME",
-        help="The node's name in the cluster; without it no API server is asked.",
+        help="The node's name in the cluster. Without it, the command uses no API server.",
     ),
 ]
 KubeConfigOption = Annotated[
@@ -34,7 +34,7 @@ KubeConfigOption = Annotated[
         "--kubeconfig",
         envvar="KUBECONFIG",
         metavar="FILE",
-        help="How to reach the API server, in one file or several (a:b); else as the service account of the pod.",
+        help="One kubeconfig or several (a:b). Default: the pod's service account.",
     ),
 ]
 DemandedKubeConfigOption = Annotated[
@@ -43,14 +43,13 @@ DemandedKubeConfigOption = Annotated[
         "--kubeconfig",
         envvar="KUBECONFIG",
         metavar="FILE",
-        help="How to reach the API server, in one file or several (a:b); else as the service account of the pod,"
-        f" or by ~/{KUBECTLS}.",
+        help=f"One kubeconfig or several (a:b). Default: the pod's service account, else ~/{DEFAULT_KUBECONFIG}.",
     ),
 ]
-"""For commands that can't do without: what `demanded_credentials` takes."""
+"""The option of commands that need an API server; see `demanded_credentials`."""
 
 ContextOption = Annotated[
-    str, typer.Option("--context", metavar="NAME", help="The context of the kubeconfig; else its current one.")
+    str, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig. Default: its current context.")
 ]
 
 HomeOption = Annotated[
@@ -60,13 +59,13 @@ HomeOption = Annotated[
         "-n",
         envvar=["GPUVIRT_NAMESPACE", "OPERATOR_NAMESPACE"],
         metavar="NAME",
-        help="Where the controller and what it deploys run; else that of the pod, or of the kubeconfig's context.",
+        help="Namespace of the controller and its operands. Default: the pod's, else that of the kubeconfig's context.",
     ),
 ]
 
 
 def node_name_of(text: str | None) -> NodeName | None:
-    """Return the node's name, None where there is none; raise ConfigError."""
+    """Return the node's name, None for an empty text; raise ConfigError for an invalid name."""
     try:
         return parse_node_name(text) if text else None
     except InvalidIdError as error:
@@ -74,42 +73,57 @@ def node_name_of(text: str | None) -> NodeName | None:
 
 
 def credentials_of(kubeconfig: Path | None, context: str = "") -> "Credentials | None":
-    """Return how to reach the API server, None for a process in no pod that was not told. Raises ConfigError."""
+    """Return the API server's credentials, None without a kubeconfig and outside a pod. Raises ConfigError."""
     if kubeconfig is not None:
         from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 
         return from_kubeconfig(kubeconfig, context)
     if context:
-        raise ConfigError("is one of a kubeconfig's; expected --kubeconfig, too", where="--context")
+        raise ConfigError("names a context of a kubeconfig; expected --kubeconfig, too", where="--context")
     from gpuvirt.cluster.access.credentials import in_cluster
 
-    return in_cluster(os.environ)  # noqa: TID251  the kubelet says there where the API server is
+    return in_cluster(os.environ)  # noqa: TID251  the kubelet puts the API server's address there
+
+
+def needed_credentials(credentials: "Credentials | None") -> "Credentials":
+    """Return credentials that were found; raise ConfigError for None."""
+    if credentials is None:
+        raise no_credentials()
+    return credentials
+
+
+def no_credentials() -> ConfigError:
+    """Return the error of a command that needs an API server and has no credentials."""
+    return ConfigError(
+        "no API server: this process has no service account's token; expected one, or a kubeconfig",
+        where="--kubeconfig",
+    )
 
 
 def demanded_credentials(kubeconfig: Path | None, context: str = "") -> "Credentials":
-    """Return how to reach the API server: as a pod, or as kubectl does; raise ConfigError where nobody says it."""
-    own = Path.home() / KUBECTLS
-    if kubeconfig is None and context and own.exists():
-        kubeconfig = own
-    found = credentials_of(kubeconfig, context)
-    if found is None and own.exists():
-        found = credentials_of(own)
-    if found is None:
+    """Return the API server's credentials, of the pod or as kubectl finds them; raise ConfigError without any."""
+    default = Path.home() / DEFAULT_KUBECONFIG
+    if kubeconfig is None and context and default.exists():
+        kubeconfig = default
+    credentials = credentials_of(kubeconfig, context)
+    if credentials is None and default.exists():
+        credentials = credentials_of(default)
+    if credentials is None:
         raise ConfigError(
-            f"no API server: this is no pod with a service account's token, and no {own}; expected a kubeconfig",
+            f"no API server: this is no pod with a service account's token, and no {default}; expected a kubeconfig",
             where="--kubeconfig",
         )
-    return found
+    return credentials
 
 
 def asked_credentials(kubeconfig: Path | None, context: str = "") -> "Credentials":
-    """Return how to reach the API server for an option that KUBECONFIG does not set; raise ConfigError."""
-    named = os.environ.get("KUBECONFIG", "")  # noqa: TID251  a host's command asks no cluster because of it
+    """Return the API server's credentials for an option that KUBECONFIG does not set; raise ConfigError."""
+    named = os.environ.get("KUBECONFIG", "")  # noqa: TID251  of `why`, KUBECONFIG counts for vm/, vmi/ and pod/ alone
     return demanded_credentials(kubeconfig or (Path(named) if named else None), context)
 
 
 def home_of(namespace: str, credentials: "Credentials") -> Namespace:
-    """Return where the controller and what it deploys run; raise ConfigError."""
+    """Return the namespace of the controller and its operands; raise ConfigError."""
     try:
         return parse_namespace(namespace or credentials.namespace)
     except InvalidIdError as error:
@@ -123,13 +137,13 @@ def cluster_side(
     operands: Namespace | None = None,
     context: str = "",
 ) -> "ClusterTask | None":
-    """Return the agent's cluster side, None where it has none: no node, or no credentials. Raises ConfigError."""
+    """Return the agent's task for the API server, None without a node or credentials. Raises ConfigError."""
     if node is None:
         return None
     from gpuvirt.cluster.agent.clusterside import ClusterSide
 
     found = credentials_of(kubeconfig, context)
     if found is None:
-        log.info("no API server is asked: the pod has no service account's token, and there is no --kubeconfig")
+        log.info("the agent uses no API server: no service account's token was found, and --kubeconfig is not given")
         return None
     return ClusterSide(found, node, config_map, gpu_nodes=operands is None, operands=operands).run

@@ -1,4 +1,4 @@
-"""`gpuvirt discover`: labels a node by what its host shows, in clusters where nothing else does."""
+"""`gpuvirt discover`: labels a node that has NVIDIA GPUs, for clusters without node-feature-discovery."""
 
 import asyncio
 import sys
@@ -32,15 +32,15 @@ def discover(  # noqa: PLR0913  one parameter an option
     once: Annotated[
         bool,
         typer.Option(
-            "--once", help="Look once, print the labels, and write them where --node-name says on which node."
+            "--once", help="Observe the host once, print the labels, and with --node-name set them on that node."
         ),
     ] = False,
     listen: ListenOption,
     log_format: options.LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Keep labels of this node that say whether it has NVIDIA GPUs, and which system it runs.
+    """Label this node by its NVIDIA GPUs and operating system.
 
-    It needs no rights on the host, and does not touch devices. It runs until SIGTERM or SIGINT.
+    The command needs no rights on the host and opens no device. It runs until SIGTERM or SIGINT.
     """
     kernel = RealKernel(HostRoots.under(host_root))
     node = apiserver.node_name_of(node_name)
@@ -48,32 +48,24 @@ def discover(  # noqa: PLR0913  one parameter an option
         _once(kernel, node, apiserver.credentials_of(kubeconfig, context) if node is not None else None)
         return
     if node is None:
-        raise ConfigError("is missing: which node is to be labelled? --once looks without one", where="--node-name")
+        raise ConfigError("is missing: expected the node to label; --once works without a node", where="--node-name")
 
     set_up(log_format)
-    found = _needed(apiserver.credentials_of(kubeconfig, context))
-    discovery = Discovery(DiscoverOptions(kernel, found, node, address_of(listen)))
+    credentials = apiserver.needed_credentials(apiserver.credentials_of(kubeconfig, context))
+    discovery = Discovery(DiscoverOptions(kernel, credentials, node, address_of(listen)))
     asyncio.run(until_stopped(discovery.run()))
 
 
-def _needed(found: Credentials | None) -> Credentials:
-    if found is None:
-        raise ConfigError(
-            "no API server to ask: there is no service account's token here; expected one, or a kubeconfig",
-            where="--kubeconfig",
-        )
-    return found
-
-
 def _once(kernel: Kernel, node: NodeName | None, credentials: Credentials | None) -> None:
-    """Print labels as `kubectl label node` takes them; end with 1 where something could not be told."""
+    """Print labels as arguments of `kubectl label node`; exit with 1 if a file could not be read."""
     seen = discovery.look(kernel)
-    labels = labels_of(seen, before=seen)  # who looks once has waited for what they wanted to wait for
+    labels = labels_of(seen, before=seen)  # a single observation counts as confirmed
     for label, value in labels.items():
         print(f"{label}={value}" if value is not None else f"{label}-")
     if node is not None:
-        asyncio.run(label_once(Client(_needed(credentials)), node, labels, RealClock()))
-    for one in seen.unread:
-        print(f"gpuvirt: {unread_line(one)}", file=sys.stderr)
+        client = Client(apiserver.needed_credentials(credentials))
+        asyncio.run(label_once(client, node, labels, RealClock()))
+    for unread in seen.unread:
+        print(f"gpuvirt: {unread_line(unread)}", file=sys.stderr)
     if seen.unread:
         raise typer.Exit(1)

@@ -1,9 +1,10 @@
-"""`nvidia-k8s-vgpu-dm`, by the name and with the options of NVIDIA's program: an agent that carves beside its plugin.
+"""`nvidia-k8s-vgpu-dm`, with the name and options of NVIDIA's program: an agent that applies vGPU configs.
 
-It follows the node's label, as the original does: sets the labels by which the operator takes its device plugin and its
-validator away, carves, puts the labels back, and tells the node's state. Where the original removes vGPUs that machines
-have, runs into a time limit with the labels left behind, or gives up, this one waits, puts back, and tries again. It
-does not stop the host's services and does not reboot it: whoever keeps a GPU from its mode is named instead.
+The agent follows the node's label beside NVIDIA's device plugin, as the original does. It sets the labels by which
+NVIDIA's operator removes its device plugin and validator, applies the vGPU config, restores the labels, and reports the
+state in the node's label. The original removes vGPUs that VMs are using, and leaves its labels behind when it fails or
+its time limit passes; this program waits, restores the labels, and tries again. It neither stops the host's services
+nor reboots the host: the reason names the processes that keep a GPU from its mode.
 """
 
 import asyncio
@@ -39,83 +40,96 @@ app = typer.Typer(
 )
 
 
+NodeNameOption = Annotated[
+    str,
+    typer.Option("--node-name", "-n", envvar="NODE_NAME", metavar="NAME", help="The node whose label is followed."),
+]
+NamespaceOption = Annotated[
+    str, typer.Option("--namespace", "-ns", envvar="NAMESPACE", metavar="NAME", help="Where NVIDIA's operands run.")
+]
+ConfigFile = Annotated[
+    str, typer.Option("--config-file", "-f", envvar="CONFIG_FILE", metavar="FILE", help="vGPU configs.")
+]
+DefaultConfig = Annotated[
+    str,
+    typer.Option(
+        "--default-vgpu-config",
+        "-d",
+        envvar="DEFAULT_VGPU_CONFIG",
+        metavar="NAME",
+        help="The config of a node without the label.",
+    ),
+]
+HostRoot = Annotated[
+    Path,
+    typer.Option(
+        "--host-root-mount", "-m", envvar="HOST_ROOT_MOUNT", metavar="DIR", help="Where the host's / is mounted."
+    ),
+]
+DriverRoot = Annotated[
+    Path,
+    typer.Option(
+        "--driver-root-ctr-path",
+        "-a",
+        envvar="DRIVER_ROOT_CTR_PATH",
+        metavar="DIR",
+        help="Where the driver's / is mounted.",
+    ),
+]
+KubeletDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="GPUVIRT_KUBELET_DIR",
+        show_default="var/lib/kubelet below the host's root",
+        metavar="DIR",
+        help="The kubelet's folder.",
+    ),
+]
+StateFile = Annotated[
+    str,
+    typer.Option(
+        "--host-mig-manager-state-file", "-o", envvar="HOST_MIG_MANAGER_STATE_FILE", help="Accepted and ignored."
+    ),
+]
+KubeletService = Annotated[
+    str,
+    typer.Option(
+        "--host-kubelet-systemd-service", "-k", envvar="HOST_KUBELET_SYSTEMD_SERVICE", help="Accepted and ignored."
+    ),
+]
+ClientsFile = Annotated[
+    str, typer.Option("--gpu-clients-file", "-g", envvar="GPU_CLIENTS_FILE", help="Accepted and ignored.")
+]
+WithReboot = Annotated[
+    bool, typer.Option("--with-reboot", "-r", envvar="WITH_REBOOT", help="Accepted and ignored, with a warning.")
+]
+WithShutdown = Annotated[
+    bool,
+    typer.Option(
+        "--with-shutdown-host-gpu-clients",
+        "-w",
+        envvar="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
+        help="Accepted and ignored, with a warning.",
+    ),
+]
+
+
 @app.command()
 def run(  # noqa: PLR0913  one parameter an option
     *,
     kubeconfig: apiserver.KubeConfigOption = None,
-    node_name: Annotated[
-        str,
-        typer.Option("--node-name", "-n", envvar="NODE_NAME", metavar="NAME", help="The node whose label is followed."),
-    ] = "",
-    namespace: Annotated[
-        str,
-        typer.Option("--namespace", "-ns", envvar="NAMESPACE", metavar="NAME", help="Where NVIDIA's operands run."),
-    ] = "",
-    config_file: Annotated[
-        str, typer.Option("--config-file", "-f", envvar="CONFIG_FILE", metavar="FILE", help="vGPU configs.")
-    ] = "",
-    default: Annotated[
-        str,
-        typer.Option(
-            "--default-vgpu-config",
-            "-d",
-            envvar="DEFAULT_VGPU_CONFIG",
-            metavar="NAME",
-            help="The config of a node without the label.",
-        ),
-    ] = "",
-    host_root: Annotated[
-        Path,
-        typer.Option(
-            "--host-root-mount", "-m", envvar="HOST_ROOT_MOUNT", metavar="DIR", help="Where the host's / is seen."
-        ),
-    ] = Path("/host"),
-    driver_root: Annotated[
-        Path,
-        typer.Option(
-            "--driver-root-ctr-path",
-            "-a",
-            envvar="DRIVER_ROOT_CTR_PATH",
-            metavar="DIR",
-            help="Where the driver's / is seen.",
-        ),
-    ] = Path("/driver-root"),
-    kubelet_dir: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="GPUVIRT_KUBELET_DIR",
-            show_default="var/lib/kubelet below the host's root",
-            metavar="DIR",
-            help="The kubelet's own folder.",
-        ),
-    ] = None,
-    state_file: Annotated[
-        str,
-        typer.Option(
-            "--host-mig-manager-state-file", "-o", envvar="HOST_MIG_MANAGER_STATE_FILE", help="Taken, and not used."
-        ),
-    ] = "",
-    kubelet_service: Annotated[
-        str,
-        typer.Option(
-            "--host-kubelet-systemd-service", "-k", envvar="HOST_KUBELET_SYSTEMD_SERVICE", help="Taken, and not used."
-        ),
-    ] = "",
-    clients_file: Annotated[
-        str, typer.Option("--gpu-clients-file", "-g", envvar="GPU_CLIENTS_FILE", help="Taken, and not used.")
-    ] = "",
-    with_reboot: Annotated[
-        bool, typer.Option("--with-reboot", "-r", envvar="WITH_REBOOT", help="Not done; a warning says so.")
-    ] = False,
-    with_shutdown: Annotated[
-        bool,
-        typer.Option(
-            "--with-shutdown-host-gpu-clients",
-            "-w",
-            envvar="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
-            help="Not done; a warning says so.",
-        ),
-    ] = False,
+    node_name: NodeNameOption = "",
+    namespace: NamespaceOption = "",
+    config_file: ConfigFile = "",
+    default: DefaultConfig = "",
+    host_root: HostRoot = Path("/host"),
+    driver_root: DriverRoot = Path("/driver-root"),
+    kubelet_dir: KubeletDir = None,
+    state_file: StateFile = "",
+    kubelet_service: KubeletService = "",
+    clients_file: ClientsFile = "",
+    with_reboot: WithReboot = False,
+    with_shutdown: WithShutdown = False,
 ) -> None:
     """Keep the vGPUs of this node as its label nvidia.com/vgpu.config says, beside NVIDIA's device plugin.
 
@@ -131,21 +145,22 @@ def run(  # noqa: PLR0913  one parameter an option
             "--host-kubelet-systemd-service": (kubelet_service, "the kubelet is not stopped"),
         }
     )
-    place = _Place(
-        _known("--node-name", node_name, parse_node_name),
-        _known("--namespace", namespace, parse_namespace),
-        Path(_known("--config-file", config_file, str)),
-        _known("--default-vgpu-config", default, str),
-        HostRoots.under(host_root),
+    roots = HostRoots.under(host_root)
+    arguments = _Arguments(
+        _parsed("--node-name", node_name, parse_node_name),
+        _parsed("--namespace", namespace, parse_namespace),
+        Path(_parsed("--config-file", config_file, str)),
+        _parsed("--default-vgpu-config", default, str),
+        roots,
         driver_root,
-        KubeletPaths(kubelet_dir or HostRoots.under(host_root).local(options.KUBELET)),
+        KubeletPaths(kubelet_dir or roots.local(options.KUBELET)),
     )
-    _run(place, kubeconfig)
+    _run(arguments, kubeconfig)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """What the program is told."""
+class _Arguments:
+    """The options of the program, parsed."""
 
     node: NodeName
     operands: Namespace
@@ -157,14 +172,14 @@ class _Place:
 
 
 def _warn_of_unused(given: Mapping[str, tuple[str | bool, str]]) -> None:
-    """Log each option that was given and has no effect, with what is not done."""
+    """Log a warning for each option that was given and has no effect."""
     for option, (value, what) in given.items():
         if value:
             log.warning("%s has no effect: %s", option, what)
 
 
-def _known(option: str, text: str, parse: Callable[[str], T]) -> T:
-    """Return what an option says; raise ConfigError where it says nothing, as the original does, or what can't be."""
+def _parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return an option's value; raise ConfigError if it is invalid, or empty, as the original does."""
     if not text:
         raise ConfigError("is missing or empty", where=option)
     try:
@@ -173,27 +188,24 @@ def _known(option: str, text: str, parse: Callable[[str], T]) -> T:
         raise ConfigError(str(error), where=option) from error
 
 
-def _run(place: _Place, kubeconfig: Path | None) -> None:
-    cluster = apiserver.cluster_side(place.node, kubeconfig, config_map=None, operands=place.operands)
+def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
+    cluster = apiserver.cluster_side(arguments.node, kubeconfig, config_map=None, operands=arguments.operands)
     if cluster is None:
-        raise ConfigError(
-            "no API server to ask: there is no service account's token here; expected one, or a kubeconfig",
-            where="--kubeconfig",
-        )
-    if not place.config_file.exists():
-        log.warning("there is no %s; until there is, the configs are the built-in ones", place.config_file)
-    kernel = RealKernel(place.roots)
+        raise apiserver.no_credentials()
+    if not arguments.config_file.exists():
+        log.warning("%s does not exist; the built-in vGPU configs apply until it does", arguments.config_file)
+    kernel = RealKernel(arguments.roots)
     run = NodeOptions(
         kernel=kernel,
-        kubelet=place.kubelet,
-        ledger=place.roots.local(options.LEDGER),
-        state_file=place.roots.run / statefile.FILE,
-        settings=Settings(mode=DesiredMode.VGPU, vgpu_config=place.default_config),
-        ids=options.read_pci_ids(None, place.roots),
+        kubelet=arguments.kubelet,
+        ledger=arguments.roots.local(options.LEDGER),
+        state_file=arguments.roots.run / statefile.FILE,
+        settings=Settings(mode=DesiredMode.VGPU, vgpu_config=arguments.default_config),
+        ids=options.read_pci_ids(None, arguments.roots),
         vgpus_only=True,
-        config_file=place.config_file,
-        node_name=place.node,
+        config_file=arguments.config_file,
+        node_name=arguments.node,
         cluster=cluster,
-        moves=site_of(kernel, place.roots, place.driver_root),
+        moves=site_of(kernel, arguments.roots, arguments.driver_root),
     )
     asyncio.run(run_until_stopped(run))

@@ -20,6 +20,32 @@ from gpuvirt.node.published import cdifiles, statefile
 from gpuvirt.node.published.markers import Markers
 from gpuvirt.paths import HostRoots, KubeletPaths
 
+PluginOnly = Annotated[
+    bool,
+    typer.Option(
+        "--plugin-only",
+        help="Only observe and offer, unprivileged; needs the kubelet's device-plugins folder and /dev/vfio.",
+    ),
+]
+ValidationsDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="GPUVIRT_VALIDATIONS_DIR",
+        file_okay=False,
+        metavar="DIR",
+        help="Folder of the files by which NVIDIA's operands wait for each other (/run/nvidia/validations).",
+    ),
+]
+AwaitController = Annotated[
+    bool,
+    typer.Option(
+        "--await-controller",
+        envvar="GPUVIRT_AWAIT_CONTROLLER",
+        help="Register a new resource only after the controller has reported in the node's GpuNode whether KubeVirt"
+        " offers it itself; wait at most 30 s.",
+    ),
+]
+
 
 def node(  # noqa: PLR0913  one parameter an option
     *,
@@ -31,38 +57,17 @@ def node(  # noqa: PLR0913  one parameter an option
     node_name: apiserver.NodeNameOption = None,
     kubeconfig: apiserver.KubeConfigOption = None,
     context: apiserver.ContextOption = "",
-    plugin_only: Annotated[
-        bool,
-        typer.Option(
-            "--plugin-only",
-            help="Observe and offer alone, unprivileged; needs the kubelet's device-plugins folder and /dev/vfio.",
-        ),
-    ] = False,
-    validations_dir: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="GPUVIRT_VALIDATIONS_DIR",
-            file_okay=False,
-            metavar="DIR",
-            help="Where to keep the files by which NVIDIA's operands wait for one another (/run/nvidia/validations).",
-        ),
-    ] = None,
-    await_controller: Annotated[
-        bool,
-        typer.Option(
-            "--await-controller",
-            envvar="GPUVIRT_AWAIT_CONTROLLER",
-            help="Register no new resource before the controller has said in the node's GpuNode whether KubeVirt offers"
-            " it itself; 30 s at most.",
-        ),
-    ] = False,
+    plugin_only: PluginOnly = False,
+    validations_dir: ValidationsDir = None,
+    await_controller: AwaitController = False,
     listen: ListenOption,
     log_format: options.LogFormatOption = LogFormat.TEXT,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run the agent of this node: find its GPUs and offer them to the kubelet.
+    """Run the agent of this node: offer its GPUs to the kubelet.
 
-    It runs until SIGTERM or SIGINT. Starting and ending change no device, so it may be restarted at any time.
+    The agent runs until SIGTERM or SIGINT. Starting or stopping it changes no device, so it may be restarted at any
+    time.
     """
     set_up(log_format, verbose=verbose)
     roots, kubelet = HostRoots.under(host_root, system_root), KubeletPaths(kubelet_dir)
@@ -94,17 +99,17 @@ def node(  # noqa: PLR0913  one parameter an option
 
 
 def _plugin_only_settings(config: Path | None) -> Settings:
-    """Return settings that an agent without privileges can follow; raise ConfigError."""
+    """Return the settings; raise ConfigError for one that an unprivileged agent can't follow."""
     settings = options.read_settings(config)
     if settings.cdi is CdiUse.ANSWERS:
         raise ConfigError(
-            "answers can't name CDI devices with --plugin-only, which writes no specs; expected none or files",
+            "answers can't name CDI devices with --plugin-only, which writes no CDI specs; expected none or files",
             where=str(config),
             path="$.cdi",
         )
     if settings.manages:
         raise ConfigError(
-            "GPUs can't be moved with --plugin-only, which may not write to the host; expected unmanaged",
+            "drivers of GPUs can't be changed with --plugin-only, which may not write to the host; expected unmanaged",
             where=str(config),
             path="$.mode" if settings.mode is not DesiredMode.UNMANAGED else "$.modes",
         )

@@ -1,4 +1,4 @@
-"""`gpuvirt validate`: the checks of a node for containers, in containers before and beside NVIDIA's."""
+"""`gpuvirt validate`: the checks of a container node, which run in init containers of NVIDIA's operands."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -22,7 +22,7 @@ from gpuvirt.validator import Check
 app = typer.Typer(
     name="validate",
     no_args_is_help=True,
-    help="Check what a node for containers needs, and write the files that NVIDIA's operands wait for.",
+    help="Check a container node, for NVIDIA's operands.",
 )
 FOLDER = Path("/run/nvidia/validations")
 Folder = Annotated[
@@ -32,10 +32,10 @@ Folder = Annotated[
         envvar="GPUVIRT_VALIDATIONS_DIR",
         file_okay=False,
         metavar="DIR",
-        help="Where the files are.",
+        help="Folder of the files that NVIDIA's operands wait for.",
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Try again every 5 s until it holds, instead of failing.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Repeat the check every 5 s until it passes.")]
 
 
 @app.command()
@@ -43,33 +43,37 @@ def driver(
     *,
     system_root: options.SystemRoot = None,
     driver_root: Annotated[
-        Path, typer.Option(envvar="GPUVIRT_DRIVER_ROOT", file_okay=False, metavar="DIR", help="Where it is seen here.")
+        Path,
+        typer.Option(
+            envvar="GPUVIRT_DRIVER_ROOT",
+            file_okay=False,
+            metavar="DIR",
+            help="Folder where the root of the driver's container is mounted.",
+        ),
     ] = Path("/run/nvidia/driver"),
     driver_dir: Annotated[
         str,
-        typer.Option(
-            envvar="GPUVIRT_DRIVER_DIR", metavar="DIR", help="The root of the driver's container on the host."
-        ),
+        typer.Option(envvar="GPUVIRT_DRIVER_DIR", metavar="DIR", help="Root of the driver's container on the host."),
     ] = "/run/nvidia/driver",
     started: Annotated[
         str,
         typer.Option(
             envvar="GPUVIRT_DRIVER_STARTED",
             metavar="FILE",
-            help="The file by which the driver's container says that it is up; '' where nobody writes one.",
+            help="File that the driver's container writes once it runs; '' if it writes none.",
         ),
     ] = "",
     validations_dir: Folder = FOLDER,
     wait: Wait = False,
 ) -> None:
-    """Check that NVIDIA's driver works, on the host or in its container, and write where it is: driver-ready."""
+    """Check NVIDIA's driver on the host or in its container, and write its place to driver-ready."""
     roots = DriverRoots(system_root or Path("/"), driver_root, HostPath(driver_dir), Path(started) if started else None)
     _validate(validation.driver_check(roots), validations_dir / validation.DRIVER, wait=wait)
 
 
 @app.command()
 def toolkit(*, validations_dir: Folder = FOLDER, wait: Wait = False) -> None:
-    """Check that the container toolkit has given this container GPUs: toolkit-ready."""
+    """Check that the container toolkit has added GPUs to this container, and write toolkit-ready."""
     _validate(validation.toolkit_check(), validations_dir / validation.TOOLKIT, wait=wait)
 
 
@@ -82,13 +86,13 @@ def plugin(
     validations_dir: Folder = FOLDER,
     wait: Wait = False,
 ) -> None:
-    """Check that the node offers GPUs to containers: plugin-ready."""
+    """Check that the node offers GPUs to containers, and write plugin-ready."""
     node = apiserver.node_name_of(node_name)
     if node is None:
-        raise ConfigError("is needed: the node that is to offer GPUs", where="--node-name")
+        raise ConfigError("is missing: expected the node that offers GPUs", where="--node-name")
     found = apiserver.credentials_of(kubeconfig, context)
     if found is None:
-        raise ConfigError("is needed: the pod has no service account's token", where="--kubeconfig")
+        raise apiserver.no_credentials()
     _validate(validation.plugin_check(Client(found), node), validations_dir / validation.PLUGIN, wait=wait)
 
 
@@ -96,10 +100,10 @@ def plugin(
 def unused(
     *, host_root: options.HostRoot = options.ROOT, kubelet_dir: options.KubeletDirOfHost = None, wait: Wait = False
 ) -> None:
-    """Check that no VM can be using a GPU of this host.
+    """Check that no VM uses a GPU of this host.
 
-    It holds while no GPU on a VFIO driver is in use and none carries vGPUs. What can't be read counts as used. NVIDIA's
-    driver-manager takes all GPUs of a host from their drivers, whoever uses them; it runs after this check.
+    The check passes while no GPU on a VFIO driver is in use, and no GPU carries vGPUs. A GPU whose files can't be read
+    counts as used. NVIDIA's driver-manager runs after this check: it unbinds all GPUs of a host, also those in use.
     """
 
     def look() -> UnitState:
@@ -111,19 +115,19 @@ def unused(
 
 @app.command("await")
 def await_file(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The file's name: toolkit-ready.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the file: toolkit-ready.")],
     *,
     validations_dir: Folder = FOLDER,
 ) -> None:
-    """Wait until a file is there."""
+    """Wait until a file exists."""
     if "/" in name or name.startswith("."):
-        raise typer.BadParameter(f"{name!r} is none; expected toolkit-ready", param_hint="NAME")
+        raise typer.BadParameter(f"{name!r} is not a file name; expected toolkit-ready", param_hint="NAME")
     _run(validation.await_marker(validation.Marker(validations_dir / name), RealClock()))
 
 
 @app.command()
 def rest(*, validations_dir: Folder = FOLDER) -> None:
-    """Stay until told to stop, and take the files away then."""
+    """Wait for SIGTERM, then remove the files."""
     _run(validation.rest(validations_dir))
 
 
