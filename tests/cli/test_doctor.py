@@ -41,7 +41,7 @@ def test_a_host_in_order_is_described_in_a_few_lines(on: On) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) < 10
     assert [line.split()[0] for line in lines[:-2]] == ["ok"] * (len(lines) - 2)
-    assert lines[-1].startswith("All is in order")
+    assert lines[-1].startswith("All checks are ok")
     assert "seen:" not in done.stdout
     assert "seen: /dev/kvm: there" in on("2xA10", "doctor", "--all").stdout
 

@@ -182,7 +182,7 @@ def test_a_vm_from_its_definition_to_its_devices(node: LabNode) -> None:
             admin.until("vm/vm-a", "NodeCordoned")
             node.until(lambda: "Unschedulable" in str(admin.why("vm/vm-a")[1]["scheduler"]), lambda: "no word of it")
             table = admin.ask("vm/vm-a", "-n", node.namespace).stdout.splitlines()
-            first = table[table.index("This is what is in its way:") + 1]
+            first = table[table.index("Blocked by:") + 1]
             assert "NodeCordoned" in first, "\n".join(table)
             assert "kubectl uncordon" in "\n".join(table)
             assert all(len(line) <= 80 or line.startswith(" " * 9) for line in table)

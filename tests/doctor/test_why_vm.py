@@ -291,7 +291,7 @@ def test_the_blocker_is_shown_first_and_fits(
     lines = capsys.readouterr().out.splitlines()
     assert found.blocker is not None
     assert lines[0].startswith("vm team/vm-a")
-    assert lines[2] == "This is what is in its way:"
+    assert lines[2] == "Blocked by:"
     assert str(found.blocker.code) in lines[3]
     assert all(len(line) <= 80 or line.startswith(" " * 9) for line in lines)
 

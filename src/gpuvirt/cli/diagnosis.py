@@ -1,23 +1,24 @@
-"""What people see of a diagnosis: a line for each part of the way, and what is not in order at length."""
+"""The text output of `gpuvirt doctor` and `gpuvirt why`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.tables import console, paragraph, printable, say
-from gpuvirt.model.doctor.explanation import NOT_REACHED, Standing, Way
+from gpuvirt.model.doctor.explanation import NOT_REACHED, Stage, Standing, Way
 from gpuvirt.model.doctor.findings import Area, Finding, Report, Result, worst
+from gpuvirt.model.doctor.vms.vmexplanation import VmStage
 from gpuvirt.model.reasons.codes import Level
 
 STYLES = {Level.OK: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 WAY_STYLES = {Standing.OK: "green", Standing.BLOCKED: "bold red", Standing.SKIPPED: "dim"}
 INDENT = " " * 9
-"""The width of a level and what is around it."""
+"""The indent of the lines below a finding's first line: the width of its level."""
 
 
 def report(found: Report, *, every: bool) -> None:
-    """Write a report: an area that is in order on one line, each finding that is not with all that is known of it."""
+    """Print a report: one line for an area that is ok, all fields of each finding that is not."""
     out = console()
     for area in Area:
         results = [result for result in found.results if result.area is area and result.findings]
@@ -27,70 +28,83 @@ def report(found: Report, *, every: bool) -> None:
 
 
 def _area(out: Console, area: Area, results: list[Result], *, every: bool) -> None:
-    findings = [one for result in results for one in result.findings]
+    findings = [finding for result in results for finding in result.findings]
     level = worst(findings)
-    told = "; ".join(f"{result.findings[0].subject} {result.findings[0].message}" for result in results)
+    messages = "; ".join(f"{result.findings[0].subject} {result.findings[0].message}" for result in results)
     counts = ", ".join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN)))
-    say(out, counts or told, head=Text.assemble((f"{level:<8} ", STYLES[level]), (f"{area:<9} ", "bold")))
-    for one in findings:
-        if every or one.level is not Level.OK:
+    say(out, counts or messages, head=Text.assemble((f"{level:<8} ", STYLES[level]), (f"{area:<9} ", "bold")))
+    for finding in findings:
+        if every or finding.level is not Level.OK:
             out.print()
-            for line in finding(one, out.width):
-                out.print(line, soft_wrap=True)
+            print_finding(out, finding)
     if every or level is not Level.OK:
         out.print()
 
 
-def finding(one: Finding, width: int) -> Iterator[Text]:
-    """Yield the lines that say all of a finding; those of the fix are never broken, as they may be commands."""
-    level, code = Text.assemble((f"  {one.level:<8}", STYLES[one.level])), f"{one.code}: " if one.code else ""
-    for number, text in enumerate(paragraph(f"{code}{one.subject} {one.message}", width, head=level)):
+def print_finding(out: Console, finding: Finding) -> None:
+    """Print all fields of a finding; lines of the fix are never broken, as they may be commands."""
+    for line in _lines(finding, out.width):
+        out.print(line, soft_wrap=True)
+
+
+def _lines(finding: Finding, width: int) -> Iterator[Text]:
+    level = Text.assemble((f"  {finding.level:<8}", STYLES[finding.level]))
+    code = f"{finding.code}: " if finding.code else ""
+    for number, text in enumerate(paragraph(f"{code}{finding.subject} {finding.message}", width, head=level)):
         if number == 0:
             text.stylize("bold", len(level), len(level) + len(code))
         yield text
-    for thing in one.seen:
-        yield from paragraph(f"{thing.path}: {thing.value}", width, head=Text.assemble(INDENT, ("seen: ", "dim")))
-    if one.why is not None:
-        yield from paragraph(one.why, width, head=Text.assemble(INDENT, ("why:  ", "dim")))
-    for index, line in enumerate(one.fix):
+    for place in finding.seen:
+        yield from paragraph(f"{place.path}: {place.value}", width, head=Text.assemble(INDENT, ("seen: ", "dim")))
+    if finding.why is not None:
+        yield from paragraph(finding.why, width, head=Text.assemble(INDENT, ("why:  ", "dim")))
+    for index, line in enumerate(finding.fix):
         yield Text.assemble(INDENT, ("fix:  " if index == 0 else "      ", "dim"), printable(line))
 
 
 def way(found: Way) -> None:
-    """Write a way: a line for each stage, then what blocks it."""
+    """Print the stages of a device, then the finding that blocks it."""
     out = console()
-    head = " ".join(one for one in (found.device, f"as {found.resource}" if found.resource else None) if one)
+    head = " ".join(text for text in (found.device, f"as {found.resource}" if found.resource else None) if text)
     out.print(Text(printable(head or found.target), style="bold"))
-    reached = [stage for stage in found.stages if stage.message != NOT_REACHED]
-    for stage in reached:
-        standing = (f"  {stage.standing:<8} ", WAY_STYLES[stage.standing])
-        say(out, stage.message, head=Text.assemble(standing, f"{stage.step:<12} "))
-    if later := [stage.step for stage in found.stages if stage not in reached]:
-        say(out, ", ".join(later), head=Text("  then     ", style="dim"), style="dim")
+    print_stages(out, found.stages, width=12)
     out.print()
     if found.blocker is None:
-        out.print(Text("A virtual machine can have it now.", style="green"))
+        out.print(Text("A VM can get this device now.", style="green"))
     else:
-        out.print(Text("This is what is in its way:", style="bold red"))
-        for line in finding(found.blocker, out.width):
-            out.print(line, soft_wrap=True)
+        print_blocker(out, found.blocker)
     if found.invalid:
-        out.print(Text("\nThe node's desired state is invalid, and changes nothing:", style="bold red"))
-    for one in found.invalid:
-        for line in finding(one, out.width):
-            out.print(line, soft_wrap=True)
+        out.print(Text("\nInvalid desired state of this node, which gpuvirt does not apply:", style="bold red"))
+    for finding in found.invalid:
+        print_finding(out, finding)
+
+
+def print_stages(out: Console, stages: Sequence[Stage | VmStage], *, width: int) -> None:
+    """Print a line for each stage that was reached, then the names of the others; `width` is that of the names."""
+    reached = [stage for stage in stages if stage.message != NOT_REACHED]
+    for stage in reached:
+        standing = (f"  {stage.standing:<8} ", WAY_STYLES[stage.standing])
+        say(out, stage.message, head=Text.assemble(standing, f"{stage.step:<{width}} "))
+    if later := [stage.step for stage in stages if stage not in reached]:
+        say(out, ", ".join(later), head=Text("  then     ", style="dim"), style="dim")
+
+
+def print_blocker(out: Console, blocker: Finding) -> None:
+    """Print the finding that blocks a device, a VM or a pod."""
+    out.print(Text("Blocked by:", style="bold red"))
+    print_finding(out, blocker)
 
 
 def _summary(found: Report) -> str:
-    findings = [one for result in found.results for one in result.findings]
+    findings = [finding for result in found.results for finding in result.findings]
     if found.level is Level.OK:
-        return f"All is in order ({len(findings)} findings of {len(found.results)} checks; --all shows them)."
+        return f"All checks are ok ({len(findings)} findings of {len(found.results)} checks; --all shows them)."
     return f"{', '.join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN, Level.OK)))}."
 
 
 def _counts(findings: Iterable[Finding], levels: Iterable[Level]) -> Iterator[str]:
     findings = list(findings)
     for level in levels:
-        if count := sum(one.level is level for one in findings):
+        if count := sum(finding.level is level for finding in findings):
             plural = f"{level}s" if count > 1 and level in {Level.ERROR, Level.WARNING} else str(level)
             yield f"{count} {plural}"

@@ -1,4 +1,4 @@
-"""`gpuvirt doctor`: what is wrong on the way from firmware to virtual machine, where it is seen, and what mends it."""
+"""`gpuvirt doctor`: checks of a host, from its firmware to KubeVirt."""
 
 from typing import Annotated
 
@@ -23,11 +23,12 @@ def doctor(  # noqa: PLR0913  one parameter an option
     kubeconfig: options.ClusterFile = None,
     context: apiserver.ContextOption = "",
     output: options.OutputFormat = Output.TABLE,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Show what is in order, too.")] = False,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Also show findings that are ok.")] = False,
 ) -> None:
-    """Check the way from firmware to virtual machine: what is wrong, where it is seen, why it matters, what mends it.
+    """Find what keeps the GPUs of this host from VMs.
 
-    Nothing is changed. Ends with 1 when something can't work as the host is set up, with 0 otherwise.
+    The checks cover firmware, IOMMU, drivers, GPUs, vGPUs, the kubelet and KubeVirt. A finding has its place, the
+    reason why it matters, and a fix. The command changes nothing. It exits with 1 if a finding is an error.
     """
     where = Where(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))

@@ -1,4 +1,4 @@
-"""The host that a command looks at, and all that it looks at besides."""
+"""The inputs of `gpuvirt doctor` and `gpuvirt why`: a host, its kubelet, settings, and KubeVirt's configuration."""
 
 import sys
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where things of the host are seen, by the options of those names."""
+    """Where the host's folders are mounted, from the options of these names."""
 
     host_root: Path
     system_root: Path | None
@@ -30,20 +30,19 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class KubeVirtAt:
-    """Where KubeVirt's configuration is found; with neither, it is not looked at."""
+    """The source of KubeVirt's configuration: a file or a cluster. Without either, it is not checked."""
 
     file: str | None = None
-    """What kubectl has written, `-` for standard input."""
+    """The output of `kubectl get kubevirt -A -o yaml`; `-` for standard input."""
     kubeconfig: Path | None = None
-    """How its cluster is reached."""
     context: str = ""
-    """The context of the kubeconfig; empty for its current one."""
+    """The context of the kubeconfig; empty for its current context."""
 
 
 def surroundings(
     where: Where, config: Path | None, pci_ids: Path | None, kubevirt: KubeVirtAt
 ) -> tuple[RealKernel, Surroundings]:
-    """Return a host as the options of a command name it; raise ConfigError."""
+    """Return the host and the other inputs that a command's options name; raise ConfigError."""
     roots = HostRoots.under(where.host_root, where.system_root)
     kubelet = KubeletPaths(where.kubelet_dir or roots.local(options.KUBELET))
     return RealKernel(roots), Surroundings(
@@ -53,7 +52,7 @@ def surroundings(
         clock=RealClock(),
         ledger=snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet)),
         state_file=roots.run / statefile.FILE,
-        # A simulated host has a /proc of its own, in which no agent is.
+        # An agent of a simulated host runs in this host's /proc.
         procs=(roots.proc, HostRoots.under(options.ROOT).proc),
         kubevirts=_kubevirts(kubevirt),
     )
@@ -65,7 +64,7 @@ def _kubevirts(at: KubeVirtAt) -> tuple[KubeVirt, ...] | None:
     if at.kubeconfig is not None:
         return ask_kubevirts(at.kubeconfig, at.context)
     if at.context:
-        raise ConfigError("is one of a kubeconfig's; expected --kubeconfig, too", where="--context")
+        raise ConfigError("names a context of a kubeconfig; expected --kubeconfig, too", where="--context")
     return _read_kubevirts(at.file) if at.file is not None else None
 
 

@@ -1,4 +1,4 @@
-"""`gpuvirt why`: the one thing that keeps a device from virtual machines, or a VM or pod from its devices."""
+"""`gpuvirt why`: the finding that keeps a device from VMs, or a VM or pod from its devices."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ ClusterFile = Annotated[
         "--kubeconfig",
         dir_okay=False,
         metavar="FILE",
-        help="Kubeconfig of the cluster that has the VM or pod; of a device, the cluster whose KubeVirt is checked.",
+        help="Kubeconfig of the cluster: of the VM or pod, or of the KubeVirt that is checked for a device.",
     ),
 ]
 TARGETS = "ADDRESS|RESOURCE|vm/NAME|vmi/NAME|pod/NAME"
@@ -33,7 +33,7 @@ def why(  # noqa: PLR0913  one parameter an option
         str,
         typer.Argument(
             metavar=TARGETS,
-            help="A PCI address, a vGPU's UUID, a resource's name; or a VM, VMI or pod of the cluster.",
+            help="A PCI address, a vGPU's UUID or a resource on this host, or a VM, VMI or pod of the cluster.",
         ),
     ],
     *,
@@ -43,7 +43,7 @@ def why(  # noqa: PLR0913  one parameter an option
             "--namespace",
             "-n",
             metavar="NAME",
-            help="Namespace of the VM or pod; without it that of the kubeconfig's context.",
+            help="Namespace of the VM or pod. Default: that of the kubeconfig's context.",
         ),
     ] = "",
     host_root: options.HostRoot = options.ROOT,
@@ -56,12 +56,14 @@ def why(  # noqa: PLR0913  one parameter an option
     context: apiserver.ContextOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Name the one thing that keeps a GPU from a virtual machine, or a VM or pod from its GPUs, and what mends it.
+    """Explain what keeps a GPU from VMs, or a VM from its GPUs.
 
-    Of an address or a resource, this host is looked at: the stages of the way to a virtual machine; of a resource, that
-    of the device that gets furthest. Of vm/NAME, vmi/NAME or pod/NAME, the cluster is asked, by --kubeconfig,
-    KUBECONFIG or ~/.kube/config: what it requests, what the scheduler says, and what is in the way on each node.
-    Ends with 0 when nothing is in the way, with 1 when something is.
+    For a PCI address, a UUID or a resource, the command checks this host, and prints the stages between the GPU and a
+    VM. Of a resource, it takes the device that passes most stages. For vm/NAME, vmi/NAME or pod/NAME, it reads the
+    cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the requested devices, the scheduler's message,
+    and what blocks the pod on each node.
+
+    It exits with 0 if nothing blocks the device, VM or pod, with 1 otherwise.
     """
     if (found := _object_in(target)) is not None:
         whyvm.explain(found, apiserver.asked_credentials(kubeconfig, context), namespace, output)
@@ -77,14 +79,14 @@ def why(  # noqa: PLR0913  one parameter an option
 
 
 def _object_in(target: str) -> tuple[ObjectKind, ObjectName] | None:
-    """Return the object that is meant, None for a device or a resource; raise BadParameter for what is nothing."""
+    """Return the object that a target names, None for a device or a resource; raise BadParameter if it is invalid."""
     try:
         found = object_target(target)
     except InvalidIdError as error:
         raise typer.BadParameter(str(error), param_hint=TARGETS) from error
     if found is None and not is_target(target):
         raise typer.BadParameter(
-            f"{target!r} is none; expected 0000:65:00.0, an mdev's UUID, nvidia.com/GA102GL_A10, or vm/vm-a",
+            f"{target!r} is not valid; expected 0000:65:00.0, an mdev's UUID, nvidia.com/GA102GL_A10, or vm/vm-a",
             param_hint=TARGETS,
         )
     return found

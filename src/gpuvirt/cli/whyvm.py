@@ -1,17 +1,16 @@
-"""`gpuvirt why vm/NAME`, `vmi/NAME` and `pod/NAME`: what is asked, and how the explanation is shown."""
+"""`gpuvirt why vm/NAME`, `vmi/NAME` and `pod/NAME`."""
 
 import typer
 from rich.text import Text
 
 from gpuvirt.cli import apiserver
-from gpuvirt.cli.diagnosis import WAY_STYLES, finding
+from gpuvirt.cli.diagnosis import print_blocker, print_stages
 from gpuvirt.cli.options import Output
 from gpuvirt.cli.render import json_lines
 from gpuvirt.cli.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.vms.evidence import ask
 from gpuvirt.facts.ids import ObjectName
-from gpuvirt.model.doctor.explanation import NOT_REACHED
 from gpuvirt.model.doctor.vms import vmexplanation
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation
@@ -22,7 +21,7 @@ NODE_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATA
 
 
 def explain(target: tuple[ObjectKind, ObjectName], credentials: Credentials, namespace: str, output: Output) -> None:
-    """Explain why a VM, a VMI or a pod does not have its GPUs; end with 1 where something is in the way."""
+    """Explain why a VM, a VMI or a pod does not have its GPUs; exit with 1 if something blocks it."""
     kind, name = target
     found = vmexplanation.explain(ask(credentials, ObjectRef(kind, name, apiserver.home_of(namespace, credentials))))
     if output is Output.JSON:
@@ -33,28 +32,21 @@ def explain(target: tuple[ObjectKind, ObjectName], credentials: Credentials, nam
 
 
 def show(found: Explanation) -> None:
-    """Write an explanation: the blocker first, then each step, then the nodes."""
+    """Print an explanation: the blocker, the stages, and the nodes."""
     out = console()
     kind, _, name = found.target.partition("/")
     requests = f" requests {in_words(found.requests)}" if found.requests else ""
     say(out, f"{kind} {found.namespace}/{name}{requests}", style="bold")
     out.print()
     if found.blocker is None:
-        say(out, "It has its devices.", style="green")
+        say(out, f"The {kind} has its devices.", style="green")
     else:
-        out.print(Text("This is what is in its way:", style="bold red"))
-        for line in finding(found.blocker, out.width):
-            out.print(line, soft_wrap=True)
+        print_blocker(out, found.blocker)
     out.print()
-    for stage in found.stages:
-        if stage.message != NOT_REACHED:
-            standing = (f"  {stage.standing:<8} ", WAY_STYLES[stage.standing])
-            say(out, stage.message, head=Text.assemble(standing, f"{stage.step:<10} "))
-    if later := [stage.step for stage in found.stages if stage.message == NOT_REACHED]:
-        say(out, ", ".join(later), head=Text("  then     ", style="dim"), style="dim")
+    print_stages(out, found.stages, width=10)
     if found.scheduler:
         out.print()
-        say(out, found.scheduler, head="the scheduler says: ")
+        say(out, found.scheduler, head="the scheduler reports: ")
     if found.nodes:
         out.print()
         _nodes(found).print(out)
@@ -65,9 +57,9 @@ def show(found: Explanation) -> None:
 def _nodes(found: Explanation) -> Table:
     table = Table(NODE_COLUMNS)
     for verdict in found.nodes:
-        against = verdict.obstacle
-        code = Text("none", style="green") if against is None else Text(str(against.code), style="yellow")
-        below = () if against is None else (f"{against.subject} {against.message}",)
+        obstacle = verdict.obstacle
+        code = Text("none", style="green") if obstacle is None else Text(str(obstacle.code), style="yellow")
+        below = () if obstacle is None else (f"{obstacle.subject} {obstacle.message}",)
         for number, resource in enumerate(found.requests):
             last = number == len(found.requests) - 1
             table.add(
