@@ -36,7 +36,7 @@ def test_the_demo_of_a_host_that_can_carry_vgpus_shows_them(
     asyncio.run(demo.play(simulated, short_path))
     told = capsys.readouterr().out
     assert "Nothing can be offered" not in told
-    before, _, after = told.partition("The label asks for others")
+    before, _, after = told.partition("The label requests other vGPUs")
     assert "Without a label the node has the config `default`" in before
     pending, _, ended = after.partition("The VM ends")
     assert "nvidia.com/vgpu.config.state=pending: VgpuInUse" in pending

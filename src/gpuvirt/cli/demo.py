@@ -1,4 +1,4 @@
-"""`gpuvirt demo`: the real agent on a simulated host with a simulated kubelet, through a GPU's whole life."""
+"""`gpuvirt demo`: the real agent on a simulated host with a simulated kubelet."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ from gpuvirt.sim.kubelet.kubelet import running
 from gpuvirt.sim.tools import SimTools
 
 DEFAULT, WITH_VGPUS = "2xA10", "2xA10-sriov"
-"""The host of the demo, and the one of its vGPU part, since the first makes none."""
+"""The default hosts of the demo and of its vGPU part: a 2xA10 can't carry vGPUs."""
 
 
 def demo(
@@ -41,7 +41,10 @@ def demo(
     ] = DEFAULT,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the agent's log as well.")] = False,
 ) -> None:
-    """Show what gpuvirt does, on a simulated host with GPUs; needs no GPU, no cluster, and under 20 seconds."""
+    """Show what gpuvirt does, on a simulated host with GPUs.
+
+    The demo needs no GPU and no cluster, and takes less than 20 seconds.
+    """
     set_up(LogFormat.TEXT)
     if not verbose:
         logging.disable(logging.CRITICAL)
@@ -50,25 +53,25 @@ def demo(
 
 
 async def play(host: str, folder: Path) -> None:
-    """Play the demo on a machine; kubelets and agents keep their files in `folder`."""
-    async with _stage(host, folder / "one", Settings()) as stage:
+    """Play the demo on a simulated host; kubelets and agents keep their files in `folder`."""
+    async with _stage(host, folder / "whole", Settings()) as stage:
         story = Story(stage)
         cast = cast_of(stage.kernel)
-        await story.tell(more=cast is not None)
+        await story.play(more=cast is not None)
     second = host if cast is not None else WITH_VGPUS if host == DEFAULT else None
     if second is not None:
         modes: dict[str, DesiredMode] = dict.fromkeys(cast.gpus, DesiredMode.VGPU) if cast is not None else {}
         settings = Settings(modes=modes) if modes else Settings(mode=DesiredMode.VGPU)
-        async with _stage(second, folder / "two", settings) as stage:
+        async with _stage(second, folder / "vgpus", settings) as stage:
             vgpus = VgpuStory(stage, chapter=story.chapter)
-            await vgpus.tell_vgpus(same_host=second == host)
+            await vgpus.play_vgpus(same_host=second == host)
             story.chapter = vgpus.chapter
-    story.next()
+    story.suggest()
 
 
 @asynccontextmanager
 async def _stage(host: str, folder: Path, settings: Settings) -> AsyncIterator[Stage]:
-    """Have an agent and a kubelet on a machine."""
+    """Run an agent and a kubelet on a simulated host."""
     spec = load_host(host)
     kernel, clock = build_host(spec, where=host), RealClock()
     started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
@@ -82,7 +85,7 @@ async def _stage(host: str, folder: Path, settings: Settings) -> AsyncIterator[S
         node_name=NodeName("node01"),
         moves=Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks"),
         clock=clock,
-        # Everything that an agent does in seconds, in tenths.
+        # About a tenth of an agent's usual intervals, so that the demo is short.
         intervals=Intervals(
             nodes_s=0.2,
             brief_s=0.3,

@@ -1,7 +1,8 @@
-"""The libvirt element that a virtual machine gets for a device, as KubeVirt writes it.
+"""The libvirt element that KubeVirt writes for a device of a VM.
 
-Two forms: KubeVirt 1.9's (pkg/virt-launcher/virtwrap/device/hostdevice), and that of 0.54, which NVIDIA's and others'
-articles show. They differ in `managed`: today KubeVirt never rebinds, so the device must be on vfio-pci beforehand.
+It has two forms: that of KubeVirt 1.9 (pkg/virt-launcher/virtwrap/device/hostdevice), and that of 0.54, which articles
+of NVIDIA and others show. They differ in `managed`: KubeVirt 1.9 never rebinds, so the device must already be on
+vfio-pci.
 """
 
 import xml.etree.ElementTree as ET
@@ -11,14 +12,14 @@ from gpuvirt.facts.ids import PciAddress, VgpuId
 
 
 class Form(StrEnum):
-    """Whose XML."""
+    """The KubeVirt version whose XML is written."""
 
     KUBEVIRT_1_9 = "1.9"
     KUBEVIRT_0_54 = "0.54"
 
 
 def pci_hostdev(address: PciAddress, name: str, form: Form = Form.KUBEVIRT_1_9) -> str:
-    """Return the element for a PCI function, which the VM's spec calls `name`."""
+    """Return the element for a PCI function; `name` is its name in the VM's spec."""
     domain, bus, rest = address.split(":")
     slot, function = rest.split(".")
     where = {"domain": f"0x{domain}", "bus": f"0x{bus}", "slot": f"0x{slot}", "function": f"0x{function}"}
@@ -34,7 +35,7 @@ def pci_hostdev(address: PciAddress, name: str, form: Form = Form.KUBEVIRT_1_9) 
 
 
 def mdev_hostdev(uuid: VgpuId, name: str, *, display: bool = False) -> str:
-    """Return the element for a mediated device; the first of a VM has the display unless the VM says otherwise."""
+    """Return the element for a mediated device; by default KubeVirt gives the display to the VM's first one."""
     shown = {"display": "on", "ramfb": "on"} if display else {}
     hostdev = ET.Element("hostdev", {"type": "mdev", "mode": "subsystem", "model": "vfio-pci", **shown})
     ET.SubElement(ET.SubElement(hostdev, "source"), "address", {"uuid": uuid})

@@ -1,4 +1,4 @@
-"""What the demo tells: found, offered, given, failed, recovered, restarted; each step shown as it really happened."""
+"""The chapters of the demo: the real agent discovers, offers and allocates GPUs, and observes failures and restarts."""
 
 import shutil
 import sys
@@ -25,21 +25,21 @@ from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet
 PATIENCE_S = 15.0
 POLL_S = 0.05
 MOST_COLUMNS = 100
-"""Of the frame around what a host is."""
+"""The width of the panel that describes the host, at most."""
 MDEV_PREFIX = "MDEV_PCI_RESOURCE_"
 MANAGED = {
-    Form.KUBEVIRT_1_9: ", which leaves binding to vfio-pci to the node",
-    Form.KUBEVIRT_0_54: ", in which libvirt bound the device itself",
+    Form.KUBEVIRT_1_9: ", where the node binds the GPU to vfio-pci",
+    Form.KUBEVIRT_0_54: ", where libvirt binds the GPU to vfio-pci",
 }
 
 
 class DemoStuckError(GpuvirtError):
-    """Something that the demo waits for does not happen."""
+    """An event that the demo waits for does not happen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where a story plays: a simulated host and kubelet, and the real agent between them."""
+    """The simulated host and kubelet of a story, and the real agent between them."""
 
     host: str
     about: str
@@ -50,10 +50,10 @@ class Stage:
 
 
 class Story:
-    """One telling."""
+    """The chapters about GPUs, most of them about whole GPUs."""
 
     def __init__(self, stage: Stage, *, chapter: int = 0) -> None:
-        """`chapter` is the number of the last one before."""
+        """`chapter` is the number of the last chapter that was printed."""
         self.chapter = chapter
         self.kubelet = stage.kubelet
         self.agent = stage.agent
@@ -66,26 +66,26 @@ class Story:
     def _view(self) -> NodeView:
         return self.agent.views.get()
 
-    async def tell(self, *, more: bool = False) -> None:
-        """Tell all of it; there may be `more` after it."""
+    async def play(self, *, more: bool = False) -> None:
+        """Play all chapters; `more` tells whether chapters about vGPUs on the same host follow."""
         self.open()
-        await self.until(lambda: self.agent.looked, "a look at the host")
-        await self.until(self.all_is_counted, "the kubelet to count what is offered")
+        await self.until(lambda: self.agent.looked, "the agent's first observation of the host")
+        await self.until(self.all_is_counted, "the kubelet to count the offered devices")
         self._found()
         if not self._view.resources:
             none = "Nothing is offered yet" if more else "Nothing can be offered on this host"
             self.say("")
-            self.say(f"{none}. The lines above say why, and what to do about it.")
+            self.say(f"{none}. The reasons above have the cause and the fix.")
             return
         self._offered()
-        resource = max(self._view.resources, key=lambda one: len(one.devices))
-        await self._one(resource)
-        pod = await self._two(resource)
+        resource = max(self._view.resources, key=lambda resource: len(resource.devices))
+        await self._first_vm(resource)
+        pod = await self._second_vm(resource)
         await self._failure(resource, pod)
         await self._restart(resource, pod)
 
     def open(self) -> None:
-        """Say which machine this is."""
+        """Describe the host."""
         self._out.print(
             Panel(
                 Text.assemble(
@@ -97,56 +97,57 @@ class Story:
         )
 
     def all_is_counted(self) -> bool:
-        """Tell whether the kubelet has read the lists; a resource is registered some time before that."""
-        healthy = {one.name: sum(device.healthy for device in one.devices) for one in self._view.resources}
+        """Tell whether the kubelet has read the lists, which it does some time after the registration."""
+        resources = self._view.resources
+        healthy = {resource.name: sum(device.healthy for device in resource.devices) for resource in resources}
         return self.kubelet.allocatable() == healthy
 
     def _found(self) -> None:
-        self.head("What is found on the host", "gpuvirt devices")
+        self.head("The agent finds the GPUs of the host", "gpuvirt devices")
         render.devices_table(self._view.gpus).print(self._out)
         for reason in render.reasons_shown(self._view):
             render.say_reason(self._out, reason, style="dim")
 
     def _offered(self) -> None:
-        self.head("What the node offers to the cluster", "kubectl describe node node01")
+        self.head("The node offers them to the cluster", "kubectl describe node node01")
         self.counts("Capacity", self.kubelet.capacity())
         self.counts("Allocatable", self.kubelet.allocatable())
 
-    async def _one(self, resource: ResourceView) -> None:
-        self.head("A virtual machine asks for one")
+    async def _first_vm(self, resource: ResourceView) -> None:
+        self.head("A VM requests one GPU")
         gpu = f"devices:\n  gpus:\n  - deviceName: {resource.name}\n    name: gpu0"
         self._out.print(Syntax(gpu, "yaml", background_color="default"))
         pod = await self._run_pod("vm-a", resource, 1)
         self.attachment(pod)
-        self.say("from which KubeVirt makes the device of the machine (libvirt):")
+        self.say("KubeVirt turns this into a device of the VM's libvirt domain:")
         for form, text in self._hostdevs(pod):
             self.say(f"KubeVirt {form}{MANAGED[form]}:", style="dim")
             self._out.print(Syntax(text, "xml", background_color="default"))
-        self.say("The machine ends, and its device is free again.")
+        self.say("The VM ends, and its device is free again.")
         self.kubelet.end_pod("virt-launcher-vm-a")
 
-    async def _two(self, resource: ResourceView) -> Pod:
+    async def _second_vm(self, resource: ResourceView) -> Pod:
         count = min(2, len(resource.devices))
-        self.head(f"A virtual machine asks for {'two' if count == 2 else 'the only one'}")
+        self.head(f"A VM requests {'two GPUs' if count == 2 else 'the only GPU'}")
         pod = await self._run_pod("vm-b", resource, count)
         self.attachment(pod)
         return pod
 
     async def _failure(self, resource: ResourceView, pod: Pod) -> None:
         self.head("A GPU fails, and recovers")
-        held = {device for one in pod.held for device in one.devices}
-        victim = next((device for device in resource.devices if device.id not in held), resource.devices[0])
+        allocated = {device for allocation in pod.held for device in allocation.devices}
+        failing = next((device for device in resource.devices if device.id not in allocated), resource.devices[0])
         before = self.kubelet.allocatable()[resource.name]
-        self.say(f"{victim.gpu} stops answering on the PCI bus. Nobody tells; the agent sees it at its next look:")
-        self._kernel.fall_off_bus(PciAddress(victim.gpu))
-        await self.until(lambda: self.kubelet.allocatable()[resource.name] < before, "the failure to be seen")
+        self.say(f"{failing.gpu} stops answering on the PCI bus. The agent detects it at its next observation:")
+        self._kernel.fall_off_bus(PciAddress(failing.gpu))
+        await self.until(lambda: self.kubelet.allocatable()[resource.name] < before, "the kubelet to count one less")
         self.counts("Allocatable", self.kubelet.allocatable())
-        shown = next(one for one in self._view.resources if one.name == resource.name)
+        shown = next(shown for shown in self._view.resources if shown.name == resource.name)
         reason = next(reason for device in shown.devices for reason in device.reasons)
         render.say_reason(self._out, reason, style="yellow")
-        self.say("It answers again:")
-        self._kernel.fall_off_bus(PciAddress(victim.gpu), fallen=False)
-        await self.until(lambda: self.kubelet.allocatable()[resource.name] == before, "the recovery to be seen")
+        self.say("The GPU answers again:")
+        self._kernel.fall_off_bus(PciAddress(failing.gpu), fallen=False)
+        await self.until(lambda: self.kubelet.allocatable()[resource.name] == before, "the kubelet to count it again")
         self.counts("Allocatable", self.kubelet.allocatable())
 
     async def _restart(self, resource: ResourceView, pod: Pod) -> None:
@@ -154,28 +155,28 @@ class Story:
         before = dict(self.kubelet.capacity())
         await self.kubelet.stop()
         await self.kubelet.start()
-        self.say("It has deleted the sockets of all plugins, and counts nothing until they are back:")
+        self.say("The kubelet has deleted the sockets of all device plugins, and counts no device until they are back:")
         self.counts("Capacity", self.kubelet.capacity())
-        await self.until(lambda: self.kubelet.capacity() == before, "everything to be back")
-        self.say("The agent has seen the new kubelet and registered again:")
+        await self.until(lambda: self.kubelet.capacity() == before, "the kubelet to count all devices again")
+        self.say("The agent has detected the new kubelet and registered again:")
         self.counts("Capacity", self.kubelet.capacity())
-        await self.until(lambda: self._holder(resource, pod) is not None, "the holder to be known")
-        self.say(f"{self._holder(resource, pod)} has what it had. No device was touched in all this:")
+        await self.until(lambda: self._allocated_to(resource, pod) is not None, "the pod's allocations to be known")
+        self.say(f"{self._allocated_to(resource, pod)} still has its devices. The agent has changed no device so far:")
         self.say(f"writes to the host: {len(self._kernel.writes)}")
 
-    def next(self) -> None:
-        """Say what to try now."""
+    def suggest(self) -> None:
+        """Print commands to try next."""
         other = "8xH100" if self._stage.host != "8xH100" else "4xRTX2060"
         self.head("What to try next")
         folder = Path(sys.executable).parent
         on_path = shutil.which("gpuvirt") is not None
         for command, what in (
-            *(() if on_path else ((f"export PATH={folder}:$PATH", "so that gpuvirt is found in this shell"),)),
-            (f"make demo HOST={other}", "the same on another host; gpuvirt sim hosts lists all"),
-            ("gpuvirt sim run -H 4xT4 -- gpuvirt devices", "any command on a simulated host"),
-            ("gpuvirt sim run -H 2xA30 -- nvidia-smi mig -lgip", "its own nvidia-smi and sriov-manage, too"),
-            ("gpuvirt devices", "the GPUs of this host"),
-            ("kubectl apply -f deploy/node.yaml", "the agent on the nodes of a cluster"),
+            *(() if on_path else ((f"export PATH={folder}:$PATH", "makes gpuvirt available in this shell"),)),
+            (f"make demo HOST={other}", "plays the demo on another host; gpuvirt sim hosts lists all hosts"),
+            ("gpuvirt sim run -H 4xT4 -- gpuvirt devices", "runs any command on a simulated host"),
+            ("gpuvirt sim run -H 2xA30 -- nvidia-smi mig -lgip", "runs the simulated nvidia-smi"),
+            ("gpuvirt devices", "lists the GPUs of this host"),
+            ("kubectl apply -f deploy/node.yaml", "runs the agent on the nodes of a cluster"),
         ):
             self._out.print(Text.assemble("  ", (command, "bold")), soft_wrap=True)
             self._out.print(f"      {what}", style="dim")
@@ -184,8 +185,8 @@ class Story:
         return await self.kubelet.run_pod(f"virt-launcher-{vm}", Container("compute", {resource.name: count}))
 
     def attachment(self, pod: Pod) -> None:
-        """Show what a pod got."""
-        self.say(f"and pod {pod.name} gets")
+        """Show the environment and the device nodes that a pod got."""
+        self.say(f"Its pod {pod.name} gets:")
         for name, value in pod.env().items():
             self._out.print(Text.assemble(f"  {name}=", (value, "bold")), soft_wrap=True)
         self._out.print(f"  {' '.join(pod.device_nodes())}", soft_wrap=True)
@@ -198,18 +199,18 @@ class Story:
         return [(form, pci_hostdev(PciAddress(device), "gpu0", form)) for form in Form]
 
     def pods_with_devices(self) -> set[str]:
-        """Return the pods that have something, by their names."""
-        found = (device.allocated_to for one in self._view.resources for device in one.devices)
+        """Return the names of the pods that have devices."""
+        found = (device.allocated_to for resource in self._view.resources for device in resource.devices)
         return {allocated_to.rpartition("/")[2] for allocated_to in found if allocated_to is not None}
 
-    def _holder(self, resource: ResourceView, pod: Pod) -> str | None:
-        """Return the holder of a pod's device as the agent's view names it."""
-        shown = next((one for one in self._view.resources if one.name == resource.name), None)
-        devices = shown.devices if shown is not None else ()
-        return next((one.allocated_to for one in devices if one.allocated_to and pod.name in one.allocated_to), None)
+    def _allocated_to(self, resource: ResourceView, pod: Pod) -> str | None:
+        """Return the agent's name of a pod that has a device of a resource, None if the agent knows no such device."""
+        shown = next((shown for shown in self._view.resources if shown.name == resource.name), None)
+        names = (device.allocated_to for device in (shown.devices if shown is not None else ()))
+        return next((name for name in names if name is not None and pod.name in name), None)
 
     def counts(self, title: str, counts: Mapping[str, int]) -> None:
-        """Show how many there are of each."""
+        """Show the number of devices of each resource."""
         self._out.print(f"{title}:")
         for name, count in counts.items():
             self._out.print(Text.assemble(f"  {name + ':':<48} ", (str(count), "bold")))
@@ -222,11 +223,11 @@ class Story:
             self._out.print(f"$ {command}", style="dim")
 
     def say(self, text: str, style: str = "") -> None:
-        """Say something."""
+        """Print a paragraph."""
         say(self._out, text, style=style)
 
     async def until(self, met: Callable[[], bool], what: str) -> None:
-        """Wait until something has come true."""
+        """Wait until a condition is met; raise DemoStuckError after some seconds."""
         deadline_s = self._clock.monotonic_s() + PATIENCE_S
         while not met():
             if self._clock.monotonic_s() > deadline_s:
