@@ -26,14 +26,14 @@ def test_there_and_back(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "4xT4"):
         gpu = "0000:86:00.0"
         status = shell(f"{VFIO} status --host-root host", tmp_path)
-        assert "could be: gpuvirt vfio bind" in status.stdout
+        assert "possible: gpuvirt vfio bind" in status.stdout
         assert "CarriesVgpus: 0000:3b:00.0 carries 2 vGPUs" in status.stdout
         planned = shell(f"{VFIO} bind {gpu} --host-root host --dry-run", tmp_path)
         assert (planned.returncode, driver(tmp_path, gpu)) == (0, "nvidia")
         assert f"{gpu}: unbind from nvidia" in planned.stdout
         done = shell(f"{VFIO} bind {gpu} --host-root host", tmp_path)
         assert (done.returncode, driver(tmp_path, gpu)) == (0, "vfio-pci"), done.stderr
-        assert done.stdout.splitlines()[-1] == f"{gpu}: for virtual machines"
+        assert done.stdout.splitlines()[-1] == f"{gpu}: bound for VMs"
         again = shell(f"{VFIO} bind {gpu} --host-root host -o json", tmp_path)
         assert [(one["steps"], one["reasons"]) for one in json.loads(again.stdout)] == [([], [])]
         back = shell(f"{VFIO} unbind {gpu} --host-root host", tmp_path)
@@ -90,8 +90,8 @@ def test_nvidias_command_line(tmp_path: Path) -> None:
         ("bind", "give either addresses or --all"),
         (f"bind {GPU} --all", "give either addresses or --all"),
         ("bind 04:00.0", "is not a PCI address"),
-        ("bind 0000:99:00.0", "there is no such function on this host"),
-        ("bind 0000:04:00.1", f"it goes with its GPU, {GPU}"),
+        ("bind 0000:99:00.0", "this host has no such function"),
+        ("bind 0000:04:00.1", f"it is bound together with its GPU, {GPU}"),
         (f"bind {GPU} --also x", "is not a PCI address"),
         (f"bind {GPU} --force", "standard input is no terminal"),
     ],
@@ -190,7 +190,7 @@ def test_an_agent_without_privileges_moves_nothing(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text("mode: passthrough\n")
     done = shell(f"{' '.join(GPUVIRT)} node --plugin-only --config node.yaml --kubelet-dir . --listen ''", tmp_path)
     assert done.returncode == 2
-    assert "$.mode: GPUs can't be moved with --plugin-only" in done.stderr
+    assert "$.mode: drivers of GPUs can't be changed with --plugin-only" in done.stderr
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3])

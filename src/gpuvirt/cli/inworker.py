@@ -1,4 +1,4 @@
-"""Changing a host by hand: each job in a lane, which is left behind where the kernel puts it to sleep."""
+"""Changes of a host by a command, in a serial worker that the command can abandon while the kernel blocks it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,26 +26,26 @@ from gpuvirt.node.loops.serialworker import ThreadWorker, WorkerBlockedError
 T = TypeVar("T")
 
 CHANGE_TIMEOUT_S = 180.0
-"""sriov-manage takes some seconds a GPU, and tries again where somebody looks at the GPU meanwhile; NVIDIA's driver may
-take half a minute to let a GPU go."""
+"""sriov-manage takes some seconds for each GPU, and retries while a process has the GPU open. NVIDIA's driver may take
+half a minute to release a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeSite:
-    """Where a command changes devices, and beside which agent."""
+    """The host whose devices a command changes, and its agent's folder."""
 
     site: Site
     inputs: Inputs
     agent_folder: Path
-    """The folder that an agent locks."""
+    """The folder that the host's agent locks."""
 
 
 def changed_in_worker(
     change_site: ChangeSite, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None, *, quiet: bool
 ) -> tuple[tuple[str, ...], Outcome]:
-    """Bring a unit to what is desired; return the steps that were taken, and what that came to.
+    """Change an isolation unit to its desired state; return the steps that were taken, and the outcome.
 
-    `seen` is the host as it was observed lately, `intent` the first step, None where nothing is taken away.
+    `seen` is the host as it was last observed. `intent` is the first step, None if no step removes anything.
     """
     tell, taken = teller(quiet=quiet)
     site, inputs = change_site.site, change_site.inputs
@@ -63,7 +63,7 @@ def changed_in_worker(
 def beside(
     change_site: ChangeSite, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None
 ) -> AbstractContextManager[Reason | None]:
-    """Have the agent, if one runs, stop offering what is changed; the context gives why it does not."""
+    """Ask the agent, if one runs, to drain the devices of a change; the context has the reason if it refuses."""
     if intent is None:
         return nullcontext()
     slots = slots_of(seen.facts.functions, seen.units.get(unit, ()))
@@ -72,7 +72,7 @@ def beside(
 
 
 def teller(*, quiet: bool) -> tuple[Tell, list[str]]:
-    """Return what is called with each step before it is taken, and where it keeps the steps; it prints them, too."""
+    """Return a callback for the steps of a change, which prints and records each step, and its list of steps."""
     taken: list[str] = []
 
     def tell(step: Step | RollBack) -> None:
@@ -84,7 +84,10 @@ def teller(*, quiet: bool) -> tuple[Tell, list[str]]:
 
 
 def in_worker(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Reason:
-    """Return what a job comes to; `taken` are the steps that it has begun, the last of which may sleep."""
+    """Return a job's result, or the reason for its failure; `taken` are the steps that it has begun.
+
+    The kernel may block the last of these steps.
+    """
     try:
         return asyncio.run(ThreadWorker(subject).run(lambda: _settled(job), name="change", timeout_s=CHANGE_TIMEOUT_S))
     except WorkerBlockedError:
@@ -98,7 +101,7 @@ def in_worker(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | R
 
 
 def _settled(job: Callable[[], T]) -> T:
-    """Return what a job comes to; where one more reading of the kubelet's accounts may tell, it is tried again."""
+    """Return a job's result; retry once if a second reading of the kubelet's accounts can settle the isolation unit."""
     try:
         return job()
     except UnitUnsettledError as error:

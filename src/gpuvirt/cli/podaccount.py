@@ -1,4 +1,4 @@
-"""What pods have of the devices that a command is about: by the kubelet, and by the ledger of the host's agent."""
+"""The allocations of a host's devices to pods, for commands: from the kubelet and the agent's ledger."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,27 +27,27 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 
 @dataclass(frozen=True, slots=True)
 class PodAccount:
-    """Asks again at each call: what was true at a command's start may not be when it has the unit's lock."""
+    """Reads the allocations at each call: they may change between a command's start and its lock of a unit."""
 
     kernel: Kernel
     roots: HostRoots
     kubelet: KubeletPaths
     ledgers: tuple[Path, ...]
     assume_unallocated: bool = False
-    """Pods have nothing but what is known, also where the account can't be read."""
+    """Whether to assume that no device is allocated beyond the known ones where the kubelet can't be read."""
 
     read: list[Reading] = field(default_factory=list)
-    """What the kubelet's accounts have said so far, while both could be read."""
+    """The complete readings of the kubelet's accounts so far."""
 
     def readings(self) -> Sequence[Reading]:
-        """Ask the kubelet's accounts once more; return all that they said, the newest last."""
+        """Read the kubelet's accounts once more; return all readings, the newest last."""
         held, unknown = self._by_kubelet()
         if unknown is None or self.assume_unallocated:
             self.read.append(Reading(monotonic(), frozenset(device for _, device in held or {})))
         return tuple(self.read)
 
     def account(self, inventory: Inventory) -> Account:
-        """Return what pods have of a host."""
+        """Return the allocations of a host's devices."""
         allocations, ledger, entries = self._read(inventory)
         lost = [entry for entry in entries if (vgpu := entry.target.vgpu) is not None and vgpu not in inventory.vgpus]
         same_boot = ledger.boot_id == snapshot.boot_id(self.kernel)
@@ -63,7 +63,7 @@ class PodAccount:
         except (OSError, DamagedError) as error:
             ledger, unknown = snapshot.EMPTY, unknown or _unknown(f"the agent's ledger: {error}")
         entries = ledger.entries
-        if held is not None and unknown is None:  # an entry counts until the kubelet must know of it
+        if held is not None and unknown is None:  # an entry counts until the kubelet must have recorded it
             account = KubeletAccount(RealClock().now(), held)
             entries = settle(settle(entries, account), account)
         by_ledger = {(entry.resource, entry.device): entry.allocated_to for entry in entries}
@@ -74,15 +74,15 @@ class PodAccount:
         return map_allocations(inventory, allocations, None if self.assume_unallocated else unknown), ledger, entries
 
     def _by_kubelet(self) -> tuple[Consumers | None, Reason | None]:
-        """Return what the kubelet says, None without a kubelet, and why it is not all."""
+        """Return the kubelet's allocations, None without a kubelet, and the reason if they are incomplete."""
         try:
             return read_account(self.kubelet, read_kubelets(self.kernel)), None
         except AccountUnknownError as error:
             return error.known, _unknown(str(error))
 
 
-def _unknown(said: str) -> Reason:
-    return refusals.allocations_unknown("a device of this host", Seen("", said), by_hand=True)
+def _unknown(error: str) -> Reason:
+    return refusals.allocations_unknown("a device of this host", Seen("", error), by_hand=True)
 
 
 def _holdings(inventory: Inventory, allocations: PodAllocations) -> Iterator[Holding]:

@@ -1,4 +1,4 @@
-"""vGPU schedulers by hand: asked of nvidia-smi, set by it, kept in the modprobe file, and shown."""
+"""Shows and sets vGPU schedulers through nvidia-smi, and keeps them in gpuvirt's modprobe file."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ COLUMNS = (
     Column("WHEN THE DRIVER IS LOADED", folds=True),
 )
 PERSISTABLE = frozenset({ReasonCode.VGPU_IN_USE})
-"""Why a scheduler is not set now, and can be kept for later all the same."""
+"""Reasons that prevent setting a scheduler now, but not keeping it for the driver's next load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be set, and how."""
+    """The scheduler to set, and the options of the command."""
 
     scheduler: Scheduler
     persist: bool
@@ -48,31 +48,31 @@ class SchedulerRow:
 
     gpu: PciAddress
     scheduler: Scheduler | None
-    """None where it could not be told."""
+    """None if nvidia-smi did not report it."""
     kept: Scheduler | None
-    """What the driver is told when it is loaded; None where our file says nothing."""
+    """The scheduler that the driver gets when it is loaded; None if gpuvirt's modprobe file has none."""
     reason: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerResult:
-    """What became of an order, or would."""
+    """The result of setting a scheduler, or of its dry run."""
 
     gpu: PciAddress
     scheduler: Scheduler
     steps: tuple[str, ...]
     reasons: tuple[Reason, ...]
     persisted: bool
-    """Whether it is kept for when the driver is loaded, or would be."""
+    """Whether the scheduler is kept for the driver's next load, or would be."""
 
 
 def roots(host_root: Path) -> HostRoots:
-    """Return where the host's modprobe file lies."""
+    """Return the folders of the host, which has the modprobe file."""
     return HostRoots.under(host_root)
 
 
 def get(here: Host, roots: HostRoots, addresses: Collection[str], *, as_json: bool) -> None:
-    """Show schedulers; end with 1 where one could not be told."""
+    """Print schedulers; exit with 1 if nvidia-smi did not report one."""
     seen = observe(here.site, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses) or _gpus(seen)
     kept = moduleoptions.read_kept(roots)
@@ -100,7 +100,7 @@ def _row(seen: Observation, gpu: PciAddress, kept: Scheduler | None) -> Schedule
 def _show(rows: Sequence[SchedulerRow]) -> None:
     out = console()
     if not rows:
-        out.print("No GPU of this host makes vGPUs now; see: gpuvirt doctor")
+        out.print("No GPU of this host can carry vGPUs now; see: gpuvirt doctor")
         return
     table = Table(COLUMNS)
     for row in rows:
@@ -115,14 +115,14 @@ def _show(rows: Sequence[SchedulerRow]) -> None:
 
 
 def set_(here: Host, roots: HostRoots, address: str, order: Order, *, as_json: bool) -> None:
-    """Set a scheduler, and keep it where that is wanted; end with 1 where one of both failed."""
+    """Set a scheduler, and keep it if the order says so; exit with 1 if either failed."""
     seen = observe(here.site, here.inputs, None)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
     result = _set(here, roots, seen, gpu, order)
     if as_json:
         render.json_lines(result)
     else:
-        _tell(result, order)
+        _print_result(result, order)
     if result.reasons:
         raise typer.Exit(1)
 
@@ -139,8 +139,8 @@ def _set(here: Host, roots: HostRoots, seen: Observation, gpu: PciAddress, order
         reasons = (found,) if isinstance(found, Reason) else found
     persisted = order.persist and {reason.code for reason in reasons} <= PERSISTABLE
     if persisted and not order.dry_run:
-        said = _persist(here, roots, gpu, order.scheduler)
-        reasons, persisted = (*reasons, *said), not said
+        failures = _persist(here, roots, gpu, order.scheduler)
+        reasons, persisted = (*reasons, *failures), not failures
     return SchedulerResult(gpu, order.scheduler, steps, reasons, persisted)
 
 
@@ -152,7 +152,7 @@ def _persist(here: Host, roots: HostRoots, gpu: PciAddress, scheduler: Scheduler
         return (refusals.failed(f"write {FILE}", gpu, Seen("", str(error))),)
 
 
-def _tell(result: SchedulerResult, order: Order) -> None:
+def _print_result(result: SchedulerResult, order: Order) -> None:
     out = console()
     for step in result.steps if order.dry_run else ():
         out.print(step, soft_wrap=True)
@@ -165,4 +165,7 @@ def _tell(result: SchedulerResult, order: Order) -> None:
         say(out, line, style="green")
     if result.persisted:
         kept = "would be kept" if order.dry_run else "is kept"
-        say(out, f"{result.gpu}: {result.scheduler.text} {kept} in {FILE}, which the driver reads when it is loaded")
+        say(
+            out,
+            f"{result.gpu}: {result.scheduler.text} {kept} in {FILE}, which modprobe reads when it loads the driver",
+        )

@@ -1,7 +1,7 @@
-"""Tables and paragraphs as wide as the terminal: a cell or a word is never cut.
+"""Tables and paragraphs as wide as the terminal; no cell and no word is ever cut.
 
-A table that is too wide keeps its identifying columns whole. Its other columns go below the rows, rightmost first, a
-line for each cell that says something.
+A table that is too wide keeps its identifying columns. Its other columns go below the rows, rightmost first, with a
+line for each cell that is not empty.
 """
 
 import shutil
@@ -17,12 +17,12 @@ Cell = Text | str
 
 NOTHING = "-"
 FALLBACK_WIDTH = 80
-"""Columns where neither COLUMNS nor a terminal says how many there are."""
+"""The width without COLUMNS and without a terminal."""
 NARROWEST = 40
-"""Columns; in fewer a paragraph would be a word a line."""
+"""The least width; a narrower paragraph would have one word on a line."""
 GAP = "  "
 BELOW = "  "
-"""What stands before a line below a row."""
+"""The indent of a line below a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Column:
 
     name: str
     folds: bool = False
-    """Whether its cells go below their rows where the table is too wide."""
+    """Whether its cells go below their rows if the table is too wide."""
     optional: bool = False
-    """Whether it is left out where no row says anything in it."""
+    """Whether it is left out if it is empty in all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,23 @@ class _Row:
 
 @dataclass(slots=True)
 class Table:
-    """A table that is laid out for a width when it is printed."""
+    """A table whose layout fits the console that prints it."""
 
     columns: Sequence[Column]
     _rows: list[_Row] = field(default_factory=list)
 
     def add(self, *cells: Cell, below: Iterable[str] = ()) -> None:
-        """Add a row with a cell for each column; `below` are paragraphs that always stand below it."""
+        """Add a row with a cell for each column; the paragraphs `below` are always printed below it."""
         texts = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
         self._rows.append(_Row(tuple(_on_one_line(text) for text in texts), tuple(below)))
 
     def print(self, out: Console) -> None:
-        """Print the table, as wide as the console."""
+        """Print the table."""
         for line in self.lines(out.width):
             out.print(line, soft_wrap=True)
 
     def lines(self, width: int) -> Iterator[Text]:
-        """Yield the lines of the table, a heading first."""
+        """Yield the lines of the table, its heading first."""
         inside, folded = self._fit(width)
         heads = {at: Text(self.columns[at].name, style="bold") for at in inside}
         widths = {at: self._width(at) for at in inside}
@@ -68,7 +68,7 @@ class Table:
         for row in self._rows:
             yield _joined({at: row.cells[at] for at in inside}, widths)
             for at in folded:
-                if _says_something(row.cells[at]):
+                if not _is_empty(row.cells[at]):
                     head = Text.assemble(BELOW, (f"{self.columns[at].name}: ", "bold"))
                     yield from paragraph(row.cells[at], width, head=head)
             for text in row.below:
@@ -87,24 +87,24 @@ class Table:
         return inside, folded
 
     def _is_shown(self, at: int) -> bool:
-        return not self.columns[at].optional or any(_says_something(row.cells[at]) for row in self._rows)
+        return not self.columns[at].optional or not all(_is_empty(row.cells[at]) for row in self._rows)
 
     def _width(self, at: int) -> int:
         return max(cell_len(self.columns[at].name), *(row.cells[at].cell_len for row in self._rows), 0)
 
 
 def console() -> Console:
-    """Return where to write; `[...]` and `:...:` in a text are the host's own words, and no markup."""
+    """Return the console of standard output; texts of the host such as `[...]` and `:...:` are no markup."""
     return Console(width=terminal_width(), highlight=False, markup=False, emoji=False)
 
 
 def terminal_width() -> int:
-    """Return how many columns there are: COLUMNS, the terminal's own, or 80."""
+    """Return the width of the terminal: COLUMNS, the terminal's own width, or 80."""
     return max(shutil.get_terminal_size((FALLBACK_WIDTH, 24)).columns, NARROWEST)
 
 
 def paragraph(text: Cell, width: int, *, head: Cell = "") -> Iterator[Text]:
-    """Yield the lines of a text behind a head: broken at spaces, and indented by the head's width."""
+    """Yield the lines of a text after a head: wrapped at spaces, and indented by the head's width."""
     first = head if isinstance(head, Text) else Text(head)
     indent, style = " " * first.cell_len, text.style if isinstance(text, Text) else ""
     words = printable(" ".join(str(text).split()))
@@ -120,8 +120,8 @@ def say(out: Console, text: Cell, *, head: Cell = "", style: str = "") -> None:
 
 
 def printable(text: str) -> str:
-    """Return a text without what would steer a terminal: what stands in files may be anything."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+    """Return a text without control characters, which a file may contain and a terminal would obey."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _on_one_line(text: Text) -> Text:
@@ -129,8 +129,8 @@ def _on_one_line(text: Text) -> Text:
     return text if plain == text.plain and plain.isprintable() else Text(printable(plain), style=text.style)
 
 
-def _says_something(cell: Text) -> bool:
-    return cell.plain not in {"", NOTHING}
+def _is_empty(cell: Text) -> bool:
+    return cell.plain in {"", NOTHING}
 
 
 def _joined(cells: dict[int, Text], widths: dict[int, int]) -> Text:

@@ -1,4 +1,4 @@
-"""`gpuvirt vfio`: which GPUs are with virtual machines' driver, and moving them there and back by hand."""
+"""`gpuvirt vfio`: lists the drivers of GPUs, and binds GPUs to a VFIO driver and back."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -29,24 +29,30 @@ from gpuvirt.paths import HostRoots
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Give GPUs to virtual machines' driver, and back; nothing that a machine has is ever touched.",
+    help="Bind GPUs to a VFIO driver for VMs, or back to the host's.\n\n"
+    "No command changes a GPU that a VM or a pod has.",
 )
 
 Addresses = Annotated[list[str] | None, typer.Argument(metavar="ADDRESS...", help="PCI addresses: 0000:65:00.0")]
 Every = Annotated[bool, typer.Option("--all", "-a", help="All GPUs of this host.")]
-Switches = Annotated[bool, typer.Option("--nvswitches", envvar="BIND_NVSWITCHES", help="NVSwitches, too, with --all.")]
+Switches = Annotated[bool, typer.Option("--nvswitches", envvar="BIND_NVSWITCHES", help="With --all, also NVSwitches.")]
 Also = Annotated[
     list[str] | None,
-    typer.Option("--also", metavar="ADDRESS", help="A function of another slot that may move with a GPU of its group."),
+    typer.Option(
+        "--also",
+        metavar="ADDRESS",
+        help="A function of another slot that shares the GPU's IOMMU group and may be bound with it. Repeatable.",
+    ),
 ]
 RemoveVgpus = Annotated[
     bool,
-    typer.Option("--remove-vgpus", help="First remove the GPU's vGPUs, which nobody may use, and switch its VFs off."),
+    typer.Option("--remove-vgpus", help="First remove the GPU's vGPUs if all are unused, and switch its VFs off."),
 ]
 Force = Annotated[
     bool,
     typer.Option(
-        "--force", help="Take a GPU from processes of the host, after a question; never from a pod or a machine."
+        "--force",
+        help="After a confirmation, unbind a GPU that processes of the host use; never one that a pod or VM has.",
     ),
 ]
 
@@ -58,10 +64,10 @@ def status(
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show for each GPU which driver has it, and whether it could go to virtual machines now."""
+    """Show the driver of each GPU, and whether `bind` could prepare it for VMs now."""
     here = vfiohost.host(vfiohost.account(HostRoots.under(host_root), kubelet_dir))
     seen = observe(here.site, here.inputs).host_state()
-    # Each alone: what GPUs of one group say about each other is just what is asked.
+    # Each GPU is planned alone, so that its row has the refusals that other GPUs of its IOMMU group cause.
     rows = [(gpu, plan_units(seen, {gpu: DesiredDriver.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
     vfiorender.status(seen, rows, as_json=output is Output.JSON)
 
@@ -81,9 +87,9 @@ def bind(  # noqa: PLR0913  a command's options
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Give GPUs, with all functions of their slots, to the VFIO driver that knows them best.
+    """Bind GPUs, with all functions of their slots, to the most specific VFIO driver.
 
-    The driver that each function had is recorded, and `unbind` gives it back.
+    gpuvirt records the original driver of each function, and `unbind` restores it.
     """
     known = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     here = vfiohost.host(known, also=also or (), force=force)
@@ -103,7 +109,7 @@ def unbind(  # noqa: PLR0913  a command's options
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Give GPUs back to the drivers that they came from; one that a pod or a virtual machine has stays."""
+    """Bind GPUs back to their original drivers, except those that a pod or a VM has."""
     here = vfiohost.host(
         vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     )
@@ -113,43 +119,43 @@ def unbind(  # noqa: PLR0913  a command's options
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What the command line names."""
+    """The GPUs and NVSwitches that the command line names."""
 
     addresses: Sequence[str]
     every: bool
     nvswitches: bool
     vendor: int | None = None
-    """Whose devices `every` means; None: all vendors' that make GPUs for machines."""
+    """The vendor of the devices that `every` means; None for all supported vendors."""
 
 
 def _heads(inventory: Inventory, chosen: Chosen) -> list[PciAddress]:
-    """Return the GPUs and NVSwitches that are meant; raise BadParameter for what is none."""
+    """Return the GPUs and NVSwitches that the command line names; raise BadParameter for any other address."""
     if chosen.every == bool(chosen.addresses):
         raise typer.BadParameter("give either addresses or --all")
     functions, gpus = inventory.facts.functions, inventory.gpus
     if chosen.every:
-        switches = [one for one, function in functions.items() if function.kind is FunctionKind.NVSWITCH]
+        switches = [address for address, function in functions.items() if function.kind is FunctionKind.NVSWITCH]
         heads = [*gpus, *(switches if chosen.nvswitches else ())]
-        return [one for one in heads if chosen.vendor in {None, functions[one].id.vendor}]
+        return [head for head in heads if chosen.vendor in {None, functions[head].id.vendor}]
     found = list(vfiohost.parsed(chosen.addresses))
     for address in found:
         if address not in functions:
-            raise typer.BadParameter(f"{address}: there is no such function on this host (gpuvirt vfio status)")
+            raise typer.BadParameter(f"{address}: this host has no such function (gpuvirt vfio status)")
         if address not in gpus and functions[address].kind is not FunctionKind.NVSWITCH:
             head = next((gpu for gpu in gpus if slot_of(gpu) == slot_of(address)), None)
-            hint = f"it goes with its GPU, {head}" if head else "only GPUs and NVSwitches are moved"
+            hint = f"it is bound together with its GPU, {head}" if head else "only GPUs and NVSwitches can be bound"
             raise typer.BadParameter(f"{address} is no GPU; {hint}")
     return found
 
 
 def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, dry_run: bool) -> None:
-    """Bring what is chosen to what is desired, and say how that went; end with 1 where it failed."""
+    """Change the chosen GPUs to their desired state, and print the results; exit with 1 if a change failed."""
     seen = observe(host.site, host.inputs)
     heads = _heads(seen.inventory, chosen)
     emptied = {head: desired.vgpus for head in heads if desired.vgpus is not None and head in seen.inventory.gpus}
     state = seen.host_state(emptied)
     units = {
-        unit: {one: replace(desired, vgpus=emptied.get(one)) for one in members if one in heads}
+        unit: {gpu: replace(desired, vgpus=emptied.get(gpu)) for gpu in members if gpu in heads}
         for unit, members in sorted(seen.inventory.units.items())
         if not set(heads).isdisjoint(members)
     }
@@ -160,15 +166,15 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     for unit, plan in plans.items():
         would = _would(host, plan, units[unit])
         quiet = output is Output.JSON
-        left = dry_run or would.reasons
-        results.append(would if left else _changed(host, units[unit], would, seen.inventory, quiet=quiet))
+        unchanged = dry_run or would.reasons
+        results.append(would if unchanged else _changed(host, units[unit], would, seen.inventory, quiet=quiet))
     vfiorender.results(results, desired, as_json=output is Output.JSON, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
 
 
 def _would(host: Host, plan: Plan, desired: DesiredUnit) -> Result:
-    """Return what a plan says of itself, and what the agent would say of it."""
+    """Return the result that a plan expects, with the refusals of an agent that keeps a GPU in another mode."""
     kept = {gpu: host.managed[gpu] for gpu in desired if gpu in host.managed}
     managed = [refusals.managed(gpu, mode) for gpu, mode in kept.items() if driver_of(mode) is not desired[gpu].driver]
     reasons = (*managed, *plan.reasons)
@@ -177,16 +183,16 @@ def _would(host: Host, plan: Plan, desired: DesiredUnit) -> Result:
 
 
 def _ask(plans: Iterable[Plan]) -> None:
-    """Have a person say yes to what may end the work of processes."""
+    """Ask the user to confirm an unbind that may break processes of the host."""
     if not sys.stdin.isatty():
-        raise typer.BadParameter("--force asks a question, and standard input is no terminal to answer it")
+        raise typer.BadParameter("--force asks for a confirmation, and standard input is no terminal")
     gpus = ", ".join(step.address for plan in plans for step in plan.steps if isinstance(step, Unbind))
     if gpus:
-        typer.confirm(f"Take {gpus} from the host's drivers, whoever uses it?", abort=True)
+        typer.confirm(f"Unbind {gpus} from the host's drivers, even if processes use it?", abort=True)
 
 
 def _changed(host: Host, desired: DesiredUnit, would: Result, seen: Inventory, *, quiet: bool) -> Result:
-    """Change one unit in a lane, which is left behind where the kernel puts it to sleep."""
+    """Change one isolation unit, and return the result."""
     intent = next(iter(would.steps), None)
     taken, outcome = changed_in_worker(host.change_site, UnitId(would.unit), desired, seen, intent, quiet=quiet)
     return replace(would, steps=taken, reasons=outcome.reasons)

@@ -1,4 +1,4 @@
-"""The host that a command is about: its devices, what pods have of them, and what its agent keeps."""
+"""The host of a command: its devices, their allocations to pods, and the modes that its agent keeps."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from gpuvirt.paths import HostRoots, KubeletPaths
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The host that a command is about."""
+    """The host whose devices a command lists or changes."""
 
     site: Site
     inputs: Inputs
@@ -33,23 +33,23 @@ class Host:
     vgpu_configs: Mapping[PciAddress, str]
     """The vGPU configs that the agent keeps applied."""
     agent_folder: Path
-    """The folder that an agent of this host locks."""
+    """The folder that this host's agent locks."""
 
     @property
     def change_site(self) -> ChangeSite:
-        """Where devices are changed."""
+        """The host, for a change of its devices."""
         return ChangeSite(self.site, self.inputs, self.agent_folder)
 
 
 def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> PodAccount:
-    """Return who tells what pods have of the host that is meant."""
+    """Return the reader of a host's allocations."""
     kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
     ledgers = (roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
     return PodAccount(RealKernel(roots), roots, kubelet, ledgers, assume_unallocated)
 
 
 def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False) -> Host:
-    """Return the host that is meant, with what its agent keeps."""
+    """Return a host, with the modes and vGPU configs that its agent keeps."""
     site = site_of(account.kernel, account.roots)
     view = _view(account.roots, account.kubelet, site)
     managed = {gpu.address: gpu.desired for gpu in view.gpus if gpu.desired is not None and view.agent is not None}
@@ -60,7 +60,7 @@ def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False) 
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, site: Site) -> NodeView:
-    """Return the agent's picture, or one taken now, with what pods had by its ledger."""
+    """Return the agent's view of the node, or a new one with the allocations of the agent's ledger."""
     clock = RealClock()
     procs = (roots.proc, HostRoots.under(options.ROOT).proc)
     view = statefile.read(roots.run / statefile.FILE, clock.now(), snapshot.boot_id(site.kernel), procs)
@@ -71,7 +71,7 @@ def _view(roots: HostRoots, kubelet: KubeletPaths, site: Site) -> NodeView:
 
 
 def parsed(texts: Iterable[str]) -> Iterable[PciAddress]:
-    """Yield the addresses in what was typed; raise BadParameter for what is none."""
+    """Yield PCI addresses; raise BadParameter for an invalid text."""
     for text in texts:
         try:
             yield parse_pci_address(text)

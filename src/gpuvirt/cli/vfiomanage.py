@@ -1,7 +1,8 @@
-"""`vfio-manage`, by the name and with the options of NVIDIA's program: binding in an init container or by hand.
+"""`vfio-manage`, with the name and options of NVIDIA's program, for an init container or a shell.
 
-It does what `gpuvirt vfio` does, to NVIDIA's devices alone. Where the original warns and ends with 0, this one says why
-for each device and ends with 1; `unbind` gives devices back to their drivers, where the original leaves them without.
+It does the same as `gpuvirt vfio`, but only to NVIDIA's devices. Where the original warns and exits with 0, this
+program prints the reason for each device and exits with 1. `unbind` restores the original drivers, where NVIDIA's
+program leaves devices without a driver.
 """
 
 from dataclasses import replace
@@ -50,7 +51,7 @@ def bind(
     assume_unallocated: options.AssumeUnallocated = False,
     nvswitches: BindSwitches = False,
 ) -> None:
-    """Bind GPUs to the VFIO driver that knows them best."""
+    """Bind GPUs to the most specific VFIO driver."""
     account = vfiohost.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     _manage(DesiredDriver.PASSTHROUGH, account, device_id, every=every, nvswitches=nvswitches)
 
@@ -65,13 +66,13 @@ def unbind(
     assume_unallocated: options.AssumeUnallocated = False,
     nvswitches: UnbindSwitches = False,
 ) -> None:
-    """Give GPUs back to the drivers that they came from."""
+    """Bind GPUs back to their original drivers."""
     account = vfiohost.account(_roots(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     _manage(DesiredDriver.NATIVE, account, device_id, every=every, nvswitches=nvswitches)
 
 
 def _roots(host_root: Path) -> HostRoots:
-    """Return the host's folders: in a pod, the host's `/proc` shows all processes, or else this one's own may."""
+    """Return the host's folders, with the `/proc` that shows all processes: the host's, or in some pods their own."""
     roots = HostRoots.under(host_root)
     own = HostRoots.under(options.ROOT).proc
     return replace(roots, proc=own) if shows_all(own) and not shows_all(roots.proc) else roots
@@ -91,7 +92,7 @@ def _manage(
 
 
 def _why_skipped(host: Host, device_id: str, *, nvswitches: bool) -> str | None:
-    """Return why nothing is done to a device, which is no failure, as it is none of the original's."""
+    """Return why a device is skipped, None if it is not. Skipping is no failure, as for NVIDIA's program."""
     (address,) = vfiohost.parsed([device_id])
     function = read_function(host.site.kernel, address, None)
     if not isinstance(function, PciFunction) or function.id.vendor != NVIDIA:

@@ -1,4 +1,4 @@
-"""What `gpuvirt vfio` shows."""
+"""The output of `gpuvirt vfio`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one unit."""
+    """The result of a change of one isolation unit."""
 
     unit: str
     gpus: tuple[str, ...]
@@ -37,20 +37,20 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One GPU."""
+    """One GPU and its drivers."""
 
     address: PciAddress
     driver: str | None
     group: int | None
     siblings: dict[str, str | None]
-    """The other functions of its slot, with their drivers."""
+    """The other functions of the GPU's slot, with their drivers."""
     on_vfio: bool
     steps: tuple[str, ...]
     reasons: tuple[Reason, ...]
 
 
 def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, as_json: bool) -> None:
-    """Write which GPUs are with virtual machines, and which could be."""
+    """Print the driver of each GPU, and whether it is or could be bound for VMs."""
     shown = [_row(seen, address, plan) for address, plan in rows]
     if as_json:
         render.json_lines(shown)
@@ -69,7 +69,7 @@ def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, as
 
 
 def results(done: Sequence[Result], desired: DesiredGpu, *, as_json: bool, dry_run: bool) -> None:
-    """Write what became of each unit, or would."""
+    """Print the result of each change, or of its dry run."""
     if as_json:
         render.json_lines(done)
         return
@@ -84,10 +84,10 @@ def results(done: Sequence[Result], desired: DesiredGpu, *, as_json: bool, dry_r
         for note in result.notes:
             say(out, note)
         if not result.reasons:
-            there = "for virtual machines" if desired.driver is DesiredDriver.PASSTHROUGH else "with the host"
+            bound = "bound for VMs" if desired.driver is DesiredDriver.PASSTHROUGH else "bound for the host"
             would = "would be " if dry_run and result.steps else ""
-            already = "" if result.steps else " already"
-            say(out, f"{gpus}: {would}{there}{already}", style="green")
+            already = "" if result.steps else "already "
+            say(out, f"{gpus}: {would}{already}{bound}", style="green")
 
 
 def _row(seen: UnitState, address: PciAddress, plan: DriverPlan) -> Row:
@@ -97,7 +97,7 @@ def _row(seen: UnitState, address: PciAddress, plan: DriverPlan) -> Row:
         address=address,
         driver=_driver(gpu.function),
         group=gpu.function.iommu_group if isinstance(gpu.function.iommu_group, int) else None,
-        siblings={one: _driver(functions[one]) for one in gpu.siblings},
+        siblings={sibling: _driver(functions[sibling]) for sibling in gpu.siblings},
         on_vfio=gpu.function.on_vfio,
         steps=tuple(step.text for step in plan.steps),
         reasons=plan.refusals,
@@ -109,10 +109,8 @@ def _driver(function: PciFunction) -> str | None:
 
 
 def _siblings(row: Row) -> str:
-    return (
-        ", ".join(f"{one.rpartition(':')[2]} ({driver or 'no driver'})" for one, driver in row.siblings.items())
-        or NOTHING
-    )
+    siblings = (f"{name.rpartition(':')[2]} ({driver or 'no driver'})" for name, driver in row.siblings.items())
+    return ", ".join(siblings) or NOTHING
 
 
 def _answer(row: Row) -> Text:
@@ -120,4 +118,4 @@ def _answer(row: Row) -> Text:
         return Text(", ".join(dict.fromkeys(str(reason.code) for reason in row.reasons)), style="yellow")
     if not row.steps:
         return Text("yes", style="green")
-    return Text("half: gpuvirt vfio bind" if row.on_vfio else "could be: gpuvirt vfio bind")
+    return Text("partly: gpuvirt vfio bind" if row.on_vfio else "possible: gpuvirt vfio bind")

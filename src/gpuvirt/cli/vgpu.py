@@ -1,4 +1,4 @@
-"""`gpuvirt vgpu`: the vGPUs of a node by hand."""
+"""`gpuvirt vgpu`: lists, creates and deletes vGPUs, and applies vGPU configs."""
 
 from typing import Annotated
 
@@ -16,13 +16,12 @@ from gpuvirt.node.change.observation import observe
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Which vGPUs are wanted on a node's GPUs, and what configs say of that.",
+    help="Create and delete vGPUs, and apply vGPU configs.\n\nNo command removes a vGPU that is in use.",
 )
 app.add_typer(vgpuscheduler.app, name="scheduler")
 
-
 Rebind = Annotated[
-    bool, typer.Option("--rebind", help="First give GPUs that are bound to a VFIO driver back to their own drivers.")
+    bool, typer.Option("--rebind", help="First bind GPUs that are on a VFIO driver to their original drivers.")
 ]
 
 
@@ -38,7 +37,7 @@ def apply(  # noqa: PLR0913  a command's options
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Have GPUs carry the vGPUs that a config wants of them; one that is in use is never removed."""
+    """Create the vGPUs of a vGPU config, and remove unused vGPUs that the config does not have."""
     site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.apply(site, config_file, selected, rebind=rebind, dry_run=dry_run)
 
@@ -53,7 +52,10 @@ def assert_(
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """End with 0 if the GPUs that a config is for carry what it wants, and with 1 and the reasons if not."""
+    """Check whether GPUs carry the vGPUs of a vGPU config.
+
+    The command exits with 0 if they do. Otherwise it prints the missing steps and the reasons, and exits with 1.
+    """
     site = vgpuapply.Where(host_root, kubelet_dir, output)
     vgpuapply.check(site, config_file, selected, valid_only=valid_config)
 
@@ -65,7 +67,7 @@ def list_(
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show the vGPUs of this host, and who uses them."""
+    """List the vGPUs of this host and their users."""
     here = vgpuhost.host(host_root, kubelet_dir)
     rows = vgpurender.rows_of(vgpuhost.gpu_states(observe(here.site, here.inputs, None)))
     render.json_lines(rows) if output is Output.JSON else vgpurender.vgpus(rows)
@@ -79,7 +81,7 @@ def types(
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show the vGPU types of each GPU, and how many more of each fit beside its vGPUs."""
+    """List the vGPU types of each GPU, and how many more vGPUs of each type fit."""
     here = vgpuhost.host(host_root, kubelet_dir)
     seen = observe(here.site, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses or sorted(seen.inventory.gpus))
@@ -92,16 +94,16 @@ def types(
 @app.command("create")
 def create(  # noqa: PLR0913  a command's options
     address: Address,
-    vgpu_type: Annotated[str, typer.Argument(metavar="TYPE", help="A10-4Q, or as the host has it: NVIDIA A10-4Q")],
+    vgpu_type: Annotated[str, typer.Argument(metavar="TYPE", help="A vGPU type: A10-4Q, or NVIDIA A10-4Q.")],
     *,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of vGPUs.")] = 1,
     dry_run: options.DryRun = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Make vGPUs on a GPU beside those that it carries."""
+    """Create vGPUs on a GPU, in addition to its existing ones."""
     site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.create(site, address, vgpu_type, count, dry_run=dry_run)
 
@@ -116,7 +118,7 @@ def delete(
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Remove vGPUs; one that is in use stays, and the command says whose it is."""
+    """Remove vGPUs, except those in use, of which the command prints the user."""
     site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.delete(site, vgpus, dry_run=dry_run)
 
@@ -125,16 +127,16 @@ def delete(
 def default_config(
     *,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="CONFIG", help="Print this one alone: default, A10-4Q, ...")
+        str | None, typer.Option("--name", metavar="CONFIG", help="Print only this config: default, A10-4Q, ...")
     ] = None,
 ) -> None:
-    """Print the built-in vGPU configs, one for each vGPU type and `default`, as a file to begin one's own with.
+    """Print the built-in vGPU configs, as the start of a config file.
 
-    The file has nothing that NVIDIA's vgpu-device-manager doesn't take.
+    There is one config for each vGPU type, and `default`. NVIDIA's vgpu-device-manager accepts the file, too.
     """
     configs = builtin_configs()
     if name is not None and name not in configs:
         meant = nearest(name, configs)
         hint = f"; did you mean {meant}?" if meant else "; `gpuvirt vgpu default-config` prints them all"
         raise ConfigError(f"there is no built-in config {name}{hint}", where="--name")
-    print(vgpuconfig.written({one: configs[one] for one in ([name] if name is not None else configs)}), end="")
+    print(vgpuconfig.written(configs if name is None else {name: configs[name]}), end="")

@@ -1,4 +1,4 @@
-"""Changing vGPUs by hand: a config applied or asserted, vGPUs made and removed one by one."""
+"""The work of `gpuvirt vgpu` apply, assert, create and delete."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ from gpuvirt.node.change.observation import Observation, observe
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The host that a command is about, and how to answer."""
+    """The host of a command, and its output format."""
 
     host_root: Path
     kubelet_dir: Path | None
@@ -33,29 +33,29 @@ class Where:
 
     @property
     def as_json(self) -> bool:
-        """Whether a program is to read the answer."""
+        """Whether the output is JSON."""
         return self.output is Output.JSON
 
 
 def apply(where: Where, config_file: str | None, selected: str | None, *, rebind: bool, dry_run: bool) -> None:
-    """Have GPUs carry what a config wants of them; end with 1 where one does not.
+    """Apply a vGPU config to its GPUs; exit with 1 if a GPU does not carry its vGPUs afterwards.
 
-    `rebind`: a GPU on a VFIO driver gets its own driver for that.
+    With `rebind`, a GPU on a VFIO driver is first bound to its original driver.
     """
     configs, notes = vgpuconfigs.read_configs(config_file)
     entries = configs[vgpuconfigs.select(configs, selected)]
     here, seen = _seen(where)
     driver = DesiredDriver.NATIVE if rebind else None
     desired = {gpu: DesiredGpu(driver, vgpus) for gpu, vgpus in _desired(seen, entries, notes).items()}
-    _carry(where, here, seen, desired, dry_run=dry_run)
+    _change(where, here, seen, desired, dry_run=dry_run)
 
 
 def check(where: Where, config_file: str | None, selected: str | None, *, valid_only: bool) -> None:
-    """See whether GPUs carry what a config wants of them; end with 1 where one does not."""
+    """Check whether GPUs carry the vGPUs of a vGPU config; exit with 1 if one does not."""
     configs, notes = vgpuconfigs.read_configs(config_file)
     entries = configs[vgpuconfigs.select(configs, selected)]
     if valid_only:
-        _tell(notes)
+        _print_notes(notes)
         return
     _, seen = _seen(where)
     results = [
@@ -68,27 +68,27 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
 
 
 def create(where: Where, address: str, vgpu_type: str, count: int, *, dry_run: bool) -> None:
-    """Make vGPUs on a GPU beside those that it carries; end with 1 where that fails."""
+    """Create vGPUs on a GPU, in addition to its existing ones; exit with 1 if that fails."""
     here, seen = _seen(where)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
     gpu_state = seen.gpu_state(gpu)
-    desired_counts = Counter(_there(gpu_state))
+    desired_counts = Counter(_existing_types(gpu_state))
     name = resolve_type(vgpu_type, gpu_state.known_types) if gpu_state is not None else None
     desired_counts[name or vgpu_type] += count
-    _carry(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(desired_counts))}, dry_run=dry_run)
+    _change(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(desired_counts))}, dry_run=dry_run)
 
 
 def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
-    """Remove vGPUs that nobody has; end with 1 where one stays."""
+    """Remove unused vGPUs; exit with 1 if one stays."""
     here, seen = _seen(where)
     gpu_states = vgpuhost.gpu_states(seen)
-    owner = {one.id: gpu for gpu, gpu_state in gpu_states.items() for one in gpu_state.host.live}
-    chosen = [VgpuId(one.lower()) for one in dict.fromkeys(ids)]
-    if missing := [one for one in chosen if one not in owner]:
-        raise typer.BadParameter(f"{missing[0]}: there is no such vGPU on this host (gpuvirt vgpu list)")
+    gpus = {vgpu.id: gpu for gpu, gpu_state in gpu_states.items() for vgpu in gpu_state.host.live}
+    chosen = [VgpuId(text.lower()) for text in dict.fromkeys(ids)]
+    if missing := [vgpu for vgpu in chosen if vgpu not in gpus]:
+        raise typer.BadParameter(f"{missing[0]}: this host has no such vGPU (gpuvirt vgpu list)")
     results = [
-        vgpuhost.removed(here, seen, owner[one], one, quiet=where.as_json, dry_run=dry_run)
-        for one in sorted(chosen, key=lambda one: (owner[one], one))
+        vgpuhost.removed(here, seen, gpus[vgpu], vgpu, quiet=where.as_json, dry_run=dry_run)
+        for vgpu in sorted(chosen, key=lambda vgpu: (gpus[vgpu], vgpu))
     ]
     vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
     if any(result.reasons for result in results):
@@ -101,31 +101,30 @@ def _seen(where: Where) -> tuple[Host, Observation]:
 
 
 def _desired(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note]) -> Mapping[PciAddress, DesiredVgpus]:
-    """Return what a config wants of each GPU that it is for, and say what is odd about it."""
+    """Return the desired vGPUs of each GPU of a config, and print the notes on the config."""
     found = desired(entries, config_gpus(seen.inventory, vgpuhost.gpu_states(seen)))
-    _tell((*notes, *found.notes))
+    _print_notes((*notes, *found.notes))
     return {gpu: desired_vgpus_of(desired_vgpus) for gpu, desired_vgpus in found.gpus.items()}
 
 
-def _carry(
+def _change(
     where: Where, here: Host, seen: Observation, desired: Mapping[PciAddress, DesiredGpu], *, dry_run: bool
 ) -> None:
     results: list[Result] = []
     for gpu, desired_gpu in sorted(desired.items()):
         would = vgpuhost.would(seen, gpu, desired_gpu)
-        leave = dry_run or not (would.steps or would.reasons)
-        results.append(would if leave else vgpuhost.changed(here, seen, gpu, desired_gpu, quiet=where.as_json))
+        unchanged = dry_run or not (would.steps or would.reasons)
+        results.append(would if unchanged else vgpuhost.changed(here, seen, gpu, desired_gpu, quiet=where.as_json))
     vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
 
 
-def _there(gpu_state: GpuState | None) -> list[str]:
-    return (
-        [one.type for one in gpu_state.host.live if not isinstance(one.type, Unread)] if gpu_state is not None else []
-    )
+def _existing_types(gpu_state: GpuState | None) -> list[str]:
+    vgpus = gpu_state.host.live if gpu_state is not None else ()
+    return [vgpu.type for vgpu in vgpus if not isinstance(vgpu.type, Unread)]
 
 
-def _tell(notes: Iterable[Note]) -> None:
+def _print_notes(notes: Iterable[Note]) -> None:
     for note in notes:
         typer.echo(f"gpuvirt: {note.text}", err=True)

@@ -1,4 +1,4 @@
-"""vGPU configs on the command line: the file that was named, and the config that was selected."""
+"""The options --config-file and --selected-config of commands that apply vGPU configs."""
 
 import sys
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ STDIN = "-"
 
 
 def read_configs(file: str | None) -> tuple[Mapping[str, tuple[Entry, ...]], tuple[Note, ...]]:
-    """Return the configs of a file, `-` for standard input, the built-in ones without one; raise ConfigError."""
+    """Return the configs of a file, `-` for standard input, or the built-in configs; raise ConfigError."""
     if file is None:
         return builtin_configs(), ()
     from_stdin = file == STDIN
@@ -23,7 +23,7 @@ def read_configs(file: str | None) -> tuple[Mapping[str, tuple[Entry, ...]], tup
 
 
 def select(configs: Mapping[str, tuple[Entry, ...]], name: str | None) -> str:
-    """Return the name of the config that is meant: the only one where none is named; raise ConfigError."""
+    """Return the name of the selected config, or of the only one if none is selected; raise ConfigError."""
     if name is None:
         if len(configs) != 1:
             raise ConfigError(f"there are {len(configs)} configs; name one", where="--selected-config")

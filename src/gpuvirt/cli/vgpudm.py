@@ -1,8 +1,8 @@
-"""`nvidia-vgpu-dm`, by the name and with the options of NVIDIA's program: vGPUs of a host by hand or from a script.
+"""`nvidia-vgpu-dm`, with the name and options of NVIDIA's program, for a shell or a script.
 
-It does what `gpuvirt vgpu apply` and `assert` do. Where the original removes all vGPUs of a GPU to change one, and may
-end half the way, this one changes what differs, leaves what is in use, and puts back what was there. `assert` asks of
-the GPUs that the config is for, and not of all that the host has.
+It does the same as `gpuvirt vgpu apply` and `assert`. The original removes all vGPUs of a GPU to change one, and may
+stop halfway; this program changes only vGPUs that differ, leaves those in use, and rolls a failed change back. `assert`
+checks the GPUs that the config names, where the original checks all GPUs of the host.
 """
 
 from typing import Annotated
@@ -21,17 +21,17 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Apply vGPU configs to the GPUs of this host, and see whether they are applied.",
+    help="Apply vGPU configs to the GPUs of this host, and check whether they are applied.",
 )
 
 
 @app.callback()
 def root(
     *,
-    debug: Annotated[bool, typer.Option("--debug", "-d", envvar="VGPU_DM_DEBUG", help="Say more.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", "-d", envvar="VGPU_DM_DEBUG", help="Log more.")] = False,
     version: Version = False,  # noqa: ARG001
 ) -> None:
-    """Apply vGPU configs, and see whether they are applied."""
+    """Apply vGPU configs, and check whether they are applied."""
     if debug:
         logs.set_up(logs.LogFormat.TEXT, verbose=True)
 
@@ -45,7 +45,7 @@ def apply(
     kubelet_dir: options.KubeletDirOfHost = None,
     assume_unallocated: options.AssumeUnallocated = False,
 ) -> None:
-    """Have the GPUs of this host carry what a config wants of them."""
+    """Apply a vGPU config to the GPUs of this host."""
     where = vgpuapply.Where(host_root, kubelet_dir, Output.TABLE, assume_unallocated)
     vgpuapply.apply(where, config_file, selected, rebind=False, dry_run=False)
 
@@ -58,5 +58,5 @@ def assert_(
     valid_config: ValidConfig = False,
     host_root: options.HostRoot = options.ROOT,
 ) -> None:
-    """End with 0 if the GPUs that a config is for carry what it wants, with 1 if not."""
+    """Exit with 0 if the GPUs of a vGPU config carry its vGPUs, with 1 if not."""
     vgpuapply.check(vgpuapply.Where(host_root, None, Output.TABLE), config_file, selected, valid_only=valid_config)

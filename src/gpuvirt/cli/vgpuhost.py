@@ -1,4 +1,4 @@
-"""The host that a `gpuvirt vgpu` command is about, and how its vGPUs are changed."""
+"""The host of a `gpuvirt vgpu` command, and the changes of its vGPUs."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,19 +20,19 @@ from gpuvirt.paths import HostRoots
 
 
 def host(host_root: Path, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> Host:
-    """Return the host that is meant, with who tells what pods have of it."""
+    """Return the host of a command, with the reader of its allocations."""
     account = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     return vfiohost.host(account)
 
 
 def gpu_states(seen: Observation) -> Mapping[PciAddress, GpuState]:
-    """Return the GPUs of a host that make vGPUs now."""
+    """Return the states of the GPUs that can carry vGPUs now."""
     found = {gpu: seen.gpu_state(gpu) for gpu in sorted(seen.inventory.gpus)}
     return {gpu: state for gpu, state in found.items() if state is not None}
 
 
 def gpus_named(seen: Observation, addresses: Iterable[str]) -> list[PciAddress]:
-    """Return the GPUs that are meant; raise BadParameter for what is none."""
+    """Return the GPUs that addresses name; raise BadParameter for an address that is no GPU."""
     found = list(vfiohost.parsed(addresses))
     for address in found:
         if address not in seen.inventory.gpus:
@@ -41,7 +41,7 @@ def gpus_named(seen: Observation, addresses: Iterable[str]) -> list[PciAddress]:
 
 
 def would(seen: Observation, gpu: PciAddress, desired: DesiredGpu) -> Result:
-    """Return what would be done to a GPU."""
+    """Return the expected result of a change of a GPU."""
     unit = {gpu: desired}
     plan = plan_unit(seen.unit_state(unit), seen.inventory.gpus[gpu].unit, unit)
     steps = (*(step.text for step in plan.steps), *plan.later)
@@ -49,7 +49,7 @@ def would(seen: Observation, gpu: PciAddress, desired: DesiredGpu) -> Result:
 
 
 def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> Result:
-    """Bring a GPU to what is desired, and return how that went; `seen` tells its unit."""
+    """Change a GPU to its desired state, and return the result; `seen` has the GPU's isolation unit."""
     if (managed := _managed(here, gpu, _desired(desired))) is not None:
         return managed
     unit = seen.inventory.gpus[gpu].unit
@@ -61,7 +61,7 @@ def changed(here: Host, seen: Observation, gpu: PciAddress, desired: DesiredGpu,
 
 
 def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, quiet: bool, dry_run: bool) -> Result:
-    """Remove one vGPU, and return how that went, or would; `seen` tells the GPU's unit."""
+    """Remove one vGPU, and return the result, the expected one in a dry run; `seen` has the GPU's isolation unit."""
     if (managed := _managed(here, gpu)) is not None:
         return managed
     if dry_run:
@@ -85,6 +85,6 @@ def _desired(desired: DesiredGpu) -> dict[str, int]:
 
 
 def _managed(here: Host, gpu: PciAddress, desired_counts: dict[str, int] | None = None) -> Result | None:
-    """Return why a GPU is left to the agent, None where it is not."""
+    """Return the refusal to change a GPU whose vGPU config the agent keeps, None for other GPUs."""
     config = here.vgpu_configs.get(gpu)
     return None if config is None else Result(gpu, (), (refusals.vgpus_managed(gpu, config),), desired_counts)

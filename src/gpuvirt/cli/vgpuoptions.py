@@ -1,4 +1,4 @@
-"""Options of commands that apply vGPU configs: ours, and those of NVIDIA's program, which have the same names."""
+"""Options of the commands that apply vGPU configs; those of NVIDIA's program have the same names."""
 
 from typing import Annotated
 
@@ -7,13 +7,13 @@ from typer.models import OptionInfo
 
 
 def _config_file(more: str = "") -> OptionInfo:
-    about = f"vGPU configs; - for standard input.{more}"
+    about = f"File of vGPU configs; - for standard input.{more}"
     option: OptionInfo = typer.Option("--config-file", "-f", envvar="VGPU_DM_CONFIG_FILE", metavar="FILE", help=about)
     return option
 
 
 NeededConfigFile = Annotated[str, _config_file()]
-ConfigFile = Annotated[str | None, _config_file(" Without it, the built-in ones.")]
+ConfigFile = Annotated[str | None, _config_file(" Default: the built-in configs.")]
 Selected = Annotated[
     str | None,
     typer.Option(
@@ -21,11 +21,13 @@ Selected = Annotated[
         "-c",
         envvar="VGPU_DM_SELECTED_CONFIG",
         metavar="NAME",
-        help="Which of them: default, A10-4Q, ...; the only one where the file has just one.",
+        help="Name of the config: default, A10-4Q, ... Not needed if the file has only one.",
     ),
 ]
 ValidConfig = Annotated[
     bool,
-    typer.Option("--valid-config", "-a", envvar="VGPU_DM_VALID_CONFIG", help="Only see that the file has that config."),
+    typer.Option(
+        "--valid-config", "-a", envvar="VGPU_DM_VALID_CONFIG", help="Only check that the file has that config."
+    ),
 ]
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="The PCI address of a GPU: 0000:65:00.0")]

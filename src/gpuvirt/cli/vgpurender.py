@@ -1,4 +1,4 @@
-"""What `gpuvirt vgpu` shows."""
+"""The output of `gpuvirt vgpu`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,18 +30,18 @@ TYPE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one GPU, or would."""
+    """The result of a change of one GPU, or of its dry run."""
 
     gpu: PciAddress
     steps: tuple[str, ...]
     reasons: tuple[Reason, ...]
     desired_counts: dict[str, int] | None = None
-    """What it is to carry; None where something alone is to go."""
+    """The GPU's desired vGPUs by type; None if the command only removes vGPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class VgpuRow:
-    """One vGPU."""
+    """One vGPU; `slot` is its parent, `gpu` or one of its VFs."""
 
     id: VgpuId
     type: str
@@ -53,41 +53,42 @@ class VgpuRow:
 
 @dataclass(frozen=True, slots=True)
 class TypeRow:
-    """One type on one GPU."""
+    """One vGPU type on one GPU."""
 
     gpu: PciAddress
     type: str
     name: str
-    """As configs have it."""
+    """The type's name in vGPU configs."""
     there: int
+    """How many vGPUs of the type the GPU carries."""
     left: int
     """How many more fit beside the vGPUs of the GPU."""
 
 
 def rows_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[VgpuRow]:
-    """Return the vGPUs that there are."""
+    """Return the existing vGPUs."""
     return [
         VgpuRow(
-            one.id,
-            "unknown" if isinstance(one.type, Unread) else one.type,
+            vgpu.id,
+            "unknown" if isinstance(vgpu.type, Unread) else vgpu.type,
             gpu,
-            one.slot,
-            one.group if isinstance(one.group, int) else None,
-            gpu_state.users.get(one.id, ()),
+            vgpu.slot,
+            vgpu.group if isinstance(vgpu.group, int) else None,
+            gpu_state.users.get(vgpu.id, ()),
         )
         for gpu, gpu_state in gpu_states.items()
-        for one in sorted(gpu_state.host.live, key=lambda one: (one.slot, one.id))
+        for vgpu in sorted(gpu_state.host.live, key=lambda vgpu: (vgpu.slot, vgpu.id))
     ]
 
 
 def types_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[TypeRow]:
-    """Return what each GPU carries of each type, and could still make."""
+    """Return for each GPU and vGPU type how many vGPUs exist, and how many more fit."""
     return [
         TypeRow(
             gpu,
             vgpu_type,
             profile_name(vgpu_type),
-            sum(1 for one in gpu_state.host.live if one.type == vgpu_type),
+            sum(1 for vgpu in gpu_state.host.live if vgpu.type == vgpu_type),
             sum(left.get(vgpu_type, 0) for left in gpu_state.host.slots.values()),
         )
         for gpu, gpu_state in gpu_states.items()
@@ -96,7 +97,7 @@ def types_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[TypeRow]:
 
 
 def vgpus(rows: Sequence[VgpuRow]) -> None:
-    """Write the table of vGPUs."""
+    """Print the table of vGPUs."""
     out = console()
     if not rows:
         out.print("No vGPU on this host.")
@@ -110,10 +111,10 @@ def vgpus(rows: Sequence[VgpuRow]) -> None:
 
 
 def types(rows: Sequence[TypeRow]) -> None:
-    """Write the table of types."""
+    """Print the table of vGPU types."""
     out = console()
     if not rows:
-        out.print("No GPU of this host makes vGPUs now; see: gpuvirt doctor")
+        out.print("No GPU of this host can carry vGPUs now; see: gpuvirt doctor")
         return
     table = Table(TYPE_COLUMNS)
     for row in rows:
@@ -122,7 +123,7 @@ def types(rows: Sequence[TypeRow]) -> None:
 
 
 def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
-    """Write what became of each GPU, or would."""
+    """Print the result of each change, or of its dry run."""
     if as_json:
         render.json_lines(done)
         return
@@ -138,4 +139,4 @@ def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
             already = "" if result.steps else " already"
             say(out, f"{result.gpu}: {would} {carries}{already}", style="green")
     if not done:
-        out.print("The config is for no GPU of this host.")
+        out.print("The vGPU config names no GPU of this host.")

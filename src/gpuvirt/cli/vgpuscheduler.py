@@ -1,4 +1,4 @@
-"""`gpuvirt vgpu scheduler`: how the time-sliced vGPUs of a GPU share its time."""
+"""`gpuvirt vgpu scheduler`: shows and sets the scheduler of a GPU's time-sliced vGPUs."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="How the time-sliced vGPUs of a GPU share its time; nvidia-smi tells and sets it.",
+    help="Show and set the scheduler of a GPU's time-sliced vGPUs, through nvidia-smi.",
 )
 
 
@@ -24,7 +24,7 @@ def get(
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show the vGPU scheduler that each GPU has, and the one that is kept for when its driver is loaded again."""
+    """Show the vGPU scheduler of each GPU, and the one for the next load of its driver."""
     here = vgpuhost.host(host_root, kubelet_dir)
     schedulers.get(here, schedulers.roots(host_root), addresses or (), as_json=output is Output.JSON)
 
@@ -36,10 +36,10 @@ def set_(  # noqa: PLR0913  a command's options
     *,
     timeslice_ms: Annotated[
         int | None,
-        typer.Option("--timeslice-ms", metavar="N", help="1 to 30 milliseconds; the driver's own without it."),
+        typer.Option("--timeslice-ms", metavar="N", help="Time slice, 1 to 30 ms. Default: the driver's."),
     ] = None,
     persist: Annotated[
-        bool, typer.Option("--persist", help="Have the driver set it whenever it is loaded, too: a modprobe file.")
+        bool, typer.Option("--persist", help="Also write it to a modprobe file, for each load of the driver.")
     ] = False,
     dry_run: options.DryRun = False,
     host_root: options.HostRoot = options.ROOT,
@@ -47,9 +47,10 @@ def set_(  # noqa: PLR0913  a command's options
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Let a GPU's vGPUs share its time in another way, at once and until its driver is loaded again.
+    """Set the vGPU scheduler of a GPU until its driver is loaded again.
 
-    It is not set while machines run on the GPU; `--persist` counts from the next load of the driver on all the same.
+    While VMs use vGPUs of the GPU, the command refuses to set it. With `--persist` it still writes the modprobe file,
+    for the next load of the driver.
     """
     here = vgpuhost.host(host_root, kubelet_dir, assume_unallocated=assume_unallocated)
     roots = schedulers.roots(host_root)
