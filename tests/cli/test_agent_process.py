@@ -115,7 +115,7 @@ def test_devices_shows_nothing_of_an_agent_that_was_killed(place: Place) -> None
     assert (place.host / "run/gpuvirt/node.json").exists()
     done = place.run("-m", "gpuvirt", "devices")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().endswith(", from a look at the host")
+    assert done.stdout.rstrip().endswith(", read from the host")
 
 
 def test_devices_checks_its_options_while_the_agent_runs(place: Place) -> None:

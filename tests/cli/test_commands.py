@@ -104,7 +104,7 @@ def test_devices_without_an_agent_are_called_and_held_as_its_ledger_says(
     assert done.returncode == 0, done.stderr
     assert re.search(r"0000:65:00.0 .* pod default/vm-a +nvidia.com/OLD", done.stdout)
     assert re.search(r"nvidia.com/OLD +2 +2 +1 ", done.stdout)
-    assert done.stdout.rstrip().endswith(", from a look at the host")
+    assert done.stdout.rstrip().endswith(", read from the host")
     assert [path.name for path in (tmp_path / place).parent.iterdir()] == ["ledger.json"]
 
 
@@ -127,9 +127,9 @@ def test_devices_that_share_a_group_wait_for_no_kubelet(tmp_path: Path) -> None:
 def test_a_user_who_is_not_root_reads_that_users_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     view = NodeView(at=BEGINNING)
     render.devices(view, every=False, sees_users=False)
-    assert "which processes use a device is known to root alone" in " ".join(capsys.readouterr().out.split())
+    assert "only root sees which processes use a device" in " ".join(capsys.readouterr().out.split())
     render.devices(view, every=False, sees_users=True)
-    assert "known to root" not in capsys.readouterr().out
+    assert "only root sees" not in capsys.readouterr().out
 
 
 def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> Non
     shown = ran("devices", "--host-root", str(tmp_path), environment=WIDE).stdout
     assert re.search(rf"{first.address} .* 2 x GRID T4-8Q +best-effort +", shown), shown
     assert re.search(rf"{second.address} .* 4 x GRID T4-1Q +equal-share, 4 ms +", shown)
-    assert shown.rstrip().endswith("from agent test, pid 1")
+    assert shown.rstrip().endswith("read from agent test, pid 1")
     told = json.loads(ran("devices", "-o", "json", "--host-root", str(tmp_path)).stdout)["gpus"]
     equal_4 = {"policy": "equal-share", "timeslice_ms": 4}
     assert [one["scheduler"] for one in told[:3]] == [{"policy": "best-effort", "timeslice_ms": None}, equal_4, None]
@@ -256,7 +256,7 @@ def test_the_programs_of_a_snapshot_refuse_and_say_why() -> None:
     done = gpuvirt("sim", "run", "--snapshot", "-H", "2xA30", "--", "nvidia-smi", "-i", "0", "-mig", "1")
     assert (done.returncode, done.stdout) == (1, "")
     assert "nvidia-smi: this simulated host is a snapshot in files" in done.stderr
-    assert "leave that out" in done.stderr
+    assert "leave that option out" in done.stderr
 
 
 @pytest.mark.parametrize("simulated", ["2xA10", "4xT4"])

@@ -81,7 +81,7 @@ def test_a_bad_system_file_is_passed_over_with_a_word(
     ids = read_pci_ids(None, host(tmp_path, content))
     assert ids.text(PciId(0x10DE, 0xFFFE)) is ids.text(PciId(0x10DE, 0xFFFD)) is None
     assert ids.text(PciId(0x10DE, 0x2236)) == "GA102GL [A10]"
-    assert capsys.readouterr().err.count("the system's database is passed over") == 1
+    assert capsys.readouterr().err.count("the system's pci.ids is ignored") == 1
 
 
 def test_the_systems_file_is_not_read_for_known_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

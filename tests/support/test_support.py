@@ -271,7 +271,7 @@ def test_doctor_says_the_same_of_a_host_its_unpacked_archive_and_its_host(tmp_pa
         tar.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("gpuvirt-support-*/host")
     done = run("sim", "import", "a.tar.gz", "-o", "m.yaml", cwd=tmp_path)
-    assert b"no differences from the host" in done.stderr
+    assert b"no differences from the archive's host" in done.stderr
     export(build_host(load_host(str(tmp_path / "m.yaml"))), tmp_path / "imported")
     arguments = ("--config", "cdi.yaml", "--kubelet-dir", "none", "-o", "json")
     reports = [

@@ -1,4 +1,4 @@
-"""Addresses to serve at, as options name them."""
+"""The addresses of metrics and probes, in the option --listen."""
 
 import os
 from typing import Annotated
@@ -12,8 +12,8 @@ LISTEN_VARIABLE = "GPUVIRT_LISTEN"
 
 
 def _listen() -> str:
-    """Return where to serve when nothing says where; an empty variable, which Click takes for none, says nowhere."""
-    return "" if os.environ.get(LISTEN_VARIABLE) == "" else LISTEN  # noqa: TID251  Click does not hand it on
+    """Return the default of --listen: nothing where the variable is set and empty, which Click treats as unset."""
+    return "" if os.environ.get(LISTEN_VARIABLE) == "" else LISTEN  # noqa: TID251  Click hides an empty variable
 
 
 ListenOption = Annotated[
@@ -23,10 +23,10 @@ ListenOption = Annotated[
         metavar="ADDRESS:PORT",
         default_factory=_listen,
         show_default=LISTEN,
-        help="Where to serve metrics and probes; '' for nowhere.",
+        help="Address of metrics and probes; '' serves none.",
     ),
 ]
-"""For what runs on each node."""
+"""The option of the processes that run on each node."""
 
 
 def address_of(text: str) -> tuple[str, int] | None:

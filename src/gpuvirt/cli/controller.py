@@ -1,4 +1,4 @@
-"""`gpuvirt controller`: what all nodes are for, and what is to run where for that."""
+"""`gpuvirt controller`: the controller of a cluster."""
 
 import asyncio
 import os
@@ -19,45 +19,50 @@ def controller(  # noqa: PLR0913  one parameter an option
     context: apiserver.ContextOption = "",
     namespace: apiserver.HomeOption = "",
     leader_elect: Annotated[
-        bool, typer.Option(help="Lead only while no other process does, by the Lease gpuvirt-controller.")
+        bool, typer.Option(help="Act only while this process has the Lease gpuvirt-controller.")
     ] = True,
     coexist: Annotated[
         bool,
         typer.Option(
             "--coexist",
             envvar="GPUVIRT_COEXIST",
-            help="Run beside NVIDIA's GPU operator: nodes labelled for virtual machines are ours, the others its.",
+            help="Run beside NVIDIA's GPU operator: gpuvirt manages the nodes labelled for VMs, NVIDIA's operator the"
+            " others.",
         ),
     ] = False,
     kubevirt: Annotated[
         bool,
-        typer.Option(envvar="GPUVIRT_KUBEVIRT", help="Write what KubeVirt lacks to permit devices; else say it alone."),
+        typer.Option(
+            envvar="GPUVIRT_KUBEVIRT", help="Add missing devices to KubeVirt's permitted devices, or only report them."
+        ),
     ] = True,
     image: Annotated[
         str,
         typer.Option(
             envvar="GPUVIRT_IMAGE",
             metavar="IMAGE",
-            help="gpuvirt's own image, which node agents run; without it nothing is deployed.",
+            help="gpuvirt's image, which agents run. Without it, the controller deploys nothing.",
         ),
     ] = "",
     image_pull_policy: Annotated[
-        str, typer.Option(envvar="GPUVIRT_IMAGE_PULL_POLICY", metavar="POLICY", help="When that image is pulled.")
+        str, typer.Option(envvar="GPUVIRT_IMAGE_PULL_POLICY", metavar="POLICY", help="The image's pull policy.")
     ] = "IfNotPresent",
     image_pull_secret: Annotated[
         list[str] | None,
-        typer.Option(envvar="GPUVIRT_IMAGE_PULL_SECRETS", metavar="NAME", help="A Secret for pulling it."),
+        typer.Option(
+            envvar="GPUVIRT_IMAGE_PULL_SECRETS", metavar="NAME", help="A Secret to pull the image with; repeatable."
+        ),
     ] = None,
     listen: Annotated[
-        str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Where to serve metrics and probes.")
+        str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
     ] = ":8080",
     log_format: options.LogFormatOption = LogFormat.TEXT,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run the controller: it keeps nodes, GpuNodes and operands as the ClusterPolicy and the nodes' labels say.
+    """Run the controller, which deploys operands to GPU nodes.
 
-    It runs until SIGTERM or SIGINT. Nothing on any device changes by its start, its end or its absence: agents keep on
-    doing what they were last told.
+    The ClusterPolicy and the nodes' labels decide what runs on which node. The controller runs until SIGTERM or SIGINT.
+    Starting or stopping it changes no device: without a controller, agents keep the last desired state.
     """
     set_up(log_format, verbose=verbose)
     credentials = apiserver.demanded_credentials(kubeconfig, context)

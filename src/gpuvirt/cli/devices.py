@@ -1,4 +1,4 @@
-"""`gpuvirt devices`: the GPUs of this node, how each can be used, and why the rest can't."""
+"""`gpuvirt devices`: the GPUs of this node, and what each is offered as."""
 
 import os
 from typing import Annotated
@@ -22,19 +22,20 @@ def devices(
     pci_ids: options.PciIdsFile = None,
     output: options.OutputFormat = Output.TABLE,
     every: Annotated[
-        bool, typer.Option("--all", "-a", help="Show audio, USB and NVSwitch functions that are not offered, too.")
+        bool, typer.Option("--all", "-a", help="Also list audio, USB and NVSwitch functions that are not offered.")
     ] = False,
 ) -> None:
-    """Show the GPUs of this node: mode, driver, users, what each is offered as, and why not.
+    """List the GPUs of this node, and what each is offered as.
 
-    Where the agent runs, this is what the agent sees; elsewhere, and where it is --plugin-only, the host is looked at
-    now, and changed in no way. What pods have, and first names, are then those of the agent's ledger, if it left one.
+    The list has each GPU's mode, driver, users and vGPUs, and the reason why a GPU is not offered. The command changes
+    nothing. Where the agent runs, the list is the agent's. Without an agent, or beside an agent with --plugin-only, the
+    command reads the host, and the agent's ledger for the devices that pods have and for resource names.
     """
     roots = HostRoots.under(host_root)
     kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
     settings, ids = options.read_settings(config), options.read_pci_ids(pci_ids, roots)
     kernel, clock = RealKernel(roots), RealClock()
-    # A simulated host has a /proc of its own, in which no agent is.
+    # An agent of a simulated host runs in this host's /proc.
     procs = (roots.proc, HostRoots.under(options.ROOT).proc)
     view = statefile.read(roots.run / statefile.FILE, clock.now(), snapshot.boot_id(kernel), procs)
     if view is None:

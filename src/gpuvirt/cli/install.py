@@ -1,4 +1,4 @@
-"""`gpuvirt install`: what the chart's Jobs do before and after an install or upgrade."""
+"""`gpuvirt install`: the commands of the chart's Jobs, which run before and after an install or upgrade."""
 
 import asyncio
 from pathlib import Path
@@ -11,23 +11,23 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
 from gpuvirt.install import installing
 
-app = typer.Typer(no_args_is_help=True, help="Write what helm can't; the chart's Jobs run it.")
+app = typer.Typer(no_args_is_help=True, help="Install what helm cannot; the chart's Jobs run this.")
 
 
 @app.command("crds")
 def crds(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where their manifests lie, one a file.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of their manifests, one in each file.")],
     *,
     only_missing: Annotated[
-        bool, typer.Option("--only-missing", help="Make those that are missing, and leave the others as they are.")
+        bool, typer.Option("--only-missing", help="Create missing kinds, and leave existing kinds unchanged.")
     ] = False,
     namespace: apiserver.HomeOption = "",
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
 ) -> None:
-    """Make our CustomResourceDefinitions, or bring them up to date; another product's are left as they are.
+    """Create or update gpuvirt's CustomResourceDefinitions, and leave those of other products unchanged.
 
-    Where an uninstall keeps controllers from leading, they may again.
+    It also ends an uninstall's hold, which keeps controllers from acting.
     """
     manifests = installing.read_kinds(folder)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
@@ -44,24 +44,24 @@ def crds(
 
 @app.command("namespace")
 def namespace(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Where agents run.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Namespace of the agents.")],
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
 ) -> None:
-    """Label a namespace, so that pod security admission lets agents be privileged there."""
+    """Label a namespace, so that pod security admission permits privileged agents in it."""
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_namespace(client, name, RealClock())))
 
 
 @app.command("policy")
 def policy(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The ClusterPolicy.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Manifest of the ClusterPolicy.")],
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
 ) -> None:
-    """Make the cluster's ClusterPolicy, or bring it up to date; another installation's is refused."""
+    """Create or update the cluster's ClusterPolicy, and refuse to change another installation's."""
     manifest = installing.read_policy(file)
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_policy(client, manifest, RealClock())))

@@ -1,6 +1,6 @@
-"""The command `gpuvirt`: its subcommands, how it ends, and what it says when something is wrong.
+"""The command `gpuvirt`: its subcommands, exit codes and error messages.
 
-Exit codes: 0 done, 1 failed, 2 used wrongly or configured wrongly.
+Exit codes: 0 for success, 1 for a failure, 2 for wrong options or an invalid configuration.
 """
 
 import os
@@ -17,29 +17,26 @@ FAILED = 1
 USED_WRONGLY = 2
 
 COMMANDS = {
-    "devices": "Show the GPUs of this node: mode, driver, users, what each is offered as, and why not.",
-    "doctor": "Check the way from firmware to virtual machine: what is wrong, where it is seen, why it matters, what"
-    " mends it.",
-    "why": "Name the one thing that keeps a GPU from a virtual machine, or a VM or pod from its GPUs, and what mends"
-    " it.",
-    "node": "Run the agent of this node: find its GPUs and offer them to the kubelet.",
-    "controller": "Run the controller: it keeps nodes, GpuNodes and operands as the ClusterPolicy and the nodes' labels"
-    " say.",
-    "status": "Show the components of all nodes with GPUs, as their agents and pods say; ends with 1 where one is not"
-    " well.",
-    "uninstall": "Take away what gpuvirt has put into the cluster.",
-    "discover": "Keep labels of this node that say whether it has NVIDIA GPUs, and which system it runs.",
-    "demo": "Show what gpuvirt does, on a simulated host with GPUs; needs no GPU, no cluster, and under 20 seconds.",
-    "support": "Pack what somebody else needs to see of this host into one archive: its GPUs, not its secrets.",
-    "vfio": "Give GPUs to virtual machines' driver, and back; nothing that a machine has is ever touched.",
-    "vgpu": "Which vGPUs are wanted on a node's GPUs, and what configs say of that.",
-    "install": "Write what helm can't; the chart's Jobs run it.",
-    "sim": "Simulated hosts: see what there are, run a program on one.",
-    "validate": "Check what a node for containers needs, and write the files that NVIDIA's operands wait for.",
+    "devices": "List the GPUs of this node, and what each is offered as.",
+    "doctor": "Find what keeps the GPUs of this host from VMs.",
+    "why": "Explain what keeps a GPU from VMs, or a VM from its GPUs.",
+    "node": "Run the agent of this node: offer its GPUs to the kubelet.",
+    "controller": "Run the controller, which deploys operands to GPU nodes.",
+    "status": "Show the state of each component on each GPU node.",
+    "uninstall": "Remove what gpuvirt has created in the cluster.",
+    "discover": "Label this node by its NVIDIA GPUs and operating system.",
+    "demo": "Show what gpuvirt does, on a simulated host with GPUs.",
+    "support": "Pack the state of this host's GPUs into one archive.",
+    "vfio": "Bind GPUs to a VFIO driver for VMs, or back to the host's.",
+    "vgpu": "Create and delete vGPUs, and apply vGPU configs.",
+    "install": "Install what helm cannot; the chart's Jobs run this.",
+    "sim": "Simulate hosts with GPUs, and run programs on them.",
+    "validate": "Check a container node, for NVIDIA's operands.",
 }
-"""What each command does, so that `gpuvirt --help` loads none of them.
+"""The help line of each command, so that `gpuvirt --help` loads no command.
 
-Each is a module beside this one, with a function of the same name or, for a group of commands, an `app`.
+`gpuvirt --help` cuts lines of more than 62 characters at 80 columns. Each command is a module of this package with a
+function of the same name or, for a group of commands, an `app`.
 """
 
 
@@ -48,7 +45,7 @@ def root(version: Version = False) -> None:
 
 
 def program_for(words: Sequence[str]) -> typer.Typer:
-    """Return the program `gpuvirt` for a command line: of its commands, the one that is called is loaded.
+    """Return the program `gpuvirt` for a command line; it loads only the called command.
 
     The agent runs on each node, and the modules of all commands would take more memory than its own.
     """
@@ -57,7 +54,7 @@ def program_for(words: Sequence[str]) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        help="GPU virtualization for Kubernetes: the GPUs of a node as devices of virtual machines.",
+        help="GPU virtualization for Kubernetes: GPUs and vGPUs of a node as devices of VMs.",
     )
     program.callback()(root)
     called = next((word for word in words if not word.startswith("-")), None)
@@ -74,12 +71,12 @@ def program_for(words: Sequence[str]) -> typer.Typer:
 
 
 def _not_loaded() -> None:
-    """Stand for a command that is not called."""
+    """Stand in for a command that is not called."""
 
 
 def _completed_words() -> Sequence[str] | None:
-    """Return the words after `gpuvirt` that a shell wants completed, None where none does."""
-    environment = os.environ  # noqa: TID251  how shells hand over what is typed
+    """Return the words after `gpuvirt` that a shell completes, None outside of shell completion."""
+    environment = os.environ  # noqa: TID251  shells pass the typed words in the environment
     if "_GPUVIRT_COMPLETE" not in environment:
         return None
     typed = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
@@ -92,23 +89,23 @@ def main() -> None:
 
 
 def nvidia_kubevirt_gpu_device_plugin() -> None:
-    """Run the agent in the place of NVIDIA's plugin: observing and offering alone, with its paths and no privileges."""
+    """Run the agent in place of NVIDIA's plugin: it only observes and offers, with the plugin's paths, unprivileged."""
     arguments = sys.argv[1:]
     run(["--version"] if "--version" in arguments else ["node", "--plugin-only", *arguments])
 
 
 def vfio_manage() -> None:
-    """Run in the place of NVIDIA's vfio-manage."""
+    """Run in place of NVIDIA's vfio-manage."""
     run(sys.argv[1:], _program("vfiomanage"), "vfio-manage")
 
 
 def nvidia_vgpu_dm() -> None:
-    """Run in the place of NVIDIA's vgpu-device-manager on a host; it ends with 1 whatever fails."""
+    """Run in place of NVIDIA's vgpu-device-manager on a host; the exit code of every failure is 1."""
     _run_as_nvidias("vgpudm", "nvidia-vgpu-dm")
 
 
 def nvidia_k8s_vgpu_dm() -> None:
-    """Run in the place of NVIDIA's vgpu-device-manager in a cluster; it ends with 1 whatever fails."""
+    """Run in place of NVIDIA's vgpu-device-manager in a cluster; the exit code of every failure is 1."""
     _run_as_nvidias("k8svgpudm", "nvidia-k8s-vgpu-dm")
 
 
@@ -126,7 +123,7 @@ def _run_as_nvidias(module: str, name: str) -> None:
 
 def run(arguments: list[str], program: typer.Typer | None = None, name: str = "gpuvirt") -> None:
     """Run one command and end the process."""
-    # gRPC's own log goes to standard error in a form of its own; what it means for us we say ourselves.
+    # gRPC would log to standard error in its own format; gpuvirt logs connection errors itself.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251
     try:
         (program or program_for(_completed_words() or arguments))(arguments, prog_name=name)
@@ -134,13 +131,13 @@ def run(arguments: list[str], program: typer.Typer | None = None, name: str = "g
         errors = list(_flat(failure))
         for error in errors:
             if not isinstance(error, GpuvirtError | OSError):
-                raise  # ours, and worth its traceback
+                raise  # a defect of gpuvirt, which needs its traceback
             print(f"gpuvirt: {error}", file=sys.stderr)
         sys.exit(USED_WRONGLY if any(isinstance(error, ConfigError) for error in errors) else FAILED)
 
 
 def _flat(failure: Exception) -> Iterator[Exception]:
-    """Yield the errors that a failure consists of; what fails in one of several tasks comes in groups."""
+    """Yield the errors of a failure; a failure of one of several tasks is an ExceptionGroup."""
     if isinstance(failure, ExceptionGroup):
         for inner in failure.exceptions:
             yield from _flat(inner)

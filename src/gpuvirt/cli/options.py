@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they turn into."""
+"""Options that several commands share, and the readers of the files that they name."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,7 @@ SYSTEM_PCI_IDS = (
 
 
 class Output(StrEnum):
-    """How a command answers."""
+    """The format of a command's output."""
 
     TABLE = "table"
     JSON = "json"
@@ -37,7 +37,7 @@ HostRoot = Annotated[
         exists=True,
         file_okay=False,
         metavar="DIR",
-        help="Where the host's / is seen: DIR/sys, DIR/dev, DIR/proc and so on.",
+        help="Folder where the host's / is mounted: DIR/sys, DIR/dev, DIR/proc and so on.",
     ),
 ]
 SystemRoot = Annotated[
@@ -47,12 +47,13 @@ SystemRoot = Annotated[
         exists=True,
         file_okay=False,
         metavar="DIR",
-        help="Where the host's /usr and /lib are seen, for modprobe and the kernel's modules; --host-root otherwise.",
+        help="Folder where the host's /usr and /lib are mounted, for modprobe and kernel modules. Default:"
+        " --host-root.",
     ),
 ]
 KubeletDir = Annotated[
     Path,
-    typer.Option(envvar="GPUVIRT_KUBELET_DIR", file_okay=False, metavar="DIR", help="The kubelet's own folder."),
+    typer.Option(envvar="GPUVIRT_KUBELET_DIR", file_okay=False, metavar="DIR", help="The kubelet's folder."),
 ]
 KubeletDirOfHost = Annotated[
     Path | None,
@@ -60,12 +61,12 @@ KubeletDirOfHost = Annotated[
         envvar="GPUVIRT_KUBELET_DIR",
         file_okay=False,
         metavar="DIR",
-        help="The kubelet's own folder; /var/lib/kubelet below --host-root unless it is given.",
+        help="The kubelet's folder. Default: /var/lib/kubelet below --host-root.",
     ),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(envvar="GPUVIRT_CONFIG", metavar="FILE", help="Settings, a YAML file (docs/reference.md)."),
+    typer.Option(envvar="GPUVIRT_CONFIG", metavar="FILE", help="YAML file of settings (docs/reference.md)."),
 ]
 PciIdsFile = Annotated[
     Path | None,
@@ -73,7 +74,7 @@ PciIdsFile = Annotated[
         "--pci-ids",
         envvar="GPUVIRT_PCI_IDS",
         metavar="FILE",
-        help="A pci.ids file to take names from, in place of gpuvirt's own and the system's.",
+        help="A pci.ids file to use in place of gpuvirt's and the system's.",
     ),
 ]
 KubeVirtFile = Annotated[
@@ -81,7 +82,7 @@ KubeVirtFile = Annotated[
     typer.Option(
         "--kubevirt",
         metavar="FILE",
-        help="What `kubectl get kubevirt -A -o yaml` says, to be looked at too; - for standard input.",
+        help="Output of `kubectl get kubevirt -A -o yaml`, to check it too; - for standard input.",
     ),
 ]
 ClusterFile = Annotated[
@@ -90,7 +91,7 @@ ClusterFile = Annotated[
         "--kubeconfig",
         dir_okay=False,
         metavar="FILE",
-        help="Ask the cluster that this file tells of for its KubeVirts.",
+        help="Kubeconfig of the cluster whose KubeVirt is checked.",
     ),
 ]
 AssumeUnallocated = Annotated[
@@ -98,17 +99,18 @@ AssumeUnallocated = Annotated[
     typer.Option(
         "--assume-unallocated",
         envvar="GPUVIRT_ASSUME_UNALLOCATED",
-        help="Where the kubelet's account of its pods can't be read: take it that they have no more devices than is"
-        " known. A pod that has one loses it.",
+        help="If the kubelet's allocations can't be read, assume that no device is allocated beyond the known ones."
+        " A pod that has such a device loses it.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the steps, and take none.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the steps, and change nothing.")]
 GpuAddresses = Annotated[
-    list[str] | None, typer.Argument(metavar="ADDRESS...", help="These GPUs alone, by PCI address: 0000:65:00.0")
+    list[str] | None,
+    typer.Argument(metavar="ADDRESS...", help="PCI addresses of GPUs: 0000:65:00.0. Default: all GPUs."),
 ]
-LogFormatOption = Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="How to log.")]
+LogFormatOption = Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="Format of the log.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
-OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
+OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 
 LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")
 ROOT = Path("/")
@@ -117,25 +119,25 @@ KUBELET_DIR = Path(KUBELET)
 
 
 def plugin_only_ledger(kubelet: KubeletPaths) -> Path:
-    """Return where a plugin-only agent keeps its ledger: a pod with two mounts has one place that outlives it."""
+    """Return the ledger of a plugin-only agent: of its pod's two mounts, only this folder keeps files."""
     return kubelet.device_plugins / "gpuvirt" / "ledger.json"
 
 
 def check_folder(path: Path) -> None:
-    """Raise ConfigError for a file to be written into a folder that is not there: a mistyped one is made by nobody."""
+    """Raise ConfigError if the folder of an output file does not exist; its name may be mistyped."""
     if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent} to write into; make it, or name another", where="--output")
+        raise ConfigError(f"the folder {path.parent} does not exist; create it, or name another", where="--output")
 
 
 def read_settings(config: Path | None) -> Settings:
-    """Return the settings in a file, the defaults without one; raise ConfigError."""
+    """Return the settings of a file, the defaults without a file; raise ConfigError."""
     if config is None:
         return Settings()
     return settings.check(documents.load(config, Settings), where=str(config))
 
 
 def read_vgpu_configs(settings: Settings) -> ConfigText | None:
-    """Return the vGPU configs of the settings' file, None where they name none; raise ConfigError."""
+    """Return the vGPU configs of the file that the settings name, None if they name none; raise ConfigError."""
     if settings.vgpu_config_file is None:
         return None
     text = documents.text_of(Path(settings.vgpu_config_file))
@@ -144,21 +146,21 @@ def read_vgpu_configs(settings: Settings) -> ConfigText | None:
 
 
 def read_pci_ids(override: Path | None, roots: HostRoots) -> PciIds:
-    """Return the databases that name devices; raise ConfigError for one that was named and is none."""
+    """Return the pci.ids databases; raise ConfigError if `override` is invalid."""
     if override is not None:
         return PciIds((_pci_ids_of(override),))
     return PciIds((pciids.shipped(), Deferred(lambda: _system_pci_ids(roots))))
 
 
 def _system_pci_ids(roots: HostRoots) -> Texts:
-    """Return the system's database; it is asked for unknown ids alone, so a bad one is passed over."""
+    """Return the system's database; only ids that gpuvirt's lacks need it, so an invalid one is ignored."""
     path = next((path for name in SYSTEM_PCI_IDS if (path := roots.local(name)).is_file()), None)
     if path is None:
         return {}
     try:
         return _pci_ids_of(path)
     except ConfigError as error:
-        typer.echo(f"gpuvirt: the system's database is passed over: {error}", err=True)
+        typer.echo(f"gpuvirt: the system's pci.ids is ignored: {error}", err=True)
         return {}
 
 

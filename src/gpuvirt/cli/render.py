@@ -1,4 +1,4 @@
-"""What people see: tables on a terminal, JSON for programs."""
+"""The output of commands: tables for a terminal, JSON for programs."""
 
 from collections.abc import Iterable
 
@@ -28,15 +28,15 @@ MODE_COLORS = {Mode.PASSTHROUGH: "green", Mode.VGPU: "cyan", Mode.CONTAINER: "bl
 
 
 def json_lines(value: object) -> None:
-    """Write a value as indented JSON."""
+    """Print a value as indented JSON."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def devices(view: NodeView, *, every: bool, sees_users: bool = True) -> None:
-    """Write the table of a node's devices, what is offered, and what is wrong.
+    """Print the tables of a node's devices and resources, and the reasons.
 
-    Functions beside GPUs have a row when they are offered, or when `every` one is wanted. `sees_users` is whether we
-    could see the processes that use a device.
+    Functions other than GPUs have a row if they are offered, or with `every`. `sees_users` tells whether the processes
+    that use a device are visible.
     """
     out = console()
     functions = [function for function in view.functions if every or function.offered_as is not None]
@@ -45,21 +45,21 @@ def devices(view: NodeView, *, every: bool, sees_users: bool = True) -> None:
     else:
         devices_table((*view.gpus, *functions)).print(out)
     if hidden := len(view.functions) - len(functions):
-        out.print(Text(f"and {hidden} other functions of these cards and NVSwitches (--all)", style="dim"))
+        out.print(Text(f"{hidden} other functions of these cards and NVSwitches are hidden (--all)", style="dim"))
     for reason in reasons_shown(view):
         say_reason(out, reason)
     if view.resources:
         out.print()
         resources_table(view.resources).print(out)
-    source = f"agent {view.agent.version}, pid {view.agent.pid}" if view.agent else "a look at the host"
+    source = f"agent {view.agent.version}, pid {view.agent.pid}" if view.agent else "the host"
     if view.agent is None and not sees_users:
-        source += "; which processes use a device is known to root alone"
+        source += "; only root sees which processes use a device"
     out.print()
-    say(out, f"as of {view.at:%Y-%m-%d %H:%M:%S} UTC, from {source}", style="dim")
+    say(out, f"as of {view.at:%Y-%m-%d %H:%M:%S} UTC, read from {source}", style="dim")
 
 
 def devices_table(rows: Iterable[GpuView]) -> Table:
-    """Return a table with a row for each GPU or function; a column that says nothing of any row is left out."""
+    """Return a table with a row for each GPU or function; columns that are empty in all rows are left out."""
     made = Table(DEVICE_COLUMNS)
     for row in rows:
         made.add(*_device_cells(row))
@@ -83,7 +83,7 @@ def _device_cells(row: GpuView) -> tuple[Cell, ...]:
 
 
 def resources_table(resources: Iterable[ResourceView]) -> Table:
-    """Return a table of what is offered to the kubelet."""
+    """Return the table of resources that are offered to the kubelet."""
     made = Table(RESOURCE_COLUMNS)
     for resource in resources:
         because = resource.not_registered_because
@@ -98,7 +98,7 @@ def resources_table(resources: Iterable[ResourceView]) -> Table:
 
 
 def reasons_shown(view: NodeView) -> Iterable[Reason]:
-    """Yield each reason of which the table has only the code, and that an admin may want to mend."""
+    """Yield the reasons to explain below the table, which has only their codes."""
     for gpu in view.gpus:
         yield from (reason for reason in gpu.reasons if reason.code is not ReasonCode.CARRIES_VGPUS)
         yield from (reason for vgpu in gpu.vgpus for reason in vgpu.reasons)
@@ -110,7 +110,7 @@ def reasons_shown(view: NodeView) -> Iterable[Reason]:
 
 
 def say_reason(out: Console, reason: Reason, *, style: str = "") -> None:
-    """Print a reason: what is wrong, then on lines of their own where it was seen and how to mend it."""
+    """Print a reason: its message, then its places and its fix on their own lines."""
     say(out, f"{reason.code}: {reason.subject} {reason.message}", style=style)
     if reason.seen:
         say(out, reason.seen, head=Text("  seen: ", style="dim"))
@@ -119,7 +119,7 @@ def say_reason(out: Console, reason: Reason, *, style: str = "") -> None:
 
 
 def yes_or_no(is_so: bool) -> Text:
-    """Return a word that is seen from afar."""
+    """Return a green yes or a red no."""
     return Text("yes", style="green") if is_so else Text("no", style="red")
 
 

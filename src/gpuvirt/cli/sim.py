@@ -1,4 +1,4 @@
-"""`gpuvirt sim`: simulated hosts, and programs run on them."""
+"""`gpuvirt sim`: simulated hosts, and programs that run on them."""
 
 import asyncio
 import os
@@ -28,22 +28,20 @@ from gpuvirt.sim.kubelet.kubelet import running
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.vgpumanager import VgpuManager
 
-app = typer.Typer(no_args_is_help=True, help="Simulated hosts: see what there are, run a program on one.")
+app = typer.Typer(no_args_is_help=True, help="Simulate hosts with GPUs, and run programs on them.")
 
 SIGNALLED = 128
-"""What shells add to the number of the signal that ended a program."""
+"""A shell's exit code of a program that a signal ended is this plus the signal's number."""
 
 HostName = Annotated[
     str, typer.Option("--host", "-H", metavar="NAME", help="A host of `gpuvirt sim hosts`, or a YAML file.")
 ]
-
-
 Manager = Annotated[
     VgpuManager,
     typer.Option(
         "--vgpu-manager",
-        help="Where NVIDIA's vGPU manager is, which brings nvidia-smi and sriov-manage: on the host, in a container"
-        " (/run/nvidia/driver), or nowhere.",
+        help="Place of NVIDIA's vGPU manager, which has nvidia-smi and sriov-manage: on the host, in a container"
+        " (/run/nvidia/driver), or none.",
     ),
 ]
 
@@ -58,7 +56,7 @@ class SimulatedHostRow:
 
 @app.command()
 def hosts(*, output: options.OutputFormat = Output.TABLE) -> None:
-    """List the machines that can be simulated."""
+    """List the hosts that can be simulated."""
     rows = [SimulatedHostRow(name, load_host(name).about) for name in host_names()]
     if output is Output.JSON:
         render.json_lines(rows)
@@ -73,21 +71,24 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD [ARG]...", help="The program to run.")],
     *,
     host: HostName = "2xA10",
-    kubelet: Annotated[bool, typer.Option("--kubelet", help="Run a simulated kubelet beside it.")] = False,
+    kubelet: Annotated[bool, typer.Option("--kubelet", help="Run a simulated kubelet, too.")] = False,
     manager: Manager = VgpuManager.HOST,
     snapshot: Annotated[
-        bool, typer.Option("--snapshot", help="Give the program a copy of the host in files, which does not act.")
+        bool, typer.Option("--snapshot", help="Simulate the host by plain files, which do not react to writes.")
     ] = False,
 ) -> None:
-    """Run a program on a simulated host, whose /, with /sys, /dev and /proc, is a folder that is gone afterwards.
+    """Run a program on a simulated host.
 
-    The program finds the folder in GPUVIRT_HOST_ROOT, which every gpuvirt command obeys, the simulated kubelet's in
-    GPUVIRT_KUBELET_DIR, and the host's nvidia-smi, sriov-manage and modprobe on its PATH. The folder is mounted and
-    acts as a kernel does. With --snapshot, and where nothing can be mounted (the extra `sim`, libfuse 3 or /dev/fuse
-    is missing), it is a snapshot in files: they can be read and edited, but nothing acts, and the programs refuse.
+    The host's /, with /sys, /dev and /proc, is a temporary folder. The environment of the program names it in
+    GPUVIRT_HOST_ROOT, which gpuvirt's commands use, and the simulated kubelet's folder in GPUVIRT_KUBELET_DIR. PATH has
+    the host's nvidia-smi, sriov-manage and modprobe.
+
+    The folder is mounted, and reacts to writes as a kernel does. With --snapshot, or where nothing can be mounted (the
+    extra `sim`, libfuse 3 or /dev/fuse is missing), the folder has plain files: programs can read and edit them, but
+    no file reacts, and nvidia-smi, sriov-manage and modprobe fail.
     """
     spec = load_host(host)
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the program, which ends by it or does not
+    signal.signal(signal.SIGINT, lambda *_: None)  # the program gets Ctrl-C, too, and decides whether it ends
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
         root, kubelet_dir = Path(folder) / "host", Path(folder) / "kubelet"
         root.mkdir()
@@ -100,14 +101,14 @@ def run(
 
 @app.command()
 def mount(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An empty folder; it is the machine's / from now on.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An empty folder, which becomes the host's /.")],
     *,
     host: HostName = "2xA10",
     nodes: Annotated[
         Nodes,
         typer.Option(
-            help="What the nodes below /dev are: devices that can be given to containers and are all /dev/null, or"
-            " files of which a group's can be opened once at a time, as a real one."
+            help="Kind of the nodes below /dev: `null` for devices, all /dev/null, that containers can get; `files` for"
+            " files, of which that of an IOMMU group can be open once, as on a real host."
         ),
     ] = Nodes.NULL,
     manager: Manager = VgpuManager.HOST,
@@ -115,8 +116,8 @@ def mount(
         list[str] | None,
         typer.Option(
             metavar="OPERATION=DURATION",
-            help="Let an operation take time, as on hardware: remove=300ms. A write (remove, create, bind, unbind,"
-            " sriov_numvfs, current_vgpu_type) or a program (modprobe, nvidia-smi, sriov-manage); may be given again.",
+            help="Duration of an operation: remove=300ms. Operations are writes (remove, create, bind, unbind,"
+            " sriov_numvfs, current_vgpu_type) and programs (modprobe, nvidia-smi, sriov-manage). Repeatable.",
         ),
     ] = None,
     record: Annotated[
@@ -124,20 +125,21 @@ def mount(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="Append each write to the machine and each call of its programs, as lines of JSON.",
+            help="File to append each write to the host and each call of its programs to, as lines of JSON.",
         ),
     ] = None,
 ) -> None:
-    """Mount a simulated host: programs see its GPUs, bind them, make and remove vGPUs, and get a kernel's answers.
+    """Mount a simulated host at a folder.
 
-    Its own programs lie where a host has them, and act on it: DIR/usr/bin/nvidia-smi, DIR/usr/lib/nvidia/sriov-manage,
-    DIR/usr/sbin/modprobe. They work by their paths and after chroot; commands with --host-root DIR use them.
+    Programs can list its GPUs, bind them, and create and remove vGPUs; the files react as a kernel does. The host has
+    its own programs, at DIR/usr/bin/nvidia-smi, DIR/usr/lib/nvidia/sriov-manage and DIR/usr/sbin/modprobe. They work
+    by their paths and after chroot, and commands with --host-root DIR use them.
 
-    With --nodes files, a process that opens a group and writes `use` to it takes the group's devices, as a virtual
-    machine does by ioctls: unbind and remove then wait until it closes the file. A read of that file tells which
-    devices the kernel has asked back.
+    With --nodes files, a process that opens the file of an IOMMU group and writes `use` to it uses the group's devices,
+    as a VM does by ioctls: unbind and remove then block until the process closes the file. A read of that file lists
+    the devices that the kernel has requested back.
 
-    It is there until Ctrl-C or SIGTERM, or until it is unmounted. Needs the extra `sim` and fuse3.
+    The host stays mounted until Ctrl-C, SIGTERM or an unmount. It needs the extra `sim` and fuse3.
     """
     durations = parse_durations(slow or (), where="--slow")
     simulatedhost.check_mountable()
@@ -159,17 +161,18 @@ def mount(
 @app.command("import")
 def import_(
     archive: Annotated[
-        Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="A file of `gpuvirt support`.")
+        Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="An archive of `gpuvirt support`.")
     ],
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write; standard output without it.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="YAML file to write. Default: standard output."),
     ] = None,
 ) -> None:
-    """Make a machine of a support archive: the host it was packed on, for `sim run`, `sim mount`, `demo` and tests.
+    """Make a simulated host from a support archive.
 
-    What a machine can't show as that host did is said on standard error, a line each. Nothing of the archive is
-    unpacked, and nothing is written where it is damaged.
+    `sim run`, `sim mount`, `demo` and tests take the YAML file. Standard error lists what the simulated host can't show
+    as the archive's host did. The archive is not unpacked to disk. If it is damaged, no file is written.
     """
     if output is not None:
         options.check_folder(output)
@@ -181,7 +184,7 @@ def import_(
         return
     replace_file(output, imported.text.encode(), durable=False, mode=0o644)
     slots, losses = len(imported.spec.slots), len(imported.losses)
-    typer.echo(f"{output}: {slots} functions; {losses or 'no'} differences from the host", err=True)
+    typer.echo(f"{output}: {slots} PCI functions; {losses or 'no'} differences from the archive's host", err=True)
     typer.echo(f"try: gpuvirt sim run -H {output} -- gpuvirt devices", err=True)
 
 
@@ -202,12 +205,12 @@ async def _run(command: list[str], environment: Mapping[str, str], kubelet_dir: 
 async def _spawn(command: list[str], environment: Mapping[str, str]) -> int:
     started: list[asyncio.subprocess.Process] = []
 
-    def hand_on(number: int) -> None:
+    def forward(number: int) -> None:
         for process in started:
             process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # libfuse's own handlers would end the mount alone
-        asyncio.get_running_loop().add_signal_handler(number, hand_on, number)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # libfuse's own handlers would end only the mount
+        asyncio.get_running_loop().add_signal_handler(number, forward, number)
     try:
         started.append(await asyncio.create_subprocess_exec(*command, env=environment))
     except OSError as error:
@@ -219,6 +222,6 @@ async def _spawn(command: list[str], environment: Mapping[str, str]) -> int:
 
 def _environment(root: Path, kubelet_dir: Path, manager: VgpuManager) -> Mapping[str, str]:
     """Return the environment of a program on a simulated host."""
-    outer = os.environ  # noqa: TID251  handed on, not read
+    outer = os.environ  # noqa: TID251  passed to the program
     path = f"{programs.search_path(root, manager)}:{outer.get('PATH', os.defpath)}:{Path(sys.executable).parent}"
     return outer | {"GPUVIRT_HOST_ROOT": str(root), "GPUVIRT_KUBELET_DIR": str(kubelet_dir), "PATH": path}

@@ -1,4 +1,4 @@
-"""The simulated host of `gpuvirt sim run`: mounted where that can be, else a snapshot in files."""
+"""The simulated host of `gpuvirt sim run`: mounted if possible, else a snapshot in plain files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.programs import install
 from gpuvirt.sim.vgpumanager import VgpuManager
 
-ASKED_FOR = "it was started with --snapshot; leave that out"
+ASKED_FOR = "it was started with --snapshot; leave that option out"
 
 
 def check_mountable() -> None:
-    """Raise MountError where nothing can be mounted: without the extra, the library or the device."""
+    """Raise MountError if the extra `sim`, libfuse 3 or /dev/fuse is missing."""
     try:
         from gpuvirt.sim.mounted import mounting
     except ImportError as error:
@@ -29,7 +29,7 @@ def check_mountable() -> None:
 
 @contextmanager
 def at(root: Path, spec: HostSpec, host: str, manager: VgpuManager, *, snapshot: bool) -> Iterator[None]:
-    """Have a simulated host at `root`, an empty folder, whose name for messages is `machine`."""
+    """Provide a simulated host at `root`, an empty folder; messages call it `host`."""
     refusal = ASKED_FOR if snapshot else _why_not_mounted()
     kernel = build_host(spec, where=host, wait=refusal is None)
     if refusal is not None:

@@ -1,4 +1,4 @@
-"""`gpuvirt status`: what of a cluster's GPU nodes is well, and what is not."""
+"""`gpuvirt status`: the components of a cluster's GPU nodes."""
 
 import asyncio
 
@@ -16,9 +16,10 @@ def status(
     namespace: apiserver.HomeOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show the components of all nodes with GPUs, as their agents and pods say; ends with 1 where one is not well.
+    """Show the state of each component on each GPU node.
 
-    They have the names of NVIDIA's operator's, also where they are parts of one agent.
+    The components have the names of the operands of NVIDIA's operator, also those that are parts of gpuvirt's agent.
+    The command reads GpuNodes and pods. It exits with 1 if a component is not ready.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     found = asyncio.run(ask(credentials, apiserver.home_of(namespace, credentials)))

@@ -1,4 +1,4 @@
-"""What `gpuvirt status` shows."""
+"""The text output of `gpuvirt status`."""
 
 from gpuvirt.cli import render
 from gpuvirt.cli.tables import Column, Table, console, say
@@ -15,15 +15,15 @@ COLUMNS = (
 
 
 def status(found: ClusterStatus) -> None:
-    """Write the ClusterPolicy's state and the table of components; a reason stands below its row."""
+    """Print the ClusterPolicy's state and the table of components; the reason of a row is below it."""
     out = console()
-    policy = f"ClusterPolicy {found.policy}: {found.state or 'no controller has said anything of it yet'}"
-    say(out, policy if found.policy is not None else "No ClusterPolicy: nothing is wanted.")
+    policy = f"ClusterPolicy {found.policy}: {found.state or 'no controller has reported its state yet'}"
+    say(out, policy if found.policy is not None else "No ClusterPolicy: the controller deploys nothing.")
     if found.reason:
         say(out, found.reason, head="  ")
     if found.invalid:
         say(out, "")
-        say(out, "Invalid desired state, which changes nothing:")
+        say(out, "Invalid desired state, which gpuvirt does not apply:")
     for value in found.invalid:
         say(out, value.text, head="  ")
     if not found.components:

@@ -1,4 +1,4 @@
-"""`gpuvirt support`: what somebody else needs to see of this host, in one file."""
+"""`gpuvirt support`: an archive of a host's GPU state, for a bug report."""
 
 import sys
 from pathlib import Path
@@ -33,27 +33,29 @@ def support(  # noqa: PLR0913  one parameter an option
             "--output",
             "-o",
             metavar="FILE",
-            help="Where to write, - for standard output; gpuvirt-support-<node>-<time>.tar.gz here without it.",
+            help="File to write, - for standard output. Default: gpuvirt-support-<node>-<time>.tar.gz.",
         ),
     ] = None,
     log: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A log of gpuvirt's to pack; may be given again. The agent's: kubectl logs."),
+        typer.Option(metavar="FILE", help="A log of gpuvirt to pack, such as the output of kubectl logs. Repeatable."),
     ] = None,
     node_name: Annotated[
-        str | None, typer.Option(envvar="GPUVIRT_NODE_NAME", metavar="NAME", help="The node's name; else the host's.")
+        str | None,
+        typer.Option(envvar="GPUVIRT_NODE_NAME", metavar="NAME", help="The node's name. Default: the host's name."),
     ] = None,
     hide_names: Annotated[
-        bool, typer.Option("--hide-names", help="Call node, namespaces, pods and containers node-1, pod-1 and so on.")
+        bool,
+        typer.Option("--hide-names", help="Replace names of node, namespaces, pods and containers: node-1, pod-1, ..."),
     ] = False,
 ) -> None:
-    """Pack what somebody else needs to see of this host into one archive: its GPUs, not its secrets.
+    """Pack the state of this host's GPUs into one archive.
 
-    Nothing is written but the archive, and nothing is read that can hang or that acts when it is read. As root it sees
-    more. `gpuvirt sim import` makes a simulated host of it.
+    The archive is for a bug report, and has no secrets. The command writes only the archive, and reads no file whose
+    read can hang or has an effect. As root it reads more. `gpuvirt sim import` makes a simulated host from the archive.
     """
     if output == STANDARD_OUTPUT and sys.stdout.isatty():
-        raise ConfigError("an archive is nothing to see on a terminal; name a file, or redirect it", where="--output")
+        raise ConfigError("standard output is a terminal; name a file, or redirect standard output", where="--output")
     if len(log or ()) > archive.MOST_LOGS:
         raise ConfigError(f"expected at most {archive.MOST_LOGS} logs, got {len(log or ())}", where="--log")
     roots = HostRoots.under(host_root)
@@ -74,21 +76,21 @@ def support(  # noqa: PLR0913  one parameter an option
     )
     packed = archive.pack(asked)
     written = _write(packed.name, packed.content, output)
-    # On standard error, as standard output may be the archive.
+    # The report goes to standard error, as standard output may be the archive.
     typer.echo("\n".join(archive.report(packed, written)), err=True)
 
 
 def _settings(config: Path | None) -> Settings:
-    """Return the settings in a file, the defaults where it can't be used: that may be what is asked about."""
+    """Return the settings of a file, the defaults if it is invalid: it may be the problem that is reported."""
     try:
         return options.read_settings(config)
     except ConfigError as error:
-        typer.echo(f"gpuvirt: the settings are packed, but are not used: {error}", err=True)
+        typer.echo(f"gpuvirt: the settings are packed, but not applied: {error}", err=True)
         return Settings()
 
 
 def _write(name: str, content: bytes, output: Path | None) -> str:
-    """Write an archive, and return where."""
+    """Write an archive, and return the name of its file."""
     if output == STANDARD_OUTPUT:
         sys.stdout.buffer.write(content)
         return "standard output"

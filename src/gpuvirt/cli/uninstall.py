@@ -1,4 +1,4 @@
-"""`gpuvirt uninstall`: takes from a cluster what the controller has put there; the chart's Job runs it."""
+"""`gpuvirt uninstall`: removes the controller's objects and labels from a cluster; the chart's Job runs it."""
 
 import asyncio
 from typing import Annotated
@@ -16,17 +16,18 @@ def uninstall(
     namespace: apiserver.HomeOption = "",
     coexist: Annotated[
         bool,
-        typer.Option("--coexist", envvar="GPUVIRT_COEXIST", help="Leave the labels of NVIDIA's operator, which stays."),
+        typer.Option("--coexist", envvar="GPUVIRT_COEXIST", help="Keep the labels that NVIDIA's operator uses, too."),
     ] = False,
     crds: Annotated[
         bool,
-        typer.Option("--crds", help="Delete the kinds, too, with all their objects; those of other products stay."),
+        typer.Option("--crds", help="Also delete gpuvirt's CustomResourceDefinitions, with all their objects."),
     ] = False,
 ) -> None:
-    """Take away what gpuvirt has put into the cluster. Devices stay as they are, and so does what machines have.
+    """Remove what gpuvirt has created in the cluster.
 
-    Operands and the discoverer go, labels, entries in KubeVirt's configuration, GpuNodes, and the ClusterPolicy of an
-    install. Each is said, and so is what stays, with why. It may be run again at any time, and goes on where it was.
+    The command removes operands, the discoverer, labels, entries in KubeVirt's configuration, GpuNodes, and the
+    ClusterPolicy of the chart. It changes no device, and VMs keep theirs. It prints each removal, and each object that
+    stays, with the reason. If it is interrupted, run it again.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     home = apiserver.home_of(namespace, credentials)

@@ -1,4 +1,4 @@
-"""The option `--version`, which several programs have."""
+"""The option `--version` of several programs."""
 
 from typing import Annotated
 
@@ -14,5 +14,5 @@ def _print_version(desired: bool) -> None:
 
 
 Version = Annotated[
-    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
 ]
