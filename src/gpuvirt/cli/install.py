@@ -25,9 +25,10 @@ def crds(
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
 ) -> None:
-    """Create or update gpuvirt's CustomResourceDefinitions, and leave those of other products unchanged.
+    """Create or update gpuvirt's CustomResourceDefinitions.
 
-    It also ends an uninstall's hold, which keeps controllers from acting.
+    Definitions of other products stay unchanged. The command also ends an uninstall's hold, which keeps controllers
+    from acting.
     """
     manifests = installing.read_kinds(folder)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
@@ -49,7 +50,10 @@ def namespace(
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
 ) -> None:
-    """Label a namespace, so that pod security admission permits privileged agents in it."""
+    """Permit privileged agents in a namespace.
+
+    The command sets the namespace's label for pod security admission.
+    """
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_namespace(client, name, RealClock())))
 
@@ -61,7 +65,10 @@ def policy(
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
 ) -> None:
-    """Create or update the cluster's ClusterPolicy, and refuse to change another installation's."""
+    """Create or update the cluster's ClusterPolicy.
+
+    The command refuses to change the ClusterPolicy of another installation.
+    """
     manifest = installing.read_policy(file)
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_policy(client, manifest, RealClock())))

@@ -66,14 +66,20 @@ def driver(
     validations_dir: Folder = FOLDER,
     wait: Wait = False,
 ) -> None:
-    """Check NVIDIA's driver on the host or in its container, and write its place to driver-ready."""
+    """Check NVIDIA's driver, and write driver-ready.
+
+    The driver is on the host or in its container. The file has the place of the driver.
+    """
     roots = DriverRoots(system_root or Path("/"), driver_root, HostPath(driver_dir), Path(started) if started else None)
     _validate(validation.driver_check(roots), validations_dir / validation.DRIVER, wait=wait)
 
 
 @app.command()
 def toolkit(*, validations_dir: Folder = FOLDER, wait: Wait = False) -> None:
-    """Check that the container toolkit has added GPUs to this container, and write toolkit-ready."""
+    """Check the container toolkit, and write toolkit-ready.
+
+    The check passes if the toolkit has added GPUs to this container.
+    """
     _validate(validation.toolkit_check(), validations_dir / validation.TOOLKIT, wait=wait)
 
 
@@ -86,7 +92,7 @@ def plugin(
     validations_dir: Folder = FOLDER,
     wait: Wait = False,
 ) -> None:
-    """Check that the node offers GPUs to containers, and write plugin-ready."""
+    """Check that the node offers GPUs, and write plugin-ready."""
     node = apiserver.node_name_of(node_name)
     if node is None:
         raise ConfigError("is missing: expected the node that offers GPUs", where="--node-name")

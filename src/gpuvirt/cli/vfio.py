@@ -64,7 +64,7 @@ def status(
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show the driver of each GPU, and whether `bind` could prepare it for VMs now."""
+    """Show each GPU's driver, and whether it can be bound for VMs."""
     here = vfiohost.host(vfiohost.account(HostRoots.under(host_root), kubelet_dir))
     seen = observe(here.site, here.inputs).host_state()
     # Each GPU is planned alone, so that its row has the refusals that other GPUs of its IOMMU group cause.
@@ -87,9 +87,10 @@ def bind(  # noqa: PLR0913  a command's options
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Bind GPUs, with all functions of their slots, to the most specific VFIO driver.
+    """Bind GPUs, with all functions of their slots, to a VFIO driver.
 
-    gpuvirt records the original driver of each function, and `unbind` restores it.
+    The driver is vfio-pci, or the variant of it that the kernel's modules have for the device. gpuvirt records the
+    original driver of each function, and `unbind` restores it.
     """
     known = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     here = vfiohost.host(known, also=also or (), force=force)
@@ -109,7 +110,10 @@ def unbind(  # noqa: PLR0913  a command's options
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Bind GPUs back to their original drivers, except those that a pod or a VM has."""
+    """Bind GPUs back to their original drivers.
+
+    A GPU that a pod or a VM has stays on its VFIO driver.
+    """
     here = vfiohost.host(
         vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
     )

@@ -37,7 +37,11 @@ def apply(  # noqa: PLR0913  a command's options
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Create the vGPUs of a vGPU config, and remove unused vGPUs that the config does not have."""
+    """Apply a vGPU config to the GPUs that it names.
+
+    The command creates the config's vGPUs, and removes unused vGPUs that the config does not have. It never removes a
+    vGPU that is in use.
+    """
     site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.apply(site, config_file, selected, rebind=rebind, dry_run=dry_run)
 
@@ -81,7 +85,7 @@ def types(
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """List the vGPU types of each GPU, and how many more vGPUs of each type fit."""
+    """List each GPU's vGPU types, and how many vGPUs fit."""
     here = vgpuhost.host(host_root, kubelet_dir)
     seen = observe(here.site, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses or sorted(seen.inventory.gpus))
@@ -118,7 +122,10 @@ def delete(
     assume_unallocated: options.AssumeUnallocated = False,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Remove vGPUs, except those in use, of which the command prints the user."""
+    """Remove vGPUs that are not in use.
+
+    For a vGPU that is in use, the command prints the user, and exits with 1.
+    """
     site = vgpuapply.Where(host_root, kubelet_dir, output, assume_unallocated)
     vgpuapply.delete(site, vgpus, dry_run=dry_run)
 
@@ -130,7 +137,7 @@ def default_config(
         str | None, typer.Option("--name", metavar="CONFIG", help="Print only this config: default, A10-4Q, ...")
     ] = None,
 ) -> None:
-    """Print the built-in vGPU configs, as the start of a config file.
+    """Print the built-in vGPU configs as a config file.
 
     There is one config for each vGPU type, and `default`. NVIDIA's vgpu-device-manager accepts the file, too.
     """

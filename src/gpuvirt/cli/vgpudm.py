@@ -58,5 +58,8 @@ def assert_(
     valid_config: ValidConfig = False,
     host_root: options.HostRoot = options.ROOT,
 ) -> None:
-    """Exit with 0 if the GPUs of a vGPU config carry its vGPUs, with 1 if not."""
+    """Check whether GPUs carry the vGPUs of a vGPU config.
+
+    The exit code is 0 if they do, 1 if not.
+    """
     vgpuapply.check(vgpuapply.Where(host_root, None, Output.TABLE), config_file, selected, valid_only=valid_config)

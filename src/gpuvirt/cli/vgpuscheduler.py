@@ -12,7 +12,7 @@ from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Show and set the scheduler of a GPU's time-sliced vGPUs, through nvidia-smi.",
+    help="Show and set the scheduler of time-sliced vGPUs.\n\nThe commands use NVIDIA's nvidia-smi.",
 )
 
 
@@ -24,7 +24,7 @@ def get(
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show the vGPU scheduler of each GPU, and the one for the next load of its driver."""
+    """Show each GPU's vGPU scheduler, now and at the driver's next load."""
     here = vgpuhost.host(host_root, kubelet_dir)
     schedulers.get(here, schedulers.roots(host_root), addresses or (), as_json=output is Output.JSON)
 
