@@ -1,11 +1,10 @@
-"""Who uses a function through its native driver: processes that have a node open which that driver made for it.
+"""Finds the processes that use a function through its native driver: they have a device node of that driver open.
 
 The nodes are those of DRM and sound below the function's own folder, and `/dev/nvidia0`, whose number NVIDIA's driver
-tells in /proc. Nodes that serve all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`) say nothing of one.
+shows in /proc. Nodes that serve all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`) do not identify a GPU.
 """
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -14,20 +13,20 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes
+from gpuvirt.hardware.deviceids import MINOR, read_information
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.processes import command_of, read_open_nodes
 from gpuvirt.paths import HostPath
 
 NVIDIA_MAJOR = 195
-"""Documentation/admin-guide/devices.txt; the minor is the GPU's own."""
+"""Documentation/admin-guide/devices.txt; each GPU has its own minor number."""
 
-_MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,3})\s*$", re.MULTILINE)
 CLASSES = ("accel", "drm", "sound")
-"""Where a function's driver lists the devices that it has made: Intel's NPU, graphics and compute, HDMI audio."""
+"""The folders in which a function's driver lists its devices: Intel's NPU, graphics and compute, HDMI audio."""
 
 
 def read_native_users(kernel: Kernel, addresses: Iterable[PciAddress]) -> Mapping[PciAddress, tuple[User, ...]] | None:
-    """Return the users of each function, None where a process could have a node open unseen."""
+    """Return the users of each function, None where a process or a node number could not be seen."""
     owner: dict[int, PciAddress] = {}
     for address in addresses:
         for number in _device_numbers(kernel, address):
@@ -46,7 +45,7 @@ def read_native_users(kernel: Kernel, addresses: Iterable[PciAddress]) -> Mappin
 
 
 def _device_numbers(kernel: Kernel, address: PciAddress) -> Iterator[int | Unread]:
-    """Yield the numbers of the nodes that a function's driver has made for it, Unread for what hides one."""
+    """Yield the numbers of the device nodes that a function's driver has created, Unread where one is unknown."""
     for kind in CLASSES:
         folder = f"{device_path(address)}/{kind}"
         for device in _names(kernel, folder):
@@ -56,10 +55,10 @@ def _device_numbers(kernel: Kernel, address: PciAddress) -> Iterator[int | Unrea
             yield from _number(kernel, f"{folder}/{device}")
             for part in _names(kernel, f"{folder}/{device}") if kind == "sound" else ():
                 yield from (part,) if isinstance(part, Unread) else _number(kernel, f"{folder}/{device}/{part}")
-    said = attributes.text(kernel, HostPath(f"/proc/driver/nvidia/gpus/{address}/information"))
-    if isinstance(said, Unread):
-        yield said
-    elif said is not None and (match := _MINOR.search(said)):
+    information = read_information(kernel, address)
+    if isinstance(information, Unread):
+        yield information
+    elif information is not None and (match := MINOR.search(information)):
         yield os.makedev(NVIDIA_MAJOR, int(match[1]))
 
 
