@@ -121,9 +121,8 @@ async def test_an_id_that_is_too_long_is_odd(
     kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/{attribute}"), content + b"\n")
     async with running_node(kernel, tmp_path) as node:
-        assert (
-            f"MalformedSysfsEntry: {FOLDER}/{attribute} can't be understood: found '{content[:60].decode()}"
-            in shown(node, capsys)
+        assert f"MalformedSysfsEntry: {FOLDER}/{attribute} cannot be read: found '{content[:60].decode()}" in shown(
+            node, capsys
         )
         assert node.offered == {A10: {OTHER: True}}
 

@@ -1,7 +1,7 @@
-"""PCI functions, read from `/sys/bus/pci/devices`.
+"""Reads PCI functions from `/sys/bus/pci/devices`.
 
-Only links, ids, numbers and the first bytes of `config` are read. `driver_override` and `uevent` hang while somebody
-waits for the device to be unbound (seen on kernel 6.1), so no scan opens them.
+It reads only links, ids, numbers and the first bytes of `config`. Reading `driver_override` or `uevent` hangs while
+a process waits for the device to be unbound (seen on kernel 6.1), so no scan opens them.
 """
 
 import re
@@ -23,21 +23,22 @@ from gpuvirt.facts.snapshot import MalformedEntry
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware import attributes, iommu
 from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.modules import driver_of
 from gpuvirt.paths import HostPath
 
 T = TypeVar("T")
 
 
 LINKS = ("driver", "iommu_group", "physfn", "vfio-dev")
-"""What a function's folder is taken to hold where it can't be listed; each is still read."""
+"""The assumed entries of a function's folder that cannot be listed; each of them is still read."""
 
 VF_LINK = re.compile(r"virtfn[0-9]{1,5}")
 
 NO_ANSWER = b"\xff" * 8
-"""How configuration space begins for a device that no longer answers: all ones.
+"""The first bytes of configuration space of a device that no longer responds: all ones.
 
-A VF answers with ones in the place of its vendor and device ids alone (PCI Express 5.0, 9.3.4.1): `command` and
-`status` follow.
+A working VF has ones only in place of its vendor and device ids (PCI Express 5.0, 9.3.4.1); its `command` and `status`
+follow.
 """
 
 
@@ -46,20 +47,15 @@ def attribute(address: PciAddress, name: str) -> HostPath:
     return device_path(address, name)
 
 
-def read_driver(kernel: Kernel, address: PciAddress) -> str | Unread | None:
-    """Return the driver that a function is bound to now."""
-    return attributes.link_name(kernel, attribute(address, "driver"))
-
-
 def read_group(kernel: Kernel, address: PciAddress) -> IommuGroup | Unread | None:
-    """Return the IOMMU group that a function is in now."""
+    """Return the current IOMMU group of a function."""
     path = attribute(address, "iommu_group")
     name = attributes.link_name(kernel, path)
     return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
 
 
 def read_id(kernel: Kernel, address: PciAddress) -> PciId | Unread | None:
-    """Return what a function is now."""
+    """Return the current vendor and device id of a function."""
     return _read_pair(kernel, attribute(address, "vendor"), attribute(address, "device"))
 
 
@@ -74,11 +70,11 @@ def _read_pair(kernel: Kernel, vendor_path: HostPath, device_path: HostPath) -> 
 def read_function(
     kernel: Kernel, address: PciAddress, before: PciFunction | None, *, again: bool = False
 ) -> PciFunction | MalformedEntry:
-    """Return a function, or why there is none at that address.
+    """Return a function, or the reason why the address has none.
 
-    `before` is the same function as it was seen last: what can't be read now is taken from there, and listed as unread.
-    The driver and the group are not: whether they are still the same is what everything hangs on. What is harmless is
-    not read `again`.
+    `before` is the same function as of the last scan. An attribute that cannot be read is taken from there and listed
+    as unread, except the driver and the group, on which every decision depends. With `again`, harmless attributes are
+    not read.
     """
     if again and before is not None and _is_as_before(kernel, before):
         return _Reading(kernel, address, before).again(before.id, before.class_code)
@@ -90,15 +86,15 @@ def read_function(
         return read(found_id, found_class)
     problem = found_class if isinstance(found_id, PciId) else found_id
     if not isinstance(problem, Unread):
-        return MalformedEntry(device_path(address), "went away while it was read, or is no PCI function")
+        return MalformedEntry(device_path(address), "disappeared while it was read, or is not a PCI function")
     if before is None:
-        return MalformedEntry(problem.path, f"can't be understood: {problem.said}")
+        return MalformedEntry(problem.path, f"cannot be read: {problem.said}")
     reading.unread.append(problem)
     return read(before.id, before.class_code)
 
 
 def _is_as_before(kernel: Kernel, before: PciFunction) -> bool:
-    """Return whether a function's ids read as those of before, as the kernel writes them."""
+    """Return whether the files of a function's ids have the same content as before."""
     here, vendor, device = device_path(before.address), before.id.vendor, before.id.device
     try:
         return (
@@ -111,9 +107,9 @@ def _is_as_before(kernel: Kernel, before: PciFunction) -> bool:
 
 
 def read_again(kernel: Kernel, before: PciFunction, *, reset: bool) -> PciFunction | MalformedEntry:
-    """Return a function that was read a moment ago as it is now, or why there is none at its address any more.
+    """Return the current state of a function that was read before, or the reason why it no longer exists.
 
-    Harmless attributes stay as they were, and so does what can reset it where `reset` does not ask for that.
+    Harmless attributes are not read again, and the reset scope only with `reset`.
     """
     found = read_function(kernel, before.address, before, again=True)
     if isinstance(found, MalformedEntry) or not reset:
@@ -122,7 +118,8 @@ def read_again(kernel: Kernel, before: PciFunction, *, reset: bool) -> PciFuncti
 
 
 def with_cdevs(kernel: Kernel, function: PciFunction) -> PciFunction:
-    """Return a function with its own nodes as they are now; where these can't be read, they stay and are unread."""
+    """Return a function with its current own nodes; nodes that cannot be read stay the same and are listed as
+    unread."""
     found = iommu.read_cdevs(kernel, device_path(function.address))
     if not isinstance(found, Unread):
         return function if found == function.cdevs else replace(function, cdevs=found)
@@ -130,16 +127,17 @@ def with_cdevs(kernel: Kernel, function: PciFunction) -> PciFunction:
 
 
 def read_reset(kernel: Kernel, address: PciAddress) -> ResetScope | None:
-    """Return what the kernel can reset a function with, None where that can't be told.
+    """Return how the kernel can reset a function, None where that is unknown.
 
-    `reset_method` (since 5.15) lists the ways in use: it is empty where somebody has disabled them all, and absent, as
-    `reset` is, where there is none. Reading it takes no lock in the kernel. Resets of the bus don't depend on it.
+    `reset_method` (since 5.15) lists the enabled methods. It is empty where an administrator has disabled all of them;
+    it and `reset` are absent where the function has no method. Reading it takes no lock in the kernel. A reset of the
+    bus does not depend on it.
     """
     methods = attributes.text(kernel, attribute(address, "reset_method"))
-    there = iommu.exists(kernel, attribute(address, "reset")) if methods is None else bool(methods)
-    if isinstance(methods, Unread) or isinstance(there, Unread):
+    has_method = iommu.exists(kernel, attribute(address, "reset")) if methods is None else bool(methods)
+    if isinstance(methods, Unread) or isinstance(has_method, Unread):
         return None
-    if there:
+    if has_method:
         return ResetScope.FUNCTION
     try:
         parent = kernel.readlink(device_path(address)).rpartition("/")[0].rpartition("/")[2]
@@ -151,13 +149,13 @@ def read_reset(kernel: Kernel, address: PciAddress) -> ResetScope | None:
 
 
 def _changeable(function: PciFunction) -> tuple[object, ...]:
-    """Return what is read again of a function."""
+    """Return the fields of a function that are read again."""
     identity = function.id, function.class_code, function.driver, function.iommu_group, function.cdevs
     return *identity, function.physfn, function.virtfns, function.fell_off_bus, function.unread
 
 
 class _Reading:
-    """One function being read; what could not be read is collected beside what could."""
+    """Reads one function and collects the attributes that could not be read."""
 
     def __init__(self, kernel: Kernel, address: PciAddress, before: PciFunction | None) -> None:
         self.kernel = kernel
@@ -166,19 +164,19 @@ class _Reading:
         self.unread: list[Unread] = []
 
     def again(self, function_id: PciId, class_code: int) -> PciFunction:
-        """Read what can have changed of a function, and tells whether it can be given to a VM."""
+        """Read the attributes that can change and that decide whether a VM can get the function."""
         if (before := self.before) is None:
             return self.function(function_id, class_code)
-        driver, group = read_driver(self.kernel, self.address), read_group(self.kernel, self.address)
+        driver, group = driver_of(self.kernel, self.address), read_group(self.kernel, self.address)
         self.unread += (found for found in (driver, group) if isinstance(found, Unread))
         cdevs = self._cdevs(("vfio-dev",)) if before.cdevs or driver not in VFIO_DRIVERS else ()
         physfn = self._physfn(("physfn",)) if before.physfn is not None else None
         virtfns = self._vfs_again(before) if before.sriov_total_vfs else before.virtfns
         fallen = self._fell_off_bus()
-        self.unread += [one for one in before.unread if one.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES]
+        self.unread += [known for known in before.unread if known.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES]
         unread = tuple(self.unread)
         found = function_id, class_code, driver, group, cdevs, physfn, virtfns, fallen, unread
-        if found == _changeable(before):  # to make an equal one takes as long as two reads
+        if found == _changeable(before):  # creating an equal object takes as long as two reads
             return before
         return replace(
             before,
@@ -194,21 +192,21 @@ class _Reading:
         )
 
     def _vfs_again(self, before: PciFunction) -> tuple[PciAddress, ...]:
-        """Return the VFs: all are switched on and off at once, so that the first one tells of all."""
-        first = self._told(self._address("virtfn0"), before.virtfns[0] if before.virtfns else None)
+        """Return the VFs. All VFs are switched on and off at once, so reading the first one is enough."""
+        first = self._or_before(self._address("virtfn0"), before.virtfns[0] if before.virtfns else None)
         if (first is not None) == bool(before.virtfns):
             return before.virtfns
-        entries = self._told(attributes.names(self.kernel, device_path(self.address)), None)
+        entries = self._or_before(attributes.names(self.kernel, device_path(self.address)), None)
         return self._vfs(entries or LINKS)
 
     def function(self, function_id: PciId, class_code: int) -> PciFunction:
         folder, before = device_path(self.address), self.before
-        entries = self._told(attributes.names(self.kernel, folder), None) or LINKS
-        driver = read_driver(self.kernel, self.address) if "driver" in entries else None
+        entries = self._or_before(attributes.names(self.kernel, folder), None) or LINKS
+        driver = driver_of(self.kernel, self.address) if "driver" in entries else None
         group = read_group(self.kernel, self.address) if "iommu_group" in entries else None
         self.unread += (found for found in (driver, group) if isinstance(found, Unread))
         if kind_of(class_code, function_id.vendor) in {FunctionKind.OTHER, FunctionKind.BRIDGE}:
-            # Such a function matters only as a member of somebody's group.
+            # Such a function matters only as a member of a GPU's IOMMU group.
             return PciFunction(
                 address=self.address,
                 id=function_id,
@@ -222,32 +220,34 @@ class _Reading:
             address=self.address,
             id=function_id,
             class_code=class_code,
-            subsystem=self._told(self._subsystem(), before.subsystem if before else None),
-            revision=self._told(self._number("revision", attributes.pci_revision), before.revision if before else None),
+            subsystem=self._or_before(self._subsystem(), before.subsystem if before else None),
+            revision=self._or_before(
+                self._number("revision", attributes.pci_revision), before.revision if before else None
+            ),
             driver=driver,
             iommu_group=group,
-            numa_node=self._told(self._numa_node(), before.numa_node if before else None),
+            numa_node=self._or_before(self._numa_node(), before.numa_node if before else None),
             cdevs=self._cdevs(entries),
             physfn=self._physfn(entries),
             virtfns=self._vfs(entries),
-            sriov_total_vfs=self._told(self._number("sriov_totalvfs", attributes.number), None),
+            sriov_total_vfs=self._or_before(self._number("sriov_totalvfs", attributes.number), None),
             fell_off_bus=self._fell_off_bus(),
             unread=tuple(self.unread),
         )
         whole = found.on_vfio and found.physfn is None
         return replace(found, reset=read_reset(self.kernel, self.address)) if whole else found
 
-    def _told(self, found: T | Unread, otherwise: T) -> T:
+    def _or_before(self, found: T | Unread, before: T) -> T:
         if isinstance(found, Unread):
             self.unread.append(found)
-            return otherwise
+            return before
         return found
 
     def _number(self, name: str, parse: Callable[[str], int]) -> int | Unread | None:
         return attributes.parsed(self.kernel, attribute(self.address, name), parse)
 
     def _numa_node(self) -> int | Unread | None:
-        """Read the NUMA node; the kernel writes -1 where the firmware names none."""
+        """Read the NUMA node; the kernel writes -1 where the firmware specifies no node."""
         node = self._number("numa_node", attributes.numa_node)
         return None if isinstance(node, int) and node < 0 else node
 
@@ -263,24 +263,24 @@ class _Reading:
 
     def _physfn(self, entries: Sequence[str]) -> PciAddress | None:
         before = self.before.physfn if self.before else None
-        return self._told(self._address("physfn"), before) if "physfn" in entries else None
+        return self._or_before(self._address("physfn"), before) if "physfn" in entries else None
 
     def _vfs(self, entries: Sequence[str]) -> tuple[PciAddress, ...]:
-        """Return the VFs in the order of their numbers (`virtfn2` before `virtfn10`); an unread one is as before."""
+        """Return the VFs by number (`virtfn2` before `virtfn10`); a VF that cannot be read stays the same."""
         before = self.before.virtfns if self.before else ()
-        if entries is LINKS:  # the folder can't be listed, and that is said
+        if entries is LINKS:  # the folder cannot be listed, and is in `unread`
             return before
         links = [name for name in entries if VF_LINK.fullmatch(name)]
         found = [self._address(name) for name in sorted(links, key=lambda name: int(name[6:]))]
-        self.unread += (one for one in found if isinstance(one, Unread))
-        known = tuple(one for one in found if isinstance(one, str))
-        unread = len(known) < len([one for one in found if one is not None])
+        self.unread += (vf for vf in found if isinstance(vf, Unread))
+        known = tuple(vf for vf in found if isinstance(vf, str))
+        unread = len(known) < len([vf for vf in found if vf is not None])
         return tuple(dict.fromkeys((*known, *before))) if unread else known
 
     def _cdevs(self, entries: Sequence[str]) -> tuple[str, ...]:
         before = self.before.cdevs if self.before else ()
         return (
-            self._told(iommu.read_cdevs(self.kernel, device_path(self.address)), before)
+            self._or_before(iommu.read_cdevs(self.kernel, device_path(self.address)), before)
             if "vfio-dev" in entries
             else ()
         )
