@@ -1,4 +1,4 @@
-"""The kernel's command line, with what it says of devices, and without what it may say of secrets."""
+"""The kernel's command line without secrets: only arguments that concern devices keep their values."""
 
 import re
 
@@ -12,15 +12,15 @@ _OF_DEVICES = re.compile(
     r"|systemd\.unified_cgroup_hierarchy|cgroup_[a-z_]+|swiotlb|noapic|nox2apic|acpi|efi|init_on_alloc)"
     r"(?:\.[A-Za-z0-9_.]+)?"
 )
-"""Arguments whose values are kept: they decide on IOMMU, drivers, consoles and memory."""
+"""Arguments whose values are kept: they configure the IOMMU, drivers, consoles and memory."""
 _BARE = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
 
 def without_strange_values(line: str) -> str:
-    """Return the command line with the values of arguments that have nothing to do with devices left out.
+    """Return the command line without the values of arguments that do not concern devices.
 
-    Installers, disk encryption and cluster bootstraps take addresses with passwords and tokens from there. What follows
-    `--` is for init.
+    Installers, disk encryption and cluster bootstraps pass addresses with passwords and tokens in such values. The
+    arguments after `--` are for init.
     """
     before, dashes, _ = line.strip().partition(" -- ")
     kept = [_kept(argument) for argument in before.replace('"', " ").split()]

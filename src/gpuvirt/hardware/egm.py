@@ -1,4 +1,4 @@
-"""Extended GPU memory (Grace Hopper, GB200): the regions under `/sys/class/egm` and the GPUs they go with."""
+"""Extended GPU memory (Grace Hopper, GB200): the regions under `/sys/class/egm` and the GPUs that they belong to."""
 
 import re
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ _REGION = re.compile(r"egm[0-9]+")
 
 
 def read_regions(kernel: Kernel, before: Sequence[EgmRegion] = ()) -> tuple[tuple[EgmRegion, ...], tuple[Unread, ...]]:
-    """Return the regions in the order of their nodes, and what could not be read of them and is as `before` had it.
+    """Return the regions in the order of their nodes, and the files that could not be read.
 
-    A region without a node is left out: nothing could be given to a virtual machine.
+    A region that could not be read is taken from `before`. A region without a node is left out: a VM could not open it.
     """
     names = attributes.names(kernel, CLASS)
     if isinstance(names, Unread):

@@ -1,8 +1,9 @@
-"""A copy of the files of a host that tell what its devices are: each is named here, and no folder is walked blindly.
+"""Copies the files of a host that describe its devices. This module names each file; no folder is walked blindly.
 
-Left alone is whatever may keep a reader asleep or acts when it is read. `driver_override`, `uevent`, `sriov_numvfs` and
-`sriov_vf_total_msix` take the device's lock (as of 6.12), which whoever unbinds it holds as long as a machine uses it;
-the number of VFs is that of the links. `vpd` and `rom` act on the device, and `vpd` holds serial numbers.
+Files whose read can sleep or acts on the device are left out. `driver_override`, `uevent`, `sriov_numvfs` and
+`sriov_vf_total_msix` take the device's lock (as of 6.12); a process that unbinds the device has that lock for as long
+as a VM uses the device. The links show the number of VFs. `vpd` and `rom` act on the device, and `vpd` has serial
+numbers.
 """
 
 import re
@@ -15,7 +16,7 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, parse_pci_address, slot_of
 from gpuvirt.facts.pci import FunctionKind, Unread, kind_of
 from gpuvirt.facts.sysfs import IOMMU_GROUPS, MDEV_PARENTS, MDEVS, PCI_DEVICES, device_path, mdev_path
-from gpuvirt.hardware import attributes, iommu, pci, redaction
+from gpuvirt.hardware import attributes, egm, iommu, pci, redaction
 from gpuvirt.hardware.copying import Copying, joined
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.platformcopy import copy_platform
@@ -29,12 +30,12 @@ WHOLE = (
     *("boot_vga", "enable", "power_state", "sriov_totalvfs", "sriov_offset", "sriov_stride", "sriov_vf_device"),
     "sriov_drivers_autoprobe",
 )
-"""What is copied of GPUs and what belongs to them, besides ids, links and `config`."""
+"""The files that are copied of GPUs and the functions beside them, besides ids, links and `config`."""
 VGPU_FILES = ("nvidia/creatable_vgpu_types", "nvidia/current_vgpu_type")
 TYPE_FILES = ("name", "description", "device_api", "available_instances")
 IOMMU_CLASS = HostPath("/sys/class/iommu")
 IOMMU_FILES = ("intel-iommu/version", "intel-iommu/cap", "intel-iommu/ecap", "amd-iommu/cap", "amd-iommu/features")
-EGM_CLASS = HostPath("/sys/class/egm")
+
 SINGLE_FILES = (
     HostPath("/proc/modules"),
     HostPath("/proc/version"),
@@ -42,22 +43,22 @@ SINGLE_FILES = (
     HostPath("/proc/driver/nvidia/version"),
     HostPath("/sys/module/nvidia/version"),
 )
-"""Files that are copied as they are; one more is one line more."""
+"""Files that are copied unchanged."""
 
 HEADER_BYTES = 64
-"""What anybody may read of configuration space; some cards answer badly beyond it (lspci(8), -xxx)."""
+"""The part of configuration space that unprivileged processes may read; some cards fail beyond it (lspci(8), -xxx)."""
 CONFIG_BYTES = 256
 
 LEFT_OUT: Mapping[str, str] = {
     "driver_override, uevent, sriov_numvfs, sriov_vf_total_msix": "reading them can hang while a device is unbound",
-    "type, reserved_regions (of IOMMU groups)": "reading them waits for whoever changes the group",
-    "vpd, rom": "reading them acts on the device; vpd holds serial numbers",
+    "type, reserved_regions (of IOMMU groups)": "reading them waits while a process changes the group",
+    "vpd, rom": "reading them acts on the device; vpd has serial numbers",
     "configuration space": f"{CONFIG_BYTES} bytes are copied of GPUs and NVSwitches, {HEADER_BYTES} of others",
-    "other PCI functions": "what has nothing to do with GPUs is copied by its ids, class, driver and IOMMU group alone",
-    "processes": "who has a device open is told by node.json and doctor.json alone",
+    "other PCI functions": "only ids, class, driver and IOMMU group are copied of functions unrelated to GPUs",
+    "processes": "only node.json and doctor.json list the processes that have a device open",
     **redaction.LEFT_OUT,
 }
-"""What a copy leaves out on purpose, and why."""
+"""What a copy leaves out on purpose, with the reason."""
 
 _NODE = re.compile(r"iommu|kvm|egm[0-9]+")
 _VIRTFN = re.compile(r"virtfn[0-9]+")
@@ -65,14 +66,14 @@ _VIRTFN = re.compile(r"virtfn[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """Files of a host, by their paths there, and what could not be read."""
+    """Files of a host by their paths on the host, and the files that could not be read."""
 
     members: Mapping[HostPath, Entry]
     unread: tuple[Unread, ...]
 
 
 def copy_host(kernel: Kernel) -> HostCopy:
-    """Return a copy; it writes nothing, and what can't be read is told."""
+    """Return a copy of the host's files, with the list of files that could not be read; write nothing."""
     copying = _HostCopying(Discreet(kernel))
     copying.pci()
     copying.groups()
@@ -85,7 +86,7 @@ def copy_host(kernel: Kernel) -> HostCopy:
 
 
 class _HostCopying(Copying):
-    """A copy of the files that tell what the devices are."""
+    """A copy of the files that describe the devices."""
 
     def pci(self) -> None:
         classes: dict[PciAddress, int | None] = {}
@@ -106,7 +107,7 @@ class _HostCopying(Copying):
             self.whole(address, folders[address], is_gpu=_is_gpu(self.kernel, address, classes[address]))
 
     def identity(self, here: HostPath, folder: HostPath) -> str | None:
-        """Copy what every function shows, and return its group."""
+        """Copy the ids, the links and the VFIO nodes of a function, and return its IOMMU group."""
         entries = self.names(here, folder)
         self.files(here, folder, [name for name in IDS if name in entries])
         targets = {name: self.link(HostPath(f"{here}/{name}"), folder) for name in LINKS if name in entries}
@@ -117,13 +118,13 @@ class _HostCopying(Copying):
         return basename(group) if group is not None else None
 
     def whole(self, address: PciAddress, folder: HostPath, *, is_gpu: bool) -> None:
-        """Copy all that tells what a GPU is, or a function that has to do with one."""
+        """Copy all described files of a GPU, or of a function beside one."""
         here = device_path(address)
         entries = self.names(here, folder)
         self.files(here, folder, [name for name in WHOLE if name in entries])
         if "config" in entries:
             self.file(HostPath(f"{here}/config"), folder, CONFIG_BYTES if is_gpu else HEADER_BYTES)
-        if "reset" in entries:  # to read it is not allowed, and that it is there says that there is a way
+        if "reset" in entries:  # the file cannot be read; its existence shows that the function can be reset
             self.members[HostPath(f"{folder}/reset")] = b""
         for name in filter(_VIRTFN.fullmatch, entries):
             self.link(HostPath(f"{here}/{name}"), folder)
@@ -148,7 +149,7 @@ class _HostCopying(Copying):
             self.members.setdefault(place, Folder())
             for kind in ("intel-iommu", "amd-iommu"):
                 found = self.names(HostPath(f"{here}/{kind}"))
-                self.files(here, place, [file for file in IOMMU_FILES if file in {f"{kind}/{one}" for one in found}])
+                self.files(here, place, [file for file in IOMMU_FILES if file in {f"{kind}/{name}" for name in found}])
 
     def mdevs(self) -> None:
         for parent in self.names(MDEV_PARENTS, MDEV_PARENTS):
@@ -171,7 +172,7 @@ class _HostCopying(Copying):
             self.cdevs(here, place, entries)
 
     def nodes(self) -> None:
-        """Copy which nodes there are, as empty files."""
+        """Copy the device nodes as empty files."""
         for folder in (iommu.VFIO, iommu.CDEVS):
             for name in self.names(folder, folder):
                 if name != "devices":
@@ -182,8 +183,8 @@ class _HostCopying(Copying):
             self.members[HostPath(f"/dev/{name}")] = b""
         if iommu.exists(self.kernel, iommu.IOMMUFD_CLASS) is True:
             self.members[iommu.IOMMUFD_CLASS] = Folder()
-        for region in self.names(EGM_CLASS, EGM_CLASS):
-            here = HostPath(f"{EGM_CLASS}/{region}")
+        for region in self.names(egm.CLASS, egm.CLASS):
+            here = HostPath(f"{egm.CLASS}/{region}")
             found = self.names(here, here)
             self.files(here, here, [name for name in ("gpu_devices",) if name in found])
 
@@ -193,8 +194,9 @@ def _of_interest(
     folders: Mapping[PciAddress, HostPath],
     groups: Mapping[PciAddress, str | None],
 ) -> list[PciAddress]:
-    """Return display controllers, accelerators, NVIDIA's bridges, their slots, their groups, and bridges above."""
-    slots = {slot_of(address) for address, code in classes.items() if _is_desired(code)}
+    """Return display controllers, accelerators, NVSwitches, all functions of their slots and IOMMU groups, and the
+    bridges above them."""
+    slots = {slot_of(address) for address, code in classes.items() if _may_be_gpu(code)}
     of_slots = [address for address in classes if slot_of(address) in slots]
     shared = {groups[address] for address in of_slots} - {None}
     members = [address for address in classes if address in of_slots or groups[address] in shared]
@@ -202,7 +204,7 @@ def _of_interest(
     return [address for address in classes if address in above or address in members]
 
 
-def _is_desired(code: int | None) -> bool:
+def _may_be_gpu(code: int | None) -> bool:
     return code is None or code >> 16 in {0x03, 0x12} or code >> 8 == 0x0680
 
 

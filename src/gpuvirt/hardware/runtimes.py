@@ -1,7 +1,8 @@
-"""Configurations of container runtimes: containerd's with the files that they import, CRI-O's with its drop-ins.
+"""Reads the configurations of container runtimes: containerd's with its imports, CRI-O's with its drop-ins.
 
-containerd (LoadConfig in cmd/containerd/server/config/config.go) takes an import relative to the file that names it,
-matches it as a pattern where it has a `*`, loads each file once, and imports of imports after all that came before.
+containerd (LoadConfig in cmd/containerd/server/config/config.go) resolves an import relative to the file that names it,
+treats it as a pattern where it has a `*`, loads each file once, and loads the imports of imports after all earlier
+imports.
 """
 
 import re
@@ -15,6 +16,7 @@ from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.runtimes import CDI_KEYS, Runtime, cdi_tables, parse_toml
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.attributes import read_attribute, read_listing
+from gpuvirt.hardware.cmdline import LEFT_OUT
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
@@ -26,19 +28,18 @@ CONTAINERD = (
 CRIO = "/etc/crio/crio.conf"
 CRIO_FOLDER = "/etc/crio/crio.conf.d"
 MOST_FILES = 64
-"""That one configuration may import, and that one pattern may match."""
+"""The most files that one configuration may import, and that one pattern may match."""
 
 ACTING = re.compile(r"/(?:dev|proc|sys)(?:/|$)")
-"""Where files may act or sleep when they are opened; no configuration lies there."""
+"""Folders whose files may act or sleep when they are opened, and which have no configurations."""
 
-LEFT_OUT = "(left-out)"
 NO_TOML = f"{LEFT_OUT} no TOML\n"
 _PLAIN = re.compile(r"[-A-Za-z0-9_./*?\[\]@+~]{1,256}")
 """A path, or a pattern of paths."""
 
 
 def read_runtimes(kernel: Kernel) -> Iterator[Runtime]:
-    """Yield the configurations that there are."""
+    """Yield the existing configurations."""
     for path in CONTAINERD:
         if files := _with_imports(kernel, HostPath(path)):
             yield Runtime(files)
@@ -61,21 +62,21 @@ def _with_imports(kernel: Kernel, own: HostPath) -> tuple[Attribute, ...]:
             break
         found[path] = file = read_attribute(kernel, path, limit=attributes.FILE_BYTES)
         document = parse_toml(file.text) if file.text is not None else None
-        for one in _imports(kernel, path, document or {}):
-            if isinstance(one, Unread):
-                found[one.path] = Attribute(one.path, one)
+        for imported in _imports(kernel, path, document or {}):
+            if isinstance(imported, Unread):
+                found[imported.path] = Attribute(imported.path, imported)
             else:
-                pending.append(one)
+                pending.append(imported)
     return tuple(file for file in found.values() if file.value is not None)
 
 
 def _imports(kernel: Kernel, parent: HostPath, document: Mapping[str, object]) -> Iterator[HostPath | Unread]:
     imports = document.get("imports")
-    for one in imports if isinstance(imports, list) else ():
-        if not isinstance(one, str) or "\0" in one:
+    for imported in imports if isinstance(imports, list) else ():
+        if not isinstance(imported, str) or "\0" in imported:
             continue
-        # With all `..` gone, a path stays below the host's root wherever that is.
-        path = normpath(join(dirname(parent), one)).replace("//", "/")
+        # A path without `..` stays below the host's root, wherever that is mounted.
+        path = normpath(join(dirname(parent), imported)).replace("//", "/")
         if ACTING.match(path):
             continue
         if "*" in path:
@@ -85,10 +86,10 @@ def _imports(kernel: Kernel, parent: HostPath, document: Mapping[str, object]) -
 
 
 def _matches(kernel: Kernel, pattern: str) -> Iterator[HostPath | Unread]:
-    """Yield what a pattern matches, in the order of names; a part without a wildcard need not be there."""
+    """Yield the paths that match a pattern, sorted by name; a component without a wildcard need not exist."""
     found = [""]
     for part in pattern.strip("/").split("/"):
-        if not any(one in part for one in "*?["):
+        if not any(wildcard in part for wildcard in "*?["):
             found = [f"{folder}/{part}" for folder in found]
             continue
         matching: list[str] = []
@@ -98,16 +99,16 @@ def _matches(kernel: Kernel, pattern: str) -> Iterator[HostPath | Unread]:
             listing = read_listing(kernel, folder or "/")
             if isinstance(listing.names, Unread):
                 yield listing.names
-            desired = part.replace("[^", "[!")
-            matching += [f"{folder}/{name}" for name in listing.known if fnmatchcase(name, desired)]
+            shell_pattern = part.replace("[^", "[!")
+            matching += [f"{folder}/{name}" for name in listing.known if fnmatchcase(name, shell_pattern)]
         found = [path for path in matching if not ACTING.match(path)][: MOST_FILES + 1]
     yield from map(HostPath, found)
 
 
 def without_secrets(text: str) -> str:
-    """Return of a configuration what it says of CDI and which files it imports; registries' passwords stand there too.
+    """Return the CDI settings and the imports of a configuration, without the passwords of registries.
 
-    What is no TOML stays none.
+    Of a text that is not TOML, nothing is kept, and the result is not TOML either.
     """
     document = parse_toml(text)
     if document is None:
@@ -131,5 +132,5 @@ def _value(value: object) -> str:
 
 
 def _list(values: list[object]) -> str:
-    kept = (one if isinstance(one, str) and _PLAIN.fullmatch(one) else LEFT_OUT for one in values)
-    return "[" + ", ".join(f'"{one}"' for one in kept) + "]"
+    kept = (value if isinstance(value, str) and _PLAIN.fullmatch(value) else LEFT_OUT for value in values)
+    return "[" + ", ".join(f'"{value}"' for value in kept) + "]"
