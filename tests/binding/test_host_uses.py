@@ -89,7 +89,7 @@ def test_a_raw_disk_of_a_vm_counts() -> None:
     kernel.end_vm(process)
     assert use(kernel) is None
     kernel.processes.hide()
-    assert "can't be told" in (use(kernel) or "")
+    assert "use is unknown" in (use(kernel) or "")
 
 
 def test_a_namespace_that_several_paths_lead_to_is_the_functions() -> None:

@@ -44,7 +44,7 @@ def test_a_vf_is_given_a_type_by_its_name_and_loses_it(l40s: SimKernel) -> None:
     assert l40s.writes == [(HostPath(f"/sys/bus/pci/devices/{VF}/nvidia/current_vgpu_type"), b"1156")]
     VENDOR.remove(l40s, live)
     assert host(l40s).live == ()
-    with pytest.raises(VgpuUnavailableError, match="reads 0; expected 1156"):
+    with pytest.raises(VgpuUnavailableError, match="contains 0; expected 1156"):
         VENDOR.remove(l40s, live)
 
 
@@ -58,10 +58,10 @@ def unavailable(kernel: SimKernel, slot: PciAddress, type_: VgpuType, vgpu: str)
 
 def test_what_is_not_to_be_had_is_reported_with_what_is(l40s: SimKernel) -> None:
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
-    assert "da:00.4/nvidia/current_vgpu_type reads 1156" in unavailable(l40s, VF, TYPE, VF)
+    assert "da:00.4/nvidia/current_vgpu_type contains 1156" in unavailable(l40s, VF, TYPE, VF)
     assert "lists NVIDIA L40S-12Q" in unavailable(l40s, OTHER_VF, OTHER, OTHER_VF), "sizes don't mix"
     assert f"found {VF}" in unavailable(l40s, OTHER_VF, TYPE, VF)
-    gpu = f"/sys/bus/pci/devices/{L40S}/nvidia/current_vgpu_type is not there"
+    gpu = f"/sys/bus/pci/devices/{L40S}/nvidia/current_vgpu_type does not exist"
     assert gpu in unavailable(l40s, L40S, TYPE, L40S)
     l40s.faults.fail(HostPath(f"/sys/bus/pci/devices/{OTHER_VF}/nvidia/creatable_vgpu_types"), errno.EIO)
     assert "EIO" in unavailable(l40s, OTHER_VF, TYPE, OTHER_VF)
@@ -72,7 +72,7 @@ def test_a_vf_that_carries_another_type_by_now_keeps_it(l40s: SimKernel) -> None
     (live,) = host(l40s).live
     VENDOR.remove(l40s, live)
     VENDOR.create(l40s, VF, OTHER, VgpuId(VF))
-    with pytest.raises(VgpuUnavailableError, match="reads 1159; expected 1156"):
+    with pytest.raises(VgpuUnavailableError, match="contains 1159; expected 1156"):
         VENDOR.remove(l40s, live)
     assert [one.type_id for one in host(l40s).live] == ["1159"]
 

@@ -350,5 +350,5 @@ def test_options_are_those_that_the_program_names() -> None:
     assert vgpuscheduler.parse_help("[-p | --policy]: x\n[-t | --time-slice]: how long\n") == (
         vgpuscheduler.Options("--policy")
     ), "no unit, no option"
-    with pytest.raises(ToolError, match="names no option for a policy"):
+    with pytest.raises(ToolError, match="lists no option for a policy"):
         vgpuscheduler.parse_help("Usage: nvidia-smi vgpu\n  [-x | --extra]: x\n")

@@ -78,7 +78,7 @@ def test_another_failure_of_sriov_manage_is_final() -> None:
 
 
 def test_a_program_that_is_nowhere_is_reported_with_where_it_was_looked_for() -> None:
-    with pytest.raises(ToolMissingError, match="no nvidia-smi in /run/nvidia/driver nor in /host"):
+    with pytest.raises(ToolMissingError, match="no nvidia-smi in /run/nvidia/driver or in /host"):
         Script(FINE).tools().nvidia_smi("-q")
 
 
@@ -92,7 +92,7 @@ def test_a_program_that_goes_between_look_and_call(end: Ended | Exception) -> No
     ("end", "code", "message"),
     [
         (Ended(19, "Unable: In use by another client\n", ""), 19, "ended with 19: Unable: In use by another client"),
-        (Ended(6, "", ""), 6, "ended with 6: it said nothing"),
+        (Ended(6, "", ""), 6, "ended with 6: no output"),
         (subprocess.TimeoutExpired("nvidia-smi", 120), None, "timed out"),
         (PermissionError(13, "Permission denied"), None, "Permission denied"),
     ],

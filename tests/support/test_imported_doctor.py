@@ -113,9 +113,9 @@ def test_what_no_archive_or_host_file_can_say_is_reported(tmp_path: Path) -> Non
     kernel.tree.place(HostPath("/sys/class/graphics/fb0/device"), Link("../a b"))
     (tmp_path / "a.tar.gz").write_bytes(packed(copy_host(kernel)))
     told = {loss.where: loss.why for loss in import_archive(tmp_path / "a.tar.gz").losses}
-    assert told["/etc/modprobe.d/a b.conf"] == "found 'a name that no archive holds'"
+    assert told["/etc/modprobe.d/a b.conf"] == "found 'a name that is not safe in an archive'"
     assert told["/sys/class/dmi/id/product_name"].startswith("found ")
-    assert told["/sys/class/graphics/fb0/device"] == "found 'a name that no archive holds'"
+    assert told["/sys/class/graphics/fb0/device"] == "found 'a name that is not safe in an archive'"
 
 
 def test_a_function_goes_back_to_the_driver_that_gpuvirt_has_recorded(simulated: Simulated) -> None:

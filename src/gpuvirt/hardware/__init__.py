@@ -1,1 +1,1 @@
-"""What touches a host: the kernel seam, and the readers that turn files into facts. Synchronous throughout."""
+"""Access to the host: the kernel seam, and the readers that turn files into facts. Everything is synchronous."""

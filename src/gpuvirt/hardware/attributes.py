@@ -1,4 +1,4 @@
-"""One attribute of sysfs, read: its value, None where there is none, Unread where it could not be told."""
+"""Reads one sysfs attribute: its value, None where the file does not exist, Unread where it could not be read."""
 
 import errno
 import os
@@ -21,14 +21,14 @@ _MOST_NUMA_NODES = 1 << 10
 """MAX_NUMNODES where NODES_SHIFT is largest (arch/x86/Kconfig)."""
 
 FILE_BYTES = 4 << 20
-"""Of a file that programs or people write: modules.dep of a distribution's kernel has 0.7 MiB."""
+"""The limit for files that programs or people write: modules.dep of a distribution's kernel has 0.7 MiB."""
 
 ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
-"""What the kernel answers for a thing that is not there, or that goes away while it is read."""
+"""The errors of the kernel for a file that does not exist, or that disappears while it is read."""
 
 
 def text(kernel: Kernel, path: HostPath, *, limit: int = ATTRIBUTE_BYTES) -> str | Unread | None:
-    """Return an attribute's text without the white space around it."""
+    """Return an attribute's text without leading and trailing white space."""
     try:
         content = kernel.read(path, limit=limit)
     except OSError as error:
@@ -40,7 +40,7 @@ def text(kernel: Kernel, path: HostPath, *, limit: int = ATTRIBUTE_BYTES) -> str
 
 
 def parsed(kernel: Kernel, path: HostPath, parse: Callable[[str], T]) -> T | Unread | None:
-    """Return an attribute's value; a text that `parse` refuses with ValueError or a GpuvirtError is Unread."""
+    """Return an attribute's value, Unread where `parse` raises ValueError."""
     content = text(kernel, path)
     if content is None or isinstance(content, Unread):
         return content
@@ -48,7 +48,7 @@ def parsed(kernel: Kernel, path: HostPath, parse: Callable[[str], T]) -> T | Unr
 
 
 def understood(path: HostPath, content: str, parse: Callable[[str], T]) -> T | Unread:
-    """Return what `parse` makes of `content`, Unread where it refuses."""
+    """Return the parsed `content`, Unread where `parse` raises ValueError."""
     try:
         return parse(content)
     except ValueError:
@@ -56,7 +56,7 @@ def understood(path: HostPath, content: str, parse: Callable[[str], T]) -> T | U
 
 
 def number(content: str) -> int:
-    """Parse a decimal number as sysfs writes it: what fits into 64 bits."""
+    """Parse a decimal number as sysfs writes it, of at most 18 digits."""
     if not _DECIMAL.fullmatch(content):
         raise ValueError(content)
     return int(content)
@@ -86,15 +86,15 @@ def pci_revision(content: str) -> int:
 
 
 def _hexadecimal(content: str, *, digits: int) -> int:
-    # No pattern: it takes twice as long, and each look at a device has two. `int` alone takes `0x_1` and other scripts'
-    # digits, which `isalnum` and `isascii` leave out.
+    # A regular expression would take twice as long, and each scan parses several such values for each device. `int`
+    # alone accepts `0x_1` and the digits of other scripts, which `isalnum` and `isascii` exclude.
     if content[:2] != "0x" or len(content) > len("0x") + digits or not (content.isascii() and content.isalnum()):
         raise ValueError(content)
     return int(content, 16)
 
 
 def device_number(kernel: Kernel, path: HostPath) -> int | Unread | None:
-    """Return the number of a device's node, as `stat` gives it, by the device's attribute `dev` (`511:12`)."""
+    """Return the number of a device node, as `stat` reports it, from the device's attribute `dev` (`511:12`)."""
     return parsed(kernel, path, _device_number)
 
 
@@ -105,7 +105,7 @@ def _device_number(content: str) -> int:
 
 
 def link_name(kernel: Kernel, path: HostPath) -> str | Unread | None:
-    """Return the last component of what a link points to: a driver's name, a group's number."""
+    """Return the last component of a link's target: the name of a driver, the number of an IOMMU group."""
     try:
         target = kernel.readlink(path)
     except OSError as error:
@@ -122,7 +122,7 @@ def names(kernel: Kernel, path: HostPath) -> list[str] | Unread | None:
 
 
 def names_or_raise(kernel: Kernel, path: HostPath) -> list[str]:
-    """Return the names in a folder, sorted, none where it is not there; raise OSError where that can't be told."""
+    """Return the sorted names in a folder, none where it does not exist; raise OSError where it cannot be read."""
     try:
         return sorted(map(legible, kernel.listdir(path)))
     except OSError as error:
@@ -132,27 +132,28 @@ def names_or_raise(kernel: Kernel, path: HostPath) -> list[str]:
 
 
 def read_attribute(kernel: Kernel, path: str, *, limit: int = ATTRIBUTE_BYTES) -> Attribute:
-    """Return a file with its place."""
+    """Return the path and the text of a file."""
     where = HostPath(path)
     return Attribute(where, text(kernel, where, limit=limit))
 
 
 def read_listing(kernel: Kernel, path: str) -> Listing:
-    """Return a folder with its place."""
+    """Return the path of a folder and the names in it."""
     where = HostPath(path)
     found = names(kernel, where)
     return Listing(where, tuple(found) if isinstance(found, list) else found)
 
 
 def legible(name: str) -> str:
-    """Return a name with what can't be printed escaped: bytes that are not UTF-8 as `\\xff`, controls as `\\x1b`.
+    """Return a name with unprintable characters escaped: bytes that are not UTF-8 as `\\xff`, controls as `\\x1b`.
 
-    The kernel's own names have none of it; a name that can't be encoded would keep the node's picture from being drawn.
+    The kernel's own names contain no such characters. A name that cannot be encoded would make `node.json` and the
+    tables fail.
     """
     return name if name.isprintable() else "".join(map(_escaped, name))
 
 
 def _escaped(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":  # how Python hands on a byte that is not UTF-8 (PEP 383)
+    if "\udc80" <= character <= "\udcff":  # Python's form of a byte that is not UTF-8 (PEP 383)
         return f"\\x{ord(character) & 0xFF:02x}"
     return character if character.isprintable() else character.encode("unicode_escape").decode()

@@ -1,8 +1,8 @@
-"""The cdev keeper: a process that holds VFIO devices open until the kernel wants them, or until nobody needs them held.
+"""The cdev keeper: a process that holds VFIO devices open until the kernel unregisters them, or until the lease ends.
 
-`devicelease` starts this file by its path and hands the open devices over. A device that is open keeps the kernel from
-taking it from its driver, so its keeper must not be the process that sleeps in that write: killed there, it could not
-close the device any more, and the kernel would wait for ever.
+`devicelease` starts this file by its path and passes the open devices to it. The kernel cannot unbind a device from its
+driver while the device is open. So the keeper must not be the process that sleeps in that write: a process that is
+killed there could no longer close the device, and the kernel would wait for ever.
 """
 
 import os
@@ -10,13 +10,13 @@ import select
 import sys
 
 NEEDED = 0
-"""A pipe that others hold open for as long as the devices are to be held."""
+"""The end of a pipe, on standard input, whose other end stays open for as long as the lease lasts."""
 POLL_S = 0.01
-"""How soon a device that the kernel wants is closed; a lease lasts for moments."""
+"""The longest time until the keeper closes a device that the kernel unregisters; a lease lasts only moments."""
 
 
 def keep(present: str, held: dict[str, int]) -> None:
-    """Hold devices by their open nodes, each until it is no longer in the folder `present`."""
+    """Hold devices (file descriptors by name) open, each until the folder `present` no longer lists it."""
     while held and not select.select([NEEDED], [], [], POLL_S)[0]:
         for name in [name for name in held if not _is_present(f"{present}/{name}")]:
             os.close(held.pop(name))
@@ -33,15 +33,15 @@ def _is_present(link: str) -> bool:
     return True
 
 
-def number_in(proc: str) -> str:
-    """Return this process's number in that `/proc`: in a container the host's has another than the container's."""
+def pid_in(proc: str) -> str:
+    """Return this process's pid in a `/proc`: the host's pid differs from the one in a container's PID namespace."""
     try:
         return os.readlink(f"{proc}/self")  # noqa: PTH115  as above
-    except OSError:  # a simulated host's
+    except OSError:  # the `/proc` of a simulated host
         return str(os.getpid())
 
 
 if __name__ == "__main__":
-    os.write(1, number_in(sys.argv[1]).encode())
+    os.write(1, pid_in(sys.argv[1]).encode())
     os.close(1)
     keep(sys.argv[2], {name: int(number) for name, number in (entry.split("=") for entry in sys.argv[3:])})

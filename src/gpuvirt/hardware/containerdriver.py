@@ -1,7 +1,7 @@
-"""Whether NVIDIA's driver for containers works on this host, and where it is: installed on it, or in a container.
+"""Finds NVIDIA's driver for containers, which is installed on the host or runs in a driver container, and checks it.
 
-Contract: NVIDIA's validator. A driver that the host has itself goes before one in a container. One in a container
-counts only once that has written that it is up: its nvidia-smi is there while the driver is still being built.
+Contract: NVIDIA's validator. A driver on the host takes precedence over one in a container. A driver container counts
+only after it has written its file: its nvidia-smi exists while the driver is still being built.
 """
 
 from collections.abc import Callable
@@ -13,75 +13,75 @@ from gpuvirt.hardware.tools import HostTools, Run, ToolError, ToolMissingError, 
 from gpuvirt.paths import HostPath
 
 SEEN_HOST, SEEN_DRIVER = "/host", "/driver-root"
-"""Where the containers of NVIDIA's operands see the host's root, and the driver's."""
+"""Where the containers of NVIDIA's operands mount the root of the host and the root of the driver container."""
 
 
 class NotReadyError(GpuvirtError):
-    """Something that a node for containers needs is not as it should be; the text says what, and where."""
+    """A node is not ready for containers with GPUs; the text says what is wrong, and where."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverRoots:
-    """Where a driver may be."""
+    """The folders in which a driver may be installed."""
 
     system: Path
     """The host's root, as this process sees it."""
     driver: Path
     """The root of the driver's container, as this process sees it."""
     driver_on_host: HostPath
-    """The same as the host calls it."""
+    """The path of the same folder on the host."""
     started: Path | None
-    """The file by which the driver's container says that it is up; None where somebody else runs the driver."""
+    """The file that the driver container writes when its driver runs; None where there is no such container."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDriver:
-    """A driver that works."""
+    """A working driver."""
 
     root: HostPath
-    """As the host calls it; `/`: the host has it itself."""
+    """A path on the host; `/` for a driver that is installed on the host."""
     has_nodes: bool
-    """Whether its root has the nodes of GPUs in a `/dev` of its own."""
+    """Whether the root has its own `/dev` with the device nodes of the GPUs."""
 
     @property
-    def is_the_hosts(self) -> bool:
-        """Whether the host has it itself."""
+    def is_on_host(self) -> bool:
+        """Whether the driver is installed on the host."""
         return self.root == "/"
 
     @property
     def lines(self) -> str:
-        """What NVIDIA's operands are told of it: variables of a shell, one a line."""
-        own_nodes = self.has_nodes and not self.is_the_hosts
-        told = {
-            "IS_HOST_DRIVER": str(self.is_the_hosts).lower(),
+        """The shell variables that NVIDIA's operands read, one per line."""
+        own_nodes = self.has_nodes and not self.is_on_host
+        variables = {
+            "IS_HOST_DRIVER": str(self.is_on_host).lower(),
             "NVIDIA_DRIVER_ROOT": self.root,
-            "DRIVER_ROOT_CTR_PATH": SEEN_HOST if self.is_the_hosts else SEEN_DRIVER,
+            "DRIVER_ROOT_CTR_PATH": SEEN_HOST if self.is_on_host else SEEN_DRIVER,
             "NVIDIA_DEV_ROOT": self.root if own_nodes else "/",
             "DEV_ROOT_CTR_PATH": SEEN_DRIVER if own_nodes else SEEN_HOST,
         }
-        return "".join(f"{name}={value}\n" for name, value in told.items())
+        return "".join(f"{name}={value}\n" for name, value in variables.items())
 
 
 def find_driver(roots: DriverRoots, run: Run = run_program) -> FoundDriver:
-    """Return the driver that works; raise NotReadyError."""
+    """Return the working driver; raise NotReadyError where there is none."""
     try:
         HostTools(roots.system, run=run).nvidia_smi("-L")
     except ToolMissingError:
         pass
     except ToolError as error:
-        raise NotReadyError(f"the host has a driver of its own, which does not work: {error}") from error
+        raise NotReadyError(f"the driver that is installed on the host does not work: {error}") from error
     else:
         return FoundDriver(HostPath("/"), has_nodes=True)
     if roots.started is not None and not roots.started.exists():
         raise NotReadyError(
-            f"no {roots.started}: the driver's container is not up yet; kubectl logs says how far it is"
+            f"no {roots.started}: the driver container is not ready yet; its progress is in kubectl logs"
         )
     try:
         HostTools(roots.driver, run=run).nvidia_smi("-L")
     except ToolMissingError as error:
         raise NotReadyError(
-            f"no driver: no nvidia-smi on the host, nor in {roots.driver_on_host}; install NVIDIA's driver on the host,"
-            " or have the ClusterPolicy deploy it: driver.enabled"
+            f"no driver: no nvidia-smi on the host or in {roots.driver_on_host}; install NVIDIA's driver on the host,"
+            " or set driver.enabled in the ClusterPolicy"
         ) from error
     except ToolError as error:
         raise NotReadyError(f"the driver in {roots.driver_on_host} does not work: {error}") from error
@@ -89,13 +89,13 @@ def find_driver(roots: DriverRoots, run: Run = run_program) -> FoundDriver:
 
 
 def check_toolkit(run: Run = run_program, has: Callable[[Path], bool] = is_there) -> None:
-    """Raise NotReadyError where this container was not given GPUs by the container toolkit, as others would be."""
+    """Raise NotReadyError unless the container toolkit has given GPUs to this container, as to any other."""
     try:
         HostTools(Path("/"), run=run, has=has).nvidia_smi("-L")
     except ToolMissingError as error:
         raise NotReadyError(
-            "no nvidia-smi in this container: its runtime has given it no GPU; look at the pod's RuntimeClass, and at"
-            " what the container toolkit's pod says on this node"
+            "no nvidia-smi in this container: its runtime has given it no GPU; check the pod's RuntimeClass and the log"
+            " of the container toolkit's pod on this node"
         ) from error
     except ToolError as error:
-        raise NotReadyError(f"this container was given GPUs that it can't use: {error}") from error
+        raise NotReadyError(f"the GPUs of this container do not work: {error}") from error

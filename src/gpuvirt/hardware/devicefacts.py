@@ -1,7 +1,7 @@
-"""Reads a few devices again just before they are allocated: what the last look at the host saw is a moment old.
+"""Reads the requested devices again just before they are allocated, because the last scan of the host is already old.
 
-The result is a small, fresh set of facts, for the same judgement as after each look. Whether a process has a device
-open is told by opening its IOMMU group, or by one walk through all processes for all devices that need it.
+The result is a set of facts that the functions which judge each scan can judge. To find out whether a process has a
+device open, the agent opens the device's IOMMU group, or walks once through all processes for all other devices.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,27 +25,28 @@ class AskedDevice:
     """A device that is read again."""
 
     carrier: PciAddress
-    """The function that a VM gets, or that its vGPU is created on."""
+    """The function that a VM gets, or that carries its vGPU."""
     gpu: PciAddress
     vgpu: VgpuId | None
     framework: Framework | None
     group: IommuGroup | None
     members: Sequence[PciAddress]
-    """The functions of its group, as the last look saw them."""
+    """The functions of its group, as of the last scan."""
     may_open: bool
-    """Whether its group may be opened for a moment. Where a pod has something of the group, its VM may be starting."""
+    """Whether gpuvirt may open the group for a moment. It may not while a pod has a device of the group: the pod's VM
+    may be starting."""
     had_tenant: bool
-    """Whether another pod has had the whole function, so that it matters what can reset it."""
+    """Whether the whole function was allocated to another pod before, so that it must be resettable."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreshFacts:
-    """A host after some devices were read again."""
+    """The facts of a host after some devices were read again."""
 
     facts: Facts
-    """The facts of the last look where nothing has changed: the same object."""
+    """The same object as that of the last scan where nothing has changed."""
     members: Members = field(default_factory=dict)
-    """The devices of each group by the group's own account."""
+    """The devices that the kernel lists in each group's `devices/`."""
 
 
 def may_sleep(facts: Facts, device: AskedDevice) -> bool:
@@ -54,7 +55,7 @@ def may_sleep(facts: Facts, device: AskedDevice) -> bool:
 
 
 def read_devices(kernel: Kernel, facts: Facts, devices: Iterable[AskedDevice]) -> FreshFacts:
-    """Return the host with these devices as they are now; `facts` are those of the last look."""
+    """Return the facts of the host with these devices as they are now; `facts` are those of the last scan."""
     reading = DeviceReading(kernel, facts)
     for device in devices:
         reading.read_functions(device)
@@ -68,30 +69,30 @@ def read_devices(kernel: Kernel, facts: Facts, devices: Iterable[AskedDevice]) -
 
 
 def _needs_walk(facts: Facts, device: AskedDevice) -> bool:
-    """Return whether all processes are looked through for a device, since its group is not opened."""
+    """Return whether a device needs a walk through all processes, because its group is not opened."""
     return device.group is not None and (not device.may_open or device.group not in facts.group_nodes)
 
 
 class DeviceReading:
-    """One request's devices, being read; only what has changed is collected."""
+    """Reads the devices of one request and collects the changes."""
 
     def __init__(self, kernel: Kernel, facts: Facts) -> None:
         self.members: dict[IommuGroup, Sequence[str] | Unread | None] = {}
         self._kernel = kernel
         self._before = facts
         self._functions: dict[PciAddress, PciFunction | None] = {}
-        """Those that have changed; None where one is gone."""
+        """The functions that have changed; None for a function that no longer exists."""
         self._read: set[PciAddress] = set()
         self._vgpus: dict[PciAddress, dict[VgpuId, LiveVgpu | None]] = {}
         self._opened: set[IommuGroup] = set()
         self._unopened: set[IommuGroup] = set()
         self._busy: dict[IommuGroup, str] = {}
         self._walks: dict[IommuGroup, set[PciAddress]] = {}
-        """The groups for which processes are looked through, with the functions in them."""
+        """The groups whose users are found by a walk through all processes, with the functions in them."""
         self._users: dict[IommuGroup, tuple[User, ...]] = {}
         self._lost_groups: set[IommuGroup] = set()
         self._lost_cdevs: set[str] = set()
-        """Nodes that were there at the last look."""
+        """Nodes that existed at the last scan and no longer exist."""
         self._has_container = facts.platform.vfio_container
 
     def read_functions(self, device: AskedDevice) -> None:
@@ -111,7 +112,7 @@ class DeviceReading:
         return self._functions[address] if address in self._functions else self._before.functions.get(address)
 
     def read_vgpu(self, device: AskedDevice, vgpu: VgpuId) -> None:
-        """Read what a vGPU is."""
+        """Read the type and the group of a vGPU."""
         host, function = self._before.vgpu_hosts.get(device.gpu), self._function(device.carrier)
         before = next((live for live in host.live if live.id == vgpu), None) if host is not None else None
         if host is None or before is None:
@@ -124,7 +125,7 @@ class DeviceReading:
             self._vgpus.setdefault(device.gpu, {})[vgpu] = found
 
     def read_group(self, device: AskedDevice, group: IommuGroup) -> None:
-        """Read a group's members, and whether somebody has the group open."""
+        """Read the members of a group, and whether a process has the group open."""
         if device.framework is not Framework.MDEV and group not in self.members:
             members = self.members[group] = iommu.read_members(self._kernel, group)
             if isinstance(members, list):
@@ -133,10 +134,10 @@ class DeviceReading:
             self.see_who_uses(device, group)
 
     def see_who_uses(self, device: AskedDevice, group: IommuGroup) -> None:
-        """Open a group, which tests it and takes it in one step, and close it; or have all processes looked through.
+        """Open and close a group, which fails where a process has it open; or mark it for the walk through processes.
 
-        No VM of a pod is hurt by a group that is busy for that moment, since no pod has anything of it. Where groups
-        have no nodes, or a pod has something of this one, processes alone tell who uses it.
+        The group is busy for a moment, which affects no pod's VM: no pod has a device of the group. The walk finds the
+        users of groups without nodes, and of groups of which a pod has a device.
         """
         if _needs_walk(self._before, device):
             self._unopened.add(group)
@@ -148,7 +149,7 @@ class DeviceReading:
                 self._users[group] = ()
         except LeaseUnavailableError:
             self._unopened.add(group)
-            self._users[group] = ()  # by its last user it would be refused for good
+            self._users[group] = ()  # with the users of the last scan, the device would be refused for ever
         except DeviceBusyError as error:
             self._unopened.add(group)
             self._busy[group] = str(error)
@@ -168,35 +169,37 @@ class DeviceReading:
                 self._functions[address] = found
 
     def _with_binding(self, before: PciFunction, group: IommuGroup) -> PciFunction:
-        """Return a member of a group with its driver, and with its own nodes where these matter, as they are now."""
+        """Return a member of a group with its current driver, and with its current own nodes where these matter."""
         driver = iommu.read_member_driver(self._kernel, group, before.address)
         found = before if driver == before.driver else replace(before, driver=driver)
         is_foreign = isinstance(driver, str) and driver not in GROUP_FRIENDLY_DRIVERS
         return pci.with_cdevs(self._kernel, found) if is_foreign or self._before.platform.iommufd else found
 
     def read_nodes(self) -> None:
-        """Read whether the nodes are still there that VMs open; a group that was opened has its node."""
+        """Read whether the nodes that VMs open still exist; a group that could be opened has its node."""
         kernel, facts = self._kernel, self._before
         groups = self._unopened & facts.group_nodes
-        self._lost_groups = {one for one in groups if iommu.exists(kernel, iommu.group_node(one)) is False}
+        self._lost_groups = {group for group in groups if iommu.exists(kernel, iommu.group_node(group)) is False}
         if facts.platform.vfio_container and (self._opened or groups):
             self._has_container = iommu.exists(kernel, iommu.CONTAINER) is not False
         if facts.platform.iommufd:
             functions = (self._function(address) for address in self._read)
-            names = {name for one in functions if one is not None for name in one.cdevs} & facts.cdev_nodes
-            self._lost_cdevs = {one for one in names if iommu.exists(kernel, iommu.cdev_node(one)) is False}
+            names = {name for function in functions if function is not None for name in function.cdevs}
+            known = names & facts.cdev_nodes
+            self._lost_cdevs = {name for name in known if iommu.exists(kernel, iommu.cdev_node(name)) is False}
 
     def read_users(self) -> None:
-        """Look through all processes for the users of groups, where that is needed."""
+        """Find the users of the marked groups by one walk through all processes."""
         if not self._walks:
             return
-        members = (self._function(one) for functions in self._walks.values() for one in functions)
-        found = read_users_of(self._kernel, self._walks.keys(), cdevs_of(one for one in members if one is not None))
+        members = (self._function(address) for addresses in self._walks.values() for address in addresses)
+        cdevs = cdevs_of(member for member in members if member is not None)
+        found = read_users_of(self._kernel, self._walks.keys(), cdevs)
         for group in self._walks:
             self._users[group] = () if isinstance(found, Unread) else found.get(group, ())
 
     def facts(self) -> Facts:
-        """Return the facts with what has changed."""
+        """Return the facts with the changes."""
         before = self._before
         users = before.users or {}
         changed = {group: found for group, found in self._users.items() if users.get(group, ()) != found}
@@ -207,7 +210,7 @@ class DeviceReading:
         return replace(
             before,
             platform=replace(before.platform, vfio_container=self._has_container),
-            functions={one: function for one, function in functions.items() if function is not None},
+            functions={address: function for address, function in functions.items() if function is not None},
             vgpu_hosts={gpu: self._with_vgpus(host) for gpu, host in before.vgpu_hosts.items()},
             group_nodes=before.group_nodes - self._lost_groups,
             cdev_nodes=before.cdev_nodes - self._lost_cdevs,
@@ -216,7 +219,7 @@ class DeviceReading:
         )
 
     def _with_vgpus(self, host: VgpuHost) -> VgpuHost:
-        """Return what a GPU carries, with the vGPUs that have changed."""
+        """Return a GPU's vGPUs with their changes."""
         changed = self._vgpus.get(host.gpu)
         if changed is None:
             return host

@@ -1,8 +1,8 @@
-"""The lease of VFIO devices by their own nodes: each is bound to an iommufd of ours until the kernel takes it back.
+"""The lease of VFIO devices by their own nodes: each device is bound to our iommufd until the kernel unregisters it.
 
-It is for kernels without nodes of groups (VFIO_GROUP=n). Measured on 6.12 (lab/kernel/README.md): a node opens many
-times, but binds once. A device that is open keeps its driver from letting go, so whoever leases it must close it when
-the kernel starts to take it away; by then nobody can open it any more. That is what the process `cdevkeeper` is for.
+It is for kernels without group nodes (VFIO_GROUP=n). Measured on 6.12 (lab/kernel/README.md): a node can be opened many
+times, but bound only once. The kernel cannot unbind a device from its driver while the device is open. So the process
+`cdevkeeper` closes it when the kernel starts to unregister it; from then on no process can open the device.
 """
 
 import contextlib
@@ -22,15 +22,16 @@ from gpuvirt.hardware import cdevkeeper
 IOMMUFD = "/dev/iommu"
 CDEVS = "/dev/vfio/devices"
 PRESENT = "/sys/class/vfio-dev"
-"""The devices that can be opened; one leaves here before the kernel waits for its users (vfio_unregister_group_dev)."""
+"""The devices that can be opened; the kernel removes one here before it waits for its users
+(vfio_unregister_group_dev)."""
 
 BIND_IOMMUFD = (ord(";") << 8) + 118
-"""include/uapi/linux/vfio.h: `struct vfio_device_bind_iommufd` of argsz, flags, iommufd, out_devid."""
+"""include/uapi/linux/vfio.h: `struct vfio_device_bind_iommufd` has argsz, flags, iommufd, out_devid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where this process sees the host's folders."""
+    """The paths of the host's folders in this process."""
 
     dev: str
     sys: str
@@ -39,27 +40,27 @@ class Places:
 
 @contextlib.contextmanager
 def leased(names: Sequence[str], places: Places, needed: int | None) -> Iterator[int]:
-    """Hold devices (`vfio0`), which must be all VFIO devices of their group, so that nobody else can use one.
+    """Hold devices (`vfio0`), which must be all VFIO devices of their group, so that no other process can use them.
 
-    They are held by another process, whose number in the host's `/proc` the context gives; `needed` is a pipe's end
-    that tells it by its end of file that nobody needs them any more, None: this process alone needs them. Raises
-    DeviceBusyError when one is in use elsewhere, LeaseUnavailableError when that can't be told.
+    A keeper process holds them; the context value is its pid in the host's `/proc`. It ends the lease at the end of
+    file of the pipe `needed`; None: when this process ends. Raises DeviceBusyError when another process uses a device,
+    LeaseUnavailableError when that is unknown.
     """
     with contextlib.ExitStack() as closing:
         if needed is None:
             needed, alive = os.pipe()
             closing.callback(os.close, needed)
             closing.callback(os.close, alive)
-        keeper, number = _kept(names, places, needed)
+        keeper, pid = _start_keeper(names, places, needed)
         try:
-            yield number
+            yield pid
         finally:
             keeper.kill()
             keeper.wait()
 
 
-def _kept(names: Sequence[str], places: Places, needed: int) -> tuple["subprocess.Popen[bytes]", int]:
-    """Open and bind devices, and return the process that has them open from then on."""
+def _start_keeper(names: Sequence[str], places: Places, needed: int) -> tuple["subprocess.Popen[bytes]", int]:
+    """Open and bind devices, and return the process that holds them open from then on, with its pid."""
     with contextlib.ExitStack() as closing:
         held: dict[str, int] = {}
         iommufd = _opened(IOMMUFD, places)
@@ -69,10 +70,10 @@ def _kept(names: Sequence[str], places: Places, needed: int) -> tuple["subproces
             closing.callback(os.close, held[name])
             _bind(name, held[name], iommufd)
             if not _is_present(f"{places.sys}/class/vfio-dev/{name}"):
-                raise LeaseUnavailableError(f"{CDEVS}/{name} is not in {PRESENT}: it is just being taken away")
+                raise LeaseUnavailableError(f"{CDEVS}/{name} is not in {PRESENT}: the kernel is removing the device")
         ours, theirs = os.pipe()
         closing.callback(os.close, ours)
-        with open(theirs, "wb") as said_here:  # noqa: PTH123  a pipe
+        with open(theirs, "wb") as answer_end:  # noqa: PTH123  a pipe
             keeper = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", cdevkeeper.__file__),
@@ -80,17 +81,17 @@ def _kept(names: Sequence[str], places: Places, needed: int) -> tuple["subproces
                     *(f"{name}={fd}" for name, fd in held.items()),
                 ],
                 stdin=needed,
-                stdout=said_here,
+                stdout=answer_end,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(iommufd, *held.values()),
                 start_new_session=True,
             )
-        said = os.read(ours, 32)
-        if not said.isdigit():
+        pid = os.read(ours, 32)
+        if not pid.isdigit():
             keeper.kill()
             keeper.wait()
-            raise LeaseUnavailableError(f"{', '.join(names)} can't be held: the process for it ended at once")
-        return keeper, int(said)
+            raise LeaseUnavailableError(f"{', '.join(names)} can't be leased: the keeper process ended at once")
+        return keeper, int(pid)
 
 
 def _opened(node: str, places: Places) -> int:
@@ -104,9 +105,9 @@ def _bind(name: str, fd: int, iommufd: int) -> None:
     try:
         fcntl.ioctl(fd, BIND_IOMMUFD, struct.pack("IIiI", 16, 0, iommufd, 0))
     except OSError as error:
-        if error.errno in {errno.EINVAL, errno.EBUSY}:  # bound elsewhere; its group is open elsewhere
+        if error.errno in {errno.EINVAL, errno.EBUSY}:  # another process has bound the device, or opened its group
             raise DeviceBusyError(f"{CDEVS}/{name} is in use by another process") from error
-        # EPERM: its neighbour is bound elsewhere, or has a native driver. ENOTTY: no such node after all.
+        # EPERM: another process has bound a member of the group, or a member has a native driver. ENOTTY: not a cdev.
         raise LeaseUnavailableError(f"{CDEVS}/{name} can't be bound to an iommufd: {error.strerror}") from error
 
 

@@ -1,6 +1,6 @@
-"""A look at a host by whoever needs no rights for it: ids and classes of PCI functions, and `/etc/os-release`.
+"""Discovers GPUs on a host without privileges: reads ids and classes of PCI functions, and `/etc/os-release`.
 
-The kernel keeps a function's id and class from when it found it, so neither is asked of the device.
+The kernel stores a function's id and class when it finds the function, so reading them does not access the device.
 """
 
 import errno
@@ -18,13 +18,13 @@ from gpuvirt.paths import HostPath
 OS_RELEASE = HostPath("/etc/os-release")
 
 GPU_CLASSES = frozenset({0x0300, 0x0302})
-"""VGA and 3D controllers: what NVIDIA's operator looks for. NVSwitches (0x0680) make no node one for GPUs."""
+"""VGA and 3D controllers, as in NVIDIA's operator. An NVSwitch (0x0680) alone does not make a node a GPU node."""
 
 
 def look(kernel: Kernel) -> Discovery:
-    """Return what a host shows now."""
+    """Return whether the host has an NVIDIA GPU, and its operating system."""
     verdicts = list(_verdicts(kernel))
-    unread = [one for one in verdicts if isinstance(one, Unread)]
+    unread = [verdict for verdict in verdicts if isinstance(verdict, Unread)]
     gpu = True if True in verdicts else None if unread else False
     os_release = attributes.read_attribute(kernel, OS_RELEASE)
     if not isinstance(os_release.value, str):
@@ -33,10 +33,10 @@ def look(kernel: Kernel) -> Discovery:
 
 
 def _verdicts(kernel: Kernel) -> Iterator[bool | Unread]:
-    """Yield for each PCI function whether it is a GPU of NVIDIA's; one that goes away while it is read is none."""
+    """Yield for each PCI function whether it is an NVIDIA GPU; a function that disappears meanwhile is not."""
     names = attributes.names(kernel, PCI_DEVICES)
     if not isinstance(names, list):
-        # A kernel without PCI looks the same as a folder that was not mounted.
+        # A kernel without PCI and a folder that was not mounted look the same.
         yield names or Unread(PCI_DEVICES, errno=errno.ENOENT)
         return
     for name in names:

@@ -1,7 +1,7 @@
-"""The disks behind a PCI function, and whether the host, or a VM on it, uses one of them.
+"""The disks behind a PCI function, and whether the host or a VM uses one of them.
 
-Nothing tells in one place: a file system is mounted by a device's number or only by its name (btrfs), others claim
-their disks without either (ZFS), and a VM has a raw disk open. What can't be told counts as used.
+No single file lists all uses: a file system is mounted by a device's number or only by its name (btrfs), others claim
+their disks without either (ZFS), and a VM has a raw disk open. A disk whose use is unknown counts as used.
 """
 
 import errno
@@ -21,28 +21,29 @@ MOUNTS = HostPath("/proc/1/mountinfo")
 SWAPS = HostPath("/proc/swaps")
 ZFS = HostPath("/sys/module/zfs")
 POOLED = ("/sys/fs/btrfs", "/sys/fs/bcachefs")
-"""File systems over several disks: each has a folder, whose `devices/` or `dev-0/block` name its disks."""
+"""File systems over several disks: each has a folder, whose `devices/` or `dev-0/block` names its disks."""
 
 MULTIPATH = re.compile(r"nvme([0-9]+)c[0-9]+n([0-9]+)")
-"""One of several ways to an NVMe namespace (nvme_core.multipath): what is mounted is nvme0n1, below no PCI function."""
+"""One of several paths to an NVMe namespace (nvme_core.multipath): the host mounts nvme0n1, which is below no PCI
+function."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """Who uses disks on this host."""
+    """The uses of disks on this host."""
 
     mounts: tuple[tuple[str, str], ...]
-    """Device number and source of each mount of the host: `259:1`, `/dev/nvme0n1p1`."""
+    """The device number and the source of each mount of the host: `259:1`, `/dev/nvme0n1p1`."""
     swaps: frozenset[str]
     pooled: frozenset[str]
-    """The names of disks that file systems over several disks have."""
+    """The names of disks that belong to file systems over several disks."""
     has_zfs: bool
     opened: frozenset[int]
-    """The numbers of the nodes that processes have open."""
+    """The numbers of the device nodes that processes have open."""
 
 
 def read_disk_use(kernel: Kernel, address: PciAddress) -> str | None:
-    """Return what a function's disks are used for, or that it can't be told; None where it has none in use."""
+    """Return the use of a function's disks, or that it is unknown; None where no disk is in use."""
     names = attributes.names(kernel, BLOCKS)
     if isinstance(names, Unread):
         return f"may have a disk that is in use: {names.path} can't be read ({names.said})"
@@ -52,22 +53,22 @@ def read_disk_use(kernel: Kernel, address: PciAddress) -> str | None:
     uses = _read_uses(kernel)
     for name in disks:
         if isinstance(uses, Unread):
-            return f"has the disk {name}, of which can't be told whether it is in use ({uses.path}: {uses.said})"
+            return f"has the disk {name}, whose use is unknown ({uses.path}: {uses.said})"
         if (use := _use_of(kernel, name, uses)) is not None:
             return f"has the disk {name}, {use}"
     return None
 
 
 def _disks_of(kernel: Kernel, address: PciAddress, names: Sequence[str]) -> Iterator[str]:
-    """Yield the disks and partitions below a function, whatever lies between: USB, Fibre Channel, NVMe."""
+    """Yield the disks and partitions below a function, over any bus in between: USB, Fibre Channel, NVMe."""
     for name in names:
         try:
-            lies = kernel.readlink(HostPath(f"{BLOCKS}/{name}"))
+            device = kernel.readlink(HostPath(f"{BLOCKS}/{name}"))
         except OSError as error:
             if error.errno not in attributes.ABSENT:
-                yield name  # it may be this function's
+                yield name  # the disk may belong to this function
             continue
-        if f"/{address}/" in lies:
+        if f"/{address}/" in device:
             yield name
             if (match := MULTIPATH.fullmatch(name)) is not None:
                 head = f"nvme{match[1]}n{match[2]}"
@@ -86,11 +87,11 @@ def _read_uses(kernel: Kernel) -> _Uses | Unread:
                 frozenset(file.device for file in opened),
             )
         case found:
-            return next((one for one in found if isinstance(one, Unread)), Unread(MOUNTS, errno=errno.ENOENT))
+            return next((part for part in found if isinstance(part, Unread)), Unread(MOUNTS, errno=errno.ENOENT))
 
 
 def _mounts(text: str) -> Iterator[tuple[str, str]]:
-    """Yield number and source of each line of mountinfo (proc_pid_mountinfo(5))."""
+    """Yield the device number and the source of each line of mountinfo (proc_pid_mountinfo(5))."""
     for line in text.splitlines():
         fields, _, source = line.partition(" - ")
         numbers, sources = fields.split(" "), source.split(" ")
@@ -122,13 +123,13 @@ def _use_of(kernel: Kernel, name: str, uses: _Uses) -> str | None:
     text, node = attributes.text(kernel, path), attributes.device_number(kernel, path)
     stacked = attributes.names(kernel, HostPath(f"{BLOCKS}/{name}/holders"))
     if not isinstance(node, int) or isinstance(stacked, Unread):
-        return "of which can't be told whether it is in use"
+        return "whose use is unknown"
     evidence = (
         (any(number == text or source == f"/dev/{name}" for number, source in uses.mounts), "which is mounted"),
         (f"/dev/{name}" in uses.swaps, "on which the host swaps"),
-        (bool(stacked), f"on which {', '.join(stacked or ())} lies"),
-        (name in uses.pooled, "which a file system over several disks has"),
+        (bool(stacked), f"which {', '.join(stacked or ())} uses"),
+        (name in uses.pooled, "which a file system over several disks uses"),
         (node in uses.opened, "which a process has open"),
-        (uses.has_zfs, "of which can't be told whether ZFS has it"),
+        (uses.has_zfs, "which ZFS may be using"),
     )
     return next((use for holds, use in evidence if holds), None)

@@ -1,4 +1,4 @@
-"""The drivers that driverctl keeps functions on: what an admin has pinned, here and after each boot."""
+"""The drivers to which an administrator has bound functions with driverctl, now and after each boot."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,11 +8,11 @@ from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
 PINS = HostPath("/etc/driverctl.d")
-"""A file for each function: `pci-ADDRESS`, in older versions `ADDRESS`."""
+"""driverctl has one file for each function: `pci-ADDRESS`, in older versions `ADDRESS`."""
 
 
 def read_pins(kernel: Kernel, addresses: Iterable[PciAddress]) -> Mapping[PciAddress, str]:
-    """Return the drivers that driverctl keeps functions on."""
+    """Return the driver that driverctl binds each function to, for the functions in its configuration."""
     names = attributes.names(kernel, PINS)
     if not isinstance(names, list):
         return {}

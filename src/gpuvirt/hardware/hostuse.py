@@ -1,4 +1,4 @@
-"""What the host itself needs a function for, so that it never moves: the console, a disk in use, a network in use."""
+"""The host's own uses of a function, which keep it on its driver: the console, a disk in use, a network in use."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,7 +17,7 @@ GRAPHICS = HostPath("/sys/class/graphics")
 
 
 def read_host_uses(kernel: Kernel, functions: Iterable[PciFunction]) -> Mapping[PciAddress, str]:
-    """Return, for each function that the host needs, what for: `drives the console (fb0)`."""
+    """Return the host's use of each function that it uses: `drives the console (fb0)`."""
     found: dict[PciAddress, str] = {}
     for function in functions:
         reader = _READERS.get(function.class_code >> 16)
@@ -28,7 +28,7 @@ def read_host_uses(kernel: Kernel, functions: Iterable[PciFunction]) -> Mapping[
 
 
 def _console(kernel: Kernel, address: PciAddress) -> str | None:
-    """The firmware's display, while a framebuffer is on it; without one nobody looks at it."""
+    """Return the use of the firmware's display as the console, None where the function has no framebuffer."""
     boot_vga = attributes.text(kernel, device_path(address, "boot_vga"))
     if isinstance(boot_vga, Unread):
         return f"may drive the console: {boot_vga.path} can't be read ({boot_vga.said})"
@@ -46,7 +46,7 @@ def _console(kernel: Kernel, address: PciAddress) -> str | None:
             if error.errno in attributes.ABSENT:
                 continue
             return f"may drive the console ({name}, whose device can't be read)"
-        # The firmware's own framebuffer is a device of the platform, and lies in the memory of the boot display.
+        # The firmware's framebuffer is a platform device in the memory of the boot display.
         if address in device or any(
             kind in device for kind in ("efi-framebuffer", "simple-framebuffer", "vesa-framebuffer")
         ):

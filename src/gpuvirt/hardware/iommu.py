@@ -1,4 +1,4 @@
-"""VFIO's nodes under `/dev`: which groups and devices can be opened, and whether iommufd is there."""
+"""Reads VFIO's nodes under `/dev`: the groups and devices that can be opened, and whether the host has iommufd."""
 
 from gpuvirt.facts.ids import IommuGroup, parse_iommu_group
 from gpuvirt.facts.pci import Unread
@@ -15,27 +15,27 @@ CDEVS = HostPath("/dev/vfio/devices")
 
 
 def group_node(group: IommuGroup) -> HostPath:
-    """Return the node by which a group is opened."""
+    """Return the path of a group's node."""
     return HostPath(f"{VFIO}/{group}")
 
 
 def cdev_node(name: str) -> HostPath:
-    """Return the node by which one device is opened (`vfio0`)."""
+    """Return the path of a device's own node (`vfio0`)."""
     return HostPath(f"{CDEVS}/{name}")
 
 
 def read_members(kernel: Kernel, group: IommuGroup) -> list[str] | Unread | None:
-    """Return the devices of a group by the group's own account, understood or not: PCI addresses, mdev UUIDs."""
+    """Return the names in a group's `devices/`: PCI addresses, mdev UUIDs, and names of other kinds."""
     return attributes.names(kernel, members_path(group))
 
 
 def read_member_driver(kernel: Kernel, group: IommuGroup, member: str) -> str | Unread | None:
-    """Return the driver that has a member of a group now."""
+    """Return the current driver of a member of a group."""
     return attributes.link_name(kernel, HostPath(f"{members_path(group)}/{member}/driver"))
 
 
 def read_group_nodes(kernel: Kernel) -> frozenset[IommuGroup] | Unread:
-    """Return the groups that have a node; the folder also holds `vfio`, `devices` and `noiommu-0`."""
+    """Return the groups that have a node; the folder also has `vfio`, `devices` and `noiommu-0`."""
     names = attributes.names(kernel, VFIO)
     if isinstance(names, Unread):
         return names
@@ -49,19 +49,19 @@ def read_cdev_nodes(kernel: Kernel) -> frozenset[str] | Unread:
 
 
 def read_cdevs(kernel: Kernel, device: HostPath) -> tuple[str, ...] | Unread:
-    """Return the own nodes of a device now, as under its `vfio-dev/`: `vfio0`; none where it has no such folder."""
+    """Return the names of a device's own nodes, which its `vfio-dev/` lists: `vfio0`; none without that folder."""
     found = attributes.names(kernel, HostPath(f"{device}/vfio-dev"))
     return found if isinstance(found, Unread) else tuple(name for name in found or () if name.startswith("vfio"))
 
 
 def has_vfio_device(kernel: Kernel, member: str) -> bool:
-    """Return whether a PCI function is known to be a VFIO device now (kernel 6.1 and later)."""
+    """Return whether the kernel lists a VFIO device for a PCI function (kernel 6.1 and later)."""
     found = read_cdevs(kernel, device_path(member))
     return bool(found) and not isinstance(found, Unread)
 
 
 def exists(kernel: Kernel, path: HostPath) -> bool | Unread:
-    """Return whether a node or folder is there."""
+    """Return whether a node or folder exists."""
     try:
         kernel.device_number(path)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The kernel seam: files, leases, open files and uevents, of this machine or of a simulated one.
+"""The kernel seam: files, leases, open files and uevents, of this host or of a simulated host.
 
-All that gpuvirt knows of a host and does to it passes through a `Kernel`, at the level of files. The real one is here;
-`gpuvirt.sim.kernel` is another, and everything above can't tell which it has.
+All reads and writes of a host pass through a `Kernel`, at the level of files. The implementation for a real host is
+here; `gpuvirt.sim.kernel` has one for simulated hosts, with the same behaviour.
 """
 
 import contextlib
@@ -32,23 +32,25 @@ ATTRIBUTE_BYTES = 4096
 
 NETLINK_KOBJECT_UEVENT = 15
 KERNEL_MULTICAST_GROUP = 1
-"""include/uapi/linux/netlink.h; group 1 is the kernel's own voice, group 2 is udev's."""
+"""include/uapi/linux/netlink.h; the kernel sends to group 1, udev to group 2."""
 
 VFIO_NODE = re.compile(r"/vfio/(?:[0-9]+|noiommu-[0-9]+|devices/vfio[0-9]+)(?: \(deleted\))?\Z")
-"""How the path of a VFIO node ends in whatever `/dev` a process has: a container's shows as `/vfio/12` from outside."""
+"""The end of a VFIO node's path in any `/dev`: the host sees a node of a container as `/vfio/12`."""
 
 VFIO_DEVICE = HostPath("anon_inode:[vfio-device]")
-"""What a process has open of a device that it has got by its group (vfio_device_open_file)."""
+"""The link target of a device file descriptor that a process got through the device's group
+(vfio_device_open_file)."""
 
 _GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
-"""What the kernel answers of a process, or a file of one, that has ended meanwhile."""
+"""The errors of the kernel for a process, or a file descriptor of one, that no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
     """A node under `/dev`, or a VFIO device, that a process has open.
 
-    `device` is the node's number, as the path may be a private copy; 0 for `VFIO_DEVICE`, which has no node.
+    `device` is the node's device number, since the path may be that of a private copy; 0 for `VFIO_DEVICE`, which has
+    no node.
     """
 
     pid: int
@@ -61,7 +63,7 @@ class Kernel(Protocol):
 
     @property
     def pids(self) -> frozenset[int]:
-        """The processes that have leases, as `open_files` numbers them."""
+        """The pids of the processes that have leases, as in `open_files`."""
         ...
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
@@ -69,11 +71,11 @@ class Kernel(Protocol):
         ...
 
     def write(self, path: HostPath, data: bytes, /) -> None:
-        """Write a file in one system call, as attributes want it."""
+        """Write a file in one system call, as sysfs attributes require."""
         ...
 
     def listdir(self, path: HostPath, /) -> Sequence[str]:
-        """Return the names in a folder, in no order."""
+        """Return the names in a folder, unsorted."""
         ...
 
     def readlink(self, path: HostPath, /) -> str:
@@ -81,41 +83,42 @@ class Kernel(Protocol):
         ...
 
     def device_number(self, path: HostPath, /) -> int:
-        """Return the device number of a node, 0 for a file that is no node."""
+        """Return the device number of a node, 0 for any other file."""
         ...
 
     def lease(self, group: IommuGroup, /) -> AbstractContextManager[None]:
-        """Hold a VFIO group open, so that nobody else can.
+        """Hold a VFIO group open, so that no other process can open it.
 
-        Opening tests and takes in one step: a group opens once (kernel 6.1: a second open gives EBUSY). Raises
-        DeviceBusyError when it is open elsewhere, LeaseUnavailableError when that can't be told.
+        One system call tests and takes the group: a group can be open once only (kernel 6.1: a second open fails with
+        EBUSY). Raises DeviceBusyError when another process has it open, LeaseUnavailableError when that is unknown.
         """
         ...
 
     def lease_devices(self, names: Sequence[str], /) -> AbstractContextManager[None]:
-        """Hold all VFIO devices of a group (`vfio0`), for a step that takes them from their driver or removes them.
+        """Hold all VFIO devices of a group (`vfio0`), for a step that unbinds or removes them.
 
-        It takes the place of `lease` where groups have no nodes (VFIO_GROUP=n), and does more: each device is reset as
-        for a virtual machine. One that the kernel takes away under it is let go by itself; a native driver gets none of
-        the group before all are. Raises DeviceBusyError when one is in use, LeaseUnavailableError when that can't be
-        told, as where one of the group has a native driver.
+        It replaces `lease` where groups have no nodes (VFIO_GROUP=n), and also resets each device as for a VM. A device
+        that the kernel unregisters during the lease is closed. Native drivers cannot bind a device of the group before
+        all devices are closed. Raises DeviceBusyError when a device is in use, LeaseUnavailableError when that is
+        unknown, for example because a member of the group has a native driver.
         """
         ...
 
     def open_files(self) -> Iterator[OpenFile]:
         """Yield the nodes under `/dev` and the VFIO devices that processes have open.
 
-        Raises OSError where a process may not be looked into: what it has open is not known then.
+        Raises OSError where the open files of a process may not be read.
         """
         ...
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
-        """Call `wake`, from any thread, when devices come, go or change driver; return how to stop that."""
+        """Call `wake`, from any thread, when a device is added, removed or changes its driver; return a function that
+        ends these calls."""
         ...
 
 
 class _OpenGroup(AbstractContextManager[None]):
-    """A VFIO group that is open for as long as the context lasts; no generator, as each allocation opens some."""
+    """A VFIO group that is open within the context; no generator, since each allocation opens several groups."""
 
     __slots__ = ("_fd", "_local", "_node")
 
@@ -136,28 +139,28 @@ class _OpenGroup(AbstractContextManager[None]):
 
 
 def lease_failed(node: HostPath, error: OSError) -> DeviceBusyError | LeaseUnavailableError:
-    """Return what it means that a group's node could not be opened."""
+    """Return the error for a group's node that could not be opened."""
     if error.errno == errno.EBUSY:
         return DeviceBusyError(f"{node} is open in another process")
     return LeaseUnavailableError(f"{node} can't be opened: {error.strerror}")
 
 
 class RealKernel:
-    """The kernel of the machine whose files `roots` names."""
+    """The kernel of the host whose folders are mounted at `roots`."""
 
     def __init__(self, roots: HostRoots) -> None:
         self._prefixes = roots.prefixes()
         self._root = "" if str(roots.root) == "/" else str(roots.root)
         self._frequent = {f"/{name}/": f"{self._prefixes[name]}/" for name in ("sys", "dev")}
-        """What most paths begin with, each as long as the others."""
+        """The first components of most paths, all of the same length."""
         self._places = devicelease.Places(*(self._prefixes[name] for name in ("dev", "sys", "proc")))
         self._keepers: set[int] = set()
         """The processes that hold VFIO devices."""
 
     @property
     def pids(self) -> frozenset[int]:
-        """This process, and those that hold VFIO devices for it."""
-        return frozenset({int(cdevkeeper.number_in(self._places.proc)), *self._keepers})
+        """This process, and the processes that hold VFIO devices for it."""
+        return frozenset({int(cdevkeeper.pid_in(self._places.proc)), *self._keepers})
 
     def _local(self, path: HostPath) -> str:
         if (found := self._frequent.get(path[:5])) is not None:
@@ -170,12 +173,12 @@ class RealKernel:
         fd = os.open(self._local(path), os.O_RDONLY | os.O_CLOEXEC)
         try:
             content = part = os.read(fd, limit)
-            # An attribute comes in one piece; /proc/modules and the like come page by page.
+            # One read returns a whole attribute, but only a page of files like /proc/modules.
             while limit > ATTRIBUTE_BYTES and part and len(content) < limit:
                 part = os.read(fd, limit - len(content))
                 content += part
         except OSError as error:
-            error.filename = path  # a descriptor has no name, and errors are told with their place
+            error.filename = path  # an error of a descriptor has no path, which the messages need
             raise
         else:
             return content
@@ -221,7 +224,7 @@ class RealKernel:
                 self._keepers.discard(keeper)
 
     def _needed(self) -> int | None:
-        """Return the end of a pipe that ends when leases are needed no more; None: with this process."""
+        """Return the read end of a pipe whose end of file ends the leases; None: they end with this process."""
         return None
 
     def open_files(self) -> Iterator[OpenFile]:
@@ -230,9 +233,9 @@ class RealKernel:
             if not (pid.isascii() and pid.isdigit()):
                 continue
             folder = HostPath(f"/proc/{pid}/fd")
-            with _gone_is_nothing():
+            with _ignore_ended():
                 for number in self.listdir(folder):
-                    with _gone_is_nothing():
+                    with _ignore_ended():
                         if found := self._open_node(int(pid), HostPath(f"{folder}/{number}")):
                             yield found
 
@@ -240,12 +243,12 @@ class RealKernel:
         target = self.readlink(link)
         if target == VFIO_DEVICE:
             return OpenFile(pid, VFIO_DEVICE, 0)
-        # Only nodes are looked at further: a stat of a file on a dead NFS server would hang.
+        # Only nodes are examined further: a stat of a file on a dead NFS server would hang.
         if not (target.startswith("/dev/") or VFIO_NODE.search(target)):
             return None
         try:
             number = self.device_number(link)
-        except FileNotFoundError:  # a host in files: its links lead to nodes of this machine
+        except FileNotFoundError:  # a copy of a host in files, whose links lead to nodes of this computer
             number = 0
         return OpenFile(pid, HostPath(target), number)
 
@@ -260,7 +263,7 @@ class RealKernel:
                 while stopped not in select.select([channel, stopped], [], [])[0]:
                     try:
                         relevant = concerns_devices(channel.recv(16384))
-                    except OSError as error:  # ENOBUFS: messages were lost; what they said is unknown, so look
+                    except OSError as error:  # ENOBUFS: messages were lost, so the host must be scanned
                         relevant = True
                         log.warning("uevents were lost", extra={"errno": error.errno})
                     if relevant:
@@ -271,8 +274,8 @@ class RealKernel:
 
 
 @contextlib.contextmanager
-def _gone_is_nothing() -> Iterator[None]:
-    """Pass over what has ended while it was looked at."""
+def _ignore_ended() -> Iterator[None]:
+    """Ignore a process that ends, or a file that is closed, while it is read."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,8 @@
-"""MIG mode of a GPU and its GPU instances, by nvidia-smi: what MIG-backed vGPUs are made on.
+"""Reads and changes the MIG mode and the GPU instances of a GPU with nvidia-smi.
 
-Only types whose GPU instance exists and is free are offered then; they are made by the back end of the host's framework
-as all others. GPU instances are gone after a reset and a restart. Formats: NVIDIA's MIG user guide.
+A MIG-backed vGPU needs a free GPU instance. In MIG mode, the driver offers only types whose GPU instance exists and is
+free; the back end of the host's framework creates these vGPUs as all others. A reset or a reboot removes all GPU
+instances. Formats: NVIDIA's MIG user guide.
 """
 
 import re
@@ -12,7 +13,7 @@ from gpuvirt.facts.vgpu import GpuInstance
 from gpuvirt.hardware.tools import PROGRAM, ToolError, Tools
 
 NONE_FOUND = ("No GPU instances found", "No compute instances found", "No MIG-enabled devices found")
-"""What is said where there is none; older releases say the first of compute instances, too."""
+"""The messages of nvidia-smi for an empty list; older releases use the first also for compute instances."""
 _ROW = re.compile(
     r"\|\s*[0-9]+\s+MIG\s+(?P<profile>\S+)\s+(?P<profile_id>[0-9]+)\s+(?P<id>[0-9]+)\s+(?P<start>[0-9]+):(?P<size>[0-9]+)\s*\|"
 )
@@ -20,14 +21,16 @@ _CREATED = re.compile(r"Successfully created GPU instance ID\s+([0-9]+) on GPU\s
 
 
 def parse_instances(text: str) -> tuple[GpuInstance, ...] | Unread:
-    """Return the rows of the table that `nvidia-smi mig -lgi` writes; Unread where one was not understood."""
+    """Return the rows of the table that `nvidia-smi mig -lgi` writes; Unread where a row cannot be parsed."""
     if any(none in text for none in NONE_FOUND):
         return ()
     rows = [line for line in text.splitlines() if re.match(r"\|\s*[0-9]", line)]
     matches = [_ROW.fullmatch(row.strip()) for row in rows]
-    odd = next((row for row, match in zip(rows, matches, strict=True) if match is None), None if rows else text[:64])
-    if odd is not None:
-        return Unread(PROGRAM, seen=f"mig -lgi: {odd.strip()}")
+    invalid = next(
+        (row for row, match in zip(rows, matches, strict=True) if match is None), None if rows else text[:64]
+    )
+    if invalid is not None:
+        return Unread(PROGRAM, seen=f"mig -lgi: {invalid.strip()}")
     return tuple(
         GpuInstance(
             id=int(match["id"]),
@@ -54,29 +57,30 @@ def read_instances(tools: Tools, gpu: PciAddress) -> tuple[GpuInstance, ...] | U
 def set_mode(tools: Tools, gpu: PciAddress, *, on: bool) -> None:
     """Switch MIG mode on or off; raise ToolError.
 
-    It ends well, too, where the GPU must be reset first: `GpuModes.mig_pending` then differs from `mig`.
+    It also succeeds where the GPU must be reset first: `GpuModes.mig_pending` then differs from `mig`.
     """
     tools.nvidia_smi("-i", gpu, "-mig", "1" if on else "0")
 
 
 def create_instance(tools: Tools, gpu: PciAddress, profile: str, start: int) -> int:
-    """Make a GPU instance of a profile (`1g.10gb`) at a memory slice, and return its id; raise ToolError.
+    """Create a GPU instance of a profile (`1g.10gb`) at a memory slice, and return its id; raise ToolError.
 
-    Compute instances are the guest's to make. Without a place, the driver takes one that may be another's only one.
+    The guest creates the compute instances. Without a slice, the driver would choose one that may be the only possible
+    slice of another instance.
     """
     profile_at = f"{profile}:{start}"
-    said = tools.nvidia_smi("mig", "-i", gpu, "-cgi", profile_at)
-    match = _CREATED.search(said)
+    output = tools.nvidia_smi("mig", "-i", gpu, "-cgi", profile_at)
+    match = _CREATED.search(output)
     if match is None:
-        seen = said.strip()
-        raise ToolError(f"nvidia-smi mig -i {gpu} -cgi {profile_at} does not say what it made: {seen}", said=said)
+        command = f"nvidia-smi mig -i {gpu} -cgi {profile_at}"
+        raise ToolError(f"{command} does not report the created GPU instance: {output.strip()}", said=output)
     return int(match[1])
 
 
 def destroy_instance(tools: Tools, gpu: PciAddress, instance: int) -> None:
-    """Take a GPU instance away, with the compute instances that somebody has made on it.
+    """Remove a GPU instance and its compute instances.
 
-    Raises ToolError (exit code 19: a process or a vGPU has it).
+    Raises ToolError (exit code 19: a process or a vGPU uses the instance).
     """
     try:
         tools.nvidia_smi("mig", "-i", gpu, "-dci", "-gi", str(instance))

@@ -1,8 +1,8 @@
-"""What only NVIDIA's nvidia-smi says of a GPU and its vGPUs, asked on demand: modes, and the types that it supports.
+"""Reads on demand what only nvidia-smi reports about a GPU: its modes, and the vGPU types that it supports.
 
-Both are read from texts for people: `nvidia-smi -q` (the headings MIG Mode, vGPU Device Capability and GPU
-Virtualization Mode, as published outputs of 535 to 580 have them) and `nvidia-smi vgpu -s -v` (vGPU user guide, 6.2.9).
-What is not understood is Unread, and its `path` is the program's.
+Both come from output for people: `nvidia-smi -q` (the headings MIG Mode, vGPU Device Capability and GPU Virtualization
+Mode, as in published output of 535 to 580) and `nvidia-smi vgpu -s -v` (vGPU user guide, 6.2.9). A value that cannot be
+parsed is Unread, with the program's path.
 """
 
 import re
@@ -22,11 +22,11 @@ _HEAD = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]
 _MIB = re.compile(r"([0-9]+) MiB")
 
 Path = tuple[str, ...]
-"""A field by the headings above it: `("MIG Mode", "Current")`."""
+"""A field with the headings above it: `("MIG Mode", "Current")`."""
 
 
 def section_of(text: str, gpu: PciAddress) -> str | None:
-    """Return the part of an answer that is about a GPU, None where there is none; its domain may have eight digits."""
+    """Return the section of a GPU, None where there is none; the PCI domain in its heading may have eight digits."""
     found: list[str] | None = None
     for line in text.splitlines():
         if match := _HEAD.fullmatch(line):
@@ -38,15 +38,15 @@ def section_of(text: str, gpu: PciAddress) -> str | None:
     return None if found is None else "\n".join(found)
 
 
-def is_same(told: str, gpu: PciAddress) -> bool:
-    """Return whether an address that the program writes (`00000000:65:00.0`) is a GPU's."""
-    domain, _, rest = told.lower().partition(":")
+def is_same(written: str, gpu: PciAddress) -> bool:
+    """Return whether an address as nvidia-smi writes it (`00000000:65:00.0`) is that of a GPU."""
+    domain, _, rest = written.lower().partition(":")
     ours, _, ours_rest = gpu.partition(":")
     return rest == ours_rest and int(domain, 16) == int(ours, 16)
 
 
 def parse_fields(text: str) -> Iterator[tuple[Path, str]]:
-    """Yield the fields of an indented answer, in order; a line without a value is a heading of those further in."""
+    """Yield the fields of indented output, in order; a line without a value is a heading of the lines below it."""
     above: list[tuple[int, str]] = []
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
@@ -60,11 +60,11 @@ def parse_fields(text: str) -> Iterator[tuple[Path, str]]:
 
 
 def parse_modes(text: str, gpu: PciAddress) -> GpuModes:
-    """Return the modes in what `nvidia-smi -q` writes, without GPU instances, which it does not list."""
+    """Return the modes in the output of `nvidia-smi -q`, which does not list GPU instances."""
     section = section_of(text, gpu)
     if section is None:
-        odd = Unread(PROGRAM, seen=f"no GPU {gpu} in -q")
-        return GpuModes(gpu, odd, odd, odd, odd, odd)
+        missing = Unread(PROGRAM, seen=f"no GPU {gpu} in -q")
+        return GpuModes(gpu, missing, missing, missing, missing, missing)
     fields = dict(parse_fields(section))
     return GpuModes(
         gpu,
@@ -76,7 +76,7 @@ def parse_modes(text: str, gpu: PciAddress) -> GpuModes:
 
 
 def _switch(fields: Mapping[Path, str], heading: str, key: str) -> bool | Unread | None:
-    """Return what a field says; None too where the driver has the heading and not the field, since it came later."""
+    """Return the value of a field; also None where an older driver has the heading without the field."""
     value = fields.get((heading, key))
     if value in YES or value in NO:
         return value in YES
@@ -96,15 +96,15 @@ def read_modes(tools: Tools, gpu: PciAddress) -> GpuModes:
 
 
 def set_mixed_sizes(tools: Tools, gpu: PciAddress, *, on: bool) -> None:
-    """Let vGPUs of several sizes be on a GPU at once, or not; raise ToolError.
+    """Switch mixed sizes on or off; raise ToolError.
 
-    Exit code 19: it has vGPUs, 6: no such GPU. It is to be set after VFs are switched on, and before any vGPU is made.
+    Exit code 19: the GPU has vGPUs, 6: no such GPU. Set it after VFs are switched on and before a vGPU is created.
     """
     tools.nvidia_smi("vgpu", "-i", gpu, "-shm", "1" if on else "0")
 
 
 def parse_supported(text: str, gpu: PciAddress) -> tuple[SupportedType, ...] | Unread:
-    """Return the types in what `nvidia-smi vgpu -s -v` writes of a GPU; Unread where one of them was not understood."""
+    """Return a GPU's types in the output of `nvidia-smi vgpu -s -v`; Unread where one of them cannot be parsed."""
     section = section_of(text, gpu)
     if section is None:
         return Unread(PROGRAM, seen=f"no GPU {gpu} in vgpu -s -v")
@@ -124,7 +124,7 @@ def parse_supported(text: str, gpu: PciAddress) -> tuple[SupportedType, ...] | U
 
 
 def _supported(block: Mapping[str, str]) -> SupportedType:
-    """Return one type; raise KeyError or ValueError where a field is missing or odd."""
+    """Return one type; raise KeyError where a field is missing, ValueError where it is invalid."""
     profile, size = block["GPU Instance Profile ID"], _MIB.fullmatch(block["FB Memory"])
     if size is None:
         raise ValueError(block["FB Memory"])
@@ -138,5 +138,5 @@ def _supported(block: Mapping[str, str]) -> SupportedType:
 
 
 def read_supported(tools: Tools, gpu: PciAddress) -> tuple[SupportedType, ...] | Unread:
-    """Return the vGPU types that a GPU knows; raise ToolError."""
+    """Return the vGPU types that a GPU supports; raise ToolError."""
     return parse_supported(tools.nvidia_smi("vgpu", "-i", gpu, "-s", "-v"), gpu)

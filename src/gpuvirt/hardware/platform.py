@@ -1,8 +1,8 @@
-"""The host besides its devices: firmware, kernel, modules, boot loader, runtimes; read for `gpuvirt doctor`.
+"""Reads the host besides its devices for `gpuvirt doctor`: firmware, kernel, modules, boot loader, runtimes.
 
-Nothing here is read that sleeps while somebody waits for a device to be unbound: neither `uevent` nor
-`driver_override`, nor `sriov_numvfs`, which takes the device's lock in many kernels (6.1 among them; the VFs' links say
-the same); and `reset_method` of bound functions alone, in a thread that can be left behind.
+No file is read whose read sleeps while a process waits for a device to be unbound: neither `uevent` nor
+`driver_override`, nor `sriov_numvfs`, which takes the device's lock in many kernels (6.1 among them; the links of the
+VFs show the same number). `reset_method` is read of bound functions only, in a thread that can be abandoned.
 """
 
 import re
@@ -58,7 +58,7 @@ VFIO_PARAMETERS = tuple(
 
 
 def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Setup:
-    """Return what a host is besides its devices; `gpus` are those to look at more closely."""
+    """Return the setup of a host; more files are read of the functions in `gpus`."""
     gpus = tuple(gpus)
     release = read_attribute(kernel, "/proc/sys/kernel/osrelease")
     modules = f"{MODULES}/{release.text if release.text and '/' not in release.text else 'unknown'}"
@@ -100,7 +100,7 @@ def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Set
 
 
 def _first_processor(kernel: Kernel) -> Attribute:
-    """Return what `/proc/cpuinfo` says of its first processor; a read of it ends within a later one."""
+    """Return the first processor in `/proc/cpuinfo`; the limit cuts the file off within a later processor."""
     path = HostPath("/proc/cpuinfo")
     try:
         content = kernel.read(path, limit=1 << 16)
@@ -110,7 +110,7 @@ def _first_processor(kernel: Kernel) -> Attribute:
 
 
 def _irq_chips(kernel: Kernel) -> tuple[Attribute, ...] | Unread | None:
-    """Return the first chip that an interrupt goes through, and the first that remaps."""
+    """Return the first interrupt chip of the host, and its first chip that remaps interrupts."""
     irqs = read_listing(kernel, IRQS)
     if not isinstance(irqs.names, tuple):
         return irqs.names
@@ -126,7 +126,7 @@ def _irq_chips(kernel: Kernel) -> tuple[Attribute, ...] | Unread | None:
 
 
 def _modules(kernel: Kernel, path: str) -> Listing:
-    """Return the names of modules in a list of their files: `kernel/drivers/vfio/pci/vfio-pci.ko.xz: ...`."""
+    """Return the names of the modules in a list of module files: `kernel/drivers/vfio/pci/vfio-pci.ko.xz: ...`."""
     content = read_attribute(kernel, path, limit=attributes.FILE_BYTES)
     if content.text is None:
         return Listing(content.path, content.value if isinstance(content.value, Unread) else None)
@@ -136,14 +136,14 @@ def _modules(kernel: Kernel, path: str) -> Listing:
 
 
 def read_modprobe(kernel: Kernel) -> tuple[Attribute, ...]:
-    """Return modprobe's files; a folder that can't be listed is among them as what could not be read."""
+    """Return modprobe's files, and as Unread the folders that cannot be listed."""
     folders = [attributes.read_listing(kernel, path) for path in MODPROBE_FOLDERS]
-    unlisted = (Attribute(one.path, one.names) for one in folders if isinstance(one.names, Unread))
+    unlisted = (Attribute(folder.path, folder.names) for folder in folders if isinstance(folder.names, Unread))
     return (*_files(kernel, folders, ".conf"), *unlisted)
 
 
 def _files(kernel: Kernel, folders: Iterable[Listing], suffix: str) -> Iterator[Attribute]:
-    """Yield the files of folders of which the first that has a name counts."""
+    """Yield the files in folders; of files with the same name, the one in the first folder counts."""
     seen: set[str] = set()
     for folder in folders:
         for name in folder.known:
@@ -174,7 +174,7 @@ def _function(kernel: Kernel, gpu: PciFunction) -> FunctionSetup:
 
 
 def _patiently(path: HostPath, read: Callable[[], Attribute]) -> Attribute:
-    """Return what `read` does, or that it sleeps: the kernel may hold the device's lock for as long as it is in use."""
+    """Return the result of `read`, Unread where it sleeps: the device's lock may be held while the device is in use."""
     found: list[Attribute] = []
     reading = threading.Thread(target=lambda: found.append(read()), name="doctor", daemon=True)
     reading.start()

@@ -1,4 +1,4 @@
-"""The part of a host's copy that is not its devices: what doctor reads of it, no more, each thing at its path."""
+"""Copies the files of a host besides its devices: only those that doctor reads, each at its own path."""
 
 import re
 from posixpath import dirname
@@ -13,17 +13,17 @@ from gpuvirt.hardware.platform import MODULES, read_setup
 from gpuvirt.paths import HostPath
 
 LAID_OUT = ("/sys/class/iommu", "/sys/kernel/iommu_groups", "/sys/bus/pci/devices/")
-"""What is copied with the devices, links and all."""
+"""The folders that are copied with the devices, including links."""
 SCREENS = "/sys/class/graphics/"
 OF_FOLDERS = ("/sys/module", "/sys/class/iommu")
-"""Folders of folders; others hold files."""
+"""Folders whose entries are folders; the entries of others are files."""
 NODES = HostPath("/sys/devices/system/node")
-UNSAFE = "a name that no archive holds"
+UNSAFE = "a name that is not safe in an archive"
 _NODE = re.compile(r"node[0-9]{1,4}")
 
 
 def copy_platform(copying: Copying) -> None:
-    """Copy what `read_setup` finds; what it could not read is told."""
+    """Copy the files that `read_setup` reads, and list those that it could not read."""
     setup = read_setup(copying.kernel, Facts(), ())
     for part in parts(setup).values():
         if not part.path.startswith(LAID_OUT):
@@ -41,7 +41,7 @@ def _copy(copying: Copying, part: Part) -> None:
     elif (unread := _unread(part)) is None:
         _copy_read(copying, part)
     elif unread.errno is None:
-        copying.text(part.path)  # it can be read, and is nothing that can be understood
+        copying.text(part.path)  # the file can be read, but not parsed
     else:
         copying.unread.append(unread)
 
@@ -61,7 +61,7 @@ def _copy_read(copying: Copying, part: Part) -> None:
         case Attribute(path, str(text)):
             copying.members[path] = f"{text}\n".encode()
         case Attribute(path, None) if path.startswith(SCREENS):
-            copying.members.setdefault(HostPath(dirname(path)), Folder())  # a screen without a name is one
+            copying.members.setdefault(HostPath(dirname(path)), Folder())  # a framebuffer may have no name
         case Listing(path, tuple(names)) if path.startswith(MODULES):
             copying.members[path] = "".join(f"{name}.ko:\n" for name in names).encode()
         case Listing(path, tuple(names)):
@@ -70,7 +70,7 @@ def _copy_read(copying: Copying, part: Part) -> None:
             copying.members[path] = Symlink(f"../../../{target}")
         case Presence(path, there=True):
             copying.members[path] = Folder() if path.endswith("/entries") else b""
-        case _:  # it was not there
+        case _:  # the file does not exist
             return
 
 

@@ -1,4 +1,5 @@
-"""The processes of a host: which nodes under `/dev` they have open, told only where every process can be seen."""
+"""Reads the processes of a host and the nodes under `/dev` that they have open, Unread unless all processes are
+visible."""
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
@@ -19,43 +20,43 @@ INITIAL_NAMESPACE = "pid:[4026531836]"
 
 PROC = HostPath("/proc")
 HIDDEN = frozenset({errno.EACCES, errno.EPERM})
-"""What the kernel answers about a process that this one may not look into."""
+"""The errors of the kernel for a process that this process may not read."""
 
 
 KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent"})
-"""What kubelets call themselves: that of most distributions, MicroK8s', and K3s'."""
+"""The command names of the kubelets: that of most distributions, MicroK8s', and K3s'."""
 
 
 def read_open_nodes(kernel: Kernel) -> tuple[OpenFile, ...] | Unread:
-    """Return the nodes that processes have open, Unread where one process could be hidden from this walk."""
-    return _seen_whole(kernel, kernel.open_files)
+    """Return the nodes that processes have open, Unread unless all processes are visible."""
+    return _if_all_visible(kernel, kernel.open_files)
 
 
 def read_kubelets(kernel: Kernel) -> tuple[int, ...] | Unread:
-    """Return the pids of the kubelets that run, Unread where one process could be hidden from this walk."""
+    """Return the pids of the running kubelets, Unread unless all processes are visible."""
 
     def kubelets() -> Iterator[int]:
         pids = (int(name) for name in kernel.listdir(PROC) if name.isascii() and name.isdigit())
         return (pid for pid in pids if command_of(kernel, pid) in KUBELETS)
 
-    return _seen_whole(kernel, kubelets)
+    return _if_all_visible(kernel, kubelets)
 
 
 def shows_all(proc: Path) -> bool:
-    """Return whether a `/proc` is known to be of the initial PID namespace, which shows every process of the host."""
+    """Return whether a `/proc` is that of the initial PID namespace, which shows every process of the host."""
     try:
         return str((proc / "1/ns/pid").readlink()) == INITIAL_NAMESPACE
     except OSError:
         return False
 
 
-def _seen_whole(kernel: Kernel, walk: Callable[[], Iterable[T]]) -> tuple[T, ...] | Unread:
-    """Return what a walk of `/proc` finds, Unread where it does not see every process.
+def _if_all_visible(kernel: Kernel, walk: Callable[[], Iterable[T]]) -> tuple[T, ...] | Unread:
+    """Return the result of a walk through `/proc`, Unread where `/proc` does not show every process.
 
-    A walk in another PID namespace shows that nobody has a device open which a VM of the host has.
+    The `/proc` of another PID namespace would show no process for a device that a VM of the host has open.
     """
     try:
-        # A kernel without CONFIG_PID_NS has one namespace alone, and does not list it.
+        # A kernel without CONFIG_PID_NS has only one PID namespace, and does not list it.
         if "pid" in kernel.listdir(NAMESPACES) and (namespace := kernel.readlink(NAMESPACE)) != INITIAL_NAMESPACE:
             return Unread(NAMESPACE, seen=namespace)
         return tuple(walk())
@@ -66,7 +67,7 @@ def _seen_whole(kernel: Kernel, walk: Callable[[], Iterable[T]]) -> tuple[T, ...
 
 
 def command_of(kernel: Kernel, pid: int) -> str:
-    """Return what a process calls itself, which may be any bytes."""
+    """Return the command name of a process, which may contain any bytes."""
     try:
         content = kernel.read(HostPath(f"/proc/{pid}/comm"))
     except OSError:

@@ -1,7 +1,8 @@
-"""A kernel whose files tell no secrets: what is handed on of a host is what is read through it.
+"""A kernel that redacts secrets from files; support archives read the host only through it.
 
-Whatever people or programs have written may hold passwords. Each kind of such a file is reduced here to what decides on
-devices; one of no kind that is known is taken for a container runtime's, of which next to nothing is left.
+Files that people or programs have written may contain passwords. Each kind of such files is reduced to the parts that
+concern devices. A file of an unknown kind is treated as the configuration of a container runtime, of which almost
+nothing is kept.
 """
 
 import re
@@ -16,15 +17,15 @@ from gpuvirt.paths import HostPath
 
 LEFT_OUT: Mapping[str, str] = {
     "/proc/modules": "the addresses of modules are written as 0",
-    "/proc/cmdline": f"only values are kept that speak of devices; others read {LEFT}",
-    "/proc/cpuinfo": "its first processor, without serial numbers",
-    "/etc/os-release": "which system it is, by its id and version",
-    "modules.dep, modules.builtin": "only modules that have to do with GPUs and virtual machines",
-    "modprobe.d": "only lines that keep modules of GPUs and VFIO out or give them devices; no comments, no commands",
-    "configurations of container runtimes": "only what they say of CDI and which files they import",
-    "boot loaders' files": "only that they are there",
+    "/proc/cmdline": f"only values of arguments about devices are kept; others are written as {LEFT}",
+    "/proc/cpuinfo": "the first processor, without serial numbers",
+    "/etc/os-release": "only the id and the version of the operating system",
+    "modules.dep, modules.builtin": "only modules for GPUs and VMs",
+    "modprobe.d": "only lines that block or configure modules for GPUs and VFIO; no comments, no commands",
+    "configurations of container runtimes": "only the CDI settings and the names of imported files",
+    "boot loaders' files": "only whether they exist",
 }
-"""What is reduced, and to what."""
+"""The files that are redacted, with the parts that are kept."""
 
 _CPU = re.compile(
     r"(?:processor|vendor_id|cpu family|model|model name|stepping|microcode|flags|Features"
@@ -34,11 +35,11 @@ _OS = re.compile(r"(?:ID|ID_LIKE|VERSION_ID|VARIANT_ID)=[-\"'A-Za-z0-9 _.]{0,64}
 _MODULE = re.compile(
     r"(?:vfio|kvm|iommu|nvidia|nouveau|nova|mdev|amdgpu|amdxcp|radeon|i915|xe|drm|snd_hda_intel|irqbypass)[a-z0-9_]*"
 )
-"""Modules that have to do with GPUs and virtual machines, with `_` for `-`."""
+"""Modules for GPUs and VMs, with `_` for `-`."""
 _MODULE_ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NOTHING = re.compile(r"/[a-z/]{0,32}/(?:false|true)")
-"""The commands that stand for not loading a module."""
+"""The commands by which `install` lines block a module."""
 _OPTION = re.compile(
     r"(?:ids=\"?[0-9A-Fa-f:,]{0,512}\"?"
     r"|(?:disable_vga|disable_idle_d3|enable_sriov|allow_unsafe_interrupts|modeset|nested|ignore_msrs|max_vfs"
@@ -48,18 +49,18 @@ _ORDER = ("pre:", "post:")
 
 
 class Discreet:
-    """A kernel, told of without secrets."""
+    """A kernel whose files are read without secrets."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
 
     @property
     def pids(self) -> frozenset[int]:
-        """The kernel's."""
+        """The pids of the processes that have leases."""
         return self._kernel.pids
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
-        """Return the first bytes of what may be told of a file."""
+        """Return the first bytes of a redacted file."""
         reduce = _reducing(path)
         if reduce is None:
             return self._kernel.read(path, limit=limit)
@@ -95,12 +96,12 @@ class Discreet:
         return self._kernel.open_files()
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
-        """Call `wake` when devices come, go or change driver."""
+        """Call `wake` when a device is added, removed or changes its driver."""
         return self._kernel.on_uevent(wake)
 
 
 def _reducing(path: str) -> Callable[[str], str] | None:
-    """Return what makes a file fit to be told, None for one of the kernel's that holds no secret."""
+    """Return the function that redacts a file, None for a file of the kernel without secrets."""
     if path in _BY_PATH:
         return _BY_PATH[path]
     if path.startswith("/lib/modules/"):
@@ -124,33 +125,33 @@ def _loaded(text: str) -> str:
 
 
 def _modules(text: str) -> str:
-    """Return the lines of modules.dep or modules.builtin that are of a module to be told, without what it needs."""
+    """Return the lines of modules.dep or modules.builtin of modules for GPUs and VMs, without their dependencies."""
     files = (line.partition(":")[0] for line in text.splitlines())
-    return "".join(f"{file}:\n" for file in files if _is_told(file.rpartition("/")[2].partition(".ko")[0]))
+    return "".join(f"{file}:\n" for file in files if _is_kept(file.rpartition("/")[2].partition(".ko")[0]))
 
 
-def _is_told(module: str) -> bool:
+def _is_kept(module: str) -> bool:
     return bool(_MODULE.fullmatch(module.replace("-", "_")))
 
 
 def _modprobe(text: str) -> str:
-    """Return the lines of modprobe.d(5) that are to be told, each as far as it may be."""
+    """Return the redacted lines of a file of modprobe.d(5)."""
     lines = (line.split() for line in text.replace("\\\n", " ").splitlines())
     kept = (_rule(words[0], words[1], words[2:]) for words in lines if len(words) >= 2 and _NAME.fullmatch(words[1]))
     return "".join(f"{' '.join(words)}\n" for words in kept if words)
 
 
 def _rule(directive: str, module: str, words: Sequence[str]) -> list[str]:
-    told = _is_told(module)
+    is_kept = _is_kept(module)
     match directive:
-        case "blacklist" if told:
+        case "blacklist" if is_kept:
             return [directive, module]
-        case "softdep" if told or any(map(_is_told, words)):
-            return [directive, module, *(word if word in _ORDER or _is_told(word) else LEFT for word in words)]
-        case "install" if told and words:
+        case "softdep" if is_kept or any(map(_is_kept, words)):
+            return [directive, module, *(word if word in _ORDER or _is_kept(word) else LEFT for word in words)]
+        case "install" if is_kept and words:
             command = words[0] if _NOTHING.fullmatch(words[0]) else LEFT
             return [directive, module, command, *([LEFT] if len(words) > 1 else [])]
-        case "options" if told and words:
+        case "options" if is_kept and words:
             return [directive, module, *(word if _OPTION.fullmatch(word) else LEFT for word in words)]
         case _:
             return []

@@ -1,8 +1,8 @@
-"""One look at a host: every reader in turn, and their findings as Facts.
+"""Scans a host: calls every reader and collects the results as Facts.
 
-A look is whole, brief or at some functions. A brief one reads again what can fall ill (GPUs and the members of their
-groups, vGPUs, nodes) and takes the other functions as the look before saw them; one at some functions reads those, and
-which vGPUs there are. A function that is new is always read.
+A scan is complete, brief, or of some functions. A brief scan reads again the functions that can fail without a uevent
+(GPUs and the members of their groups), the vGPUs and the nodes; it takes the other functions from the scan before. A
+scan of some functions reads those, and which vGPUs exist. Every scan reads new functions.
 """
 
 import errno
@@ -20,7 +20,7 @@ from gpuvirt.hardware import attributes, egm, iommu, pci
 from gpuvirt.hardware.deviceids import read_device_ids
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.users import cdevs_of, read_users
-from gpuvirt.hardware.vgpu.registry import LOOKED_FOR
+from gpuvirt.hardware.vgpu.registry import SCANNED
 from gpuvirt.paths import HostPath
 
 T = TypeVar("T")
@@ -29,48 +29,48 @@ BOOT_ID = HostPath("/proc/sys/kernel/random/boot_id")
 
 
 def scan(kernel: Kernel, before: Facts | None = None, *, brief: bool = False) -> Facts:
-    """Return what the host shows now; what can't be listed is as `before` saw it."""
-    taken = _dull(before.functions) if brief and before is not None else {}
-    return _scanned(_Look(kernel, before or Facts()), taken, brief=brief and before is not None)
+    """Return the current facts of the host; folders that cannot be listed are taken from `before`."""
+    taken = _unchanging(before.functions) if brief and before is not None else {}
+    return _scanned(_Scan(kernel, before or Facts()), taken, brief=brief and before is not None)
 
 
 def scan_some(kernel: Kernel, some: Collection[PciAddress], before: Facts) -> Facts:
-    """Return the host with `some` of its functions as they show now, whatever `before` saw of these.
+    """Return the facts of the host with `some` of its functions read again, without using `before` for these.
 
-    One of them that can't be read is left out, as if there had been no look before.
+    A function of `some` that cannot be read is left out.
     """
     others = replace(
         before,
-        functions={one: function for one, function in before.functions.items() if one not in some},
+        functions={address: function for address, function in before.functions.items() if address not in some},
         vgpu_hosts={gpu: host for gpu, host in before.vgpu_hosts.items() if gpu not in some},
     )
-    return _scanned(_Look(kernel, others), others.functions, brief=True)
+    return _scanned(_Scan(kernel, others), others.functions, brief=True)
 
 
-def _scanned(look: "_Look", taken: Mapping[PciAddress, PciFunction], *, brief: bool) -> Facts:
-    """Return what the host shows now; the functions that are `taken` are not read."""
-    kernel = look.kernel
-    functions = look.functions(taken)
-    vgpu_hosts = look.vgpu_hosts(functions, brief=brief)
-    functions = look.carriers(functions, vgpu_hosts.values())
-    group_nodes = look.told(iommu.read_group_nodes(kernel), look.before.group_nodes)
-    cdev_nodes = look.told(iommu.read_cdev_nodes(kernel), look.before.cdev_nodes)
+def _scanned(scanning: "_Scan", taken: Mapping[PciAddress, PciFunction], *, brief: bool) -> Facts:
+    """Return the current facts of the host without reading the functions in `taken`."""
+    kernel = scanning.kernel
+    functions = scanning.functions(taken)
+    vgpu_hosts = scanning.vgpu_hosts(functions, brief=brief)
+    functions = scanning.with_new_nodes(functions, vgpu_hosts.values())
+    group_nodes = scanning.or_before(iommu.read_group_nodes(kernel), scanning.before.group_nodes)
+    cdev_nodes = scanning.or_before(iommu.read_cdev_nodes(kernel), scanning.before.cdev_nodes)
     return Facts(
-        platform=look.platform(),
+        platform=scanning.platform(),
         functions=functions,
         vgpu_hosts=vgpu_hosts,
         group_nodes=group_nodes,
         cdev_nodes=cdev_nodes,
-        users=look.before.users,
-        users_of_lost_nodes=look.before.users_of_lost_nodes,
-        device_ids=look.before.device_ids,
-        malformed_entries=tuple(look.malformed_entries),
-        unread=tuple(look.unread),
+        users=scanning.before.users,
+        users_of_lost_nodes=scanning.before.users_of_lost_nodes,
+        device_ids=scanning.before.device_ids,
+        malformed_entries=tuple(scanning.malformed_entries),
+        unread=tuple(scanning.unread),
     )
 
 
 def with_users(kernel: Kernel, facts: Facts) -> Facts:
-    """Return `facts` with the processes that have VFIO devices open now; this walks all of `/proc`."""
+    """Return `facts` with the processes that have VFIO devices open; this walks through all of `/proc`."""
     found = read_users(kernel, cdevs_of(facts.functions.values()))
     if isinstance(found, Unread):
         return replace(facts, users=None, users_of_lost_nodes=())
@@ -78,18 +78,18 @@ def with_users(kernel: Kernel, facts: Facts) -> Facts:
 
 
 def with_device_ids(kernel: Kernel, facts: Facts) -> Facts:
-    """Return `facts` with what other programs call the GPUs now."""
+    """Return `facts` with the ids by which other programs name the GPUs."""
     return replace(facts, device_ids=read_device_ids(kernel, facts.functions.values()))
 
 
 @dataclass(slots=True)
-class _Look:
+class _Scan:
     kernel: Kernel
     before: Facts
     malformed_entries: list[MalformedEntry] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
 
-    def told(self, found: T | Unread, before: T) -> T:
+    def or_before(self, found: T | Unread, before: T) -> T:
         if isinstance(found, Unread):
             self.unread.append(found)
             return before
@@ -118,7 +118,7 @@ class _Look:
 
     def vgpu_hosts(self, functions: Mapping[PciAddress, PciFunction], *, brief: bool) -> Mapping[PciAddress, VgpuHost]:
         found: dict[PciAddress, VgpuHost] = {}
-        for backend in LOOKED_FOR:
+        for backend in SCANNED:
             hosts = self.before.vgpu_hosts
             before = {gpu: host for gpu, host in hosts.items() if host.framework is backend.framework}
             probe = backend.probe(self.kernel, functions, before, brief=brief)
@@ -130,46 +130,48 @@ class _Look:
                 self.malformed_entries += probe.malformed_entries
         return found
 
-    def carriers(
+    def with_new_nodes(
         self, functions: Mapping[PciAddress, PciFunction], vgpu_hosts: Iterable[VgpuHost]
     ) -> Mapping[PciAddress, PciFunction]:
-        """Return the functions, those that may be VFIO devices by now with their nodes as they are now.
+        """Return the functions; the own nodes of those that may have become VFIO devices are read again.
 
-        The node of a vGPU comes and goes while its VF stays on one driver: it may have been created since the function
-        was read, or since the look from which the function was taken. So may the node of a function that was bound
-        while it was read.
+        The node of a vGPU appears and disappears while its VF stays on the same driver. It may have been created since
+        the function was read, or since the scan from which the function was taken. So may the node of a function that
+        was bound while it was read.
         """
         live = {vgpu.slot for host in vgpu_hosts if host.framework is Framework.VENDOR_VFIO for vgpu in host.live}
-        torn = {
-            one
-            for one, function in functions.items()
+        inconsistent = {
+            address
+            for address, function in functions.items()
             if (function.cdevs and function.driver == VENDOR_VFIO_DRIVER) or (function.on_vfio and not function.cdevs)
         }
-        return {**functions, **{one: pci.with_cdevs(self.kernel, functions[one]) for one in live | torn}}
+        read_again = {address: pci.with_cdevs(self.kernel, functions[address]) for address in live | inconsistent}
+        return {**functions, **read_again}
 
     def platform(self) -> Platform:
-        boot_id = self.told(attributes.text(self.kernel, BOOT_ID), self.before.platform.boot_id)
+        boot_id = self.or_before(attributes.text(self.kernel, BOOT_ID), self.before.platform.boot_id)
         before = self.before.platform
         regions, unread = egm.read_regions(self.kernel, before.egm)
         self.unread += unread
         return Platform(
             boot_id=BootId(boot_id) if boot_id else None,
-            iommufd=self.told(iommu.has_iommufd(self.kernel), before.iommufd),
-            vfio_container=self.told(iommu.exists(self.kernel, iommu.CONTAINER), before.vfio_container),
+            iommufd=self.or_before(iommu.has_iommufd(self.kernel), before.iommufd),
+            vfio_container=self.or_before(iommu.exists(self.kernel, iommu.CONTAINER), before.vfio_container),
             egm=regions,
         )
 
 
-def _dull(functions: Mapping[PciAddress, PciFunction]) -> Mapping[PciAddress, PciFunction]:
-    """Return the functions that can't fall ill without a uevent, and were read whole.
+def _unchanging(functions: Mapping[PciAddress, PciFunction]) -> Mapping[PciAddress, PciFunction]:
+    """Return the functions that were read completely and change only with a uevent.
 
-    They are of no kind that we offer nor in the group of one; a VF that no VFIO driver has falls ill with its GPU.
+    They are of no kind that is offered, and not in the group of such a function. A VF without a VFIO driver fails
+    together with its GPU.
     """
-    bright = {function.iommu_group for function in functions.values() if _matters(function)}
+    groups = {function.iommu_group for function in functions.values() if _matters(function)}
     return {
         address: function
         for address, function in functions.items()
-        if not _matters(function) and function.iommu_group not in bright and not function.unread
+        if not _matters(function) and function.iommu_group not in groups and not function.unread
     }
 
 

@@ -1,4 +1,5 @@
-"""What a plan needs to know of a GPU and only nvidia-smi says, read in one go; what it does not say is Unread."""
+"""Reads the part of a GPU's state that plans need and only nvidia-smi reports; values that it does not report are
+Unread."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -13,8 +14,8 @@ T = TypeVar("T")
 
 
 def read_report(tools: Tools, gpu: PciAddress, *, types: bool, scheduler: bool) -> SmiReport:
-    """Return a GPU's modes, and on request its types and its scheduler: two to four calls of about a second."""
-    modes = _said(lambda: nvidiasmi.read_modes(tools, gpu))
+    """Return a GPU's modes, and on request its types and its scheduler, by two to four calls of about a second."""
+    modes = _or_unread(lambda: nvidiasmi.read_modes(tools, gpu))
     return SmiReport(
         GpuModes(gpu, modes, modes, modes, modes, modes) if isinstance(modes, Unread) else modes,
         types=_types(tools, gpu) if types else {},
@@ -23,16 +24,16 @@ def read_report(tools: Tools, gpu: PciAddress, *, types: bool, scheduler: bool) 
 
 
 def read_scheduler(tools: Tools, gpu: PciAddress) -> Scheduler | Unread:
-    """Return how a GPU's vGPUs share its time: one call."""
-    return _said(lambda: vgpuscheduler.read_scheduler(tools, gpu))
+    """Return the scheduler of a GPU's vGPUs, by one call."""
+    return _or_unread(lambda: vgpuscheduler.read_scheduler(tools, gpu))
 
 
 def _types(tools: Tools, gpu: PciAddress) -> Mapping[str, VgpuType] | Unread:
-    found = _said(lambda: nvidiasmi.read_supported(tools, gpu))
-    return found if isinstance(found, Unread) else {str(one.id): one.name for one in found}
+    found = _or_unread(lambda: nvidiasmi.read_supported(tools, gpu))
+    return found if isinstance(found, Unread) else {str(supported.id): supported.name for supported in found}
 
 
-def _said(ask: Callable[[], T]) -> T | Unread:
+def _or_unread(ask: Callable[[], T]) -> T | Unread:
     try:
         return ask()
     except ToolError as error:

@@ -1,8 +1,8 @@
-"""VFs of a GPU, switched on and off: by NVIDIA's `sriov-manage`, or by the kernel's `sriov_numvfs`.
+"""Switches the VFs of a GPU on and off, with NVIDIA's `sriov-manage` or the kernel's `sriov_numvfs`.
 
-Switching off takes the VFs from whoever uses them, and `sriov-manage` takes the GPU itself from its driver for a
-moment, either way: with it go all mediated devices and mixed-size mode, and nobody is to count on GPU instances and the
-scheduler's state. That nobody uses the GPU or its VFs is for the caller to see, under a lease, before that.
+Switching off removes VFs even while a process uses them. In both directions `sriov-manage` unbinds the GPU from its
+driver for a moment: that removes all mediated devices and switches mixed sizes off, and GPU instances and the
+scheduler's state may be lost. So the caller makes sure, under a lease, that no process uses the GPU or its VFs.
 """
 
 from gpuvirt.errors import VfsUnchangedError
@@ -13,17 +13,17 @@ from gpuvirt.hardware import attributes, pci
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.hardware.tools import ToolMissingError, Tools
 
-NOT_ITS_WORK = ""
-"""Why NVIDIA's program is not missed."""
+NOT_NEEDED = ""
+"""The reason where `sriov-manage` is not needed."""
 
 
 def read_total(kernel: Kernel, gpu: PciAddress) -> int | Unread | None:
-    """Return how many VFs a function could have; None where it has no SR-IOV."""
+    """Return how many VFs a function supports, None where it has no SR-IOV."""
     return attributes.parsed(kernel, pci.attribute(gpu, "sriov_totalvfs"), attributes.number)
 
 
 def count_vfs(kernel: Kernel, gpu: PciAddress) -> int | Unread:
-    """Return how many VFs a function has, by its links: reading `sriov_numvfs` takes the device's lock."""
+    """Return how many VFs a function has, from its links, since reading `sriov_numvfs` takes the device's lock."""
     names = attributes.names(kernel, device_path(gpu))
     if isinstance(names, Unread):
         return names
@@ -31,32 +31,33 @@ def count_vfs(kernel: Kernel, gpu: PciAddress) -> int | Unread:
 
 
 def write_count(kernel: Kernel, gpu: PciAddress, count: int) -> None:
-    """Switch VFs on, or with 0 all of them off; raise OSError as the kernel does.
+    """Switch `count` VFs on, or with 0 all VFs off; raise OSError as the kernel does.
 
-    ERANGE: more than it could have; EBUSY: it has others, which must go first; ENOENT: no driver has it, or one that
-    does not let VFs be made this way, as NVIDIA's (drivers/pci/iov.c).
+    ERANGE: the function supports fewer VFs. EBUSY: the function has another number of VFs, which must be removed first.
+    ENOENT: the function has no driver, or one that does not support this, as NVIDIA's (drivers/pci/iov.c).
     """
     kernel.write(pci.attribute(gpu, "sriov_numvfs"), str(count).encode())
 
 
 def enable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress, count: int | None = None) -> None:
-    """Switch a GPU's VFs on: `count`, or as many as it could have; `sriov-manage` knows of all alone.
+    """Switch `count` VFs of a GPU on, by default as many as it supports; `sriov-manage` can only do the latter.
 
-    Raises ToolError, OSError as `write_count` does, and VfsUnchangedError where they are not there afterwards.
+    Raises ToolError, OSError as `write_count` does, and VfsUnchangedError where the GPU does not have the VFs
+    afterwards.
     """
     total = read_total(kernel, gpu)
     if not isinstance(total, int):
         found = total.said if isinstance(total, Unread) else "it has no SR-IOV"
         raise VfsUnchangedError(f"no VFs were switched on at {gpu}: {pci.attribute(gpu, 'sriov_totalvfs')}: {found}")
     desired = total if count is None else count
-    missing = _missing(kernel, tools, gpu, enable=True) if desired == total else NOT_ITS_WORK
+    missing = _missing(kernel, tools, gpu, enable=True) if desired == total else NOT_NEEDED
     if missing is not None:
         _write(kernel, gpu, desired, missing)
     _expect(kernel, gpu, desired)
 
 
 def disable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress) -> None:
-    """Switch all of a GPU's VFs off, which the caller has seen that nobody uses; raise as `enable_vfs` does."""
+    """Switch all VFs of a GPU off, after the caller has checked that no process uses them; raise as `enable_vfs`."""
     missing = _missing(kernel, tools, gpu, enable=False)
     if missing is not None:
         _write(kernel, gpu, 0, missing)
@@ -64,12 +65,12 @@ def disable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress) -> None:
 
 
 def _missing(kernel: Kernel, tools: Tools, gpu: PciAddress, *, enable: bool) -> str | None:
-    """Let NVIDIA's program do it; return why it did not, None when it did. Of other vendors' GPUs it is not asked."""
+    """Run `sriov-manage` for a GPU of NVIDIA; return None when it has run, otherwise the reason why not."""
     found = pci.read_id(kernel, gpu)
     if isinstance(found, Unread):
-        raise VfsUnchangedError(f"whose GPU {gpu} is can't be told: {found.path}: {found.said}")
+        raise VfsUnchangedError(f"the vendor of {gpu} is unknown: {found.path}: {found.said}")
     if found is None or found.vendor != NVIDIA:
-        return NOT_ITS_WORK
+        return NOT_NEEDED
     try:
         tools.sriov_manage(gpu, enable=enable)
     except ToolMissingError as error:
@@ -78,19 +79,19 @@ def _missing(kernel: Kernel, tools: Tools, gpu: PciAddress, *, enable: bool) -> 
 
 
 def _write(kernel: Kernel, gpu: PciAddress, count: int, missing: str) -> None:
-    """Write the kernel's attribute; where there is none, say what else should have done it."""
+    """Write `sriov_numvfs`; where the write is not supported, raise VfsUnchangedError with the `missing` program."""
     try:
         write_count(kernel, gpu, count)
     except FileNotFoundError as error:
-        if missing == NOT_ITS_WORK:
+        if missing == NOT_NEEDED:
             raise
         raise VfsUnchangedError(
-            f"{missing}; and its driver takes no count: {error.strerror} ({error.filename})"
+            f"{missing}; and the driver of {gpu} does not accept a number of VFs: {error.strerror} ({error.filename})"
         ) from error
 
 
 def _expect(kernel: Kernel, gpu: PciAddress, count: int) -> None:
-    """See that the VFs are there: `sriov-manage` ends well on a card that it does not know, and does nothing."""
+    """Check the number of VFs: `sriov-manage` succeeds without effect on a card that it does not support."""
     found = count_vfs(kernel, gpu)
     if found != count:
         seen = f"{found} VFs" if isinstance(found, int) else found.said

@@ -1,8 +1,8 @@
-"""Programs of the host that gpuvirt has to run: modprobe, and NVIDIA's sriov-manage and nvidia-smi.
+"""Runs programs of the host: modprobe, and NVIDIA's sriov-manage and nvidia-smi.
 
-NVIDIA's come with its driver, so they are run in the driver container's root where there is one, else in the host's.
-All of them may sleep in the kernel, so they run in the lane of their unit. One that takes part in a change keeps the
-locks of the change (`keeping`) and nothing else of this process.
+NVIDIA's programs come with its driver, so they run in the root of the driver container where there is one, else in the
+host's root. All of them may sleep in the kernel, so they run in the serial worker of their isolation unit. A program
+that is part of a change inherits the locks of the change (`keeping`) and nothing else of this process.
 """
 
 import os
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from time import sleep  # noqa: TID251  between tries, in a lane that may sleep
+from time import sleep  # noqa: TID251  between tries, in a serial worker that may sleep
 from typing import BinaryIO, Protocol, Self
 
 from gpuvirt.errors import GpuvirtError
@@ -36,17 +36,18 @@ PLACES = {
     Program.NVIDIA_SMI: tuple(f"{folder}/nvidia-smi" for folder in PATH.split(":")),
 }
 PROGRAM = HostPath("/usr/bin/nvidia-smi")
-"""What an Unread names as its place where nvidia-smi said something that was not understood."""
+"""The path of an Unread for output of nvidia-smi that could not be parsed."""
 NOT_FOUND = 127
-"""How chroot ends where it finds no such command (coreutils)."""
+"""The exit code of chroot where it finds no such command (coreutils)."""
 UNBIND_LOCK = "cannot obtain unbindlock"
-"""What sriov-manage says, in whatever case, while somebody looks at the GPU: NVML's clients do for a moment each."""
+"""The message of sriov-manage, in upper or lower case, while a process has the GPU open, as each NVML client has for a
+moment."""
 PAUSES_S = (1.0, 2.0, 3.0, 4.0)
-"""How long to wait before each further try of sriov-manage, as NVIDIA's own scripts do."""
+"""The pauses before further tries of sriov-manage, as in NVIDIA's own scripts."""
 
 
 class ToolError(GpuvirtError):
-    """A program of the host failed. `exit_code` is None where it did not end by itself, `said` what it wrote."""
+    """A program of the host failed. `exit_code` is None where it did not end by itself; `said` is its output."""
 
     def __init__(self, message: str, *, exit_code: int | None = None, said: str = "") -> None:
         super().__init__(message)
@@ -55,39 +56,39 @@ class ToolError(GpuvirtError):
 
 
 class ToolMissingError(ToolError):
-    """A program of the host is not there."""
+    """A program is not installed on the host."""
 
 
 class Tools(Protocol):
-    """What is asked of programs."""
+    """The programs that gpuvirt runs."""
 
     def modprobe(self, module: str) -> None:
-        """Load a module with what it needs; raise ToolError."""
+        """Load a module and its dependencies; raise ToolError."""
         ...
 
     def sriov_manage(self, address: PciAddress, enable: bool) -> None:
         """Switch all VFs of an NVIDIA GPU on or off; raise ToolError, ToolMissingError.
 
-        It ends well, too, where it did nothing: on a card that it does not know, or that has its VFs already.
+        It also succeeds without effect: on a card that it does not support, or that has its VFs already.
         """
         ...
 
     def nvidia_smi(self, *arguments: str) -> str:
-        """Return what nvidia-smi writes; raise ToolError, ToolMissingError."""
+        """Return the output of nvidia-smi; raise ToolError, ToolMissingError."""
         ...
 
     def demand(self, program: Program) -> None:
-        """Raise ToolMissingError where a program is not installed, which `said` of the error tells."""
+        """Raise ToolMissingError where a program is not installed."""
         ...
 
     def demand_module(self, module: str) -> None:
-        """Raise ToolError where modprobe could not load a module; nothing is loaded."""
+        """Raise ToolError where modprobe could not load a module, without loading it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended."""
+    """The result of a program."""
 
     exit_code: int
     stdout: str
@@ -95,19 +96,19 @@ class Ended:
 
     @property
     def said(self) -> str:
-        """What it wrote; nvidia-smi writes its errors among its answers."""
+        """All output of the program; nvidia-smi writes its errors to standard output."""
         return "\n".join(part for part in (self.stderr.strip(), self.stdout.strip()) if part)
 
 
 Run = Callable[[Sequence[str], float | None], Ended]
-"""Runs a command for so many seconds at most; raises OSError or subprocess.TimeoutExpired."""
+"""Runs a command for at most so many seconds; raises OSError or subprocess.TimeoutExpired."""
 
 
 def run_program(command: Sequence[str], timeout_s: float | None, *, kept: Sequence[int] = ()) -> Ended:
-    """Run a command of the host's, with a language that we can read; `kept` are descriptors that it has open, too.
+    """Run a command with English output; the command inherits the file descriptors `kept`.
 
-    It goes on to its end if this process is killed meanwhile: it writes to files in memory, as a pipe that nobody reads
-    would end it, and a terminal's signals don't reach it.
+    The command runs to its end even if this process is killed. It writes to files in memory, because a pipe without a
+    reader would end it, and it has its own session, so that signals of a terminal do not reach it.
     """
     with os.fdopen(os.memfd_create("stdout"), "r+b") as stdout, os.fdopen(os.memfd_create("stderr"), "r+b") as stderr:
         done = subprocess.run(
@@ -125,18 +126,18 @@ def run_program(command: Sequence[str], timeout_s: float | None, *, kept: Sequen
 
 
 def _written(file: BinaryIO) -> str:
-    """Return what a program has written, with line ends as ours."""
+    """Return the output of a program, with `\\n` as line ends."""
     file.seek(0)
     return file.read().decode(errors="replace").replace("\r\n", "\n")
 
 
 def is_there(place: Path) -> bool:
-    """Return whether a program is there; a link is one into its own root, which only chroot can follow."""
+    """Return whether a program exists; a link counts, since only chroot can resolve it within its own root."""
     return place.is_symlink() or place.exists()
 
 
 class HostTools:
-    """The programs of the host whose `/` is seen at `root`, and of the driver container whose `/` is at `driver`."""
+    """The programs of the host whose `/` is mounted at `root`, and of the driver container whose `/` is at `driver`."""
 
     def __init__(
         self,
@@ -148,7 +149,8 @@ class HostTools:
         has: Callable[[Path], bool] = is_there,
         is_confined: bool | None = None,
     ) -> None:
-        """`is_confined`: this process may not change its root (only root may), so programs run where they lie."""
+        """`is_confined`: this process may not call chroot (only root may), so it runs programs by their path in
+        `root`."""
         self._root = root
         self._driver = driver
         self._run = run
@@ -157,7 +159,7 @@ class HostTools:
         self._is_confined = os.geteuid() != 0 if is_confined is None else is_confined
 
     def keeping(self, kept: Sequence[int]) -> Self:
-        """Return the same programs, run as processes that have the descriptors `kept` open for as long as they live."""
+        """Return the same programs, which then inherit the file descriptors `kept`."""
         return type(self)(
             self._root,
             self._driver,
@@ -168,50 +170,50 @@ class HostTools:
         )
 
     def modprobe(self, module: str) -> None:
-        """Load a module by the host's own modprobe, with the host's own modules and settings."""
-        self._called([*_into(self._root), "modprobe", "--", module], MODPROBE_S)
+        """Load a module with the host's own modprobe, modules and settings."""
+        self._run_checked([*_into(self._root), "modprobe", "--", module], MODPROBE_S)
 
     def sriov_manage(self, address: PciAddress, enable: bool) -> None:
-        """Switch VFs; a try that met somebody with the GPU open is made again.
+        """Switch VFs; try again where another process had the GPU open.
 
-        It is never cut short: half done, it leaves the GPU without a driver.
+        It has no timeout: an interrupted sriov-manage leaves the GPU without a driver.
         """
-        command = [*self._found(Program.SRIOV_MANAGE), "-e" if enable else "-d", address]
+        command = [*self._command(Program.SRIOV_MANAGE), "-e" if enable else "-d", address]
         for pause_s in PAUSES_S:
             try:
-                self._called(command, None)
+                self._run_checked(command, None)
             except ToolError as error:
                 if UNBIND_LOCK not in error.said.lower():
                     raise
                 self._pause(pause_s)
             else:
                 return
-        self._called(command, None)
+        self._run_checked(command, None)
 
     def nvidia_smi(self, *arguments: str) -> str:
-        """Return what nvidia-smi writes to its standard output."""
-        return self._called([*self._found(Program.NVIDIA_SMI), *arguments], NVIDIA_SMI_S).stdout
+        """Return the standard output of nvidia-smi."""
+        return self._run_checked([*self._command(Program.NVIDIA_SMI), *arguments], NVIDIA_SMI_S).stdout
 
     def demand(self, program: Program) -> None:
-        """See that a program is in one of the roots."""
-        self._found(program)
+        """Raise ToolMissingError where a program is in none of the roots."""
+        self._command(program)
 
     def demand_module(self, module: str) -> None:
-        """See by modprobe's dry run that the host has a module."""
-        self._called([*_into(self._root), "modprobe", "-n", "--", module], MODPROBE_S)
+        """Raise ToolError where the host does not have a module, by a dry run of modprobe."""
+        self._run_checked([*_into(self._root), "modprobe", "-n", "--", module], MODPROBE_S)
 
-    def _found(self, program: Program) -> Sequence[str]:
-        """Return how a program is called in the first root that has it at one of its places."""
+    def _command(self, program: Program) -> Sequence[str]:
+        """Return the command that runs a program in the first root that has it."""
         roots = [root for root in (self._driver, self._root) if root is not None]
         for root in roots:
             for place in PLACES[program]:
                 local = root / place.lstrip("/")
                 if self._has(local):
                     return [str(local)] if self._is_confined else [*_into(root), place]
-        said = f"no {program} in {' nor in '.join(str(root) for root in roots)}"
-        raise ToolMissingError(f"{said}; install NVIDIA's vGPU manager, or see that its container runs", said=said)
+        said = f"no {program} in {' or in '.join(str(root) for root in roots)}"
+        raise ToolMissingError(f"{said}; install NVIDIA's vGPU manager, or check that its container runs", said=said)
 
-    def _called(self, command: Sequence[str], timeout_s: float | None) -> Ended:
+    def _run_checked(self, command: Sequence[str], timeout_s: float | None) -> Ended:
         line = " ".join(command)
         try:
             ended = self._run(command, timeout_s)
@@ -220,7 +222,7 @@ class HostTools:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ToolError(f"{line}: {error}") from error
         if ended.exit_code != 0:
-            message = f"{line} ended with {ended.exit_code}: {ended.said or 'it said nothing'}"
+            message = f"{line} ended with {ended.exit_code}: {ended.said or 'no output'}"
             kind = ToolMissingError if ended.exit_code == NOT_FOUND else ToolError
             raise kind(message, exit_code=ended.exit_code, said=ended.said)
         return ended

@@ -1,7 +1,7 @@
-"""Who uses a VFIO device: the processes that have its group's or its own node open.
+"""Finds the processes that use a VFIO device: they have the node of its group, or its own node, open.
 
-The kernel tells the device numbers of those nodes (`/sys/class/vfio/12/dev`, `/sys/class/vfio-dev/vfio3/dev`). A node
-in this process's `/dev` can be missing, stale or another container's, so none is asked.
+The device numbers of these nodes come from the kernel (`/sys/class/vfio/12/dev`, `/sys/class/vfio-dev/vfio3/dev`). The
+nodes in this process's `/dev` are not used, since they can be missing, stale or those of another container.
 """
 
 import re
@@ -18,12 +18,13 @@ from gpuvirt.hardware.processes import command_of, read_open_nodes
 from gpuvirt.paths import HostPath
 
 GROUP_CLASS = HostPath("/sys/class/vfio")
-"""One entry for each group that has a VFIO device: `12`, or `noiommu-0` where there is no IOMMU (vfio_create_group)."""
+"""It has one entry for each group with a VFIO device: `12`, or `noiommu-0` without an IOMMU (vfio_create_group)."""
 CDEV_CLASS = HostPath("/sys/class/vfio-dev")
 
 _GROUP = re.compile(r"(?:noiommu-)?([0-9]{1,9})")
 _LOST_NODE = re.compile(r"/vfio/devices/vfio[0-9]+ \(deleted\)\Z")
-"""A device's own node goes as soon as its driver is to let go, which then waits for whoever has it open (6.12)."""
+"""The kernel removes a device's own node when the device is unbound, before it waits for processes that have the
+device open (6.12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,13 @@ class Users:
 
     by_group: Mapping[IommuGroup, tuple[User, ...]]
     of_lost_nodes: tuple[User, ...]
-    """Those that have a device open by a node that is no longer there; nothing tells which device that is."""
+    """The processes that have a device open through a node that no longer exists, so that the device is unknown."""
     watched: frozenset[IommuGroup]
-    """The groups of which a node's number is known, so that their users are all in `by_group`."""
+    """The groups with a known node number; all their users are in `by_group`."""
 
 
 def cdevs_of(functions: Iterable[PciFunction]) -> Mapping[str, IommuGroup]:
-    """Return the devices' own nodes, `vfio3`, with the groups that the devices are in."""
+    """Return the group of each device by the name of the device's own node, `vfio3`."""
     return {
         name: function.iommu_group
         for function in functions
@@ -48,10 +49,10 @@ def cdevs_of(functions: Iterable[PciFunction]) -> Mapping[str, IommuGroup]:
 
 
 def read_users(kernel: Kernel, cdevs: Mapping[str, IommuGroup]) -> Users | Unread:
-    """Return who has which group open; Unread where a process or a node's number can't be seen.
+    """Return the users of each group; Unread where a process or a node's number is not visible.
 
-    `cdevs` are the devices' own nodes with their groups. Files are compared by device number: a container has its own
-    nodes for the same devices.
+    `cdevs` are the devices' own nodes with their groups. Nodes are compared by device number, because a container has
+    its own nodes for the same devices.
     """
     numbers = _numbers(kernel, cdevs, None)
     if isinstance(numbers, Unread):
@@ -63,10 +64,10 @@ def read_users(kernel: Kernel, cdevs: Mapping[str, IommuGroup]) -> Users | Unrea
 def read_users_of(
     kernel: Kernel, groups: Container[IommuGroup], cdevs: Mapping[str, IommuGroup]
 ) -> Mapping[IommuGroup, tuple[User, ...]] | Unread:
-    """Return who has one of `groups` open, by one walk; Unread where a process or the number of such a node is unseen.
+    """Return the users of `groups`, by one walk; Unread where a process or a node's number is not visible.
 
-    `cdevs` are the own nodes of the devices in `groups`. The numbers of other groups' nodes are not read, so this can't
-    tell which processes have a device open by a node that is gone.
+    `cdevs` are the own nodes of the devices in `groups`. The node numbers of other groups are not read, so processes
+    that have a device open through a removed node are not found.
     """
     numbers = _numbers(kernel, cdevs, groups)
     if isinstance(numbers, Unread):
@@ -92,7 +93,7 @@ def _users(kernel: Kernel, opened: Iterable[OpenFile], groups: Mapping[int, Iomm
             devices[file.pid] = file
         if group is not None or VFIO_NODE.search(file.path):
             by_node.add(file.pid)
-    # A process can have been given a device without its group's node.
+    # A process can have received a device from another process, without its group's node.
     lost |= {pid: User(pid, command_of(kernel, pid), file.path) for pid, file in devices.items() if pid not in by_node}
     return Users(
         {group: tuple(found[group][pid] for pid in sorted(found[group])) for group in sorted(found)},
@@ -102,17 +103,17 @@ def _users(kernel: Kernel, opened: Iterable[OpenFile], groups: Mapping[int, Iomm
 
 
 def _numbers(
-    kernel: Kernel, cdevs: Mapping[str, IommuGroup], asked: Container[IommuGroup] | None
+    kernel: Kernel, cdevs: Mapping[str, IommuGroup], selected: Container[IommuGroup] | None
 ) -> dict[int, IommuGroup] | Unread:
-    """Return the groups by the numbers of their nodes and of their devices' own; `asked` of None means all groups."""
-    groups = _numbers_of_groups(kernel, asked)
+    """Return groups by the numbers of their nodes and of their devices' own nodes; `selected` of None means all."""
+    groups = _numbers_of_groups(kernel, selected)
     if isinstance(groups, Unread):
         return groups
     devices = _numbers_of_devices(kernel, cdevs)
     return devices if isinstance(devices, Unread) else groups | devices
 
 
-def _numbers_of_groups(kernel: Kernel, asked: Container[IommuGroup] | None) -> dict[int, IommuGroup] | Unread:
+def _numbers_of_groups(kernel: Kernel, selected: Container[IommuGroup] | None) -> dict[int, IommuGroup] | Unread:
     names = attributes.names(kernel, GROUP_CLASS)
     if isinstance(names, Unread):
         return names
@@ -121,7 +122,7 @@ def _numbers_of_groups(kernel: Kernel, asked: Container[IommuGroup] | None) -> d
         if (match := _GROUP.fullmatch(name)) is None:
             return Unread(HostPath(f"{GROUP_CLASS}/{name}"), seen=name)
         group = IommuGroup(int(match[1]))
-        if asked is not None and group not in asked:
+        if selected is not None and group not in selected:
             continue
         number = attributes.device_number(kernel, HostPath(f"{GROUP_CLASS}/{name}/dev"))
         if isinstance(number, Unread):
@@ -132,7 +133,7 @@ def _numbers_of_groups(kernel: Kernel, asked: Container[IommuGroup] | None) -> d
 
 
 def _numbers_of_devices(kernel: Kernel, cdevs: Mapping[str, IommuGroup]) -> dict[int, IommuGroup] | Unread:
-    """Return the numbers of the devices' own nodes; kernels without VFIO_DEVICE_CDEV have none."""
+    """Return groups by the numbers of their devices' own nodes; kernels without VFIO_DEVICE_CDEV have none."""
     numbers: dict[int, IommuGroup] = {}
     for name, group in cdevs.items():
         number = attributes.device_number(kernel, HostPath(f"{CDEV_CLASS}/{name}/dev"))

@@ -1,10 +1,10 @@
 """The writer: a process that makes the writes of one change, so that the kernel puts only this process to sleep.
 
-`writing` starts this file by its path, once for each change, so it imports next to nothing. Its standard input is a
-socket. Each packet there is a request, a letter and an argument, and is answered by a packet, an errno and a text:
-`w PATH\\0DATA` writes a file in one system call, `r LIMIT PATH` reads one, `o PATH` opens a node and answers with its
-number, `c NUMBER` closes it.
-The writer ends when the other end of the socket is closed, which it notices once the kernel returns from a write.
+`writing` starts this file by its path, once for each change, so it imports very little. Its standard input is a socket.
+Each packet is a request with a letter and an argument; the answer is a packet with an errno and a text:
+`w PATH\\0DATA` writes a file in one system call, `r LIMIT PATH` reads a file, `o PATH` opens a node and returns its
+file descriptor, `c NUMBER` closes that descriptor.
+The writer ends when the other end of the socket is closed, as soon as the kernel has returned from a write.
 """
 
 import os
@@ -15,18 +15,18 @@ PACKET_BYTES = 1 << 16
 
 
 def serve(proc: str) -> None:
-    """Answer requests; `proc` is where the host's `/proc` is seen, whose number of this process is told first."""
-    _answer(0, _number_in(proc).encode())
+    """Send this process's pid in the host's `/proc`, which is mounted at `proc`, and then answer requests."""
+    _answer(0, _pid_in(proc).encode())
     while packet := os.read(CHANNEL, PACKET_BYTES):
         try:
-            said = _obey(packet[:1], packet[2:])
+            result = _execute(packet[:1], packet[2:])
         except OSError as error:
             _answer(error.errno or -1, b"")
         else:
-            _answer(0, said)
+            _answer(0, result)
 
 
-def _obey(letter: bytes, argument: bytes) -> bytes:
+def _execute(letter: bytes, argument: bytes) -> bytes:
     if letter == b"w":
         path, _, data = argument.partition(b"\0")
         _write(path, data)
@@ -56,15 +56,15 @@ def _read(path: bytes, limit: int) -> bytes:
         os.close(fd)
 
 
-def _answer(number: int, said: bytes) -> None:
-    os.write(CHANNEL, b"%d %b" % (number, said))
+def _answer(number: int, text: bytes) -> None:
+    os.write(CHANNEL, b"%d %b" % (number, text))
 
 
-def _number_in(proc: str) -> str:
-    """Return this process's number there: in a container the host's `/proc` has another than the container's."""
+def _pid_in(proc: str) -> str:
+    """Return this process's pid in a `/proc`: the host's pid differs from the one in a container's PID namespace."""
     try:
         return os.readlink(f"{proc}/self")  # noqa: PTH115  pathlib would take longer to import than all else here
-    except OSError:  # a simulated host's
+    except OSError:  # the `/proc` of a simulated host
         return str(os.getpid())
 
 

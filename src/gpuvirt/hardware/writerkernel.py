@@ -1,8 +1,8 @@
-"""A real kernel whose writes and leases are made by a process that can be left behind, the `writer`.
+"""A kernel whose writes and leases are made by a process that can be abandoned, the `writer`.
 
-A write to a device can sleep in the kernel for as long as somebody uses the device, and no signal ends it: a thread in
-that state keeps its whole process, with its locks and sockets. The writer has nothing but the locks of the change that
-it works for, so an agent can end and be replaced, and the locks tell its successor that the kernel blocks the change.
+A write to a device can sleep in the kernel for as long as a process uses the device, and no signal ends it. A thread in
+that state keeps its whole process alive, with its locks and sockets. The writer has only the locks of its change. So an
+agent can end and be replaced, and its successor finds by the locks that the kernel blocks the change.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from gpuvirt.hardware.tools import HostTools, Tools
 from gpuvirt.paths import HostPath, HostRoots
 
 SLEEPING_READS = ("/driver_override", "/uevent", "/sriov_numvfs", "/unbindLock")
-"""The attributes whose reads wait for the lock of a device, which a write that the kernel blocks has."""
+"""The attributes whose reads wait for the device's lock, which a blocked write holds."""
 
 
 class Writer:
-    """A writer process, as long as somebody makes a change by it."""
+    """The writer process of one change."""
 
     def __init__(self, kept: Sequence[int], proc: str) -> None:
-        """`kept` are the descriptors that it has open for as long as it lives."""
+        """Start the process, which inherits the file descriptors `kept`."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -41,11 +41,11 @@ class Writer:
                 start_new_session=True,
             )
         self.pid = int(self._answer())
-        """The process, as the host's `/proc` numbers it."""
+        """The pid in the host's `/proc`."""
 
     def ask(self, letter: bytes, argument: bytes) -> bytes:
-        """Return what the writer says to a request; raise OSError as the kernel does, for as long as that takes."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which the answer says
+        """Return the writer's answer to a request, which may take as long as the kernel sleeps; raise its OSError."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the writer has ended: `_answer` reports it
             self._channel.send(letter + b" " + argument)
         return self._answer()
 
@@ -55,13 +55,13 @@ class Writer:
             packet = self._channel.recv(writer.PACKET_BYTES)
         if not packet:
             raise OSError(errno.EINTR, "the process that makes the writes has ended; was it killed?")
-        number, _, said = packet.partition(b" ")
+        number, _, text = packet.partition(b" ")
         if number != b"0":
             raise OSError(int(number), os.strerror(int(number)))
-        return said
+        return text
 
     def close(self) -> None:
-        """End the writer, which is not asleep."""
+        """End the writer, which must not be asleep."""
         self._channel.close()
         self._process.wait()
 
@@ -70,7 +70,7 @@ class WriterKernel(RealKernel):
     """The kernel of one change."""
 
     def __init__(self, roots: HostRoots, kept: Sequence[int], alive: int, needed: int) -> None:
-        """`alive` and `needed` are the two ends of a pipe."""
+        """`needed` is the read end of a pipe and `alive` its write end, which the writer inherits."""
         super().__init__(roots)
         self._kept = (*kept, alive)
         self._end = needed
@@ -79,7 +79,7 @@ class WriterKernel(RealKernel):
     @property
     @override
     def pids(self) -> frozenset[int]:
-        """This process, the writer, and those that hold VFIO devices for it."""
+        """This process, the writer, and the processes that hold VFIO devices for it."""
         return super().pids | ({self._writer.pid} if self._writer is not None else frozenset())
 
     @override
@@ -106,7 +106,7 @@ class WriterKernel(RealKernel):
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # it has ended, and nothing is held any more
+            with contextlib.suppress(OSError):  # the writer has ended, which has closed the group
                 self._ask(node, b"c", number)
 
     @override
@@ -119,7 +119,7 @@ class WriterKernel(RealKernel):
         try:
             return self._writer.ask(letter, argument)
         except OSError as error:
-            error.filename = path  # errors are told with their place
+            error.filename = path  # the messages need the path
             raise
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class WriterKernel(RealKernel):
 
 @contextlib.contextmanager
 def writing(roots: HostRoots, tools: HostTools, kept: Sequence[int]) -> Iterator[tuple[WriterKernel, Tools]]:
-    """Make the writes of a change by processes that keep the descriptors `kept` while the kernel blocks them."""
+    """Make the writes of a change in processes that keep the file descriptors `kept` while the kernel blocks them."""
     needed, alive = os.pipe()
     kernel = WriterKernel(roots, kept, alive, needed)
     try:

@@ -1,1 +1,1 @@
-"""The ways in which hosts carry vGPUs, each behind the same Protocol."""
+"""The vGPU frameworks of hosts, each behind the same Protocol."""

@@ -1,4 +1,4 @@
-"""What every way of carrying vGPUs can do for us."""
+"""The operations of a vGPU framework."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from gpuvirt.hardware.kernel import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a back end has found."""
+    """The GPUs and vGPUs that a back end has found."""
 
     hosts: Mapping[PciAddress, VgpuHost] = field(default_factory=dict)
     """By the address of the GPU."""
@@ -21,11 +21,11 @@ class Probe:
 
 
 class VgpuBackend(Protocol):
-    """One framework of vGPUs, seen from the host's files."""
+    """One vGPU framework, through the files of the host."""
 
     @property
     def framework(self) -> Framework:
-        """The framework that this back end knows."""
+        """The framework of this back end."""
         ...
 
     def probe(
@@ -37,31 +37,32 @@ class VgpuBackend(Protocol):
         *,
         brief: bool,
     ) -> Probe | Unread:
-        """Return the GPUs that carry vGPUs this way; Unread when what exists can't be listed.
+        """Return the GPUs with vGPUs of this framework; Unread when the vGPUs cannot be listed.
 
-        `before` is what was found last. A brief look takes from there what each GPU could still carry.
+        `before` are the hosts of the last scan. A brief scan takes from there the vGPUs that each GPU could still
+        carry.
         """
         ...
 
     def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
-        """Make a vGPU of a type on a function: one write to the kernel, and the reads right before it.
+        """Create a vGPU of a type on the function `slot`: one write, and the reads right before it.
 
-        `vgpu` is the id that it is to have: a UUID of the caller's choice for an mdev, the slot's own address for all
-        others. Raises OSError as the kernel does; VgpuUnavailableError, and nothing was
-        written, where the host does not offer that type there now. Leases and locks are the caller's.
+        `vgpu` is the id of the vGPU: a UUID of the caller's choice for an mdev, the function's own address for all
+        others. Raises OSError as the kernel does. Raises VgpuUnavailableError without a write where the host does not
+        offer that type there now. The caller has the leases and locks.
         """
         ...
 
     def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
-        """Take a vGPU away: one write to the kernel, and the reads right before it.
+        """Remove a vGPU: one write, and the reads right before it.
 
-        The caller holds the lease of its group: removing one in use is harm as soon as it is begun, and sleeps. Raises
-        OSError as the kernel does; VgpuUnavailableError, and nothing was written, where another vGPU is in its place.
+        The caller has the lease of the vGPU's group: removing a vGPU in use sleeps, and harms its VM at once. Raises
+        OSError as the kernel does. Raises VgpuUnavailableError without a write where another vGPU is in its place.
         """
         ...
 
 
 def gpu_of(functions: Mapping[PciAddress, PciFunction], slot: PciAddress) -> PciAddress:
-    """Return the GPU that a slot belongs to: itself, or the physical function behind a VF."""
+    """Return the GPU of a parent function: the function itself, or the physical function of a VF."""
     function = functions.get(slot)
     return function.physfn if function is not None and function.physfn is not None else slot

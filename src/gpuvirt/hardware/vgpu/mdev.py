@@ -25,7 +25,7 @@ from gpuvirt.paths import HostPath
 
 
 def read_type(kernel: Kernel, vgpu: VgpuId) -> VgpuType | Unread | None:
-    """Return the type of a mediated device now: the `name` of its type, its id (`i915-GVTg_V5_4`) where it has none."""
+    """Return the current type of a mediated device: the type's `name`, or its id (`i915-GVTg_V5_4`) without a name."""
     name = attributes.text(kernel, mdev_path(vgpu, "mdev_type/name"))
     if name is None:
         name = attributes.link_name(kernel, mdev_path(vgpu, "mdev_type"))
@@ -40,13 +40,13 @@ def read_group(kernel: Kernel, vgpu: VgpuId) -> IommuGroup | Unread | None:
 
 
 def read_again(kernel: Kernel, live: LiveVgpu) -> LiveVgpu | None:
-    """Return a mediated device that was read a moment ago as it is now, None where it is gone."""
+    """Return the current state of a mediated device that was read before, None where it no longer exists."""
     found = read_type(kernel, live.id)
     return None if found is None else replace(live, type=found, group=read_group(kernel, live.id))
 
 
 class Mdev:
-    """Reads mediated devices, makes them and takes them away."""
+    """Reads, creates and removes mediated devices."""
 
     framework = Framework.MDEV
 
@@ -59,7 +59,7 @@ class Mdev:
         *,
         brief: bool,
     ) -> Probe | Unread:
-        """Return the GPUs that carry mediated devices, or could."""
+        """Return the GPUs that carry mediated devices or support them."""
         parents, devices = attributes.names(kernel, MDEV_PARENTS), attributes.names(kernel, MDEVS)
         if isinstance(parents, Unread):
             return parents
@@ -91,9 +91,10 @@ class Mdev:
         return Probe(hosts, tuple(malformed_entries))
 
     def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
-        """Make a mediated device with the UUID `vgpu`; raise OSError(EEXIST, ENOSPC, EUSERS...), VgpuUnavailableError.
+        """Create a mediated device with the UUID `vgpu`; raise OSError(EEXIST, ENOSPC, EUSERS...),
+        VgpuUnavailableError.
 
-        The type is looked for by its name, as a host's own ids of types (`nvidia-592`) change with its driver.
+        The type is found by its name, because the host's ids of types (`nvidia-592`) change with its driver.
         """
         uuid = parse_mdev_uuid(vgpu)
         folder = HostPath(f"{MDEV_PARENTS}/{slot}/mdev_supported_types")
@@ -109,9 +110,9 @@ class Mdev:
         )
 
     def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
-        """Remove a mediated device; raise OSError (ENOENT: it is gone), VgpuUnavailableError.
+        """Remove a mediated device; raise OSError (ENOENT: it no longer exists), VgpuUnavailableError.
 
-        A UUID that is made from its place may have been given to another type since.
+        A UUID that is derived from the vGPU's position may belong to a vGPU of another type by now.
         """
         folder = mdev_path(parse_mdev_uuid(live.id))
         type_id = attributes.link_name(kernel, HostPath(f"{folder}/mdev_type"))
@@ -123,7 +124,7 @@ class Mdev:
 
 
 def _type_name(kernel: Kernel, folder: HostPath, type_id: str) -> VgpuType | Unread:
-    """Return what a type is called: its `name`, its id where it has none."""
+    """Return the `name` of a type, its id where it has no name."""
     name = attributes.text(kernel, HostPath(f"{folder}/{type_id}/name"))
     return VgpuType(type_id) if name is None else name if isinstance(name, Unread) else VgpuType(name)
 
@@ -132,7 +133,7 @@ def _address(path: HostPath, name: str, functions: Mapping[PciAddress, PciFuncti
     try:
         address = parse_pci_address(name)
     except ValueError:
-        return MalformedEntry(path, "carries mediated devices, but is no PCI function")
+        return MalformedEntry(path, "carries mediated devices, but is not a PCI function")
     return (
         address
         if address in functions
@@ -162,18 +163,18 @@ def _live(
         vgpu = parse_mdev_uuid(name)
         target = kernel.readlink(path)
     except ValueError as error:
-        return MalformedEntry(path, f"is no mediated device: {error}")
+        return MalformedEntry(path, f"is not a mediated device: {error}")
     except OSError as error:
         before = seen.get(parse_mdev_uuid(name))
         if before is None or error.errno in attributes.ABSENT:
-            return MalformedEntry(path, f"is no mediated device: {error}")
+            return MalformedEntry(path, f"is not a mediated device: {error}")
         return replace(before, type=Unread(path, errno=error.errno))
     parent = _address(path, target.split("/")[-2] if "/" in target else target, functions)
     if isinstance(parent, MalformedEntry):
         return parent
     found_type = read_type(kernel, vgpu)
     if found_type is None:
-        return MalformedEntry(path, "went away while it was read")
+        return MalformedEntry(path, "disappeared while it was read")
     type_id = attributes.link_name(kernel, HostPath(f"{path}/mdev_type"))
     return LiveVgpu(
         id=vgpu,

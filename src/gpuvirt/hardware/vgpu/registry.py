@@ -1,4 +1,4 @@
-"""All ways of carrying vGPUs that gpuvirt knows."""
+"""The back ends of all vGPU frameworks."""
 
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.vgpu.backend import VgpuBackend
@@ -6,12 +6,12 @@ from gpuvirt.hardware.vgpu.mdev import Mdev
 from gpuvirt.hardware.vgpu.sriov_vf import SriovVf
 from gpuvirt.hardware.vgpu.vendor_vfio import VendorVfio
 
-LOOKED_FOR: tuple[VgpuBackend, ...] = (Mdev(), VendorVfio())
-"""Those whose vGPUs a look at the host finds; VFs that split a GPU are found as the functions that they are."""
+SCANNED: tuple[VgpuBackend, ...] = (Mdev(), VendorVfio())
+"""The back ends that a scan calls; VFs that split a GPU are found as PCI functions."""
 
-BACKENDS: tuple[VgpuBackend, ...] = (*LOOKED_FOR, SriovVf())
+BACKENDS: tuple[VgpuBackend, ...] = (*SCANNED, SriovVf())
 
 
 def backend_of(framework: Framework) -> VgpuBackend:
-    """Return what makes vGPUs of a framework and takes them away."""
+    """Return the back end that creates and removes vGPUs of a framework."""
     return next(backend for backend in BACKENDS if backend.framework is framework)

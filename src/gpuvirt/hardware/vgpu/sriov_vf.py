@@ -1,9 +1,9 @@
-"""GPUs of AMD and Intel whose VFs split them evenly: what is made and taken away is a GPU's whole set of VFs.
+"""GPUs of AMD and Intel whose VFs split them evenly: gpuvirt creates and removes all VFs of a GPU at once.
 
-PCI Express has one switch for all VFs of a function, and these vendors' drivers share the GPU among as many as are
-switched on; so there is no making of one VF beside others, and none of several sizes. Each VF is afterwards a function
-of its own, bound to a VFIO driver and offered as such; reports of this kind are therefore in no look at the host, and
-whoever plans takes them from `facts.vgpu.host_of_vfs`. Neither vendor's driver was run here.
+PCI Express has one switch for all VFs of a function, and the drivers of these vendors share the GPU among all VFs that
+are switched on. So a single VF cannot be added, and all VFs have the same size. Each VF then is a function of its own,
+which is bound to a VFIO driver and offered as such. Scans therefore do not report these vGPUs; plans take them from
+`facts.vgpu.host_of_vfs`. Neither vendor's driver has been tested here.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ class SriovVf:
 
     def probe(
         self,
-        kernel: Kernel,  # noqa: ARG002  what was read of the functions says all
+        kernel: Kernel,  # noqa: ARG002  the functions have all that is needed
         functions: Mapping[PciAddress, PciFunction],
         before: Mapping[PciAddress, VgpuHost],  # noqa: ARG002
         /,
         *,
         brief: bool,  # noqa: ARG002
     ) -> Probe | Unread:
-        """Return the GPUs that have VFs, or could."""
+        """Return the GPUs that have VFs or support them."""
         hosts = {address: host_of_vfs(function) for address, function in functions.items()}
         return Probe({address: host for address, host in hosts.items() if host is not None})
 
@@ -41,10 +41,10 @@ class SriovVf:
         if str(vgpu) != slot:
             raise VgpuUnavailableError(f"the set of VFs of {slot} has its address as its id; found {vgpu}")
         if not isinstance(total, int):
-            raise VgpuUnavailableError(f"{slot} has no SR-IOV: sriov_totalvfs: {total.said if total else 'not there'}")
+            raise VgpuUnavailableError(f"{slot} has no SR-IOV: sriov_totalvfs: {total.said if total else 'missing'}")
         count = next((count for count in range(1, total + 1) if vf_type(count) == type_), None)
         if count is None:
-            raise VgpuUnavailableError(f"{slot} can't be split into {type_!r}; expected 1 VF to {vf_type(total)}")
+            raise VgpuUnavailableError(f"{slot} cannot be split into {type_!r}; expected 1 VF to {vf_type(total)}")
         sriov.write_count(kernel, slot, count)
 
     def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
@@ -52,5 +52,5 @@ class SriovVf:
         count = sriov.count_vfs(kernel, live.slot)
         if not isinstance(count, int) or vf_type(count) != live.type:
             found = count.said if isinstance(count, Unread) else vf_type(count) if count else "no VFs"
-            raise VgpuUnavailableError(f"{live.slot} has {found}; expected {live.type}, which were to be removed")
+            raise VgpuUnavailableError(f"{live.slot} has {found}; expected {live.type}, so no VF was removed")
         sriov.write_count(kernel, live.slot, 0)

@@ -1,10 +1,10 @@
 """vGPUs as VFs that stay on the driver `nvidia` and carry a type.
 
-Each VF has `nvidia/creatable_vgpu_types`, lines of `id : name`, and `nvidia/current_vgpu_type`, an id or 0. What can be
-created shrinks as VFs are given types, so names are looked for on every VF of the host and kept from look to look. A
-VF that was taken from `nvidia` takes no type any more until its SR-IOV is switched off and on, so none is ever. The
-formats come from vendors' threads and from KubeVirt (pkg/virt-handler/device-manager); they have not been met on
-hardware here.
+Each VF has `nvidia/creatable_vgpu_types`, lines of `id : name`, and `nvidia/current_vgpu_type`, an id or 0. The list of
+creatable types shrinks with each VF that gets a type. So the names of types are collected from every VF of the host and
+kept from scan to scan. A VF that was unbound from `nvidia` rejects types until SR-IOV is switched off and on, so
+gpuvirt never unbinds one. The formats come from vendors' threads and from KubeVirt (pkg/virt-handler/device-manager);
+they have not been tested on hardware here.
 """
 
 import re
@@ -26,22 +26,22 @@ _CREATABLE = re.compile(r"^\s*(?P<id>[0-9]+)\s*:?\s+(?P<name>\S.*?)\s*$", re.MUL
 
 
 def parse_creatable(text: str) -> Mapping[str, VgpuType]:
-    """Return the names of the types that a VF could take, by id; headings and blank lines are passed over."""
+    """Return the names of the types that a VF can get, by id; headings and blank lines are ignored."""
     return {match["id"]: VgpuType(match["name"]) for match in _CREATABLE.finditer(text)}
 
 
 def parse_type_id(text: str) -> str:
-    """Return the id of a type, `0` for none; raise ValueError for anything that is no number."""
+    """Return the id of a type, `0` for none; raise ValueError for a text that is not a number."""
     return str(attributes.number(text))
 
 
 def read_type_id(kernel: Kernel, slot: PciAddress) -> str | Unread | None:
-    """Return the id of the type that a VF carries now, `0` for none; None for a function that carries none ever."""
+    """Return the id of a VF's current type, `0` for none; None for a function that never has one."""
     return attributes.parsed(kernel, _current(slot), parse_type_id)
 
 
 def read_again(kernel: Kernel, live: LiveVgpu, function: PciFunction, host: VgpuHost) -> LiveVgpu | None:
-    """Return a vGPU that was read a moment ago as it is now, None where its VF carries none."""
+    """Return the current state of a vGPU that was read before, None where its VF has no type."""
     type_id = read_type_id(kernel, live.slot) if function.driver == VENDOR_VFIO_DRIVER else None
     if type_id is None or type_id == NO_TYPE:
         return None
@@ -51,7 +51,7 @@ def read_again(kernel: Kernel, live: LiveVgpu, function: PciFunction, host: Vgpu
 
 
 class VendorVfio:
-    """Reads VFs that carry vGPU types, gives them types and takes types back."""
+    """Reads, sets and removes the vGPU types of VFs."""
 
     framework = Framework.VENDOR_VFIO
 
@@ -64,7 +64,7 @@ class VendorVfio:
         *,
         brief: bool,
     ) -> Probe | Unread:
-        """Return the GPUs whose VFs carry types, or could."""
+        """Return the GPUs whose VFs have vGPU types or support them."""
         vfs = [function for function in functions.values() if function.physfn]
         carriers = [function for function in vfs if function.driver == VENDOR_VFIO_DRIVER]
         names = {type_id: name for host in before.values() for type_id, name in host.type_names.items()}
@@ -73,7 +73,7 @@ class VendorVfio:
         current: dict[PciAddress, str | Unread] = {}
         for function in carriers:
             type_id = read_type_id(kernel, function.address)
-            if type_id is None:  # an older driver, which makes mdevs on this VF
+            if type_id is None:  # an older driver, which creates mdevs on this VF
                 continue
             current[function.address] = type_id
             gpu = gpu_of(functions, function.address)
@@ -83,10 +83,11 @@ class VendorVfio:
                 path = pci.attribute(function.address, "nvidia/creatable_vgpu_types")
                 creatable = attributes.parsed(kernel, path, parse_creatable)
                 unread[gpu] += (found for found in (creatable,) if isinstance(found, Unread))
-                told = creatable if creatable is not None and not isinstance(creatable, Unread) else {}
-                names.update(told)
-                known = dict.fromkeys(told.values(), 1)
-            slots[gpu][function.address] = {} if function.address in _refusing(before.get(gpu), current) else known
+                listed = creatable if creatable is not None and not isinstance(creatable, Unread) else {}
+                names.update(listed)
+                known = dict.fromkeys(listed.values(), 1)
+            quarantined = _quarantined(before.get(gpu), current)
+            slots[gpu][function.address] = {} if function.address in quarantined else known
         live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
         for address, type_id in current.items():
             if type_id != NO_TYPE:
@@ -100,58 +101,58 @@ class VendorVfio:
                     tuple(live[gpu]),
                     names,
                     tuple(unread[gpu]),
-                    _refusing(before.get(gpu), current),
+                    _quarantined(before.get(gpu), current),
                 )
                 for gpu in slots
             }
         )
 
     def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
-        """Give a VF a type; raise OSError as the driver answers, VgpuUnavailableError.
+        """Set the type of a VF; raise OSError as the driver does, VgpuUnavailableError.
 
-        What can be created is read from this very VF right before, and the type's id with it.
+        The creatable types and the type's id are read from the same VF right before the write.
         """
         path = pci.attribute(slot, "nvidia/creatable_vgpu_types")
         if str(vgpu) != slot:
             raise VgpuUnavailableError(f"a vGPU on the VF {slot} has the VF's address as its id; found {vgpu}")
         type_id = read_type_id(kernel, slot)
         if type_id != NO_TYPE:
-            raise VgpuUnavailableError(f"{slot} is to have no type yet; {_current(slot)} {_said(type_id)}")
+            raise VgpuUnavailableError(f"{slot} must have no type yet; {_current(slot)} {_content(type_id)}")
         creatable = attributes.parsed(kernel, path, parse_creatable)
         if creatable is None or isinstance(creatable, Unread):
-            raise VgpuUnavailableError(f"what {slot} could carry can't be told: {path} {_said(creatable)}")
-        desired = next((one for one, name in creatable.items() if name == type_), None)
+            raise VgpuUnavailableError(f"the types that {slot} supports are unknown: {path} {_content(creatable)}")
+        desired = next((type_id for type_id, name in creatable.items() if name == type_), None)
         if desired is None:
             listed = ", ".join(creatable.values()) or "no type"
             raise VgpuUnavailableError(f"{slot} does not offer the vGPU type {type_} now; {path} lists {listed}")
         kernel.write(_current(slot), desired.encode())
 
     def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
-        """Take a VF's type back; raise OSError (EBUSY: it is open), VgpuUnavailableError.
+        """Remove the type of a VF; raise OSError (EBUSY: the VF is open), VgpuUnavailableError.
 
-        A VF's address outlives what it carries, so its type is compared first: it may have been given to another since.
+        The VF may carry another vGPU by now, under the same address, so its type is compared first.
         """
         type_id = read_type_id(kernel, live.slot)
         if live.type_id is None or type_id != live.type_id:
             raise VgpuUnavailableError(
-                f"{live.slot} does not carry that vGPU any more: {_current(live.slot)} {_said(type_id)}; expected"
-                f" {live.type_id or 'a type that was read'}"
+                f"{live.slot} does not carry that vGPU any more: {_current(live.slot)} {_content(type_id)}; expected"
+                f" {live.type_id or 'a known type'}"
             )
         kernel.write(_current(live.slot), NO_TYPE.encode())
 
 
-def _refusing(before: VgpuHost | None, current: Mapping[PciAddress, str | Unread]) -> Mapping[PciAddress, str]:
-    """Return the VFs that are in quarantine still: those that are there and have taken no type since."""
+def _quarantined(before: VgpuHost | None, current: Mapping[PciAddress, str | Unread]) -> Mapping[PciAddress, str]:
+    """Return the VFs that stay quarantined: those that still exist and have no type, with the driver's errors."""
     known = before.quarantined if before is not None else {}
-    return {slot: said for slot, said in known.items() if current.get(slot) == NO_TYPE}
+    return {slot: error for slot, error in known.items() if current.get(slot) == NO_TYPE}
 
 
 def _current(slot: PciAddress) -> HostPath:
     return pci.attribute(slot, "nvidia/current_vgpu_type")
 
 
-def _said(found: str | Unread | None) -> str:
-    return "is not there" if found is None else f"reads {found}" if isinstance(found, str) else found.said
+def _content(found: str | Unread | None) -> str:
+    return "does not exist" if found is None else f"contains {found}" if isinstance(found, str) else found.said
 
 
 def _live(function: PciFunction, type_id: str | Unread, names: Mapping[str, VgpuType]) -> LiveVgpu:
@@ -165,4 +166,4 @@ def _live(function: PciFunction, type_id: str | Unread, names: Mapping[str, Vgpu
 
 
 def _unnamed(slot: PciAddress, type_id: str) -> Unread:
-    return Unread(_current(slot), seen=f"{type_id}, a type that no VF names now")
+    return Unread(_current(slot), seen=f"{type_id}, a type that no VF lists now")
