@@ -1,4 +1,4 @@
-"""Asking the kubelet which pods have which devices: by its API where we reach it, else from its checkpoint."""
+"""Watches the allocations of devices to pods: asks the kubelet's pod-resources API and reads its checkpoint."""
 
 import logging
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import gone, without_gone
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import Consumers, PodResources, PodResourcesUnknownError
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations, allocations_unknown
 from gpuvirt.model.allocation.ledger import KubeletAccount
-from gpuvirt.model.reasons import Reason, Seen, refusals
+from gpuvirt.model.reasons import Reason
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths
 
@@ -22,34 +22,35 @@ log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """The agent, as far as it hears of holders."""
+    """The part of the agent that uses the allocations."""
 
     @property
     def allocated(self) -> Signal:
-        """Set after each allocation, and whenever devices were taken from what is offered."""
+        """Set after each allocation, and when devices are withdrawn."""
         ...
 
     @property
     def unsettled(self) -> bool:
-        """Whether the kubelet was not yet heard to count what is offered now, and no more than that."""
+        """Whether the devices that the kubelet counts differ from the offered devices, as last observed."""
         ...
 
     def observe_account(self, account: KubeletAccount | None) -> None:
-        """Take which pods have which devices, None for not having heard it."""
+        """Store the allocations of pods, None where they are unknown."""
         ...
 
     def report_problem(self, who: str, problem: Reason | None) -> None:
-        """Take what is wrong, None when nothing is any more."""
+        """Store the current problem of a part, None where it has none."""
         ...
 
 
 class AccountWatch:
-    """Asks now and then, and soon after each allocation.
+    """Reads the allocations at intervals, and soon after each allocation.
 
-    Both accounts count. The API leaves out what the kubelet does not know yet (it was restarted while the API server is
-    away) and containers that only initialise a pod. The checkpoint has pods that ended, until the kubelet writes it
-    again; it does when a plugin sends its list. A pod that the API does not name and that has no folder of the kubelet
-    is gone, where these folders are seen to be this kubelet's: those of pods that it does not know yet stay.
+    It combines both sources. The API leaves out init containers, and pods that the kubelet does not know yet (after a
+    restart while the API server is unreachable). The checkpoint has pods that have ended until the kubelet writes it
+    again, which it does when a plugin sends its list. A pod that the API does not list and that has no folder has
+    ended, provided that the folders belong to this kubelet (`checkpoint.without_gone`): the pods that the kubelet does
+    not know yet keep their folders.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class AccountWatch:
         intervals: Intervals,
         resend: Callable[[], None],
     ) -> None:
-        """`resend` has plugins send their lists once more; `recorded` is told which pods are gone.
+        """`resend` makes the plugins send their lists again; `recorded` gets the pods that have ended.
 
-        `kubelets` returns the pids of the kubelets that run.
+        `kubelets` returns the pids of the running kubelets.
         """
         self._kubelets = kubelets
         self._paths = paths
@@ -73,16 +74,18 @@ class AccountWatch:
         self._resend = resend
         self._api = PodResources(paths.pod_resources_socket)
         self._in_doubt: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
-        """What the checkpoint alone had when lists were last sent for its sake."""
+        """The devices that only the checkpoint had when the plugins last sent their lists to have it rewritten."""
         self._missing: frozenset[PodUid] = frozenset()
-        """The pods that were gone at the last question; twice is gone, once may be a pod without its folder yet."""
+        """The pods that seemed to have ended at the last reading. A pod that seems so twice has ended; a new pod may
+        not have its folder yet."""
         self._tells_counted = False
-        """Whether the kubelet tells what it counts, so that an answer that came too early shows as such."""
+        """Whether the kubelet reports the devices that it counts, so that an answer that is too early can be
+        recognised."""
         self._early = 0
-        """How often it was asked since devices were last taken from what is offered."""
+        """The number of early readings since devices were last withdrawn."""
 
     async def run(self, listener: Listener) -> None:
-        """Ask for ever."""
+        """Read the allocations until cancelled."""
         early = False
         try:
             while True:
@@ -92,15 +95,14 @@ class AccountWatch:
                 early = False
                 if await listener.allocated.wait_for(self._clock, pause_s):
                     pause_s = self._pause_s(listener)
-                    early = (
-                        pause_s < self._intervals.allocations_after_allocation_s
-                    )  # a pod may have been given one as well
+                    # The early reading may miss a device that was also allocated to a pod.
+                    early = pause_s < self._intervals.allocations_after_allocation_s
                     await self._clock.sleep(pause_s)
         finally:
             await self._api.close()
 
     def _pause_s(self, listener: Listener) -> float:
-        """Return how long to wait before the kubelet is asked: it lists a pod a moment after it gave it devices."""
+        """Return the pause before the next reading: the kubelet lists a pod a moment after it has allocated devices."""
         most_s = self._intervals.allocations_after_allocation_s
         if not (self._tells_counted and listener.unsettled):
             return most_s
@@ -108,78 +110,77 @@ class AccountWatch:
         return min(self._intervals.allocations_after_withdrawal_s * 2.0 ** (self._early - 1), most_s)
 
     async def ask(self, listener: Listener) -> bool:
-        """Ask once; return whether it is worth asking again soon."""
+        """Read the allocations once; return whether another reading is useful soon."""
         at = self._clock.now()
-        written = self._written()  # first: a pod that is admitted after this has no folder yet
-        told, problems = await self._told(), ""
-        if isinstance(told, PodResourcesUnknownError) and isinstance(written, OSError | DamagedError):
-            problems = f"{told}; {written}"
+        # The checkpoint is read first, since a pod that is admitted after that has no folder yet.
+        record = self._read_checkpoint()
+        answer, problems = await self._ask_api(), ""
+        if isinstance(answer, PodResourcesUnknownError) and isinstance(record, OSError | DamagedError):
+            problems = f"{answer}; {record}"
         if problems and has_no_kubelet(self._paths, self._kubelets()):
-            written, told, problems = {}, {}, ""
-        partial = None if problems else self._partial(told, written)
-        in_api: Consumers = {} if isinstance(told, PodResourcesUnknownError) else told
-        in_checkpoint: Consumers = {} if isinstance(written, OSError | DamagedError) else written
+            record, answer, problems = {}, {}, ""
+        partial = None if problems else self._partial(answer, record)
+        in_api: Consumers = {} if isinstance(answer, PodResourcesUnknownError) else answer
+        in_checkpoint: Consumers = {} if isinstance(record, OSError | DamagedError) else record
         in_file = without_gone(self._paths, in_checkpoint, in_api)
-        if not isinstance(written, OSError | DamagedError):
+        recorded = not isinstance(record, OSError | DamagedError)
+        if recorded:
             missing = gone(in_checkpoint, in_file)
             self._recorded.gone, self._missing = missing & self._missing, missing
         counted = await self._counted()
         self._tells_counted = counted is not None
-        recorded = not isinstance(written, OSError | DamagedError)
         account = KubeletAccount(at, {**in_file, **in_api}, counted or frozenset(), recorded, partial)
         listener.observe_account(None if problems else account)
         if not listener.unsettled:
             self._early = 0
-        listener.report_problem("holders", _unknown(problems) if problems else partial)
-        if isinstance(told, PodResourcesUnknownError):
+        listener.report_problem("holders", allocations_unknown(problems) if problems else partial)
+        if isinstance(answer, PodResourcesUnknownError):
             return False
-        return self._clear_up(frozenset(in_checkpoint.keys() - in_api.keys()))
+        return self._request_rewrite(frozenset(in_checkpoint.keys() - in_api.keys()))
 
     def _partial(
-        self, told: Consumers | PodResourcesUnknownError, written: Consumers | OSError | DamagedError
+        self,
+        answer: Consumers | PodResourcesUnknownError,
+        record: Consumers | OSError | DamagedError,
     ) -> Reason | None:
-        """Return why a half account may not be all that pods have, as a command would.
+        """Return why the allocations may be incomplete, by the same rules as `hostaccount`.
 
-        A kubelet that does not run left its record. Of one that runs both must be heard: the record lacks claims (DRA),
-        the API lacks containers that only initialise a pod.
+        Of a kubelet that does not run, the checkpoint is enough. Of a kubelet that runs, both sources are needed: the
+        checkpoint lacks claims (DRA), the API lacks init containers.
         """
-        if isinstance(written, OSError | DamagedError):
-            return _unknown(str(written))
-        if not isinstance(told, PodResourcesUnknownError):
+        if isinstance(record, OSError | DamagedError):
+            return allocations_unknown(str(record))
+        if not isinstance(answer, PodResourcesUnknownError):
             return None
         running = self._kubelets()
-        return None if running == () else _unknown(f"{running_text(running)}; {told}")
+        return None if running == () else allocations_unknown(f"{running_text(running)}; {answer}")
 
-    def _clear_up(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
-        """Have the checkpoint written again where it may have pods that ended; return whether it will be."""
+    def _request_rewrite(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
+        """Make the kubelet write its checkpoint where that may have ended pods; return whether it has new ones."""
         delta = in_doubt - self._in_doubt
         self._in_doubt = in_doubt
         if in_doubt:
             self._resend()
         return bool(delta)
 
-    async def _told(self) -> Consumers | PodResourcesUnknownError:
+    async def _ask_api(self) -> Consumers | PodResourcesUnknownError:
         try:
             return await self._api.consumers()
         except PodResourcesUnknownError as unknown:
             return unknown
 
     async def _counted(self) -> frozenset[tuple[ResourceName, DeviceId]] | None:
-        """Return what it counts, None where it does not tell: then its having been asked is all there is."""
+        """Return the devices that the kubelet counts, None where it does not report them."""
         try:
             return await self._api.allocatable()
         except PodResourcesUnknownError:
             return None
 
-    def _written(self) -> Consumers | OSError | DamagedError:
+    def _read_checkpoint(self) -> Consumers | OSError | DamagedError:
         try:
             return checkpoint.consumers(checkpoint.parse(self._paths.checkpoint.read_bytes()))
         except FileNotFoundError as error:
-            # The kubelet writes it with its first plugin: where it runs and has not, no pod has any device.
+            # The kubelet first writes it when a plugin registers: without it, no pod has a device of a plugin.
             return {} if self._paths.registration_socket.exists() else error
         except (OSError, DamagedError) as error:
             return error
-
-
-def _unknown(said: str) -> Reason:
-    return refusals.allocations_unknown("a device of this host", Seen("", said))

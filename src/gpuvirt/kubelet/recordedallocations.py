@@ -1,7 +1,7 @@
-"""Reads the kubelet's record of its allocations at any moment, so that a decision follows from the newest one.
+"""Reads the kubelet's checkpoint at any moment, so that decisions use the newest allocations.
 
-The kubelet writes the record when it has allocated all devices of a container, before it admits the next. Reading the
-file is a matter of microseconds and asks nobody, so it can be done before each destructive step and at each Allocate.
+The kubelet writes the checkpoint when it has allocated all devices of a container, before it admits the next one.
+Reading the file takes microseconds and no call, so gpuvirt reads it before each destructive step and at each Allocate.
 """
 
 from collections import defaultdict
@@ -12,43 +12,44 @@ from gpuvirt.kubelet import checkpoint
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.allocation.recorded import Recorded
-from gpuvirt.model.reasons import Seen, refusals
+from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.paths import KubeletPaths
 
 Version = tuple[int, int, int, frozenset[PodUid]]
-"""The file's inode, time and size, and the pods that were gone."""
+"""The file's inode, time and size, and the ended pods that were left out."""
 
 
 class RecordedAllocations:
-    """The record of one kubelet."""
+    """The allocations in one kubelet's checkpoint."""
 
     def __init__(self, paths: KubeletPaths) -> None:
         self.gone: frozenset[PodUid] = frozenset()
-        """Pods that have ended, though the record still has them. A pod that is being admitted has no folder yet, so
-        the pods' folders alone don't tell."""
+        """Pods that have ended, although the checkpoint still has them. The caller finds them, because a missing
+        folder alone is no proof: a pod that is being admitted has no folder yet."""
         self._path = paths.checkpoint
         self._last: tuple[Version, Recorded] | None = None
 
     def read(self) -> Recorded | Unknown:
-        """Return which containers have which devices.
+        """Return the containers that have each device.
 
-        A kubelet writes its first record when its first plugin registers. A record that was there and is missing is
-        unknown.
+        A kubelet first writes its checkpoint when its first plugin registers. Where the file existed before and is
+        missing now, the allocations are unknown.
         """
         path, gone = self._path, self.gone
         try:
-            # The kubelet replaces the file, so the next one has another inode as long as this one is there.
+            # The kubelet replaces the file while the old one still exists, so the new file has another inode.
             found = path.stat()
             version = found.st_ino, found.st_mtime_ns, found.st_size, gone
             if self._last is None or self._last[0] != version:
                 self._last = version, _containers(path.read_bytes(), gone)
             return self._last[1]
         except FileNotFoundError:
-            return {} if self._last is None else _unknown(f"no {path}, which was there before")
+            missing = f"no {path}, which existed before"
+            return {} if self._last is None else Unknown(allocations_unknown(missing))
         except OSError as error:
-            return _unknown(f"{path}: {error.strerror}")
+            return Unknown(allocations_unknown(f"{path}: {error.strerror}"))
         except DamagedError as error:
-            return _unknown(f"{path}: {error}")
+            return Unknown(allocations_unknown(f"{path}: {error}"))
 
 
 def _containers(content: bytes, gone: frozenset[PodUid]) -> Recorded:
@@ -61,5 +62,6 @@ def _containers(content: bytes, gone: frozenset[PodUid]) -> Recorded:
     return {key: frozenset(consumers) for key, consumers in found.items()}
 
 
-def _unknown(seen: str) -> Unknown:
-    return Unknown(refusals.allocations_unknown("a device of this host", Seen("", seen)))
+def allocations_unknown(seen: str) -> Reason:
+    """Return the reason for a host whose allocations cannot be read."""
+    return refusals.allocations_unknown("a device of this host", Seen("", seen))
