@@ -38,7 +38,7 @@ def test_a_host_without_folder_and_process_has_no_kubelet(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kubelets", [RUNS, BLIND])
 def test_no_folder_and_perhaps_a_process_is_unknown(tmp_path: Path, kubelets: tuple[int, ...] | Unread) -> None:
-    with pytest.raises(AccountUnknownError, match=r"pid 812|can't be seen"):
+    with pytest.raises(AccountUnknownError, match=r"pid 812|is unknown whether a kubelet"):
         read_account(paths(tmp_path), kubelets)
 
 

@@ -1,1 +1,1 @@
-"""The kubelet's side of the agent: device plugins, pod resources and the checkpoint, over unix sockets and files."""
+"""The agent's interfaces to the kubelet: device plugins, the pod-resources API and the checkpoint."""

@@ -1,4 +1,4 @@
-"""The plugin of one resource: a gRPC server at its own socket, with the five calls of the device plugin API."""
+"""The device plugin of one resource: a gRPC server with the five calls of the device plugin API, on its own socket."""
 
 import asyncio
 import logging
@@ -28,29 +28,29 @@ SERVICE = "v1beta1.DevicePlugin"
 STOP_GRACE_S = 0.2
 
 MOST_MESSAGE_BYTES = 16 << 20
-"""A list of ten thousand devices has some 0.6 MB; gRPC's own limit is 4 MiB."""
+"""A list of ten thousand devices has about 0.6 MB; the default limit of gRPC is 4 MiB."""
 
 
 class Call(Protocol):
-    """A call that is being answered."""
+    """The context of a gRPC call."""
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
-        """End it with an error."""
+        """End the call with an error."""
         ...
 
 
 class SocketTakenError(GpuvirtError):
-    """Somebody else listens where a resource's plugin should."""
+    """Another process listens on the socket of a resource's plugin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What decides which devices pods get."""
+    """The functions that choose and allocate devices."""
 
     prefer: Callable[[ResourceName, Sequence[DeviceId], Sequence[DeviceId], int], Sequence[DeviceId]]
-    """Returns which of the available devices to prefer, those that must be among them first, and how many."""
+    """Returns the preferred devices for a resource, the available devices, those that must be chosen, and a number."""
     allocate: Callable[[Request], Awaitable[tuple[Attachment, ...]]]
-    """Gives devices to containers."""
+    """Allocates devices to containers."""
 
 
 class DevicePlugin:
@@ -62,7 +62,7 @@ class DevicePlugin:
         self.resource = view.name
         self.path = path
         self.streams = 0
-        """How many ListAndWatch streams are open."""
+        """The number of open ListAndWatch streams."""
         self.streamless_since_s = clock.monotonic_s()
         self._view = view
         self._answers = answers
@@ -76,43 +76,43 @@ class DevicePlugin:
 
     @property
     def serves(self) -> bool:
-        """Whether the socket is there and is the one that this plugin made; the kubelet deletes it when it starts."""
+        """Whether the socket of this plugin still exists; the kubelet deletes it when the kubelet starts."""
         return self._server is not None and sockets.identity(self.path) == self._identity is not None
 
     def show(self, view: ResourceView) -> None:
-        """Have the kubelet told of these devices from now on."""
+        """Send these devices to the kubelet from now on."""
         before, self._view = self._list(), view
         if self._list() != before:
             self.resend()
 
-    def fall_silent(self) -> None:
-        """Tell the kubelet nothing more, and leave its stream open.
+    def stop_sending(self) -> None:
+        """Send no more lists to the kubelet, but leave the stream open.
 
-        Another plugin registers the same name: what is sent would count as that one's list, and if the stream ended
-        the kubelet would take that one for gone.
+        Another plugin registers the same resource. The kubelet would take a list from this plugin for the list of the
+        other plugin, and the end of this stream for the end of the other plugin.
         """
         self._silent = True
 
-    def speak(self) -> None:
-        """Tell the kubelet again, which has just registered the resource again."""
+    def resume_sending(self) -> None:
+        """Send lists again, after the kubelet has registered the resource again."""
         if self._silent:
             self._silent = False
             self.resend()
 
     @property
     def is_silent(self) -> bool:
-        """Whether the kubelet is told nothing."""
+        """Whether the plugin sends no lists."""
         return self._silent
 
     async def start(self) -> None:
-        """Listen at the socket; raises OSError when that can't be done.
+        """Listen on the socket; raise OSError or SocketTakenError when that is not possible.
 
-        gRPC binds to any path, whoever listens there, and when it ends it deletes whatever lies there. So it gets a
-        path of its own, and the socket is moved to its place once nobody else is found there.
+        gRPC binds to a path even if another process listens there, and at its end it deletes any file at that path. So
+        gRPC gets a temporary path, and the socket is renamed when no other process listens at its final path.
         """
         await self.stop()
         if not sockets.clear(self.path):
-            raise SocketTakenError(f"{self.path}: another program listens there, or it is no socket")
+            raise SocketTakenError(f"{self.path}: another program listens there, or the file is not a socket")
         beside = check_socket_path(self.path.with_name(f".{sockets.digest(self.resource)}"))
         beside.unlink(missing_ok=True)
         server = grpc.aio.server(options=[("grpc.max_send_message_length", MOST_MESSAGE_BYTES)])
@@ -133,7 +133,7 @@ class DevicePlugin:
         self.streamless_since_s = self._clock.monotonic_s()
 
     async def stop(self) -> None:
-        """End all streams and close the socket; its file goes too, unless it is somebody else's by now."""
+        """End all streams, close the socket, and delete its file unless another process has replaced it."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -144,7 +144,7 @@ class DevicePlugin:
         await server.stop(STOP_GRACE_S)
 
     def resend(self) -> None:
-        """Have the kubelet told again; one that is silent wakes its streams only to end."""
+        """Send the list again on all streams, except while sending is stopped; `stop` ends these streams too."""
         if self._silent and not self._ending:
             return
         for watcher in self._watchers:
@@ -186,7 +186,7 @@ class DevicePlugin:
         changed = Signal()
         self._watchers.add(changed)
         self.streams += 1
-        log.info("the kubelet watches", extra={"resource": self.resource})
+        log.info("the kubelet watches the resource", extra={"resource": self.resource})
         try:
             while not self._ending:
                 yield self._list()
@@ -213,11 +213,11 @@ class DevicePlugin:
             unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
             status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION
             await self._refuse(call, status, error.reason.text, reason=error.reason.code)
-        # A line of the log takes as long as a device's look; the kubelet need not wait for it.
-        asyncio.get_running_loop().call_soon(self._say_allocated, containers)
+        # Logging takes as long as reading a device again, and need not delay the answer to the kubelet.
+        asyncio.get_running_loop().call_soon(self._log_allocated, containers)
         return wire.given(attachments)
 
-    def _say_allocated(self, containers: Sequence[Sequence[DeviceId]]) -> None:
+    def _log_allocated(self, containers: Sequence[Sequence[DeviceId]]) -> None:
         log.info("allocated", extra={"resource": self.resource, "devices": containers})
 
     async def _pre_start(self, _request: pb.PreStartContainerRequest, _call: Call) -> pb.PreStartContainerResponse:
@@ -226,5 +226,5 @@ class DevicePlugin:
     async def _refuse(
         self, call: Call, status: grpc.StatusCode, message: str, *, reason: str | None = None
     ) -> NoReturn:
-        log.warning("refused: %s", message, extra={"resource": self.resource, "reason": reason})
+        log.warning("request refused: %s", message, extra={"resource": self.resource, "reason": reason})
         await call.abort(status, f"{self.resource}: {message}")

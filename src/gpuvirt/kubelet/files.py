@@ -1,4 +1,4 @@
-"""What of the kubelet's files is fit to be handed on: how it places devices, who has which, and nothing of others'."""
+"""Redacts the kubelet's files for support archives: keeps the settings for devices and the allocations."""
 
 from collections.abc import Collection
 
@@ -16,25 +16,25 @@ CONFIG_KEYS = frozenset({
     *("topologyManagerPolicy", "topologyManagerPolicyOptions", "topologyManagerScope", "podPidsLimit"),
     *("containerRuntimeEndpoint", "shutdownGracePeriod", "shutdownGracePeriodCriticalPods"),
 })  # fmt: skip
-"""What of its configuration decides on devices. The rest is left out: it has addresses, and may have headers with
+"""The settings that affect devices. All others are left out: they contain addresses, and may contain headers with
 tokens (staticPodURLHeader)."""
 
 
 def fit_config(content: bytes) -> bytes:
-    """Return what of `config.yaml` is handed on; raise DamagedError for what can't be understood."""
+    """Return the redacted `config.yaml`; raise DamagedError where it cannot be parsed."""
     try:
         document = plain.read(content.decode(), where="config.yaml").content
     except (ConfigError, UnicodeDecodeError) as error:
-        raise DamagedError(f"can't be understood: {error}") from error
+        raise DamagedError(f"cannot be parsed: {error}") from error
     if not isinstance(document, dict):
-        raise DamagedError("can't be understood: it is no mapping")
+        raise DamagedError("cannot be parsed: it is not a mapping")
     return plain.write({key: value for key, value in document.items() if key in CONFIG_KEYS}).encode()
 
 
 def fit_checkpoint(content: Checkpoint, ours: Collection[str], names: Pseudonyms | None) -> bytes:
-    """Return a checkpoint without the answers of others' plugins, in which environments and tokens may stand.
+    """Return a checkpoint without the answers of other vendors' plugins, which may contain environments and tokens.
 
-    `ours` are the resources that are gpuvirt's. The checksum is 0: no kubelet is to take it.
+    `ours` are gpuvirt's resources. The checksum is 0, so that a kubelet rejects the file.
     """
     entries = [_fit(entry, ours, names) for entry in content.data.pod_device_entries or ()]
     data = msgspec.structs.replace(content.data, pod_device_entries=entries)

@@ -1,8 +1,9 @@
-"""Reads once, for a command, which devices pods have by the kubelet's checkpoint and its pod-resources API.
+"""Reads once, for a command, the devices of pods from the kubelet's checkpoint and its pod-resources API.
 
-A host without the kubelet's folder and without a kubelet's process has no kubelet. A kubelet that does not run left its
-checkpoint. Of one that runs, both must be read. A missing checkpoint means that no device plugin has ever registered,
-where the kubelet itself answers that no pod has a device of one. Anything else is unknown.
+A host without the kubelet's folder and without a kubelet process has no kubelet. Of a kubelet that does not run, the
+checkpoint is read. Of a kubelet that runs, the checkpoint and the API must be read. A missing checkpoint means that no
+device plugin has ever registered, provided that the API lists no device of a plugin. In all other cases the allocations
+are unknown.
 """
 
 from pathlib import Path
@@ -16,7 +17,7 @@ from gpuvirt.paths import KubeletPaths
 
 
 class AccountUnknownError(GpuvirtError):
-    """It is not known what pods have; `known` is the part that is."""
+    """The allocations of pods are not completely known; `known` are the allocations that are."""
 
     def __init__(self, seen: str, known: Consumers) -> None:
         super().__init__(seen)
@@ -24,31 +25,31 @@ class AccountUnknownError(GpuvirtError):
 
 
 def read_account(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> Consumers | None:
-    """Return what pods have, None on a host that has no kubelet; raise AccountUnknownError.
+    """Return the devices of pods, None on a host without a kubelet; raise AccountUnknownError.
 
-    `kubelets` are the pids of the kubelets that run.
+    `kubelets` are the pids of the running kubelets.
     """
-    written, problem = _written(paths.checkpoint)
-    if problem is None and written is None and has_no_kubelet(paths, kubelets):
+    in_checkpoint, problem = _read_checkpoint(paths.checkpoint)
+    if problem is None and in_checkpoint is None and has_no_kubelet(paths, kubelets):
         return None
-    told, unknown = _told(paths.pod_resources_socket)
-    known = {**without_gone(paths, written or {}, told or {}), **(told or {})}
+    in_api, unknown = _ask_api(paths.pod_resources_socket)
+    known = {**without_gone(paths, in_checkpoint or {}, in_api or {}), **(in_api or {})}
     if problem is not None:
         raise AccountUnknownError(problem, known)
     if unknown is not None and kubelets != ():
         raise AccountUnknownError(f"{running_text(kubelets)}; {unknown}", known)
-    if written is None and (told is None or any("/" in resource for resource, _ in told)):
-        raise AccountUnknownError(f"no {paths.checkpoint}, though {paths.root} is there or a kubelet runs", known)
+    if in_checkpoint is None and (in_api is None or any("/" in resource for resource, _ in in_api)):
+        raise AccountUnknownError(f"no {paths.checkpoint}, although {paths.root} exists or a kubelet runs", known)
     return known
 
 
 def has_no_kubelet(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> bool:
-    """Return whether a host is known to have no kubelet: neither its folder nor a process of one."""
+    """Return whether a host has no kubelet: neither the kubelet's folder nor a kubelet process."""
     return kubelets == () and _is_absent(paths.root)
 
 
-def _written(path: Path) -> tuple[Consumers | None, str | None]:
-    """Return what the checkpoint says, None without one, and why it could not be read."""
+def _read_checkpoint(path: Path) -> tuple[Consumers | None, str | None]:
+    """Return the allocations in the checkpoint, None without one, and the reason why it could not be read."""
     try:
         return checkpoint.consumers(checkpoint.parse(path.read_bytes())), None
     except FileNotFoundError:
@@ -59,8 +60,8 @@ def _written(path: Path) -> tuple[Consumers | None, str | None]:
         return None, f"{path}: {error}"
 
 
-def _told(socket: Path) -> tuple[Consumers | None, str | None]:
-    """Return what the API says, and why it could not be heard."""
+def _ask_api(socket: Path) -> tuple[Consumers | None, str | None]:
+    """Return the allocations that the API lists, and the reason why it did not answer."""
     try:
         if _is_absent(socket):
             return None, f"no {socket}"
@@ -70,7 +71,7 @@ def _told(socket: Path) -> tuple[Consumers | None, str | None]:
 
 
 def _is_absent(path: Path) -> bool:
-    """Return whether a path is known not to be there."""
+    """Return whether a path does not exist; False where that is unknown."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -81,7 +82,7 @@ def _is_absent(path: Path) -> bool:
 
 
 def running_text(kubelets: tuple[int, ...] | Unread) -> str:
-    """Return in words which kubelets run."""
+    """Return a text that lists the running kubelets."""
     if isinstance(kubelets, Unread):
-        return f"whether a kubelet runs can't be seen ({kubelets.path}: {kubelets.said})"
+        return f"it is unknown whether a kubelet runs ({kubelets.path}: {kubelets.said})"
     return f"a kubelet runs (pid {', '.join(map(str, kubelets))})"

@@ -1,7 +1,8 @@
-"""All resources of a node at the kubelet: a plugin for each, registered, and registered again whenever it must be.
+"""Runs one device plugin for each resource of a node, and registers it with the kubelet, again where necessary.
 
-It must be when the kubelet has a new socket (it was restarted, and has deleted ours), and when no stream has watched a
-resource for a while: a kubelet that sees the old stream of a resource end drops its new endpoint with it.
+A plugin registers again when the kubelet has a new socket (it has restarted, and has deleted the plugins' sockets), and
+when the resource has had no ListAndWatch stream for a while: when the old stream of a resource ends, the kubelet drops
+the new endpoint too.
 """
 
 import asyncio
@@ -27,22 +28,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Attempts:
-    """When a resource was last registered, and when to try again."""
+    """The attempts to register a resource."""
 
     kubelet: sockets.FileIdentity | None = None
-    """The kubelet's socket at which it was registered."""
+    """The kubelet's socket of the last successful registration."""
     not_before_s: float = 0.0
     failed_at: sockets.FileIdentity | None = None
-    """The kubelet's socket at the last failure; a new one is worth a try at once."""
-    tending: bool = False
-    """An attempt is under way."""
+    """The kubelet's socket at the last failure; with a new socket, the plugin tries again at once."""
+    is_running: bool = False
+    """Whether an attempt is in progress."""
     withheld: bool = False
-    """It is not to be registered."""
+    """Whether the resource must not be registered."""
     pauses: Iterator[float] = field(default_factory=backoff_s)
 
 
 class Plugins:
-    """The plugins of all resources."""
+    """The device plugins of all resources."""
 
     def __init__(
         self,
@@ -63,17 +64,17 @@ class Plugins:
         self._due = Signal()
 
     async def run(self) -> None:
-        """Serve what the node's view shows, for ever; at the end the sockets are gone."""
+        """Serve the resources of the node's view until cancelled; then remove the sockets."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._tend_all(group))
+                group.create_task(self._register_all(group))
                 async for view in self._agent.views.follow():
                     self._show(view)
         finally:
             await asyncio.gather(*(plugin.stop() for plugin in self._plugins.values()))
 
     def resend(self) -> None:
-        """Send all lists once more, after which the kubelet writes its checkpoint."""
+        """Send the device lists of all resources again, so that the kubelet writes its checkpoint."""
         for plugin in self._plugins.values():
             plugin.resend()
 
@@ -88,12 +89,12 @@ class Plugins:
             plugin.show(resource)
 
     def _withhold(self, plugin: DevicePlugin, resource: ResourceView) -> None:
-        """Take whether a resource is to be registered; one that may be again is, at once."""
+        """Apply whether a resource is withheld; register it at once when it no longer is."""
         attempts = self._attempts[plugin.resource]
         if resource.silent:
-            plugin.fall_silent()
+            plugin.stop_sending()
         elif plugin.is_silent:
-            attempts.kubelet = None  # the kubelet has asked another plugin meanwhile
+            attempts.kubelet = None  # the kubelet has used another plugin meanwhile
         if attempts.withheld and not resource.withheld:
             self._due.set()
         attempts.withheld = resource.withheld
@@ -102,7 +103,7 @@ class Plugins:
         try:
             path = sockets.socket_path(self._paths.device_plugins, view.name)
         except PathTooLongError as error:
-            self._say(view.name, nodeproblems.not_registered(view.name, str(error)))
+            self._report(view.name, nodeproblems.not_registered(view.name, str(error)))
             return
         answers = Answers(self._agent.allocator.prefer, self._agent.allocator.allocate)
         self._plugins[view.name] = DevicePlugin(
@@ -111,27 +112,28 @@ class Plugins:
         self._attempts[view.name] = _Attempts()
         self._due.set()
 
-    async def _tend_all(self, group: asyncio.TaskGroup) -> None:
-        """Tend each resource in a task of its own: a call to the kubelet that hangs holds up no other."""
+    async def _register_all(self, group: asyncio.TaskGroup) -> None:
+        """Register each resource in its own task, so that a call that hangs does not delay other resources."""
         while True:
             kubelet = sockets.identity(self._paths.registration_socket)
             for plugin in self._plugins.values():
-                if self._needs_tending(plugin, kubelet):
-                    self._attempts[plugin.resource].tending = True
-                    group.create_task(self._tend(plugin, kubelet))
+                if self._is_due(plugin, kubelet):
+                    self._attempts[plugin.resource].is_running = True
+                    group.create_task(self._serve_and_register(plugin, kubelet))
             now_s = self._clock.monotonic_s()
             pauses = [tries.not_before_s - now_s for tries in self._attempts.values() if tries.not_before_s > now_s]
             await self._due.wait_for(self._clock, min([until_tick_s(now_s, self._intervals.kubelet_s), *pauses]))
 
-    def _needs_tending(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> bool:
+    def _is_due(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> bool:
+        """Return whether a resource needs a socket or a registration now."""
         attempts = self._attempts[plugin.resource]
         too_soon = attempts.not_before_s > self._clock.monotonic_s() and kubelet == attempts.failed_at
-        if too_soon or attempts.tending or attempts.withheld:
+        if too_soon or attempts.is_running or attempts.withheld:
             return False
         return not plugin.serves or kubelet is None or kubelet != attempts.kubelet or self._is_unwatched(plugin)
 
-    async def _tend(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> None:
-        """See to it that a resource has a socket, and that the kubelet knows and watches it."""
+    async def _serve_and_register(self, plugin: DevicePlugin, kubelet: sockets.FileIdentity | None) -> None:
+        """Start the plugin where it does not serve, and register its resource with the kubelet."""
         attempts = self._attempts[plugin.resource]
         try:
             if not plugin.serves:
@@ -139,7 +141,7 @@ class Plugins:
                 attempts.kubelet = None
             if kubelet is None:
                 away = nodeproblems.kubelet_away(plugin.resource, self._paths.registration_socket)
-                self._say(plugin.resource, away)
+                self._report(plugin.resource, away)
             else:
                 await self._register(plugin, attempts, kubelet)
         except SocketTakenError as error:
@@ -147,7 +149,7 @@ class Plugins:
         except (RegistrationFailedError, OSError) as error:
             self._fail(plugin, kubelet, nodeproblems.not_registered(plugin.resource, str(error)))
         finally:
-            attempts.tending = False
+            attempts.is_running = False
 
     async def _register(self, plugin: DevicePlugin, attempts: _Attempts, kubelet: sockets.FileIdentity) -> None:
         if attempts.withheld:
@@ -156,7 +158,7 @@ class Plugins:
         attempts.kubelet = kubelet
         attempts.pauses = backoff_s()
         if not attempts.withheld:
-            plugin.speak()
+            plugin.resume_sending()
         plugin.streamless_since_s = self._clock.monotonic_s()
         self._agent.telemetry.registrations[plugin.resource, "ok"] += 1
         self._agent.observe_registration(plugin.resource, Registration(registered=True))
@@ -172,7 +174,7 @@ class Plugins:
         attempts.kubelet, attempts.failed_at = None, kubelet
         attempts.not_before_s = self._clock.monotonic_s() + next(attempts.pauses)
         self._agent.telemetry.registrations[plugin.resource, "failed"] += 1
-        self._say(plugin.resource, reason)
+        self._report(plugin.resource, reason)
 
-    def _say(self, resource: ResourceName, reason: Reason) -> None:
+    def _report(self, resource: ResourceName, reason: Reason) -> None:
         self._agent.observe_registration(resource, Registration(registered=False, because=reason))

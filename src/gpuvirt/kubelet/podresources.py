@@ -1,6 +1,6 @@
-"""The kubelet's pod resources API, v1: which container has which device, and what it counts (KEP-606, KEP-2403).
+"""The kubelet's pod-resources API, v1: the devices of each container, and the allocatable devices (KEP-606, KEP-2403).
 
-Containers that only initialise a pod are not listed by the kubelet, and what they alone hold is not shown.
+The API does not list init containers, nor the devices that only an init container has.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,12 @@ SERVICE = "v1.PodResourcesLister"
 LIST, ALLOCATABLE = "List", "GetAllocatableResources"
 TIMEOUT_S = 10.0
 MOST_MESSAGE_BYTES = 16 << 20
-"""What the kubelet itself allows its clients (16 MiB); gRPC's own limit is 4."""
+"""The limit of the kubelet's own clients (16 MiB); the default of gRPC is 4 MiB."""
 OPTIONS = [("grpc.max_receive_message_length", MOST_MESSAGE_BYTES)]
 
 
 class PodResourcesUnknownError(GpuvirtError):
-    """The API is not there, or does not answer."""
+    """The API does not exist or does not answer."""
 
 
 Devices = frozenset[tuple[ResourceName, DeviceId]]
@@ -31,7 +31,7 @@ Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
 
 def ask_allocatable(socket: Path) -> Devices:
-    """Return what `PodResources.allocatable` does, and wait for it."""
+    """Return the same as `PodResources.allocatable`, synchronously."""
     with grpc.insecure_channel(f"unix:{socket}", options=OPTIONS) as channel:
         try:
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{ALLOCATABLE}")
@@ -41,17 +41,17 @@ def ask_allocatable(socket: Path) -> Devices:
 
 
 def ask_consumers(socket: Path) -> Consumers:
-    """Return what `PodResources.holders` does, and wait for it."""
+    """Return the same as `PodResources.consumers`, synchronously."""
     with grpc.insecure_channel(f"unix:{socket}", options=OPTIONS) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{LIST}")
         answer = call.future(b"", timeout=TIMEOUT_S)
         try:
-            return _held(answer.result())
+            return _consumers(answer.result())
         except grpc.RpcError as error:
             raise PodResourcesUnknownError(f"{socket}: {answer.code().name}: {answer.details()}") from error
 
 
-def _held(answer: bytes) -> Consumers:
+def _consumers(answer: bytes) -> Consumers:
     found: dict[tuple[ResourceName, DeviceId], Consumer] = {}
     for pod in pb.ListPodResourcesResponse.FromString(answer).pod_resources:
         for container in pod.containers:
@@ -61,7 +61,7 @@ def _held(answer: bytes) -> Consumers:
 
 
 def _ids(container: pb.ContainerResources) -> Iterator[tuple[ResourceName, DeviceId]]:
-    """Yield what a container has: by resource, or by claim (DRA), which stands under the name of its driver."""
+    """Yield the devices of a container: by resource, and those of claims (DRA) by the name of the driver."""
     for devices in container.devices:
         for device in devices.device_ids:
             yield ResourceName(devices.resource_name), DeviceId(device)
@@ -79,20 +79,20 @@ def _devices(answer: bytes) -> Devices:
 
 
 class PodResources:
-    """A client that keeps its connection."""
+    """An asynchronous client that keeps its connection."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
 
     async def consumers(self) -> Consumers:
-        """Return who has which device; raise PodResourcesUnheardError."""
-        return _held(await self._ask(LIST))
+        """Return the container that has each device; raise PodResourcesUnknownError."""
+        return _consumers(await self._ask(LIST))
 
     async def allocatable(self) -> Devices:
-        """Return the healthy devices that it counts, given away or not; raise PodResourcesUnheardError.
+        """Return the healthy devices that the kubelet counts, allocated or not; raise PodResourcesUnknownError.
 
-        This is what it admits pods by at that moment. Kubelets before 1.23 don't tell.
+        The kubelet admits pods by this set. Kubelets before 1.23 do not have this call.
         """
         return _devices(await self._ask(ALLOCATABLE))
 
@@ -110,7 +110,7 @@ class PodResources:
             raise PodResourcesUnknownError(f"{self._socket}: {error.code().name}: {error.details()}") from error
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()

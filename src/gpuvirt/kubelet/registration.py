@@ -1,4 +1,4 @@
-"""Registering a resource with the kubelet."""
+"""Registers a resource with the kubelet."""
 
 import grpc
 import grpc.aio
@@ -12,15 +12,15 @@ from gpuvirt.paths import KubeletPaths
 METHOD = "/v1beta1.Registration/Register"
 
 TIMEOUT_S = 12.0
-"""The kubelet calls back before it answers, and gives that 10 s."""
+"""The kubelet connects to the plugin before it answers, with a timeout of 10 s."""
 
 
 class RegistrationFailedError(GpuvirtError):
-    """The kubelet is not there, or does not take a resource."""
+    """The kubelet cannot be reached, or rejects a resource."""
 
 
 async def register(paths: KubeletPaths, resource: ResourceName, endpoint: str) -> None:
-    """Register `resource`, whose plugin listens at the socket `endpoint`; raise RegistrationFailedError."""
+    """Register `resource`, whose plugin listens on the socket `endpoint`; raise RegistrationFailedError."""
     request = wire.registration(resource, endpoint)
     async with grpc.aio.insecure_channel(f"unix:{paths.registration_socket}") as channel:
         call = channel.unary_unary(METHOD, pb.RegisterRequest.SerializeToString, pb.Empty.FromString)
@@ -28,6 +28,6 @@ async def register(paths: KubeletPaths, resource: ResourceName, endpoint: str) -
             await call(request, timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise RegistrationFailedError(
-                f"{paths.registration_socket}: the kubelet did not take {resource}:"
+                f"{paths.registration_socket}: the kubelet did not register {resource}:"
                 f" {error.code().name}: {error.details()}"
             ) from error

@@ -1,4 +1,4 @@
-"""The unix sockets of device plugins: what they are called, and whether somebody listens at one."""
+"""The unix sockets of device plugins: their names, and whether a process listens on one."""
 
 import hashlib
 import socket
@@ -14,10 +14,11 @@ _DIGEST_DIGITS = 8
 
 
 def socket_path(folder: Path, resource: ResourceName) -> Path:
-    """Return where the plugin of a resource listens.
+    """Return the socket of a resource's plugin.
 
-    `kubevirt-<name>.sock` for NVIDIA's, as the kubevirt-gpu-device-plugin has it; others carry their domain, since two
-    may share a name. A path that would be too long for a socket gets a digest in place of its end.
+    It is `kubevirt-<name>.sock` for NVIDIA's domain, as in the kubevirt-gpu-device-plugin. Other sockets contain their
+    domain, since two domains may have the same name. Where the path would be too long for a socket, a digest replaces
+    the end of the name.
     """
     domain, _, name = resource.partition("/")
     stem = f"kubevirt-{name}" if domain == NVIDIA_DOMAIN else f"gpuvirt-{domain}-{name}"
@@ -30,13 +31,13 @@ def socket_path(folder: Path, resource: ResourceName) -> Path:
 
 
 def digest(resource: ResourceName) -> str:
-    """Return a few characters that stand for a resource."""
+    """Return a few characters that identify a resource."""
     return hashlib.sha256(resource.encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Which file is at a path: another one there later has another identity."""
+    """The identity of the file at a path; a new file at the same path has another identity."""
 
     device: int
     inode: int
@@ -44,7 +45,7 @@ class FileIdentity:
 
 
 def identity(path: Path) -> FileIdentity | None:
-    """Return the identity of the file at `path`, None where there is none."""
+    """Return the identity of the file at `path`, None where the file does not exist."""
     try:
         found = path.stat(follow_symlinks=False)
     except OSError:
@@ -53,7 +54,7 @@ def identity(path: Path) -> FileIdentity | None:
 
 
 def is_listened_at(path: Path) -> bool:
-    """Return whether somebody accepts connections at `path`."""
+    """Return whether a process accepts connections on the socket `path`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -66,10 +67,9 @@ def is_listened_at(path: Path) -> bool:
 
 
 def clear(path: Path) -> bool:
-    """Take away a socket that nobody listens at any more; return whether the path is free now.
+    """Remove a socket without a listener, or a link to one; return whether the path is free now.
 
-    A link that leads to no listener goes as well, itself and not what it leads to. Anything else that lies there is
-    somebody else's and stays.
+    Of a link, only the link is removed. Files of other kinds belong to other programs and stay.
     """
     try:
         mode = path.stat(follow_symlinks=False).st_mode

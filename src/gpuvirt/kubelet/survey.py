@@ -1,4 +1,4 @@
-"""What the kubelet's folder says of it, for `gpuvirt doctor`: its socket, its configuration, what it has counted."""
+"""Reads the kubelet's folder for `gpuvirt doctor`: its socket, its configuration, the devices that it counts."""
 
 import errno
 from collections import defaultdict
@@ -13,13 +13,13 @@ from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatab
 from gpuvirt.paths import HostPath, KubeletPaths
 
 CONFIG = "config.yaml"
-"""Where kubeadm puts the kubelet's configuration."""
+"""The kubelet's configuration on nodes of kubeadm."""
 
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 def read_kubelet(paths: KubeletPaths) -> KubeletFacts:
-    """Return what a kubelet's folder says."""
+    """Return the facts about the kubelet in its folder."""
     counted_by, counted = _counted(paths)
     return KubeletFacts(
         folder=str(paths.root),
@@ -51,20 +51,20 @@ def _config(path: Path) -> KubeletConfig | Unread | None:
 
 
 def _counted(paths: KubeletPaths) -> tuple[str, dict[str, frozenset[str]] | Unread | None]:
-    """Return what it counts, and where that was found: it tells, or has written it down."""
+    """Return the devices that the kubelet counts, and the source: its API or its checkpoint."""
     try:
-        told = ask_allocatable(paths.pod_resources_socket) if paths.pod_resources_socket.exists() else None
-    except (PodResourcesUnknownError, OSError):  # an old kubelet, one that has ended, or not ours to ask
-        told = None
-    if told is None:
-        return str(paths.checkpoint), _written(paths.checkpoint)
+        allocatable = ask_allocatable(paths.pod_resources_socket) if paths.pod_resources_socket.exists() else None
+    except (PodResourcesUnknownError, OSError):  # the kubelet is old or has ended, or this user may not connect
+        allocatable = None
+    if allocatable is None:
+        return str(paths.checkpoint), _counted_in_checkpoint(paths.checkpoint)
     counted: defaultdict[str, set[str]] = defaultdict(set)
-    for resource, device in told:
+    for resource, device in allocatable:
         counted[resource].add(device)
     return str(paths.pod_resources_socket), {resource: frozenset(devices) for resource, devices in counted.items()}
 
 
-def _written(path: Path) -> dict[str, frozenset[str]] | Unread | None:
+def _counted_in_checkpoint(path: Path) -> dict[str, frozenset[str]] | Unread | None:
     try:
         registered = checkpoint.parse(path.read_bytes()).data.registered_devices or {}
     except OSError as error:

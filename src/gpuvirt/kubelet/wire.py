@@ -1,4 +1,4 @@
-"""The device plugin API's messages, from and to our own types; nothing else touches them.
+"""Converts the messages of the device plugin API from and to gpuvirt's types; no other module uses these messages.
 
 Contract: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.
 """
@@ -17,17 +17,17 @@ PERMISSIONS = "mrw"
 
 
 def options() -> pb.DevicePluginOptions:
-    """Return what the kubelet may ask of us: a preference, and nothing before a container starts."""
+    """Return the optional calls that the plugin supports: GetPreferredAllocation, but not PreStartContainer."""
     return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
 def registration(resource: ResourceName, endpoint: str) -> pb.RegisterRequest:
-    """Return the request that registers a resource whose plugin listens at the socket `endpoint`."""
+    """Return the request that registers a resource whose plugin listens on the socket `endpoint`."""
     return pb.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options())
 
 
 def device_list(view: ResourceView, *, unknown_numa_is_node_0: bool) -> pb.ListAndWatchResponse:
-    """Return all devices of a resource; one whose NUMA node is unknown says nothing of it, unless told to say 0."""
+    """Return all devices of a resource; without `unknown_numa_is_node_0`, an unknown NUMA node is left out."""
     return pb.ListAndWatchResponse(
         devices=[
             pb.Device(
@@ -45,12 +45,12 @@ def _topology(numa_node: int | None) -> pb.TopologyInfo | None:
 
 
 def asked_for(request: pb.AllocateRequest) -> list[list[DeviceId]]:
-    """Return the devices that an Allocate asks for, by container."""
+    """Return the devices that an AllocateRequest asks for, by container."""
     return [_ids(container.devices_ids) for container in request.container_requests]
 
 
 def given(attachments: Iterable[Attachment]) -> pb.AllocateResponse:
-    """Return the answer to an Allocate."""
+    """Return the AllocateResponse."""
     return pb.AllocateResponse(
         container_responses=[
             pb.ContainerAllocateResponse(
@@ -67,7 +67,7 @@ def given(attachments: Iterable[Attachment]) -> pb.AllocateResponse:
 
 
 def choices(request: pb.PreferredAllocationRequest) -> list[tuple[list[DeviceId], list[DeviceId], int]]:
-    """Return, by container, the devices to choose from, those that must be among them, and how many."""
+    """Return for each container the available devices, the devices that must be chosen, and how many to choose."""
     return [
         (_ids(container.available_deviceIDs), _ids(container.must_include_deviceIDs), container.allocation_size)
         for container in request.container_requests
@@ -75,12 +75,12 @@ def choices(request: pb.PreferredAllocationRequest) -> list[tuple[list[DeviceId]
 
 
 def chosen(preferred: Iterable[Sequence[DeviceId]]) -> pb.PreferredAllocationResponse:
-    """Return the answer to a GetPreferredAllocation."""
+    """Return the PreferredAllocationResponse."""
     return pb.PreferredAllocationResponse(
         container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=list(ids)) for ids in preferred]
     )
 
 
 def _ids(texts: Iterable[str]) -> list[DeviceId]:
-    """Take ids as the kubelet writes them; each is only ever looked up among those that we gave it."""
+    """Return the kubelet's texts as ids without parsing; the agent only looks them up among its own ids."""
     return [DeviceId(text) for text in texts]
