@@ -1,7 +1,8 @@
-"""Documents read into typed records: YAML that people write, JSON that programs write.
+"""Reads documents into typed records: YAML that people write, JSON that programs write.
 
-What is wrong in a person's file is told with file, line and `$.path`.
-A file holds at most 1 MiB, and `plain` says how much of what. `null_is_absent` is for what Go programs write (`nulls`).
+An error in a YAML file is reported with file, line and `$.path`. msgspec's messages have no lines, and neither the keys
+of mappings nor the names that were expected; this module adds them. A file has at most 1 MiB; `plain` has further
+limits. `null_is_absent` is for documents of Go programs (`nulls`).
 """
 
 import re
@@ -28,28 +29,28 @@ _AT = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]+)`)?$", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Written(Generic[T]):
-    """What a document says, and where in it what stands, for those who find fault with it later."""
+    """The content of a document with its positions, for errors that are found later."""
 
     value: T
     where: str
     document: plain.Document
 
     def place(self, steps: Sequence[Step]) -> str:
-        """Return the origin and line of what the steps lead to: `config.yaml:7`."""
+        """Return the origin and the line of the value at `steps`: `config.yaml:7`."""
         return f"{self.where}:{self.document.line(steps)}"
 
     def fault(self, message: str, steps: Sequence[Step]) -> ConfigError:
-        """Return the error that says what is wrong there."""
+        """Return the error with this message for the value at `steps`."""
         return ConfigError(message, where=self.place(steps), path=plain.told(plain.path_of(steps)))
 
 
 def load(path: Path, shape: type[T], *, null_is_absent: bool = False) -> T:
-    """Return the document in the file `path` as a `shape`, or raise ConfigError. An empty file is an empty mapping."""
+    """Return the document in the file `path` as a `shape`; raise ConfigError. An empty file is an empty mapping."""
     return parse(text_of(path), shape, where=str(path), null_is_absent=null_is_absent)
 
 
 def text_of(path: Path) -> str:
-    """Return the text of the file `path`, or raise ConfigError."""
+    """Return the text of the file `path`; raise ConfigError."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -64,20 +65,20 @@ def text_of(path: Path) -> str:
 
 
 def from_json(content: bytes, shape: type[T], *, null_is_absent: bool = False) -> T:
-    """Return JSON as a `shape`, or raise DamagedError."""
+    """Return JSON as a `shape`; raise DamagedError."""
     try:
         return nulls.decode(content, shape) if null_is_absent else msgspec.json.decode(content, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedError(f"can't be understood: {error}") from error
+        raise DamagedError(f"cannot be parsed: {error}") from error
 
 
 def parse(text: str, shape: type[T], *, where: str, null_is_absent: bool = False) -> T:
-    """Return the YAML `text` as a `shape`, or raise ConfigError; `where` names its origin in messages."""
+    """Return the YAML `text` as a `shape`; raise ConfigError. `where` is its origin in messages."""
     return parse_written(text, shape, where=where, null_is_absent=null_is_absent).value
 
 
 def parse_written(text: str, shape: type[T], *, where: str, null_is_absent: bool = False) -> Written[T]:
-    """Return the YAML `text` as a `shape` with its places, or raise ConfigError; `where` names its origin."""
+    """Return the YAML `text` as a `shape` with its positions; raise ConfigError. `where` is its origin in messages."""
     document = plain.read(text, where=where)
     content: Plain = document.content if document.content is not None else {}
     content = nulls.removed(content, shape) if null_is_absent else content
@@ -90,9 +91,9 @@ def parse_written(text: str, shape: type[T], *, where: str, null_is_absent: bool
 
 
 def shaped(content: Plain, shape: type[T], *, where: str) -> T:
-    """Return what the API server has stored for a person, as a `shape`, or raise ConfigError.
+    """Return an object that a user has stored at the API server, as a `shape`; raise ConfigError.
 
-    `where` names its origin. Null stands for an absent field.
+    `where` is its origin in messages. Null stands for an absent field.
     """
     content = nulls.removed(content, shape)
     try:
@@ -103,8 +104,8 @@ def shaped(content: Plain, shape: type[T], *, where: str) -> T:
 
 
 def _fault(error: msgspec.ValidationError, content: Plain, shape: type[T]) -> tuple[str, Sequence[Step]]:
-    """Return what is wrong with content, as people say it, and the steps that lead there."""
-    message, path = _told(error)
+    """Return the message for an error in `content`, and the steps to the value."""
+    message, path = _split(error)
     steps = _steps(content, shape, message, path)
     if unknown := _UNKNOWN.match(message):
         known = ", ".join(_keys(msgspec.inspect.type_info(shape), path)) or "none"
@@ -115,16 +116,21 @@ def _fault(error: msgspec.ValidationError, content: Plain, shape: type[T]) -> tu
     return message, steps
 
 
-def _told(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return what msgspec says, and where, as it writes paths."""
+def _split(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return msgspec's message and path."""
     match = _AT.match(str(error))
     return (match["message"], match["path"] or "$") if match else (str(error), "$")
 
 
 def _steps(content: Plain, shape: type[T], message: str, path: str) -> list[Step]:
-    """Return msgspec's path to a fault with the keys of mappings, which it leaves out (`[...]`)."""
+    """Return msgspec's path to an error as steps, with the keys of mappings, which msgspec writes as `[...]`.
+
+    Each key in turn is kept as the only one of its mapping, until the rest still has the same error.
+    """
     steps: list[Step] = []
-    whole = inner = _copy(content)
+    # to_builtins copies a value at each of its aliases, so that a change affects only one position.
+    whole: Plain = msgspec.to_builtins(content)
+    inner = whole
     for name, index in plain.STEP.findall(path):
         step = name or index
         if index == "...":
@@ -140,15 +146,8 @@ def _steps(content: Plain, shape: type[T], message: str, path: str) -> list[Step
     return steps
 
 
-def _copy(content: Plain) -> Plain:
-    """Return a copy in which nothing stands at two places, as what an alias means does."""
-    if isinstance(content, dict):
-        return {name: _copy(value) for name, value in content.items()}
-    return [_copy(item) for item in content] if isinstance(content, list) else content
-
-
 def _each_alone(mapping: Plain) -> Iterator[str]:
-    """Yield each key of a mapping, while it is the only one there."""
+    """Yield each key of a mapping while the mapping has only this key."""
     if not isinstance(mapping, dict):
         return
     for name, value in list(mapping.items()):
@@ -158,35 +157,35 @@ def _each_alone(mapping: Plain) -> Iterator[str]:
 
 
 def _fails(content: Plain, shape: type[T], message: str, path: str) -> bool:
-    """Return whether a document has that very fault."""
+    """Return whether a document has the same error."""
     try:
         msgspec.convert(content, shape)
     except msgspec.ValidationError as error:
-        return _told(error) == (message, path)
+        return _split(error) == (message, path)
     return False
 
 
 def _keys(shape: msgspec.inspect.Type, path: str) -> Iterator[str]:
-    """Yield the keys that `shape` has at `path`."""
+    """Yield the keys that `shape` allows at `path`."""
     for found in _shapes(shape, path):
         if isinstance(found, msgspec.inspect.StructType):
             yield from (field.encode_name for field in found.fields)
 
 
 def _members(shape: msgspec.inspect.Type, path: str) -> Iterator[str]:
-    """Yield the values that an enum of `shape` has at `path`."""
+    """Yield the values of the enum that `shape` has at `path`."""
     for found in _shapes(shape, path):
         if isinstance(found, msgspec.inspect.EnumType):
             yield from (str(member.value) for member in found.cls)
 
 
 def _shapes(shape: msgspec.inspect.Type, path: str) -> Iterator[msgspec.inspect.Type]:
-    """Yield what `shape` says that may stand at `path`."""
+    """Yield the types that `shape` allows at `path`."""
     return _within(shape, [name for name, _ in plain.STEP.findall(path)])
 
 
 def _within(shape: msgspec.inspect.Type, names: Sequence[str]) -> Iterator[msgspec.inspect.Type]:
-    """Yield what may stand where the names of fields lead; an item or value of a mapping has no name."""
+    """Yield the types at the end of a path of field names; items of lists and values of mappings have no name."""
     match shape:
         case msgspec.inspect.Metadata():
             yield from _within(shape.type, names)

@@ -1,11 +1,11 @@
-"""YAML read into plain values, and written: texts, numbers, lists, mappings; refused where ours may not have it.
+"""Reads YAML into plain values (strings, numbers, lists, mappings) with their positions, and writes it.
 
-In YAML, scalars follow the core schema of YAML 1.2. Under the older rules a PCI address (`0000:04:00.0`) is a number
-of seconds, a class (`030200`) is octal, and a name like `on` is true. Keys are texts, and tags beyond the core schema's
-are refused.
+PyYAML reads YAML 1.1, in which a PCI address (`0000:04:00.0`) is a number of seconds, a class (`030200`) is octal, and
+a name like `on` is true. Here, scalars follow the core schema of YAML 1.2. Keys must be strings, and tags beyond the
+core schema are rejected. PyYAML accepts duplicate keys and has no limit for aliases; both are rejected here.
 
-A document holds at most 40 levels, and 100,000 values with every alias written out: a machine of 4,000 cards is a third
-of that, and a few lines of aliases would otherwise be more than any memory.
+A document has at most 40 levels, and 100,000 values with every alias expanded: a host with 4,000 cards needs a third of
+that, and a few lines of aliases could otherwise expand to more values than fit into memory.
 """
 
 import re
@@ -18,12 +18,12 @@ from typing_extensions import override
 from gpuvirt.errors import ConfigError
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
-"""What a YAML document holds once it is read."""
+"""The content of a YAML document."""
 
 MOST_LEVELS = 40
 MOST_VALUES = 100_000
-MOST_TOLD = 300
-"""Characters of a message or path; what somebody put into a file may be longer."""
+MOST_SHOWN = 300
+"""The most characters of a message or path; a text in a file may be longer."""
 
 STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 """A step of a path as msgspec writes it: `.name`, `[0]`, or `[...]` for any key or value of a mapping."""
@@ -40,23 +40,21 @@ _INT_PATTERN = r"[-+]?(?:0|[1-9][0-9]{0,99})|0x[0-9a-fA-F]{1,99}"
 
 @dataclass(frozen=True, slots=True)
 class _Scalar:
-    """A kind of scalar of the core schema."""
+    """A type of scalar of the core schema."""
 
     called: str
     pattern: re.Pattern[str]
     begins: str
-    """The characters that one may begin with; PyYAML asks for them."""
+    """The possible first characters, which PyYAML requires."""
     read: Callable[[str], Plain]
 
 
 _SCALARS: Mapping[str, _Scalar] = {
-    _NULL: _Scalar("nothing", re.compile(r"^(?:~|null|Null|NULL|)$"), "~nN", lambda _: None),
+    _NULL: _Scalar("null", re.compile(r"^(?:~|null|Null|NULL|)$"), "~nN", lambda _: None),
     _BOOL: _Scalar(
         "true or false", re.compile(r"^(?:true|false)$", re.IGNORECASE), "tTfF", lambda text: text.lower() == "true"
     ),
-    _INT: _Scalar(
-        "a whole number", re.compile(f"^(?:{_INT_PATTERN})$"), "-+0123456789", lambda text: int(text, _base(text))
-    ),
+    _INT: _Scalar("a whole number", re.compile(f"^(?:{_INT_PATTERN})$"), "-+0123456789", lambda text: int(text, 0)),
     _FLOAT: _Scalar(
         "a number",
         re.compile(r"^[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?$"),
@@ -66,12 +64,8 @@ _SCALARS: Mapping[str, _Scalar] = {
 }
 
 
-def _base(text: str) -> int:
-    return 16 if text.startswith("0x") else 10
-
-
 class _Loader(yaml.CSafeLoader):
-    """Safe YAML with the scalars of the 1.2 core schema, and nothing that our documents may not have."""
+    """Safe YAML with the scalars of the core schema of YAML 1.2."""
 
 
 def _fault(message: str, mark: yaml.Mark | None) -> yaml.MarkedYAMLError:
@@ -79,23 +73,15 @@ def _fault(message: str, mark: yaml.Mark | None) -> yaml.MarkedYAMLError:
 
 
 def _unknown(_: _Loader, node: yaml.Node) -> Plain:
-    raise _fault(f"the tag {_short(node.tag)} is not known here; leave it out", node.start_mark)
+    raise _fault(f"the tag {_short(node.tag)} is not supported; remove it", node.start_mark)
 
 
 def _scalar_of(loader: _Loader, node: yaml.ScalarNode) -> Plain:
     scalar, text = _SCALARS[node.tag], str(loader.construct_scalar(node))
     if not scalar.pattern.fullmatch(text):
-        message = f"expected {scalar.called}, as the tag {_short(node.tag)} says, got {text!r}"
-        raise _fault(f"{message}; mend it or leave the tag out", node.start_mark)
+        message = f"the tag {_short(node.tag)} requires {scalar.called}, found {text!r}"
+        raise _fault(f"{message}; correct the value or remove the tag", node.start_mark)
     return scalar.read(text)
-
-
-def _text(loader: _Loader, node: yaml.ScalarNode) -> Plain:
-    return str(loader.construct_scalar(node))
-
-
-def _list(loader: _Loader, node: yaml.SequenceNode) -> Plain:
-    return list(loader.construct_sequence(node, deep=True))
 
 
 def _mapping(loader: _Loader, node: yaml.Node) -> Plain:
@@ -104,27 +90,25 @@ def _mapping(loader: _Loader, node: yaml.Node) -> Plain:
     names: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise _fault("a key must be a text, got a list or a mapping", key.start_mark)
+            raise _fault("a key must be a string, found a list or a mapping", key.start_mark)
         if key.tag != _STR:
             kind = _SCALARS[key.tag].called if key.tag in _SCALARS else _short(key.tag)
-            raise _fault(f"a key must be a text, got {kind}; put it in quotes: '{key.value}'", key.start_mark)
+            raise _fault(f"a key must be a string, found {kind}; put it in quotes: '{key.value}'", key.start_mark)
         if key.value in names:
-            raise _fault("this key stands twice", key.start_mark)
+            raise _fault("duplicate key", key.start_mark)
         names.add(key.value)
     return {str(name): value for name, value in loader.construct_mapping(node, deep=True).items()}
 
 
-_Loader.yaml_constructors = {}
+_Loader.yaml_constructors = {tag: yaml.CSafeLoader.yaml_constructors[tag] for tag in (_STR, _SEQ)}
 for _tag in _SCALARS:
     _Loader.add_constructor(_tag, _scalar_of)
-_Loader.add_constructor(_STR, _text)
-_Loader.add_constructor(_SEQ, _list)
 _Loader.add_constructor(_MAP, _mapping)
 _Loader.add_constructor(None, _unknown)
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Safe YAML with a text in quotes where it would be something else under YAML 1.1 or 1.2, and without aliases."""
+    """Safe YAML without aliases, with quotes around strings that YAML 1.1 or 1.2 would read as another type."""
 
     @override
     def ignore_aliases(self, data: object) -> bool:
@@ -145,24 +129,37 @@ _Dumper.add_representer(str, _lines)
 
 
 def write(content: Plain) -> str:
-    """Return `content` as YAML, the innermost lists and mappings on one line each where they fit, lines of texts so."""
+    """Return `content` as YAML: innermost lists and mappings on one line where they fit, multi-line strings as
+    blocks."""
     return yaml.dump(content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, width=118, allow_unicode=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a text holds, and where in it what stands."""
+    """The content of a YAML text, and the lines of its values."""
 
     content: Plain
     _root: yaml.Node | None
 
     def line(self, steps: Sequence[Step]) -> int:
-        """Return the line of the deepest node that the steps lead to."""
-        return _line(self._root, steps)
+        """Return the line of the deepest existing node on the way that `steps` describe."""
+        node = self._root
+        line = node.start_mark.line + 1 if node is not None else 1
+        for step in steps:
+            if isinstance(node, yaml.MappingNode) and isinstance(step, str):
+                found = next(((key, value) for key, value in node.value if key.value == step), None)
+            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and 0 <= step < len(node.value):
+                found = (node.value[step], node.value[step])
+            else:
+                break
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        return line
 
 
 def read(text: str, *, where: str) -> Document:
-    """Return the YAML `text`, or raise ConfigError; `where` names its origin in messages."""
+    """Return the YAML `text`; raise ConfigError. `where` is its origin in messages."""
     root: yaml.Node | None = None
     try:
         may_be_too_large = _may_be_too_large(text)
@@ -184,18 +181,18 @@ def read(text: str, *, where: str) -> Document:
 
 
 def told(text: str) -> str:
-    """Return a text on one line, and not without end."""
+    """Return a text on one line, shortened to a limit."""
     line = " ".join(text.split())
-    return line if len(line) <= MOST_TOLD else f"{line[:MOST_TOLD]}..."
+    return line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}..."
 
 
 _TOO_DEEP = f"lists and mappings are nested too deep; expected at most {MOST_LEVELS} levels"
 
 
 def _may_be_too_large(text: str) -> bool:
-    """Return whether a document may have too much in it once its aliases are written out.
+    """Return whether a document may have too many values with its aliases expanded.
 
-    Refuses lists and mappings that are nested too deep as they stand: composing calls itself for each level, in C.
+    Reject too deeply nested lists and mappings before composing, which recurses in C for each level.
     """
     level, nodes, has_alias = 0, 0, False
     for event in yaml.parse(text, Loader=_Loader):
@@ -215,7 +212,7 @@ def _may_be_too_large(text: str) -> bool:
 
 
 def _size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return how many values and levels a node is with its aliases written out; `sizes` has those of other nodes."""
+    """Return the numbers of values and levels of a node with its aliases expanded; `sizes` has those of other nodes."""
     if id(node) not in sizes:
         sizes[id(node)] = None
         entries = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -224,44 +221,27 @@ def _size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[in
         levels = max((levels for _, levels in inner), default=0) + isinstance(node, yaml.CollectionNode)
         sizes[id(node)] = size = sum(values for values, _ in inner) + 1, levels
         if levels > MOST_LEVELS:
-            raise _fault(f"with its aliases written out, {_TOO_DEEP}", node.start_mark)
+            raise _fault(f"with its aliases expanded, {_TOO_DEEP}", node.start_mark)
         if size[0] > MOST_VALUES:
-            excess = f"with its aliases written out, this is more than {MOST_VALUES:,} values; leave some out"
+            excess = f"with its aliases expanded, this has more than {MOST_VALUES:,} values; remove some"
             raise _fault(excess, node.start_mark)
     if (known := sizes[id(node)]) is None:
-        raise _fault("this alias stands inside what it refers to; write out what is meant", node.start_mark)
+        raise _fault("an alias refers to a value that contains the alias; write the value instead", node.start_mark)
     return known
 
 
 def _short(tag: str) -> str:
-    """Return a tag as people write it."""
+    """Return a tag in its short form: `!!int`."""
     return f"!!{tag.removeprefix(_CORE)}" if tag.startswith(_CORE) else tag
 
 
 def path_of(steps: Sequence[Step]) -> str:
-    """Return steps as people read them: `$.modes.a[0]`."""
+    """Return steps as a path: `$.modes.a[0]`."""
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
-def _line(root: yaml.Node | None, steps: Sequence[Step]) -> int:
-    """Return the line of the deepest node that the steps lead to."""
-    node = root
-    line = root.start_mark.line + 1 if root is not None else 1
-    for step in steps:
-        if isinstance(node, yaml.MappingNode) and isinstance(step, str):
-            found = next(((key, value) for key, value in node.value if key.value == step), None)
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and 0 <= step < len(node.value):
-            found = (node.value[step], node.value[step])
-        else:
-            break
-        if found is None:
-            break
-        line, node = found[0].start_mark.line + 1, found[1]
-    return line
-
-
 def _steps_to(root: yaml.Node | None, mark: yaml.Mark) -> list[Step]:
-    """Return the steps to the deepest node at a mark; an alias is where it stands, and not where its node does."""
+    """Return the steps to the deepest node at a mark; an alias is at its own position, not at that of its node."""
     steps: list[Step] = []
     node, entered = root, set[int]()
     while isinstance(node, yaml.CollectionNode) and id(node) not in entered:
