@@ -1,3 +1,3 @@
-"""GPU virtualization for Kubernetes: the physical GPUs of a node as devices of virtual machines."""
+"""GPU virtualization for Kubernetes: turns the physical GPUs of nodes into devices of VMs."""
 
 __version__ = "0.1.0"

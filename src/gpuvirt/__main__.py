@@ -1,4 +1,4 @@
-"""Lets `python -m gpuvirt` do what the command `gpuvirt` does."""
+"""Runs the command `gpuvirt` as `python -m gpuvirt`."""
 
 from gpuvirt.cli.main import main
 

@@ -1,7 +1,7 @@
-"""The support archive: a host's small files, links and folders in one tar.gz, and the MANIFEST that says what they are.
+"""Writes and reads support archives: small files, links and folders of a host in one tar.gz, with a manifest.
 
-It is written for a person who looks inside before sending it, and read as a stranger's file: nothing of it is put on a
-disk, and its sizes have bounds before they are believed.
+An archive is written so that a person can inspect it before sending it. It is read as an untrusted file: nothing is
+extracted to a disk, and all sizes are limited.
 """
 
 import gzip
@@ -23,50 +23,51 @@ from gpuvirt.errors import DamagedError
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 HOST = "host"
-"""The folder that is the host's `/`: `gpuvirt devices --host-root` reads it."""
+"""The archive's folder for the host's `/`, which `gpuvirt devices --host-root` can read."""
 
 MOST_UNPACKED_BYTES = 192 << 20
 MOST_MEMBERS = 200_000
 MOST_FILE_BYTES = 1 << 20
-"""Of a file of the host's; what is beside the host, such as logs, is not read."""
+"""The limit for each file of the host; files beside it, such as logs, are not read."""
 MOST_PATH = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Symlink:
-    """A symbolic link, by what it says."""
+    """A symbolic link."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that has to be there though nothing may be in it."""
+    """A folder, which may be empty."""
 
 
 Entry = bytes | Symlink | Folder
 Members = Mapping[str, Entry]
-"""By path, from the archive's own folder on: `host/sys/bus/pci/devices/0000:65:00.0`."""
+"""Files, links and folders by their path below the archive's top folder:
+`host/sys/bus/pci/devices/0000:65:00.0`."""
 
 
 class NotRead(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that is there and could not be read."""
+    """A file that exists and could not be read."""
 
     path: str
     errno: int | None = None
     why: str = ""
-    """The errno's name and meaning, or what was met."""
+    """The name and meaning of the errno, or the content that was found."""
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Something that was left out on purpose."""
+    """A file, or a part of files, that was left out on purpose."""
 
     what: str
     why: str
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A part of the archive."""
+    """The description of a part of the archive."""
 
     name: str
     about: str
@@ -75,16 +76,16 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an archive is."""
+    """The description of an archive."""
 
     format: int
     gpuvirt: str
-    """The version that wrote it."""
+    """The version of gpuvirt that wrote the archive."""
     at: datetime
     node: str
     names_hidden: bool
     privileged: bool
-    """Whether root collected it: others see less."""
+    """Whether root collected the files; other users can read fewer."""
     collected: tuple[Section, ...] = ()
     unread: tuple[NotRead, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -92,15 +93,15 @@ class Manifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An archive that was read: its manifest and the host in it."""
+    """The manifest and the host's files of an archive."""
 
     manifest: Manifest
     host: Members
-    """By path from the host's `/` on, without it: `sys/bus/pci`."""
+    """By path below the host's `/`, without a leading slash: `sys/bus/pci`."""
 
 
 def pack(top: str, manifest: Manifest, members: Members) -> bytes:
-    """Return an archive, all of it in the folder `top`, with the manifest first."""
+    """Return an archive whose members are all in the folder `top`; the manifest is the first member."""
     content = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
     packed = io.BytesIO()
     moment = int(manifest.at.timestamp())
@@ -129,7 +130,7 @@ def _member(name: str, entry: Entry) -> tuple[tarfile.TarInfo, io.BytesIO | None
 
 
 def unpack(packed: io.BufferedIOBase) -> Opened:
-    """Return what an archive holds of a host; raise DamagedError for one that is torn, foreign or malicious."""
+    """Return the manifest and the host's files; raise DamagedError for a damaged, foreign or malicious archive."""
     manifest: Manifest | None = None
     host: dict[str, Entry] = {}
     try:
@@ -143,17 +144,18 @@ def unpack(packed: io.BufferedIOBase) -> Opened:
                     manifest = _manifest(_content(tar, member))
                 elif path.parts[1:2] == (HOST,) and len(path.parts) > 2:
                     host["/".join(path.parts[2:])] = _entry(tar, member)
-            while bounded.read(tarfile.RECORDSIZE):  # to the end, where the checksum is
+            while bounded.read(tarfile.RECORDSIZE):  # up to the checksum at the end
                 pass
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError, OverflowError, RecursionError) as error:
-        raise DamagedError(f"is no whole tar.gz: {str(error) or type(error).__name__}; have it sent again") from error
+        problem = str(error) or type(error).__name__
+        raise DamagedError(f"is not a complete tar.gz: {problem}; ask for the file again") from error
     if manifest is None:
-        raise DamagedError(f"is no support archive of gpuvirt: it has no {MANIFEST}")
+        raise DamagedError(f"is not a support archive of gpuvirt: it has no {MANIFEST}")
     return Opened(manifest, host)
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that ends in an error before it becomes too large: a few bytes of gzip can stand for any number."""
+    """A stream that raises an error when it becomes too large, since a few bytes of gzip can expand to any size."""
 
     def __init__(self, stream: gzip.GzipFile) -> None:
         self._stream = stream
@@ -164,24 +166,24 @@ class _Bounded(io.RawIOBase):
         content = self._stream.read(self._left + 1 if size < 0 else min(size, self._left + 1))
         self._left -= len(content)
         if self._left < 0:
-            raise DamagedError(f"unpacks to more than {MOST_UNPACKED_BYTES >> 20} MiB; no support archive does")
+            raise DamagedError(f"unpacks to more than {MOST_UNPACKED_BYTES >> 20} MiB, the limit of support archives")
         return content
 
 
 def _checked(tar: tarfile.TarFile) -> Iterator[tuple[PurePosixPath, tarfile.TarInfo]]:
-    """Yield the members with their paths, which all lie in one folder; raise DamagedError for any other."""
+    """Yield the members with their paths; raise DamagedError unless all are in one folder, and of allowed types."""
     top: str | None = None
     for count, member in enumerate(tar, 1):
         if count > MOST_MEMBERS:
-            raise DamagedError(f"has more than {MOST_MEMBERS:,} members; no support archive does")
+            raise DamagedError(f"has more than {MOST_MEMBERS:,} members, the limit of support archives")
         path = PurePosixPath(member.name)
         top = top or path.parts[0] if path.parts else top
         if path.is_absolute() or ".." in path.parts or not path.parts or len(member.name) > MOST_PATH:
-            raise DamagedError(f"has a member outside its folder: {_told(member.name)}")
+            raise DamagedError(f"has a member outside its folder: {_printable(member.name)}")
         if path.parts[0] != top:
-            raise DamagedError(f"has a member outside its folder {_told(top or '')}: {_told(member.name)}")
+            raise DamagedError(f"has a member outside its folder {_printable(top or '')}: {_printable(member.name)}")
         if not (member.isreg() or member.issym() or member.isdir()) or member.issparse():
-            raise DamagedError(f"has a member that is no file, link or folder: {_told(member.name)}")
+            raise DamagedError(f"has a member that is not a file, link or folder: {_printable(member.name)}")
         if member.issym():
             _check_link(path, member.linkname)
         yield path, member
@@ -196,7 +198,7 @@ def _check_link(path: PurePosixPath, target: str) -> None:
         if depth < 0:
             break
     if not inside or depth < 0 or target.startswith("/") or not target or len(target) > MOST_PATH:
-        raise DamagedError(f"has a link that leads out of its folder: {_told(str(path))} -> {_told(target)}")
+        raise DamagedError(f"has a link that leads out of its folder: {_printable(str(path))} -> {_printable(target)}")
 
 
 def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
@@ -208,12 +210,12 @@ def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     if not 0 <= member.size <= MOST_FILE_BYTES:
         raise DamagedError(
-            f"{_told(member.name)} has {member.size:,} bytes; expected at most {MOST_FILE_BYTES >> 20} MiB"
+            f"{_printable(member.name)} has {member.size:,} bytes; expected at most {MOST_FILE_BYTES >> 20} MiB"
         )
     file = tar.extractfile(member)
     content = file.read() if file is not None else b""
     if len(content) != member.size:
-        raise DamagedError(f"ends within {_told(member.name)}; have it sent again")
+        raise DamagedError(f"ends within {_printable(member.name)}; ask for the file again")
     return content
 
 
@@ -222,9 +224,11 @@ def _manifest(content: bytes) -> Manifest:
         found = from_json(content, _Format).format
         manifest = from_json(content, Manifest) if found == FORMAT else None
     except DamagedError as error:
-        raise DamagedError(f"has a {MANIFEST} of another program, or a damaged one: {error}") from error
+        raise DamagedError(f"has a {MANIFEST} that is damaged or of another program: {error}") from error
     if manifest is None:
-        raise DamagedError(f"is of format {found}, and this gpuvirt reads {FORMAT}; use the gpuvirt that made it")
+        raise DamagedError(
+            f"has format {found}, but this gpuvirt reads {FORMAT}; use the version of gpuvirt that wrote it"
+        )
     return manifest
 
 
@@ -232,10 +236,10 @@ class _Format(msgspec.Struct, frozen=True):
     format: int
 
 
-MOST_TOLD: Final = 120
+MOST_SHOWN: Final = 120
 
 
-def _told(text: str) -> str:
-    """Return a name of a stranger's choosing, fit for a terminal."""
-    shown = ascii(text[: MOST_TOLD + 1])[1:-1]
-    return shown if len(text) <= MOST_TOLD else f"{shown}..."
+def _printable(text: str) -> str:
+    """Return an untrusted name, escaped and shortened for a terminal."""
+    shown = ascii(text[: MOST_SHOWN + 1])[1:-1]
+    return shown if len(text) <= MOST_SHOWN else f"{shown}..."

@@ -1,4 +1,4 @@
-"""Time, and waiting for it: a Clock that is real or simulated, and a Signal that a waiter may time out on."""
+"""Time: a Clock that is real or simulated, and a Signal that a task can wait for with a timeout."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,22 +8,22 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A call that was asked for at a later time."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """Take the call back; harmless after it ran."""
+        """Cancel the call; without effect after it ran."""
         ...
 
 
 class Clock(Protocol):
-    """Where the time comes from; everything that waits asks it."""
+    """The source of time for all code that waits or measures intervals."""
 
     def now(self) -> datetime:
-        """Wall-clock time, in UTC; for people and files, never for intervals."""
+        """Return the wall-clock time in UTC; for people and files, never for intervals."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back; for intervals."""
+        """Return seconds that never go back; for intervals."""
         ...
 
     def call_later(self, delay_s: float, call: Callable[[], None], /) -> Timer:
@@ -31,19 +31,19 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float, /) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         ...
 
 
 class RealClock:
-    """The machine's own time."""
+    """The time of this computer."""
 
     def now(self) -> datetime:
-        """Wall-clock time, in UTC."""
+        """Return the wall-clock time in UTC."""
         return datetime.now(UTC)  # noqa: TID251
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never go back."""
         return monotonic()
 
     def call_later(self, delay_s: float, call: Callable[[], None], /) -> Timer:
@@ -51,39 +51,39 @@ class RealClock:
         return asyncio.get_running_loop().call_later(delay_s, call)
 
     async def sleep(self, seconds: float, /) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         await asyncio.sleep(seconds)  # noqa: TID251
 
 
 def until_tick_s(now_s: float, every_s: float) -> float:
-    """Return how long it is to the next whole multiple of `every_s`: who looks equally often wakes at one moment.
+    """Return the time until the next multiple of `every_s`, so that tasks with the same interval wake together.
 
-    A process that sleeps in between is half as dear as one whose parts wake each by itself.
+    A process whose tasks wake together uses half the processor time of one whose tasks wake at different moments.
     """
     left_s = every_s - now_s % every_s
-    return left_s if left_s > every_s / 100 else left_s + every_s  # a timer may ring a moment too early
+    return left_s if left_s > every_s / 100 else left_s + every_s  # a timer may fire a moment too early
 
 
 class Signal:
-    """Something happened: sets wake whoever waits, and one set before the wait is not lost."""
+    """An event for tasks: a set wakes all waiting tasks; if none waits, the next wait returns at once."""
 
     def __init__(self) -> None:
         self._set = False
         self._waiting: set[asyncio.Future[bool]] = set()
 
     def set(self) -> None:
-        """Wake all who wait, or the next who comes."""
+        """Wake all waiting tasks, or let the next wait return at once."""
         asleep = [waiter for waiter in self._waiting if not waiter.done()]
         self._set = not asleep
         for waiter in asleep:
             waiter.set_result(True)
 
     async def wait(self) -> None:
-        """Return once set; that takes the set away."""
+        """Return once the signal is set, and clear it."""
         await self._next(None, None)
 
     async def wait_for(self, clock: Clock, timeout_s: float) -> bool:
-        """Return True once set, False when `timeout_s` passed first."""
+        """Return True once the signal is set, False when `timeout_s` has passed first."""
         return await self._next(clock, timeout_s)
 
     async def _next(self, clock: Clock | None, timeout_s: float | None) -> bool:

@@ -1,19 +1,19 @@
-"""The error tree: one base, and one class for each failure that somebody catches.
+"""The error tree: one base class, and one class for each failure that callers catch.
 
-A message says what failed, where, what was expected, what was found, and how to mend it. Classes that carry a value of
-a higher layer (a refused allocation carries its reason) are declared beside that value and inherit from here.
+A message says what failed and where, what was expected and what was found, and how to fix it. A class with a value of a
+higher layer (a refused allocation has its reason) is declared beside that value and inherits from a class here.
 """
 
 
 class GpuvirtError(Exception):
-    """Base of all errors that gpuvirt raises on purpose; its text is fit for a person."""
+    """The base class of all errors that gpuvirt raises on purpose; users see its text."""
 
 
 class ConfigError(GpuvirtError):
-    """A document that a person wrote can't be used; the command line exits with 2.
+    """A document of a user is invalid; the command line exits with 2.
 
-    `where` is the file with the line when it is known (`node.yaml:7`), `path` the place inside it (`$.offer[0]`); or
-    `where` is an option (`--listen`), which has nothing inside it.
+    `where` is the file, with the line where it is known (`node.yaml:7`), and `path` the place in it (`$.offer[0]`). Or
+    `where` is an option (`--listen`), and `path` is not used.
     """
 
     def __init__(self, message: str, *, where: str, path: str = "$") -> None:
@@ -25,39 +25,39 @@ class ConfigError(GpuvirtError):
 
 
 class DamagedError(GpuvirtError):
-    """Content that a program wrote is not what it wrote, or is of another program."""
+    """The content of a file that gpuvirt or another program wrote is damaged, or of another program."""
 
 
 class InvalidIdError(GpuvirtError, ValueError):
-    """A text is not the address, id or name that it should be."""
+    """A text is not a valid address, id or name."""
 
     def __init__(self, kind: str, text: str, expected: str) -> None:
         super().__init__(f"{text!r} is not {kind}: expected {expected}")
 
 
 class PathTooLongError(GpuvirtError):
-    """A unix socket path is longer than the kernel takes (107 bytes)."""
+    """The path of a unix socket is longer than the kernel allows (107 bytes)."""
 
 
 class DeviceBusyError(GpuvirtError):
-    """A VFIO group, or a device of it, is open in another process; nothing may be done to its devices."""
+    """Another process has a VFIO group or one of its devices open, so gpuvirt must not change the devices."""
 
 
 class LeaseUnavailableError(GpuvirtError):
-    """Whether VFIO devices are in use can't be told here (no node, no permission): not a proof of anything."""
+    """It is unknown whether VFIO devices are in use (no node, no permission)."""
 
 
 class VgpuUnavailableError(GpuvirtError):
-    """The host has not what was to be made or removed: it has changed since it was looked at. Nothing was written."""
+    """The host no longer supports a vGPU, or no longer has it: it has changed since the scan. Nothing was written."""
 
 
 class VfsUnchangedError(GpuvirtError):
-    """A GPU has not the VFs that it should have, though whatever was to switch them said nothing of a failure."""
+    """A GPU does not have the desired VFs, although the switch reported no error."""
 
 
 class MountError(GpuvirtError):
-    """A simulated machine can't be mounted."""
+    """A simulated host cannot be mounted."""
 
 
 class AlreadyRunningError(GpuvirtError):
-    """Another agent serves this node."""
+    """Another agent runs on this node."""

@@ -1,7 +1,7 @@
-"""Documents that Go programs write, in which null stands for an absent field.
+"""Reads documents of Go programs, in which null stands for an absent field. msgspec has no option for that.
 
-Go encodes nil slices, maps and pointers as null: `"conditions": null`. Kubernetes' own decoders read that as absent,
-and so does this module. A field whose type takes null keeps it. A required field that is null is a fault.
+Go encodes nil slices, maps and pointers as null: `"conditions": null`. The decoders of Kubernetes treat null as absent,
+and so does this module. A field whose type allows null keeps it. A required field that is null is an error.
 """
 
 from functools import cache
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def decode(content: bytes | msgspec.Raw, shape: type[T]) -> T:
-    """Return JSON as a `shape`; raises msgspec.DecodeError and UnicodeDecodeError.
+    """Return JSON as a `shape`; raise msgspec.DecodeError and UnicodeDecodeError.
 
-    Nulls are looked for only where the document does not fit as it is: large lists cost no more than without.
+    Nulls are removed only where the document does not match as it is, so that large lists cost nothing more.
     """
     try:
         return msgspec.json.decode(content, type=shape)
@@ -30,12 +30,12 @@ def decode(content: bytes | msgspec.Raw, shape: type[T]) -> T:
 
 
 def is_null(content: msgspec.Raw) -> bool:
-    """Return whether a field that is kept as it stands is null."""
+    """Return whether an undecoded field is null."""
     return bytes(content) == b"null"
 
 
 def removed(content: Plain, shape: object) -> Plain:
-    """Return a document without the nulls that stand for absent fields of a `shape`."""
+    """Return a document without the nulls that stand for absent fields of a `shape`; `content` stays unchanged."""
     return _removed(content, _type_of(shape))
 
 

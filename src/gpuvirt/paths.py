@@ -1,7 +1,7 @@
-"""Where things lie: the host's folders as this process sees them, the kubelet's, and the length of a socket's path.
+"""The folders of the host as this process sees them, the kubelet's folders, and the limit of a socket's path.
 
-Two types keep two things apart. A `HostPath` is what the host calls a file (`/dev/vfio/12`) and is what other programs
-are told. A `Path` is where this process finds it (`/host/dev/vfio/12`). Only `HostRoots` turns one into the other.
+Two types distinguish two kinds of paths. A `HostPath` is a path on the host (`/dev/vfio/12`), which other programs get.
+A `Path` is the path of the same file in this process (`/host/dev/vfio/12`). Only `HostRoots` converts one to the other.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from typing import NewType, Self
 from gpuvirt.errors import PathTooLongError
 
 HostPath = NewType("HostPath", str)
-"""An absolute path as the host itself would write it."""
+"""An absolute path on the host."""
 
 SOCKET_PATH_BYTES = 107
-"""sockaddr_un holds 108 bytes with the closing NUL (unix(7))."""
+"""sockaddr_un has 108 bytes with the final NUL (unix(7))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,23 @@ class HostRoots:
     run: Path
     root: Path
     system: Path
-    """Where the host's programs and modules are seen, which a container has beside its own."""
+    """The root below which this process sees the host's programs and modules."""
 
     @classmethod
     def under(cls, root: Path, system: Path | None = None) -> Self:
-        """Return the roots of a host whose `/` is seen at `root`."""
+        """Return the roots of a host whose `/` is mounted at `root`."""
         folders = {name: root / name for name in ("sys", "dev", "proc", "run")}
         return cls(**folders, root=root, system=system or root)
 
     def prefixes(self) -> Mapping[str, str]:
-        """Return, for each first component of a host path, what stands in its place here (`/dev` -> `/host/dev`)."""
+        """Return the replacement of each first component of a host path (`/dev` -> `/host/dev`)."""
         ours = {"sys": self.sys, "dev": self.dev, "proc": self.proc, "run": self.run}
         return {
             name: str(path) for name, path in ({"lib": self.system / "lib", "usr": self.system / "usr"} | ours).items()
         }
 
     def local(self, path: HostPath) -> Path:
-        """Return where this process finds `path`."""
+        """Return the path of a host's file in this process."""
         _, first, *rest = path.split("/", 2)
         prefix = self.prefixes().get(first)
         return self.root / path.lstrip("/") if prefix is None else Path(prefix, *rest)
@@ -52,13 +52,13 @@ class HostRoots:
 
 @dataclass(frozen=True, slots=True)
 class KubeletPaths:
-    """The kubelet's folder (`/var/lib/kubelet`) and what device plugins need of it."""
+    """The kubelet's folder (`/var/lib/kubelet`), and the files in it that gpuvirt uses."""
 
     root: Path
 
     @property
     def device_plugins(self) -> Path:
-        """The folder that holds `kubelet.sock` and the sockets of all device plugins."""
+        """The folder of `kubelet.sock` and of the sockets of all device plugins."""
         return self.root / "device-plugins"
 
     @property
@@ -68,12 +68,12 @@ class KubeletPaths:
 
     @property
     def checkpoint(self) -> Path:
-        """The device manager's record of which pod holds which device."""
+        """The checkpoint of the kubelet's device manager, with the devices of each pod."""
         return self.device_plugins / "kubelet_internal_checkpoint"
 
     @property
     def pods(self) -> Path:
-        """The folder that has one for each pod of the node, by its UID."""
+        """The folder with a folder for each pod of the node, named by the pod's UID."""
         return self.root / "pods"
 
     @property
@@ -83,11 +83,11 @@ class KubeletPaths:
 
 
 def check_socket_path(path: Path) -> Path:
-    """Return `path` when a unix socket may lie there, else raise PathTooLongError."""
+    """Return `path`; raise PathTooLongError where it is too long for a unix socket."""
     length = len(str(path).encode())
     if length > SOCKET_PATH_BYTES:
         raise PathTooLongError(
-            f"{path}: a unix socket's path holds at most {SOCKET_PATH_BYTES} bytes, this one has {length};"
-            " give --kubelet-dir a shorter path (a bind mount or a link will do)"
+            f"{path}: the path of a unix socket has at most {SOCKET_PATH_BYTES} bytes, this one has {length};"
+            " set --kubelet-dir to a shorter path (for example a bind mount or a link)"
         )
     return path

@@ -1,7 +1,7 @@
-"""Supervision of a process's tasks: what ends it, by signals too, what is started again, and how long to wait before.
+"""Supervises the tasks of a process: restarts failed tasks after a pause, and ends the process at signals.
 
-An essential task is a plain member of the process's TaskGroup: its failure ends the process, and the supervisor above
-(the kubelet, systemd) starts it again. Work whose failure the rest can outlive runs under `keep_going`.
+An essential task is a direct member of the process's TaskGroup: its failure ends the process, and the kubelet or
+systemd starts the process again. Other tasks run in `keep_going`, so that the process survives their failure.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def backoff_s(*, first_s: float = 0.2, factor: float = 2.0, most_s: float = 10.0) -> Iterator[float]:
-    """Yield the pauses between attempts, for ever: 0.2, 0.4, 0.8 ... 10, 10 seconds."""
+    """Yield the pauses between attempts without end: 0.2, 0.4, 0.8 ... 10, 10 seconds."""
     pause_s = first_s
     while True:
         yield pause_s
@@ -23,14 +23,14 @@ def backoff_s(*, first_s: float = 0.2, factor: float = 2.0, most_s: float = 10.0
 
 
 async def keep_going(name: str, work: Callable[[], Awaitable[None]], clock: Clock) -> None:
-    """Run `work`; when it fails, log why and run it again after a pause. Returns when `work` returns."""
+    """Run `work`; when it fails, log the error and run it again after a pause. Return when `work` returns."""
     pauses = backoff_s()
     while True:
         began_s = clock.monotonic_s()
         try:
             await work()
         except Exception:
-            log.exception("task failed, will be started again", extra={"task": name})
+            log.exception("the task failed and will be restarted", extra={"task": name})
         else:
             return
         if clock.monotonic_s() - began_s > 60:
@@ -39,7 +39,7 @@ async def keep_going(name: str, work: Callable[[], Awaitable[None]], clock: Cloc
 
 
 async def until_stopped(work: Coroutine[None, None, None]) -> None:
-    """Do `work` until it ends, or SIGTERM or SIGINT cancels it."""
+    """Run `work` until it ends, or until SIGTERM or SIGINT cancels it."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(work)

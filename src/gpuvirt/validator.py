@@ -1,6 +1,6 @@
-"""A check of a node for containers, made until it holds, and the file that says so to those who wait for it.
+"""Checks a node for containers until the check passes, and writes a marker file for the operands that wait for it.
 
-A file is written once its check holds, and taken away as soon as one fails: what others start on was so a moment ago.
+The file is written when its check passes, and removed as soon as a check fails.
 """
 
 import asyncio
@@ -30,32 +30,32 @@ DRIVER, TOOLKIT, PLUGIN = (f"{name}-ready" for name in ("driver", "toolkit", "pl
 EVERY_S = 5.0
 
 Check = Callable[[], Awaitable[str]]
-"""Returns what the file is to say; raises GpuvirtError where the check does not hold."""
+"""Returns the content of the marker file; raises GpuvirtError where the check fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A file that says that something is so."""
+    """A file that exists while a check passes."""
 
     path: Path
 
     @property
     def is_there(self) -> bool:
-        """Whether it says so now."""
+        """Whether the file exists."""
         return self.path.exists()
 
     def write(self, content: str) -> None:
-        """Have it say so."""
+        """Create or replace the file."""
         replace_file(self.path, content.encode(), durable=False, mode=0o644)
-        log.info("%s is there", self.path)
+        log.info("%s written", self.path)
 
     def remove(self) -> None:
-        """Have it not say so."""
+        """Remove the file where it exists."""
         self.path.unlink(missing_ok=True)
 
 
 def driver_check(roots: DriverRoots, run: Run = run_program) -> Check:
-    """Return the check that a driver works."""
+    """Return the check whether a driver for containers works."""
 
     async def check() -> str:
         return find_driver(roots, run).lines
@@ -64,7 +64,7 @@ def driver_check(roots: DriverRoots, run: Run = run_program) -> Check:
 
 
 def toolkit_check(run: Run = run_program, has: Callable[[Path], bool] = is_there) -> Check:
-    """Return the check that the container toolkit gives containers GPUs."""
+    """Return the check whether the container toolkit gives GPUs to containers."""
 
     async def check() -> str:
         check_toolkit(run, has)
@@ -74,13 +74,13 @@ def toolkit_check(run: Run = run_program, has: Callable[[Path], bool] = is_there
 
 
 def plugin_check(client: Client, node: NodeName) -> Check:
-    """Return the check that a node offers GPUs, or parts of GPUs, to containers."""
+    """Return the check whether a node offers GPUs, or parts of GPUs, to containers."""
 
     async def check() -> str:
         allocatable = (await client.get(NODES, node, Node)).status.allocatable
         if not any(name.startswith(GPU_RESOURCES) and count != "0" for name, count in allocatable.items()):
             raise NotReadyError(
-                f"node {node} offers no nvidia.com/gpu and no nvidia.com/mig-...: no plugin has registered"
+                f"node {node} offers no nvidia.com/gpu and no nvidia.com/mig-...: no device plugin has registered"
             )
         return ""
 
@@ -88,15 +88,13 @@ def plugin_check(client: Client, node: NodeName) -> Check:
 
 
 def unused_check(look: Callable[[], UnitState]) -> Check:
-    """Return the check that no VM can be using a GPU, before a driver for containers takes all of them."""
+    """Return the check whether all GPUs are free of VMs, before a driver for containers binds all of them."""
 
     async def check() -> str:
-        seen = look()
-        if not seen.inventory.gpus:
-            raise NotReadyError(
-                "no GPU is seen on this host, so whether VMs use any is not known: is its /sys mounted?"
-            )
-        if reasons := why_not_unused(seen):
+        state = look()
+        if not state.inventory.gpus:
+            raise NotReadyError("no GPU found on this host, so it is unknown whether VMs use one: is /sys mounted?")
+        if reasons := why_not_unused(state):
             raise NotReadyError(f"a driver for containers would take GPUs from VMs: {in_words(reasons)}")
         return ""
 
@@ -104,8 +102,8 @@ def unused_check(look: Callable[[], UnitState]) -> Check:
 
 
 async def validate(check: Check, marker: Marker | None, clock: Clock, *, wait: bool) -> None:
-    """Make a check and write its file; where it does not hold, again and again, or raise GpuvirtError."""
-    said = ""
+    """Run a check and write its file. With `wait`, repeat it until it passes; else raise its GpuvirtError."""
+    logged = ""
     while True:
         try:
             content = await check()
@@ -116,16 +114,16 @@ async def validate(check: Check, marker: Marker | None, clock: Clock, *, wait: b
                 marker.remove()
             if not wait:
                 raise
-            if str(error) != said:
+            if str(error) != logged:
                 log.warning("%s", error)
-            said = str(error)
+            logged = str(error)
         else:
             return
         await clock.sleep(EVERY_S)
 
 
 async def await_marker(marker: Marker, clock: Clock) -> None:
-    """Return once a file is there."""
+    """Return once a file exists."""
     if not marker.is_there:
         log.info("waiting for %s", marker.path)
     while not marker.is_there:
@@ -133,11 +131,11 @@ async def await_marker(marker: Marker, clock: Clock) -> None:
 
 
 async def rest(folder: Path) -> None:
-    """Do nothing until SIGTERM or SIGINT, and take the files away then: nobody keeps what they say true any more."""
-    told = asyncio.Event()
+    """Wait for SIGTERM or SIGINT, and then remove the files, because no process repeats their checks any more."""
+    stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     log.info("this node is ready for containers with GPUs")
-    await told.wait()
+    await stopping.wait()
     for name in (DRIVER, TOOLKIT, PLUGIN):
         Marker(folder / name).remove()

@@ -84,9 +84,9 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tuple[
         (member(f"{TOP}/host/sys/x", tarfile.SYMTYPE, "../../MANIFEST.json"), "a link that leads out of its folder"),
         (member(f"{TOP}/host/sys/x", tarfile.SYMTYPE, "a/../../../x/host/sys"), "a link that leads out of its folder"),
         (member(f"{TOP}/x", tarfile.SYMTYPE, "host"), "a link that leads out of its folder"),
-        (member(f"{TOP}/host/x", tarfile.LNKTYPE, f"{TOP}/MANIFEST.json"), "no file, link or folder"),
-        (member(f"{TOP}/host/x", tarfile.CHRTYPE), "no file, link or folder"),
-        (member(f"{TOP}/host/x", tarfile.FIFOTYPE), "no file, link or folder"),
+        (member(f"{TOP}/host/x", tarfile.LNKTYPE, f"{TOP}/MANIFEST.json"), "not a file, link or folder"),
+        (member(f"{TOP}/host/x", tarfile.CHRTYPE), "not a file, link or folder"),
+        (member(f"{TOP}/host/x", tarfile.FIFOTYPE), "not a file, link or folder"),
         (member(f"{TOP}/host/" + "x/" * 2000), "outside its folder"),
         (member(f"{TOP}/host/\x1b[2J", tarfile.FIFOTYPE), r"\\x1b\[2J"),
     ],
@@ -132,13 +132,16 @@ def test_an_archive_has_so_many_members(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no whole tar.gz|no support archive"),
-        (b"hello", "is no whole tar.gz"),
-        (gzip.compress(b""), "is no whole tar.gz: empty file"),
-        (gzip.compress(b"hello" * 1000), "is no whole tar.gz"),
+        (b"", "is not a complete tar.gz|not a support archive"),
+        (b"hello", "is not a complete tar.gz"),
+        (gzip.compress(b""), "is not a complete tar.gz: empty file"),
+        (gzip.compress(b"hello" * 1000), "is not a complete tar.gz"),
         (tar_of(manifest=b"{}"), "of another program"),
         (tar_of(manifest=b"\xff"), "of another program"),
-        (tar_of(manifest=b'{"format": 2}'), "is of format 2, and this gpuvirt reads 1; use the gpuvirt that made it"),
+        (
+            tar_of(manifest=b'{"format": 2}'),
+            "has format 2, but this gpuvirt reads 1; use the version of gpuvirt that wrote it",
+        ),
     ],
     ids=["nothing", "text", "gzip of nothing", "gzip of text", "json", "no json", "newer"],
 )
@@ -152,7 +155,7 @@ def test_a_tar_of_another_program_is_refused() -> None:
     with tarfile.open(fileobj=target, mode="w:gz") as tar:
         tar.addfile(*((info := tarfile.TarInfo("x/y")), io.BytesIO()))
         assert info.size == 0
-    with pytest.raises(DamagedError, match=r"no support archive of gpuvirt: it has no MANIFEST\.json"):
+    with pytest.raises(DamagedError, match=r"not a support archive of gpuvirt: it has no MANIFEST\.json"):
         unpack(io.BytesIO(target.getvalue()))
 
 
