@@ -31,7 +31,7 @@ class DriverRoots:
     driver_on_host: HostPath
     """The path of the same folder on the host."""
     started: Path | None
-    """The file that the driver container writes when its driver runs; None where there is no such container."""
+    """The file that the driver container writes when its driver runs; None where another program manages the driver."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class _HostCopying(Copying):
         return basename(group) if group is not None else None
 
     def whole(self, address: PciAddress, folder: HostPath, *, is_gpu: bool) -> None:
-        """Copy all described files of a GPU, or of a function beside one."""
+        """Copy the files in `WHOLE` and further files of a GPU, or of a function beside a GPU."""
         here = device_path(address)
         entries = self.names(here, folder)
         self.files(here, folder, [name for name in WHOLE if name in entries])
