@@ -26,7 +26,7 @@ def test_every_machine_can_be_built_twice_and_is_the_same(name: str) -> None:
 
 
 def test_an_unknown_machine_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"3xA10: .*no such machine; there are 2xA10, "):
+    with pytest.raises(ConfigError, match=r"3xA10: .*no such simulated host; there are 2xA10, "):
         load_host("3xA10")
 
 
@@ -51,7 +51,7 @@ T4 = "about: x\nslots: [{at: '0000:01:00.0', board: T4"
         (f"{ONE}, numa: 1024}}]", r"\$\.slots\[0\]\.numa: Expected `int` <= 1023"),
         (f"{ONE}, vfs: -1}}]", r"\$\.slots\[0\]\.vfs: Expected `int` >= 0"),
         (f"{ONE}, vfs: 100000}}]", r"\$\.slots\[0\]\.vfs: Expected `int` <= 256"),
-        (f"{ONE}, vfs: 33}}]", r"\$\.slots\[0\]: .*33 VFs are asked for; board A10 has 32"),
+        (f"{ONE}, vfs: 33}}]", r"\$\.slots\[0\]: .*33 VFs are requested, but board A10 has 32"),
         (f"{ONE}, driver: ../../x}}]", r"\$\.slots\[0\]\.driver: Expected `str` matching regex"),
         (f"{T4}, vgpus: {{GRID T4-1Q: 17}}}}]", r"\$\.slots\[0\]: .*17 x GRID T4-1Q don't fit, only 16 do"),
         (f"{T4}, vgpus: {{GRID T4-8Q: 1, GRID T4-1Q: 1}}}}]", r"\$\.slots\[0\]: .*1 x GRID T4-1Q don't fit, only 0 do"),
@@ -66,7 +66,7 @@ T4 = "about: x\nslots: [{at: '0000:01:00.0', board: T4"
             r"mine.yaml:2: \$\.egm\[0\]\.name: Expected `str` matching regex",
         ),
         ("about: x\negm: [{name: egm0, gpus: [x]}]", r"\$\.egm\[0\]: .*'x' is not a PCI address"),
-        ("about: x\negm: [{name: egm0, gpus: []}, {name: egm0, gpus: []}]", r"\$\.egm\[1\]: .*egm0 stands twice"),
+        ("about: x\negm: [{name: egm0, gpus: []}, {name: egm0, gpus: []}]", r"\$\.egm\[1\]: .*egm0 is listed twice"),
         ("about: x\nboards: {b: {functions: []}}", r"\$\.boards\.b\.functions: Expected `array` of length >= 1"),
         (
             "about: x\nboards: {b: {functions: [{id: 1:2, class: '3'}]}}",

@@ -1,4 +1,4 @@
-"""A host that was packed into a support archive, as a kernel that can be looked at and does nothing."""
+"""A host in a support archive, as a `Kernel` that answers reads and refuses everything else."""
 
 import errno
 from collections import defaultdict
@@ -14,11 +14,11 @@ from gpuvirt.sim.tree import File, Link, Node, Tree, fails
 
 
 class ArchivedKernel:
-    """A host's files as they were; what could not be read then fails as it did."""
+    """The archived files. A read that failed on the host fails again, with the same errno."""
 
     def __init__(self, opened: Opened) -> None:
         self.tree = _tree(opened.host)
-        self._errors: Mapping[str, int] = {one.path: one.errno for one in opened.manifest.unread if one.errno}
+        self._errors: Mapping[str, int] = {file.path: file.errno for file in opened.manifest.unread if file.errno}
         self._unread_in: defaultdict[str, set[str]] = defaultdict(set)
         for path in self._errors:
             folder, _, name = path.rpartition("/")
@@ -26,7 +26,7 @@ class ArchivedKernel:
 
     @property
     def pids(self) -> frozenset[int]:
-        """No process: nothing is done here, and no process of the host is archived."""
+        """No process: nothing acts here, and the archive contains none of the host's processes."""
         return frozenset()
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
@@ -38,12 +38,12 @@ class ArchivedKernel:
         return (content.encode() if isinstance(content, str) else content)[:limit]
 
     def write(self, path: HostPath, data: bytes, /) -> None:
-        """Fail: nothing can be done to a host that is not here."""
+        """Fail with EROFS: an archived host can't be changed."""
         raise fails(errno.EROFS, f"{path} ({len(data)} bytes)")
 
     def listdir(self, path: HostPath, /) -> Sequence[str]:
-        """Return the names in a folder."""
-        self._fail_as_then(path)
+        """Return the names in a folder, also of files that could not be read on the host."""
+        self._fail_as_on_host(path)
         return [*{*self.tree.folder(path).entries, *self._unread_in.get(path, ())}]
 
     def readlink(self, path: HostPath, /) -> str:
@@ -54,32 +54,32 @@ class ArchivedKernel:
         return node.target
 
     def device_number(self, path: HostPath, /) -> int:
-        """Return 0 for what is there: nodes are archived as empty files."""
+        """Return 0 for each path that exists: device nodes are archived as empty files."""
         self._find(path)
         return 0
 
     def lease(self, group: IommuGroup, /) -> AbstractContextManager[None]:
-        """Fail: whether anybody used a group is not archived."""
-        raise LeaseUnavailableError(f"group {group} is one of a host in an archive")
+        """Fail: the archive does not record which processes had a group open."""
+        raise LeaseUnavailableError(f"IOMMU group {group} can't be opened: its host is in a support archive")
 
     def lease_devices(self, names: Sequence[str], /) -> AbstractContextManager[None]:
-        """Fail: whether anybody used a device is not archived."""
-        raise LeaseUnavailableError(f"{', '.join(names)} are devices of a host in an archive")
+        """Fail: the archive does not record which processes had a device open."""
+        raise LeaseUnavailableError(f"{', '.join(names)} can't be opened: the host is in a support archive")
 
     def open_files(self) -> Iterator[OpenFile]:
-        """Fail: the processes of the host are not archived."""
+        """Fail: the archive contains no processes."""
         raise fails(errno.ENOENT, "/proc")
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
-        """Never call `wake`."""
+        """Never call `wake`: an archive does not change."""
         del wake
         return lambda: None
 
     def _find(self, path: HostPath, *, follow: bool = True) -> Node:
-        self._fail_as_then(path)
+        self._fail_as_on_host(path)
         return self.tree.find(path, follow=follow)
 
-    def _fail_as_then(self, path: HostPath) -> None:
+    def _fail_as_on_host(self, path: HostPath) -> None:
         if number := self._errors.get(path):
             raise fails(number, path)
 

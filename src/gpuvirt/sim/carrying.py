@@ -1,4 +1,4 @@
-"""vGPUs that a host file gives as a real host was found to have them: each by itself, whether or not it fits."""
+"""vGPUs that a host file lists one by one, as an imported host had them, whether or not they fit."""
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, parse_mdev_uuid, parse_pci_address
 from gpuvirt.facts.vgpu import Framework
@@ -9,26 +9,26 @@ from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 
 
 def carry(kernel: SimKernel, gpu: PciAddress, spec: CarriesSpec) -> None:
-    """Let a GPU carry vGPUs; raise ValueError or KeyError where that makes no sense."""
+    """Let a GPU carry the listed vGPUs; raise ValueError or KeyError where the list is inconsistent."""
     slots = [parse_pci_address(slot) for slot in spec.slots] or [gpu]
     if spec.framework is Framework.SRIOV_VF:
         raise ValueError("VFs that split a GPU are given as functions; expected mdev or vendor-vfio")
     vgpu_host = SimVgpuHost(gpu, spec.types, slots)
     kernel.vfs.offer(Carrier(vgpu_host, spec.framework, on_vfs=slots != [gpu]))
     for live in spec.live:
-        _adopt(kernel, vgpu_host, live, _known(vgpu_host, live), spec.framework)
+        _adopt(kernel, vgpu_host, live, _type_of(vgpu_host, live), spec.framework)
     vgpu_host.found = {
         (parse_pci_address(slot), name): count for slot, counts in spec.left.items() for name, count in counts.items()
     }
     vgpu_host.found_with = frozenset(vgpu_host.live)
 
 
-def _known(vgpu_host: SimVgpuHost, live: LiveSpec) -> VgpuTypeSpec:
+def _type_of(vgpu_host: SimVgpuHost, live: LiveSpec) -> VgpuTypeSpec:
     found = next((spec for spec in vgpu_host.types if spec.name == live.type), None)
     if found is None:
         raise ValueError(f"no vGPU type {live.type!r}; there are {', '.join(spec.name for spec in vgpu_host.types)}")
     if parse_pci_address(live.slot) not in vgpu_host.slots:
-        raise ValueError(f"{live.slot} carries no vGPUs; there are {', '.join(vgpu_host.slots)}")
+        raise ValueError(f"{live.slot} carries no vGPUs; expected one of {', '.join(vgpu_host.slots)}")
     return found
 
 
@@ -37,7 +37,7 @@ def _adopt(kernel: SimKernel, vgpu_host: SimVgpuHost, live: LiveSpec, spec: Vgpu
     if framework is Framework.MDEV:
         uuid = parse_mdev_uuid(live.uuid or "")
         if uuid in kernel.mdev.devices:
-            raise ValueError(f"the vGPU {uuid} stands twice")
+            raise ValueError(f"the vGPU {uuid} is listed twice")
         kernel.mdev.adopt(vgpu_host, slot, spec, uuid, IommuGroup(live.group) if live.group is not None else None)
         return
     function = kernel.pci.functions[slot]

@@ -1,4 +1,4 @@
-"""A simulated host as plain files, so that other programs can read it: a snapshot, which does not act."""
+"""Writes a simulated host as plain files, a snapshot that other programs can read."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -10,14 +10,14 @@ from gpuvirt.sim.tree import DeviceNode, File, Folder, Link
 
 
 class LeavesTargetError(GpuvirtError):
-    """A machine has a path that would be written outside the folder that it is exported to."""
+    """A path of the simulated host lies outside the folder that it is exported to."""
 
 
 def export(kernel: SimKernel, target: Path, *, leave_out: Collection[str] = ()) -> None:
-    """Write the machine's files below `target`, but for folders of its `/` that are left out.
+    """Write the simulated host's files below `target`, except for top-level folders in `leave_out`.
 
-    Device nodes become empty files: that a group can be opened shows, who has it open does not. A file that can't be
-    read is empty.
+    Device nodes become empty files, which show that a group can be opened, but not which process has it open. A file
+    that can't be read becomes empty.
     """
     target.mkdir(parents=True, exist_ok=True)
     for path, node in kernel.tree.walk():

@@ -1,4 +1,4 @@
-"""What a host file says of a host besides its devices, so that doctor reads on the machine what it read there."""
+"""The platform part of a host file that is made of an imported host, so that doctor reads the same values on both."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ from gpuvirt.sim.platform import (
 )
 
 MOST_ROUNDS = 4
-"""What one file says can decide which others are read; two rounds do for every host that was met."""
+"""The content of one file can decide which other files are read; two rounds were enough for every host so far."""
 FIRMWARES_SCREEN = "efi-framebuffer.0"
 _SCREEN = re.compile(r"/sys/class/graphics/fb([0-9]{1,2})/name")
 _AMD = re.compile(r"^vendor_id\s*:\s*(?:AuthenticAMD|HygonGenuine)", re.MULTILINE)
@@ -31,9 +31,9 @@ _PATH = re.compile(ABSOLUTE_PATH)
 
 
 def platform_of(host: Setup, show: Callable[[PlatformSpec], Setup]) -> PlatformSpec:
-    """Return what a host file is to say of a host; `show` tells what is read on a machine of such a file.
+    """Return the platform of an imported host; `show` returns what is read on a simulated host with a given platform.
 
-    What has a name is said by its name, the rest by its files.
+    Properties that PlatformSpec has a field for go into that field, all others into its files.
     """
     spec = _named(host)
     for _ in range(MOST_ROUNDS):
@@ -64,39 +64,39 @@ def _named(host: Setup) -> PlatformSpec:
         available=available if isinstance(available, tuple) and all(map(is_safe, available)) else default.available,
         console=console,
         screen=(host.framebuffers[0].name.text or "") if console else default.screen,
-        screens=() if console else tuple(one for screen in host.framebuffers for one in _screen(screen)),
+        screens=() if console else tuple(spec for screen in host.framebuffers for spec in _screen(screen)),
         without_reset=tuple(
             address
-            for address, one in sorted(host.functions.items())
-            if one.reset.there is False and (one.reset_method is None or one.reset_method.value is None)
+            for address, function in sorted(host.functions.items())
+            if function.reset.there is False and (function.reset_method is None or function.reset_method.value is None)
         ),
         bars_unassigned=tuple(
             address
-            for address, one in sorted(host.functions.items())
-            if one.resource.text == resource(unassigned=True).strip()
+            for address, function in sorted(host.functions.items())
+            if function.resource.text == resource(unassigned=True).strip()
         ),
     )
 
 
 def _boot(host: Setup) -> Boot:
-    """Return the boot loader whose files are most like the host's."""
-    there: set[str] = {one.path for one in host.boot_files if one.there is True}
+    """Return the boot loader whose files are most similar to the host's."""
+    existing: set[str] = {file.path for file in host.boot_files if file.there is True}
 
-    def unlike(boot: Boot) -> tuple[int, bool, bool]:
+    def difference(boot: Boot) -> tuple[int, bool, bool]:
         names = BOOT_FILES[boot]
-        has = {path for path in read.BOOT_FILES if any(f"{name}/".startswith(f"{path}/") for name in names)}
+        expected = {path for path in read.BOOT_FILES if any(f"{name}/".startswith(f"{path}/") for name in names)}
         other_system = names.get("/etc/os-release", "").strip() != (host.os_release.text or "")
-        return len(has ^ there), other_system, boot is not Boot.NONE
+        return len(expected ^ existing), other_system, boot is not Boot.NONE
 
-    return min(Boot, key=unlike)
+    return min(Boot, key=difference)
 
 
 def _console(host: Setup) -> str | None:
-    """Return the GPU on which the firmware shows its screen, where that is the only one."""
-    shown = [address for address, one in sorted(host.functions.items()) if one.boot_vga.text == "1"]
-    screens = [(one.device.target, one.name.path) for one in host.framebuffers if one.name.text]
+    """Return the GPU on which the firmware shows its screen, where that is the only screen."""
+    gpus = [address for address, function in sorted(host.functions.items()) if function.boot_vga.text == "1"]
+    screens = [(screen.device.target, screen.name.path) for screen in host.framebuffers if screen.name.text]
     alone = screens == [(FIRMWARES_SCREEN, "/sys/class/graphics/fb0/name")]
-    return shown[0] if alone and len(shown) == len(host.framebuffers) == 1 else None
+    return gpus[0] if alone and len(gpus) == len(host.framebuffers) == 1 else None
 
 
 def _screen(screen: Framebuffer) -> list[ScreenSpec]:
@@ -109,7 +109,7 @@ def _screen(screen: Framebuffer) -> list[ScreenSpec]:
 
 @dataclass(slots=True)
 class _Amending:
-    """A platform being amended by what differs between a host and the machine of that platform."""
+    """Amends a platform by the differences between a host and the simulated host with that platform."""
 
     spec: PlatformSpec
     host: Setup
@@ -123,13 +123,13 @@ class _Amending:
         self.files, self.acpi = dict(self.spec.files), self.spec.acpi
         self.missing, self.folders = set(self.spec.missing), set(self.spec.folders)
         if self.host.modules != self.shown.modules and self.spec.modules is None and self.host.modules.known:
-            # Which parameters there are depends on them.
+            # The modules decide which parameters exist.
             modules = tuple(filter(is_safe, self.host.modules.known))
             return msgspec.structs.replace(self.spec, modules=modules)
         host, shown = parts(self.host), parts(self.shown)
         differing = [path for path in sorted({*host, *shown}) if host.get(path) != shown.get(path)]
         if any(path.startswith(read.IRQS) for path in differing):
-            # Which interrupts are looked at depends on those before them.
+            # Which interrupts are read depends on those before them.
             self.missing.add(read.IRQS)
             differing += [path for path in host if path.startswith(read.IRQS)]
         for path in differing:
@@ -153,7 +153,7 @@ class _Amending:
                 self._make(path)
             case Listing(names=tuple(names)):
                 self._list(path, names, shown.known if isinstance(shown, Listing) else ())
-            case _:  # what could not be read stays as machines have it, and is told
+            case _:  # a value that could not be read keeps its default, and is reported as a difference
                 return
 
     def _make(self, path: str) -> None:
@@ -175,13 +175,13 @@ class _Amending:
             case self.host.iommus.path:
                 self.folders |= {path, *(f"{path}/{name}" for name in {*safe} - {*shown})}
                 self.missing |= {f"{path}/{name}" for name in {*shown} - {*names}}
-            case _ if any(one.path == path for one in self.host.modprobe_folders):
+            case _ if any(folder.path == path for folder in self.host.modprobe_folders):
                 self.folders.add(path)
                 self.files |= {f"{path}/{name}": "" for name in safe if f"{path}/{name}" not in parts(self.host)}
-            case _:  # lists of devices, and what their files say
+            case _:  # the simulated devices make the other lists
                 return
 
 
 def _places(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths that a host file may name, in their order."""
+    """Return the paths that a host file can contain, sorted."""
     return tuple(sorted(path for path in paths if _PATH.fullmatch(path)))

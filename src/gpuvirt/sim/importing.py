@@ -1,6 +1,6 @@
-"""Makes a host file of a host that was looked at, and says what of the host the machine can't show.
+"""Makes a host file of a host that gpuvirt has read, and reports what of the host its simulation does not show.
 
-Each function becomes a slot with a board of one function, so that no two need have anything in common.
+Each function becomes a slot with a board of one function, because functions need not have anything in common.
 """
 
 import re
@@ -51,7 +51,7 @@ NATIVE = {
     (FunctionKind.SERIAL, 0x10DE): "nvidia-gpu",
 }
 NATIVE_OF_ANY = {FunctionKind.AUDIO: "snd_hda_intel", FunctionKind.USB: "xhci_hcd", FunctionKind.BRIDGE: "pcieport"}
-"""The drivers that a kernel would give a function that has none, or that a VFIO driver has now: a host can't tell."""
+"""The drivers that a kernel would bind to a function that has none, or a VFIO driver; the host does not show them."""
 
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,63}")
 _EGM = re.compile(r"egm[0-9]{1,4}")
@@ -59,29 +59,29 @@ _CDEV = re.compile(r"vfio([0-9]{1,9})")
 
 
 class UnfitError(GpuvirtError):
-    """A host shows what no host file can say, or what makes no machine."""
+    """A host has properties that no host file can express, or that make no consistent simulated host."""
 
 
 COMMENT = """\
-# Made by `gpuvirt sim import` of what a host showed. Guesses: the driver that a function would get by itself
-# (native_driver) where it had none or one of VFIO and gpuvirt has not recorded which it had before; `size` and `most`
-# of vGPU types that the host did not describe.
+# Made by `gpuvirt sim import`. These values are guesses: native_driver, the driver that the kernel would bind to a
+# function, where the host had no driver or a VFIO driver on it and gpuvirt had not recorded an earlier one; `size` and
+# `most` of vGPU types that the host did not describe.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A machine made of a host."""
+    """A simulated host that was made of a real host."""
 
     spec: HostSpec
     text: str
-    """It as a host file."""
+    """Its host file."""
     losses: tuple[Loss, ...]
-    """What the machine does not show as the host does."""
+    """The properties of the real host that the simulated one does not show."""
 
 
 def import_archive(path: Path) -> Imported:
-    """Return the machine of the host in a support archive; raise DamagedError for a file that is no such archive."""
+    """Return the simulated host of a support archive; raise DamagedError for a file that is not an archive."""
     with path.open("rb") as file:
         try:
             opened = unpack(file)
@@ -89,33 +89,33 @@ def import_archive(path: Path) -> Imported:
         except DamagedError as error:
             raise DamagedError(f"{path}: {error}") from error
     manifest = opened.manifest
-    made = import_host(kernel, f"{manifest.node} as gpuvirt {manifest.gpuvirt} saw it on {manifest.at:%Y-%m-%d}")
-    # What failed with an errno fails again here, and is told by whoever looks for it.
-    odd = tuple(Loss(one.path, "not in the archive", one.why) for one in manifest.unread if one.errno is None)
-    return replace(made, losses=(*made.losses, *odd))
+    made = import_host(kernel, f"{manifest.node}, as gpuvirt {manifest.gpuvirt} read it on {manifest.at:%Y-%m-%d}")
+    # A file that failed with an errno fails again here, and appears among the differences.
+    missing = tuple(Loss(file.path, "not in the archive", file.why) for file in manifest.unread if file.errno is None)
+    return replace(made, losses=(*made.losses, *missing))
 
 
 def import_host(kernel: Kernel, about: str) -> Imported:
-    """Return the machine that shows what `kernel` shows; raise GpuvirtError where none can be made."""
+    """Return the simulated host that shows what `kernel` shows; raise GpuvirtError where none can be built."""
     facts = scan(kernel)
     importing = _Importing(kernel, facts, recorded=_recorded(kernel))
     gpus = [gpu.function for gpu in build_inventory(facts).gpus.values()]
     setup = _setup(kernel, gpus)
     imported = importing.host_spec(about)
     try:
-        platform = platform_of(setup, lambda one: _shown(imported, one, gpus))
-        # What a person would load is what is tried.
+        platform = platform_of(setup, lambda platform: _shown(imported, platform, gpus))
+        # Parse and build the same text that a user would load.
         text = COMMENT + plain.write(msgspec.to_builtins(msgspec.structs.replace(imported, platform=platform)))
-        spec = documents.parse(text, HostSpec, where="machine.yaml")
-        host_spec = build_host(spec, where="machine.yaml")
-        losses = (*differences(facts, scan(host_spec)), *setup_differences(setup, _setup(host_spec, gpus)))
+        spec = documents.parse(text, HostSpec, where="host.yaml")
+        simulated = build_host(spec, where="host.yaml")
+        losses = (*differences(facts, scan(simulated)), *setup_differences(setup, _setup(simulated, gpus)))
     except GpuvirtError as error:
-        raise UnfitError(f"no machine can be made of this host: {error}; please report it, with the archive") from error
+        raise UnfitError(f"this host can't be simulated: {error}; please report it with the support archive") from error
     return Imported(spec, text, (*importing.losses, *losses))
 
 
 def _setup(kernel: Kernel, gpus: Sequence[PciFunction]) -> Setup:
-    """Return what doctor reads besides the devices, as it may be told: a machine holds no more."""
+    """Return what doctor reads besides the devices, redacted: a host file contains nothing else."""
     return read_setup(Discreet(kernel), Facts(), gpus)
 
 
@@ -130,27 +130,27 @@ class _Importing:
     losses: list[Loss] = field(default_factory=list)
     boards: dict[str, CardSpec] = field(default_factory=dict)
     recorded: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The drivers that functions had before gpuvirt gave them to VFIO's."""
+    """The drivers that functions had before gpuvirt bound them to VFIO drivers."""
 
     def host_spec(self, about: str) -> HostSpec:
         facts = self.facts
-        loose = [one for one in facts.functions.values() if one.on_vfio]
-        on_vfio = {one.iommu_group for one in loose if isinstance(one.iommu_group, int)}
+        vfio_functions = [function for function in facts.functions.values() if function.on_vfio]
+        on_vfio = {function.iommu_group for function in vfio_functions if isinstance(function.iommu_group, int)}
         live = [vgpu for host in facts.vgpu_hosts.values() for vgpu in host.live]
         on_vfio |= {vgpu.group for vgpu in live if isinstance(vgpu.group, int)}
         container = facts.platform.vfio_container
-        groupless = any(vgpu.group is None for vgpu in live)  # so are mdevs without VFIO_GROUP
+        groupless = any(vgpu.group is None for vgpu in live)  # without VFIO_GROUP, mdevs are in no group
         group_nodes = container or bool(facts.group_nodes) or not (facts.cdev_nodes or on_vfio or groupless)
         cdevs = bool(facts.cdev_nodes) if on_vfio or facts.cdev_nodes else facts.platform.iommufd
         return HostSpec(
             about=about,
             slots=tuple(self._slots()),
             boards=self.boards,
-            iommu=any(one.iommu_group is not None for one in facts.functions.values()),
+            iommu=any(function.iommu_group is not None for function in facts.functions.values()),
             iommufd=facts.platform.iommufd,
             group_nodes=group_nodes,
             cdev_nodes=None if cdevs == facts.platform.iommufd else cdevs,
-            vfio_dev=not (loose and not any(one.cdevs for one in facts.functions.values())),
+            vfio_dev=not (vfio_functions and not any(function.cdevs for function in facts.functions.values())),
             vfio_loaded=container or not group_nodes,
             missing_nodes=tuple(sorted(on_vfio - facts.group_nodes)) if group_nodes else (),
             stray_nodes=tuple(sorted(facts.group_nodes - on_vfio)),
@@ -160,17 +160,19 @@ class _Importing:
     def _slots(self) -> Iterator[SlotSpec]:
         folders = {address: self._folder(address) for address in self.facts.functions}
         numbers = {
-            vf: number for one in self.facts.functions.values() for number, vf in enumerate(one.virtfns, start=1)
+            vf: number
+            for function in self.facts.functions.values()
+            for number, vf in enumerate(function.virtfns, start=1)
         }
 
         def order(address: PciAddress) -> tuple[int, int, PciAddress]:
-            """Bridges come before what is behind them, functions before their VFs, and those as they are numbered."""
+            """Put bridges before the functions behind them, PFs before their VFs, and VFs in the order of numbers."""
             is_vf = self.facts.functions[address].physfn is not None
             return folders[address].count("/"), numbers.get(address, MOST_VFS) if is_vf else 0, address
 
         for address in sorted(self.facts.functions, key=order):
             above = folders[address].split("/")[-2:-1]
-            behind = next((one for one in above if one in self.facts.functions), None)
+            behind = next((bridge for bridge in above if bridge in self.facts.functions), None)
             yield self._slot(self.facts.functions[address], behind)
 
     def _folder(self, address: PciAddress) -> str:
@@ -183,13 +185,13 @@ class _Importing:
         address = function.address
         driver, group = function.driver, function.iommu_group
         if isinstance(driver, Unread) or (driver is not None and not _NAME.fullmatch(driver)):
-            self._lose(address, "driver", f"{driver.said if isinstance(driver, Unread) else driver}: taken for none")
+            self._lose(address, "driver", f"{driver.said if isinstance(driver, Unread) else driver}: imported as none")
             driver = None
         if isinstance(group, Unread):
-            self._lose(address, "IOMMU group", f"{group.said}: taken for none")
+            self._lose(address, "IOMMU group", f"{group.said}: imported as none")
             group = None
         if driver in VFIO_DRIVERS and group is None:
-            self._lose(address, "driver", f"{driver} without an IOMMU group: taken for none")
+            self._lose(address, "driver", f"{driver} without an IOMMU group: imported as none")
             driver = None
         host = self.facts.vgpu_hosts.get(address)
         carries, losses = carries_of(self.kernel, host, self.facts) if host is not None else (None, ())
@@ -208,7 +210,7 @@ class _Importing:
         )
 
     def _card(self, function: PciFunction, driver: str | None) -> str:
-        """Return the name of a board of this one function, made where there is none yet."""
+        """Return the name of the board with this one function, and add the board where it is missing."""
         board = CardSpec(
             functions=(
                 FunctionSpec(
@@ -221,12 +223,12 @@ class _Importing:
             ),
             total_vfs=None if function.sriov_total_vfs is None else min(function.sriov_total_vfs, MOST_VFS),
         )
-        plain = str(function.id).replace(":", "-")
+        ids = str(function.id).replace(":", "-")
         for number in range(1, len(self.boards) + 2):
-            name = plain if number == 1 else f"{plain}-{number}"
+            name = ids if number == 1 else f"{ids}-{number}"
             if self.boards.setdefault(name, board) == board:
                 return name
-        raise AssertionError(plain)
+        raise AssertionError(ids)
 
     def _native(self, function: PciFunction, driver: str | None) -> str | None:
         if driver and driver not in VFIO_DRIVERS:
@@ -254,7 +256,7 @@ class _Importing:
         return -1 if node is None else min(node, MOST_NUMA_NODE)
 
     def _value(self, function: PciFunction, name: str, parse: Callable[[str], int]) -> int | None:
-        """Return what facts don't have of a function that matters only for its group."""
+        """Return an attribute that the facts leave out for functions that matter only for their IOMMU group."""
         found = attributes.parsed(self.kernel, pci.attribute(function.address, name), parse)
         return found if isinstance(found, int) else None
 
@@ -269,7 +271,7 @@ class _Importing:
 
 
 def _is_plain(function: PciFunction) -> bool:
-    """Return whether a look takes only the identity of such a function."""
+    """Return whether a scan reads only the identity of such a function."""
     return function.kind in {FunctionKind.OTHER, FunctionKind.BRIDGE}
 
 
@@ -282,9 +284,9 @@ def _recorded(kernel: Kernel) -> Mapping[PciAddress, str]:
 
 @cache
 def _shared() -> Mapping[str, str]:
-    """Return the native drivers of the boards that all machines know, by PCI id."""
-    parts = [part for board in shared_cards().values() for part in board.functions]
-    return {part.id: part.native_driver for part in parts if part.native_driver is not None}
+    """Return the native drivers on the shared boards, by PCI id."""
+    functions = [function for board in shared_cards().values() for function in board.functions]
+    return {function.id: function.native_driver for function in functions if function.native_driver is not None}
 
 
 def _native(function: PciFunction) -> str | None:
