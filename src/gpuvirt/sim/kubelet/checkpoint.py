@@ -1,4 +1,4 @@
-"""Writing a device manager's checkpoint so that a real kubelet would take it."""
+"""Writes a device manager's checkpoint in the format of the real kubelet."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,7 +11,7 @@ _OFFSET, _PRIME = 0x811C9DC5, 0x01000193
 
 
 def encode(data: Data) -> bytes:
-    """Return the file's content."""
+    """Return the content of the checkpoint file."""
     return msgspec.json.encode(Checkpoint(data, checksum(data)))
 
 

@@ -13,7 +13,7 @@ MOST_MESSAGE_BYTES = 16 << 20
 
 
 class PluginClient:
-    """The connection to one plugin."""
+    """The gRPC connection to one plugin."""
 
     def __init__(self, socket: Path) -> None:
         self._channel = grpc.aio.insecure_channel(
@@ -22,11 +22,11 @@ class PluginClient:
         )
 
     async def close(self) -> None:
-        """Let go of the plugin; its stream ends."""
+        """Close the connection; the plugin's stream ends."""
         await self._channel.close()
 
     async def options(self) -> pb.DevicePluginOptions:
-        """Return what the plugin can be asked; waits until it is there."""
+        """Return the plugin's options; wait until the plugin answers."""
         call = self._channel.unary_unary(
             "/v1beta1.DevicePlugin/GetDevicePluginOptions",
             pb.Empty.SerializeToString,
@@ -43,7 +43,7 @@ class PluginClient:
             yield answer
 
     async def allocate(self, containers: Sequence[Sequence[str]]) -> pb.AllocateResponse:
-        """Ask for devices, by container."""
+        """Request devices, by container."""
         call = self._channel.unary_unary(
             "/v1beta1.DevicePlugin/Allocate", pb.AllocateRequest.SerializeToString, pb.AllocateResponse.FromString
         )

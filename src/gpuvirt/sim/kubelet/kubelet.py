@@ -1,7 +1,7 @@
-"""A simulated kubelet: registration, device lists, pods, the checkpoint and pod resources, on real sockets.
+"""A simulated kubelet: registration, device lists, pods, the checkpoint and pod-resources, on real sockets.
 
-It has one of the real one's peculiarities that plugins must live with: when any stream of a resource ends, the
-resource's present plugin is dropped, also when it is a newer one than that of the stream.
+It has one peculiarity of the real kubelet that plugins must cope with: when any stream of a resource ends, the kubelet
+drops the resource's current plugin, even where that plugin registered after the one whose stream ended.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ NAMESPACE = "default"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A device that a container has by a ResourceClaim (DRA); the kubelet's checkpoint of devices has none of these."""
+    """A device that a container has by a ResourceClaim (DRA); the kubelet's device checkpoint does not contain it."""
 
     driver: str
     device: str
@@ -41,7 +41,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a container asks for, and then has."""
+    """A container, with the resources that it requests and the devices that it has by claims."""
 
     name: str
     limits: Mapping[str, int]
@@ -59,34 +59,34 @@ class Pod:
     held: list[Consumers] = field(default_factory=list)
 
     def answer(self, container: str = "compute") -> pb.ContainerAllocateResponse:
-        """Return what a container got from all its plugins."""
-        whole = pb.ContainerAllocateResponse()
+        """Return the answers of all plugins for a container, merged."""
+        merged = pb.ContainerAllocateResponse()
         for held in self.held:
             if held.container == container:
-                whole.MergeFromString(held.answer)
-        return whole
+                merged.MergeFromString(held.answer)
+        return merged
 
     def env(self, container: str = "compute") -> Mapping[str, str]:
-        """Return a container's environment, as far as plugins made it."""
+        """Return the environment variables that plugins set in a container."""
         return dict(self.answer(container).envs)
 
     def device_nodes(self, container: str = "compute") -> Sequence[str]:
-        """Return the device nodes that a container got."""
+        """Return the device nodes that plugins gave a container."""
         return [device.host_path for device in self.answer(container).devices]
 
 
 class SimKubelet:
-    """One node's kubelet."""
+    """The kubelet of one node."""
 
     def __init__(self, root: Path, clock: Clock, group: asyncio.TaskGroup) -> None:
-        """Use `running` instead, which stops it at the end."""
+        """Use `running` instead, which also stops the kubelet."""
         self.paths = KubeletPaths(root)
         self.pods: dict[str, Pod] = {}
         self.manager = DeviceManager()
         self.registrations: list[str] = []
-        """The resources of all Register calls, in their order."""
+        """The resources of all Register calls, in order."""
         self.knows_pods = True
-        """Whether it has heard of its pods from the API server; until then it says of none, and frees nothing."""
+        """Whether it has its pods from the API server; until then it lists no pod, and frees no device."""
         self._clock = clock
         self._group = group
         self._clients: dict[str, PluginClient] = {}
@@ -95,7 +95,7 @@ class SimKubelet:
         self._uids = itertools.count(1)
 
     async def start(self) -> None:
-        """Start, or start again: read the checkpoint, delete all sockets of plugins, listen."""
+        """Start, or start again: read the checkpoint, delete the sockets of plugins, listen."""
         folder = self.paths.device_plugins
         folder.mkdir(parents=True, exist_ok=True)
         self.paths.pod_resources_socket.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ class SimKubelet:
         await self._serve(self.paths.pod_resources_socket, pod_resources)
 
     async def stop(self) -> None:
-        """Stop: connections to plugins end, pods go on."""
+        """Stop: the connections to plugins end, pods continue to run."""
         for server in self._servers:
             await server.stop(None)
         self._servers.clear()
@@ -138,13 +138,13 @@ class SimKubelet:
         self._clients.clear()
 
     async def restart(self, *, api_server: bool = True) -> None:
-        """Stop and start; without an API server it does not know any pod."""
+        """Stop and start; without an API server the kubelet has no pods."""
         await self.stop()
         self.knows_pods = api_server
         await self.start()
 
     async def end_oldest_stream(self, resource: str) -> None:
-        """Lose the connection to a plugin, the oldest one when it has registered more than once."""
+        """End the connection to a plugin: the oldest one, where the plugin has registered more than once."""
         task, (_, client) = next(item for item in self._streams.items() if item[1][0] == resource)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -152,7 +152,7 @@ class SimKubelet:
         await self._drop(resource)
 
     async def run_pod(self, name: str, *containers: Container) -> Pod:
-        """Admit a pod, or raise AdmissionError with what its status would say."""
+        """Admit a pod; raise AdmissionError with the text that its status would show."""
         pod = Pod(name, f"00000000-0000-4000-9000-{next(self._uids):012d}", containers)
         self.manager.free_all_but(self._uids_of_pods())
         try:
@@ -160,10 +160,10 @@ class SimKubelet:
                 for resource, count in container.limits.items():
                     if not self.manager.knows(resource):
                         continue
-                    pod.held.append(await self._give(pod, container, resource, count))
+                    pod.held.append(await self._allocate(pod, container, resource, count))
                     if container.init:
                         self.manager.keep_for_reuse(pod.held[-1])
-                self._write_checkpoint()  # before the next container asks
+                self._write_checkpoint()  # before the next container's Allocate
         except AdmissionError:
             self.manager.free_all_but(self._uids_of_pods())
             raise
@@ -171,7 +171,7 @@ class SimKubelet:
         return pod
 
     def end_pod(self, name: str) -> None:
-        """End a pod; its devices are free, though the checkpoint says so only when it is next written."""
+        """End a pod. Its devices are free at once, but stay in the checkpoint until it is next written."""
         del self.pods[name]
         self.manager.free_all_but(self._uids_of_pods())
 
@@ -180,10 +180,10 @@ class SimKubelet:
         return self.manager.capacity(self._clock.monotonic_s())
 
     def allocatable(self) -> Mapping[str, int]:
-        """Return what pods can have."""
+        """Return how many devices of each resource pods can get."""
         return self.manager.allocatable(self._clock.monotonic_s())
 
-    async def _give(self, pod: Pod, container: Container, resource: str, count: int) -> Consumers:
+    async def _allocate(self, pod: Pod, container: Container, resource: str, count: int) -> Consumers:
         async def allocate(devices: Sequence[str]) -> bytes:
             answer = await self._client(resource).allocate([devices])
             return answer.container_responses[0].SerializeToString()
@@ -230,7 +230,7 @@ class SimKubelet:
         await self._drop(resource)
 
     async def _drop(self, resource: str) -> None:
-        """Take a resource's plugin for gone, whichever it has by now."""
+        """Disconnect the resource's current plugin, also where it is not the plugin whose stream has ended."""
         present = self._clients.pop(resource, None)
         if present is not None:
             await present.close()
@@ -250,8 +250,8 @@ class SimKubelet:
         return pods_pb.AllocatableResourcesResponse(
             devices=[
                 pods_pb.ContainerDevices(resource_name=name, device_ids=[device])
-                for name, known in sorted(self.manager.resources.items())
-                for device in sorted(known.healthy)
+                for name, resource in sorted(self.manager.resources.items())
+                for device in sorted(resource.healthy)
             ]
         )
 
@@ -286,7 +286,7 @@ def _numa_node(device: pb.Device) -> int | None:
 
 
 def _resources_of(pod: Pod) -> pods_pb.PodResources:
-    """Return what the API says of a pod; containers that only initialise it are left out."""
+    """Return a pod's entry in the answer to List; init containers are left out."""
     containers = [container for container in pod.containers if not container.init]
     return pods_pb.PodResources(
         name=pod.name,

@@ -1,9 +1,9 @@
-"""A kubelet's device manager: what it counts, whom it gave what, and the rules by which it chooses.
+"""A kubelet's device manager: what it counts, what it has allocated, and how it chooses devices.
 
-After pkg/kubelet/cm/devicemanager of Kubernetes 1.36: unhealthy devices count as capacity; a resource whose plugin is
-gone keeps its capacity for five minutes with nothing allocatable; after a restart a resource counts nothing until its
-plugin registers again; a device that an init container had goes to the pod's other containers first; a pod that asks
-for a resource of which nothing is known is admitted, and gets none.
+After pkg/kubelet/cm/devicemanager of Kubernetes 1.36: unhealthy devices count as capacity; a resource whose plugin has
+disconnected keeps its capacity for five minutes, with nothing allocatable; after a restart a resource counts nothing
+until its plugin registers again; the devices of an init container go to the pod's other containers first; a pod that
+requests an unknown resource is admitted, without devices.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,14 +16,14 @@ from gpuvirt.sim.kubelet import checkpoint
 STOP_GRACE_S = 300.0
 
 Prefer = Callable[[Sequence[str], Sequence[str], int], Awaitable[Sequence[str]]]
-"""What the plugin prefers: of the available, including these, so many."""
+"""Asks a plugin for its preference: of the available devices, including these, this many."""
 
 Allocate = Callable[[Sequence[str]], Awaitable[bytes]]
-"""What the plugin answers for these devices, serialised."""
+"""Asks a plugin for devices, and returns its serialised answer."""
 
 
 class AdmissionError(GpuvirtError):
-    """A pod can't be admitted; the text is what its status would say."""
+    """A pod can't be admitted; the text is that of the pod's status."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Resource:
-    """What is known of one resource."""
+    """The state of one resource."""
 
     endpoint: Endpoint = field(default_factory=Endpoint)
     healthy: set[str] = field(default_factory=set)
@@ -45,7 +45,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Consumers:
-    """What one container has of one resource, and the answer that came with it."""
+    """The devices of one resource that one container has, and the plugin's answer for them."""
 
     pod_uid: str
     container: str
@@ -55,15 +55,15 @@ class Consumers:
 
     @property
     def devices(self) -> list[str]:
-        """The devices, whatever their nodes."""
+        """The devices of all NUMA nodes."""
         return [device for devices in self.by_node.values() for device in devices]
 
 
 class DeviceManager:
-    """The device manager's books."""
+    """The device manager's resources and allocations."""
 
     def __init__(self, stored: bytes | None = None, now_s: float = 0.0) -> None:
-        """`stored` is a checkpoint from before."""
+        """`stored` is the checkpoint of an earlier run."""
         self.resources: dict[str, Resource] = {}
         self.held: list[Consumers] = []
         self._reusable: tuple[str, dict[str, list[str]]] = ("", {})
@@ -71,17 +71,17 @@ class DeviceManager:
             self._restore(parse(stored).data, now_s)
 
     def connected(self, resource: str) -> None:
-        """A plugin has registered and was reached."""
+        """Record that a plugin has registered, and answers."""
         self.resources.setdefault(resource, Resource()).endpoint = Endpoint()
 
     def updated(self, resource: str, healthy: Mapping[str, int | None], unhealthy: Mapping[str, int | None]) -> None:
-        """A plugin has sent its list: devices with their NUMA nodes."""
+        """Record a plugin's list: devices with their NUMA nodes."""
         known = self.resources.setdefault(resource, Resource())
         known.healthy, known.unhealthy = set(healthy), set(unhealthy)
         known.numa_nodes = {**unhealthy, **healthy}
 
     def disconnected(self, resource: str, now_s: float) -> None:
-        """A plugin's stream has ended; whichever plugin the resource has now is taken for gone."""
+        """Record that a stream has ended: the resource's current plugin counts as stopped, whichever it is."""
         known = self.resources.get(resource)
         if known is not None:
             known.unhealthy |= known.healthy
@@ -94,18 +94,18 @@ class DeviceManager:
         return {name: len(known.healthy) + len(known.unhealthy) for name, known in sorted(self.resources.items())}
 
     def allocatable(self, now_s: float) -> Mapping[str, int]:
-        """Return how many of them pods can have."""
+        """Return how many devices of each resource pods can get."""
         self._forget_stopped(now_s)
         return {name: len(known.healthy) for name, known in sorted(self.resources.items())}
 
     def knows(self, resource: str) -> bool:
-        """Return whether a plugin has offered it, or a pod has some of it."""
+        """Return whether a plugin offers the resource, or a pod has a device of it."""
         return resource in self.resources or any(held.resource == resource for held in self.held)
 
     async def give(
         self, pod_uid: str, container: str, resource: str, count: int, prefer: Prefer, allocate: Allocate
     ) -> Consumers:
-        """Give a container its devices of one resource, or raise AdmissionError."""
+        """Allocate devices of one resource to a container; raise AdmissionError where that fails."""
         if self._reusable[0] != pod_uid:
             self._reusable = (pod_uid, {})
         chosen = await self._choose(resource, count, prefer)
@@ -119,7 +119,8 @@ class DeviceManager:
             node = nodes.get(device)
             by_node.setdefault(checkpoint.NO_TOPOLOGY if node is None else str(node), []).append(device)
         held = Consumers(pod_uid, container, resource, by_node, answer)
-        self.held = [one for one in self.held if (one.pod_uid, one.container, one.resource) != held_key(held)] + [held]
+        others = [other for other in self.held if held_key(other) != held_key(held)]
+        self.held = [*others, held]
         return held
 
     def keep_for_reuse(self, held: Consumers) -> None:
@@ -127,12 +128,12 @@ class DeviceManager:
         self._reusable[1].setdefault(held.resource, []).extend(held.devices)
 
     def free_all_but(self, pod_uids: Iterable[str]) -> None:
-        """Free what pods had that are no longer."""
+        """Free the devices of all other pods."""
         alive = set(pod_uids)
         self.held = [held for held in self.held if held.pod_uid in alive]
 
     def checkpoint(self) -> bytes:
-        """Return the checkpoint as it would be written now."""
+        """Return the current content of the checkpoint."""
         entries = [
             PodDevices(held.pod_uid, held.container, held.resource, dict(held.by_node), held.answer)
             for held in self.held
@@ -188,5 +189,5 @@ class DeviceManager:
 
 
 def held_key(held: Consumers) -> tuple[str, str, str]:
-    """Return what makes two holdings the same one."""
+    """Return what identifies an allocation: a container has at most one of a resource."""
     return held.pod_uid, held.container, held.resource
