@@ -1,4 +1,4 @@
-"""The file through which the programs of a mounted host ask the simulator: a command line in, how it ended out."""
+"""The file through which the programs of a mounted host call the simulator: a command line in, its results out."""
 
 import errno
 import itertools
@@ -13,14 +13,14 @@ from gpuvirt.sim.tree import fails
 
 NOT_FOUND = 127
 END = b""
-"""Read as the end of the file, after which more follows."""
+"""Reads as the end of the file, after which more data follows."""
 
 
 class Calls:
-    """Answers calls of programs, each through a handle of its own."""
+    """Runs the calls of programs, each through its own file handle."""
 
     def __init__(self, tools: SimTools, paths: Collection[str], record: Record) -> None:
-        """`paths` are those of the file, one in each root that has programs."""
+        """`paths` are the file's paths, one in each root that contains programs."""
         self._tools = tools
         self._record = record
         self._paths = frozenset(paths)
@@ -32,24 +32,24 @@ class Calls:
         return path in self._paths
 
     def getattr(self) -> dict[str, int]:
-        """Return what `stat` says of the file."""
+        """Return the `stat` of the file."""
         return {"st_mode": stat.S_IFREG | 0o666, "st_nlink": 1, "st_size": 0}
 
     def open(self) -> int:
-        """Begin a call."""
+        """Start a call."""
         handle = next(self._handles)
         self._asked[handle] = b""
         return handle
 
     def write(self, handle: int, data: bytes) -> int:
-        """Take a part of a command line, of which each word ends with a NUL."""
+        """Append to the command line, in which each word ends with a NUL."""
         if handle in self._answers:
             raise fails(errno.EBUSY, "a call that was answered")
         self._asked[handle] += data
         return len(data)
 
     def read(self, handle: int, size: int, pid: int) -> bytes:
-        """Return the next part of the answer; the program runs at the first read, which returns when it has ended."""
+        """Return the next part of the answer. The first read runs the program, and returns when it has ended."""
         if handle not in self._answers:
             self._answers[handle] = deque(_parts(self._run(self._asked[handle], pid)))
         answer = self._answers[handle]
@@ -72,10 +72,10 @@ class Calls:
             with self._record.of(pid, program, " ".join(arguments)):
                 return self._tools.run(program, arguments)
         except FileNotFoundError:
-            return Ended(NOT_FOUND, "", f"{program}: the simulator knows no such program\n")
+            return Ended(NOT_FOUND, "", f"{program}: the simulated host has no such program\n")
 
 
 def _parts(ended: Ended) -> list[bytes]:
-    """Return the exit code in a line, standard error up to an end, and standard output up to an end."""
+    """Return the exit code as a line, then standard error and standard output, each closed by an end of file."""
     outputs = ((text.encode(), END) if text else (END,) for text in (ended.stderr, ended.stdout))
     return [f"{ended.exit_code}\n".encode(), *itertools.chain.from_iterable(outputs)]

@@ -17,11 +17,11 @@ from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Node, fails
 from gpuvirt.sim.vfio import group_of_node
 
 NULL = os.makedev(1, 3)
-"""`/dev/null`: a node that whoever may can open, on any host."""
+"""`/dev/null`, which every process can open on any host."""
 
 
 class KernelFiles:
-    """Answers with what the simulated kernel does. Every call raises OSError with the errno of a real one."""
+    """Passes file system calls to the simulated kernel. Every call raises OSError with the errno of a real kernel."""
 
     def __init__(self, kernel: SimKernel, nodes: Nodes, record: Record) -> None:
         self._kernel = kernel
@@ -32,7 +32,7 @@ class KernelFiles:
         self._groups = GroupFiles(kernel)
 
     def getattr(self, path: str) -> dict[str, int]:
-        """Return what `stat` says."""
+        """Return the `stat` of a path."""
         mode, size = self._mode_and_size(self._find(path))
         links = 2 if stat.S_ISDIR(mode) else 1
         times = dict.fromkeys(("st_atime", "st_mtime", "st_ctime"), self._since_ns)
@@ -47,7 +47,7 @@ class KernelFiles:
         return self._kernel.readlink(HostPath(path))
 
     def open(self, path: str, flags: int, pid: int) -> int:
-        """Open a file; one that can't be read or written says so now, to root too (kernfs_fop_open)."""
+        """Open a file. Opening an unreadable or unwritable file fails here, also for root (kernfs_fop_open)."""
         node, access, handle = self._find(path), flags & os.O_ACCMODE, next(self._handles)
         if isinstance(node, File):
             unreadable = access != os.O_WRONLY and node.read is None
@@ -66,7 +66,7 @@ class KernelFiles:
         return self._kernel.read(HostPath(path), limit=max(ATTRIBUTE_BYTES, offset + size))[offset : offset + size]
 
     def write(self, path: str, data: bytes, handle: int, pid: int) -> int:
-        """Write to a file; what that does is done when this returns, which may be never."""
+        """Write to a file. The effect is complete when this returns; a blocked write may never return."""
         if handle in self._groups:
             return self._groups.write(handle, data)
         with self._record.of(pid, path, data.decode(errors="replace")):
@@ -80,7 +80,7 @@ class KernelFiles:
         return 0
 
     def unlink(self, path: str) -> int:
-        """Delete the node of a group, as an admin might; nothing else can be deleted."""
+        """Delete the node of a group, as an administrator might; no other file can be deleted."""
         group = group_of_node(path)
         if group is None or not isinstance(self._find(path), DeviceNode):
             raise fails(errno.EPERM, path)

@@ -1,8 +1,8 @@
 """VFIO groups that processes have open on a mounted host.
 
-A file can't answer ioctls. So the word `use`, written to a group that is open, does what a VM does by ioctls: it takes
-all devices of the group, until the file is closed. A read tells which of them the kernel has asked back since the last
-one (VFIO's request event), a line each.
+A file can't answer ioctls. Instead, the word `use`, written to an open group, does what a VM does by ioctls: it takes
+all devices of the group, until the file is closed. A read returns the devices that the kernel has asked back since the
+last read (VFIO's request event), one per line.
 """
 
 import errno
@@ -21,11 +21,11 @@ class _Opened:
 
     group: IommuGroup
     requests_read: int
-    """How many requests of the whole host came before the last read."""
+    """The number of requests on the whole host before the last read."""
 
 
 class GroupFiles:
-    """All groups that processes have open, by the handles of their files."""
+    """All open groups, by the handles of their files."""
 
     def __init__(self, kernel: SimKernel) -> None:
         self._kernel = kernel
@@ -35,7 +35,7 @@ class GroupFiles:
         return handle in self._opened
 
     def open(self, handle: int, group: IommuGroup, pid: int) -> None:
-        """Open a group, which nobody else may have open."""
+        """Open a group, which fails while another process has it open."""
         with self._kernel.blocking.condition:
             self._kernel.vfio.open(group, pid)
             self._opened[handle] = _Opened(group, len(self._kernel.vfio.requests))
@@ -49,7 +49,7 @@ class GroupFiles:
         return len(data)
 
     def read(self, handle: int) -> bytes:
-        """Return the devices of a group that were asked back since the last read."""
+        """Return the devices of a group that the kernel has asked back since the last read."""
         opened, vfio = self._opened[handle], self._kernel.vfio
         with self._kernel.blocking.condition:
             requests = vfio.requests[opened.requests_read :]
@@ -58,7 +58,7 @@ class GroupFiles:
             return "".join(f"{device}\n" for device in requests if group and device in group.members).encode()
 
     def close(self, handle: int) -> None:
-        """Close a group; those who wait for its devices go on."""
+        """Close a group; writers that wait for its devices continue."""
         opened = self._opened.pop(handle)
         with self._kernel.blocking.condition:
             self._kernel.vfio.close(opened.group)

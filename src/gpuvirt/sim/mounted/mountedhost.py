@@ -1,4 +1,4 @@
-"""A simulated host as one file system: of the simulated kernel, of its programs' calls, of a folder beside them."""
+"""A simulated host as one file system: the simulated kernel's files, the calls of programs, and a folder on disk."""
 
 import errno
 import itertools
@@ -14,7 +14,7 @@ from gpuvirt.sim.mounted.scratch import Scratch
 from gpuvirt.sim.tree import fails
 
 KERNELS = ("sys", "dev", "proc")
-"""The folders of `/` that are the kernel's."""
+"""The top-level folders that the simulated kernel serves."""
 
 
 class MountedHost(mfusepy.Operations):
@@ -23,7 +23,7 @@ class MountedHost(mfusepy.Operations):
     use_ns = True
 
     def __init__(self, files: KernelFiles, calls: Calls, scratch: Scratch, ready: Callable[[], None]) -> None:
-        """`ready` is called once file system calls are answered, or wait until they are."""
+        """`ready` is called once file system calls no longer fail: they are answered, or wait for their answer."""
         self._files = files
         self._calls = calls
         self._scratch = scratch
@@ -79,7 +79,7 @@ class MountedHost(mfusepy.Operations):
     @override
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
         ours = _is_kernels(path) or path in self._calls
-        return 0 if ours else self._scratch.truncate(path, length)  # `>` does it before it writes
+        return 0 if ours else self._scratch.truncate(path, length)  # a shell's `>` truncates before it writes
 
     @override
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
@@ -89,7 +89,7 @@ class MountedHost(mfusepy.Operations):
     def unlink(self, path: str) -> int:
         return self._files.unlink(path) if _is_kernels(path) else self._scratch.unlink(path)
 
-    # What the kernel's folders refuse, to root too.
+    # The kernel's folders refuse these calls, also from root.
 
     @override
     def create(self, path: str, mode: int, fi: int | None = None) -> int:

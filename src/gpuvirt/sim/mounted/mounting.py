@@ -1,4 +1,4 @@
-"""A mount's life: checked, mounted, answered until it is unmounted or told to stop, and never left behind."""
+"""The life of a mount: it is checked, mounted, served until it is unmounted or interrupted, and always cleaned up."""
 
 import errno
 import os
@@ -26,10 +26,10 @@ from gpuvirt.sim.tools import SimTools
 from gpuvirt.sim.vgpumanager import VgpuManager
 
 MOST_CALLS = 256
-"""Calls answered at one time: each that waits in the simulated kernel has a thread. libfuse's own limit is 10."""
+"""Calls served at one time: each that waits in the simulated kernel occupies a thread. libfuse's default is 10."""
 
 WATCHER = 'read -r _; umount -l "$1" || fusermount3 -u -z "$1"; rm -rf "$2"'
-"""Waits for the end of its standard input, which we hold: however we end, nothing is left behind."""
+"""Waits until its standard input closes, which it does however the simulator ends, and removes the mount."""
 
 
 def serve(
@@ -40,9 +40,9 @@ def serve(
     manager: VgpuManager = VgpuManager.HOST,
     record: Record = NO_RECORD,
 ) -> None:
-    """Mount a machine at `folder` and answer until it is unmounted, or SIGTERM or SIGINT comes.
+    """Mount a simulated host at `folder`, and serve it until it is unmounted, or SIGTERM or SIGINT comes.
 
-    `ready` is called once other programs see it; `record` gets what they write. Must run in the main thread.
+    `ready` is called once other programs can use the mount; `record` gets what they write. Must run in the main thread.
     Raises MountError.
     """
     ended = threading.Event()
@@ -62,21 +62,21 @@ def mounted(
     ended: threading.Event,
     record: Record = NO_RECORD,
 ) -> Iterator[None]:
-    """Have a machine mounted at `folder`; `ended` is set when somebody unmounts it. Raises MountError."""
+    """Mount a simulated host at `folder`; `ended` is set when the mount ends. Raises MountError."""
     _check(folder)
     failures: list[BaseException] = []
     answered = threading.Event()
-    with _cleared_away(folder) as scratch:
+    with _cleaned_up(folder) as scratch:
         export(kernel, scratch, leave_out=KERNELS)
         programs.install(kernel, scratch, manager)
         paths = [f"{root.rstrip('/')}/{programs.CALLS}" for root in programs.roots(manager)]
         calls = Calls(SimTools(kernel), paths, record)
-        machine = MountedHost(KernelFiles(kernel, nodes, record), calls, Scratch(scratch), answered.set)
+        host = MountedHost(KernelFiles(kernel, nodes, record), calls, Scratch(scratch), answered.set)
 
         def answer() -> None:
             try:
-                mfusepy.FUSE(machine, str(folder), False, "utf-8", "surrogateescape", **_options())
-            except BaseException as error:  # noqa: BLE001  handed to the thread that waits
+                mfusepy.FUSE(host, str(folder), False, "utf-8", "surrogateescape", **_options())
+            except BaseException as error:  # noqa: BLE001  handed to the waiting thread
                 failures.append(error)
             answered.set()
             ended.set()
@@ -86,11 +86,11 @@ def mounted(
         if not failures:
             yield
     if failures:
-        raise MountError(f"{folder} can't be mounted: libfuse ended with {failures[0]}, and says why above")
+        raise MountError(f"{folder} can't be mounted: libfuse failed with {failures[0]}; see its messages above")
 
 
 def _options() -> dict[str, bool | int | str]:
-    root = os.geteuid() == 0  # others may neither let others in nor have device nodes
+    root = os.geteuid() == 0  # only root can use allow_other, and mount with device nodes
     options: dict[str, bool | int | str] = {
         "foreground": True,
         "direct_io": True,
@@ -98,15 +98,15 @@ def _options() -> dict[str, bool | int | str]:
         "dev": root,
         "fsname": "gpuvirt",
     }
-    if (mfusepy.fuse_version_major, mfusepy.fuse_version_minor) >= (3, 12):  # older ones know no limit
+    if (mfusepy.fuse_version_major, mfusepy.fuse_version_minor) >= (3, 12):  # older versions have no limit
         options["max_threads"] = MOST_CALLS
-        options["max_idle_threads"] = MOST_CALLS  # libfuse complains of its own default
+        options["max_idle_threads"] = MOST_CALLS  # libfuse warns about its own default
     return options
 
 
 @contextmanager
-def _cleared_away(folder: Path) -> Iterator[Path]:
-    """Have the folder unmounted at the end, and give one on disk that lasts as long."""
+def _cleaned_up(folder: Path) -> Iterator[Path]:
+    """Provide a folder on disk; at the end remove it, and unmount `folder`."""
     scratch = Path(tempfile.mkdtemp(prefix="gpuvirt-mount-"))
     scratch.chmod(0o755)
     with subprocess.Popen(
@@ -123,7 +123,7 @@ def _check(folder: Path) -> None:
         empty = not any(folder.iterdir())
     except OSError as error:
         stale = error.errno == errno.ENOTCONN
-        fix = f"; a server that was killed left it, unmount it: umount -l {folder}" if stale else ""
+        fix = f"; a simulator that was killed left this mount, unmount it: umount -l {folder}" if stale else ""
         raise MountError(f"{folder}: {error.strerror}{fix}") from error
     if not empty:
         raise MountError(f"{folder} is not empty; give an empty folder to mount on")
@@ -131,6 +131,6 @@ def _check(folder: Path) -> None:
 
 
 def check_fuse() -> None:
-    """Raise MountError where no file system can be mounted by FUSE."""
+    """Raise MountError where FUSE is not available."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise MountError("/dev/fuse can't be opened; load the module fuse, or run where it may be used")
+        raise MountError("/dev/fuse can't be opened; load the module fuse, or run as a user who may open it")

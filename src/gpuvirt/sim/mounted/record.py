@@ -1,7 +1,7 @@
 """The record of a mounted host: each write to the kernel's files and each call of a program, in lines of JSON.
 
-A line says when one begins, and another when it ends, so that a reader can tell what was asked of a device and when,
-whatever the program that asked says of itself.
+One line reports the beginning of a write or call, another its end. A reader can so tell what was asked of a device and
+when, whatever the calling program reports.
 """
 
 import errno
@@ -22,13 +22,13 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     time: datetime
     call: int
-    """Its number; the line of its end has the same."""
+    """The number of the write or call; its end has the same number."""
     pid: int
     """The process that writes, as the simulator's PID namespace numbers it."""
     path: str
-    """What is written, links followed; or the program."""
+    """The written file, with links resolved; or the program."""
     data: str
-    """What is written to it; or the program's arguments."""
+    """The written data; or the program's arguments."""
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="over", tag_field="state"):
@@ -37,7 +37,7 @@ class Over(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="o
     time: datetime
     call: int
     errno: str | None = None
-    """What the kernel answered where it failed: `EBUSY`."""
+    """The errno of a failed write: `EBUSY`."""
 
 
 Line = Begun | Over
@@ -46,7 +46,7 @@ _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class Record:
-    """Writes the record, in lines that each are there at once; nothing where there is no file."""
+    """Writes the record, and flushes each line; without a file, writes nothing."""
 
     def __init__(self, file: IO[bytes] | None, clock: Clock) -> None:
         self._file = file
@@ -56,7 +56,7 @@ class Record:
 
     @contextmanager
     def of(self, pid: int, path: str, data: str) -> Iterator[None]:
-        """Record what happens in this context."""
+        """Record the beginning and the end of this context."""
         call = next(self._numbers)
         self._write(Begun(time=self._clock.now(), call=call, pid=pid, path=path, data=data))
         failure: str | None = UNKNOWN
@@ -78,7 +78,7 @@ class Record:
 
 
 def parse_line(line: bytes) -> Line:
-    """Return a line of a record."""
+    """Parse a line of a record."""
     return _DECODER.decode(line)
 
 

@@ -1,4 +1,4 @@
-"""What a mounted machine's `/` has beside the kernel's folders: a folder on disk, where an agent may keep its files."""
+"""The rest of a mounted host's `/`, beside the kernel's folders: a folder on disk, where an agent keeps its files."""
 
 import os
 import time
@@ -10,17 +10,17 @@ TIMES = ("atime", "mtime", "ctime")
 
 
 class Scratch:
-    """Passes file system calls on to a folder. Every call raises OSError as that folder's file system does."""
+    """Passes file system calls to a folder. Every call raises OSError as that folder's file system does."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def local(self, path: str) -> Path:
-        """Return where a path of the mount lies."""
+        """Return the path on disk of a path in the mount."""
         return self._folder / path.lstrip("/")
 
     def getattr(self, path: str) -> dict[str, int]:
-        """Return what `stat` says."""
+        """Return the `stat` of a path."""
         found = self.local(path).lstat()
         times = {f"st_{name}": getattr(found, f"st_{name}_ns") for name in TIMES}
         return {name: getattr(found, name) for name in FIELDS} | times
@@ -56,23 +56,23 @@ class Scratch:
         return 0
 
     def truncate(self, path: str, length: int) -> int:
-        """Cut a file, or make it longer."""
+        """Truncate a file, or extend it."""
         os.truncate(self.local(path), length)
         return 0
 
     def chmod(self, path: str, mode: int) -> int:
-        """Set who may do what."""
+        """Set the mode of a file."""
         self.local(path).chmod(mode)
         return 0
 
     def utimens(self, path: str, times: tuple[int, int] | None) -> int:
-        """Set the times."""
+        """Set the times of a file."""
         now = time.time_ns()
         os.utime(self.local(path), ns=times or (now, now), follow_symlinks=False)
         return 0
 
     def mkdir(self, path: str, mode: int) -> int:
-        """Make a folder."""
+        """Create a folder."""
         self.local(path).mkdir(mode)
         return 0
 
@@ -87,11 +87,11 @@ class Scratch:
         return 0
 
     def rename(self, old: str, new: str) -> int:
-        """Move a file, in the place of what was there."""
+        """Move a file, in place of an existing one."""
         self.local(old).replace(self.local(new))
         return 0
 
     def symlink(self, path: str, target: str) -> int:
-        """Make a link."""
+        """Create a symbolic link."""
         self.local(path).symlink_to(target)
         return 0
