@@ -1,7 +1,7 @@
-"""What NVIDIA's driver shows of a GPU that it has: `/dev/nvidia0`, its folder in /proc, and the lock that lets it go.
+"""What NVIDIA's driver shows of a GPU that it is bound to: `/dev/nvidia0`, its folder in /proc, and `unbindLock`.
 
-After what is known of the driver, which was not run here: `unbindLock` reads 1 after a 1 was written to it and nobody
-has the GPU open; a driver that loses a GPU that is open waits until it is closed.
+It follows descriptions of the driver, which was not run here: `unbindLock` reads 1 after a 1 was written while no
+process had the GPU open; unbinding the driver from an open GPU waits until the GPU is closed.
 """
 
 import uuid
@@ -21,12 +21,12 @@ UUID_SPACE = uuid.UUID("0b1f6c0e-3f0a-4a55-8a0e-5b0c8a5f6d21")
 
 
 def gpu_uuid(address: PciAddress) -> str:
-    """Return what NVIDIA's driver calls a simulated GPU (`GPU-...`): the same in every run."""
+    """Return the UUID that NVIDIA's driver gives a simulated GPU (`GPU-...`), the same in every run."""
     return f"GPU-{uuid.uuid5(UUID_SPACE, address)}"
 
 
 class NvidiaDriver:
-    """The driver and the GPUs that it has; `inner` brings their vGPU types."""
+    """The driver and its GPUs; `inner` makes their vGPU types."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class NvidiaDriver:
         self._waiting: dict[PciAddress, Callable[[], None]] = {}
 
     def appear(self, slot: PciAddress) -> None:
-        """A native driver has a function."""
+        """Show a function to which its native driver was bound."""
         function = self._functions[slot]
         is_gpu = kind_of(function.class_code, function.id.vendor) is FunctionKind.GPU and function.physfn is None
         if function.driver == "nvidia" and function.id.vendor == NVIDIA and is_gpu:
             minor = self._minors.setdefault(slot, len(self._minors))
             lock = File(read=lambda: f"{int(slot in self._locked)}\n", write=lambda text: self._lock(slot, text))
-            said = f"GPU UUID: \t {gpu_uuid(slot)}\nBus Location: \t {slot}\nDevice Minor: \t {minor}\n"
-            self._tree.place(HostPath(f"{GPUS}/{slot}/information"), constant(said))
+            information = f"GPU UUID: \t {gpu_uuid(slot)}\nBus Location: \t {slot}\nDevice Minor: \t {minor}\n"
+            self._tree.place(HostPath(f"{GPUS}/{slot}/information"), constant(information))
             self._tree.place(HostPath(f"{GPUS}/{slot}/unbindLock"), lock)
             self._tree.place(HostPath(f"/dev/nvidia{minor}"), DeviceNode(MAJOR << 8 | minor))
         self._inner.appear(slot)
 
     def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
-        """A native driver is to lose a function."""
+        """Prepare a function for the unbinding of its native driver; call `finish` when it is no longer in use."""
 
         def gone() -> None:
             self._clear(slot)
@@ -69,12 +69,12 @@ class NvidiaDriver:
             self._inner.take_back(slot, gone)
 
     def lose(self, slot: PciAddress) -> None:
-        """A function was pulled out."""
+        """Remove an unplugged function."""
         self._clear(slot)
         self._inner.lose(slot)
 
     def closed(self) -> None:
-        """A process has ended: whoever waited for a node that nobody has open any more goes on."""
+        """Continue the unbindings that waited for a GPU that no process has open any more."""
         for slot in [slot for slot in self._waiting if not self._is_open(self._node(slot))]:
             self._waiting.pop(slot)()
 
@@ -83,7 +83,7 @@ class NvidiaDriver:
         return slot in self._minors and self._is_open(self._node(slot))
 
     def lock(self, slot: PciAddress) -> bool:
-        """Take a GPU's lock, as a write of 1 and a read do; return whether it was to be had."""
+        """Take a GPU's unbindLock by writing 1, and return whether it reads 1."""
         self._lock(slot, "1")
         return slot in self._locked
 

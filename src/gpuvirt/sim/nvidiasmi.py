@@ -1,6 +1,6 @@
-"""A simulated nvidia-smi: what it changes, and the exit codes with which it fails, which are NVML's (nvmlReturn_t).
+"""A simulated nvidia-smi: its changes, and the exit codes of its failures, which are NVML's (nvmlReturn_t).
 
-What `vgpu set-scheduler-state` takes is not published, and here in a form of this simulator's own.
+The arguments of `vgpu set-scheduler-state` are not published; their form here is this simulator's own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,18 +33,18 @@ POLICIES = {
 SWITCH = {"1": True, "ENABLED": True, "0": False, "DISABLED": False}
 
 Options = Mapping[str, str]
-"""What stands after each option; nothing after those that stand alone."""
+"""The value of each option, empty for options without one."""
 Gpus = Sequence[SmiGpu]
 
 
 class NvidiaSmi:
-    """The program on one machine."""
+    """The program on one simulated host."""
 
     def __init__(self, kernel: SimKernel) -> None:
         self._kernel = kernel
 
     def run(self, arguments: Sequence[str]) -> Ended:
-        """Return how a command ends."""
+        """Run a command, and return its outcome."""
         try:
             command = smicommand.parse(arguments)
         except UsageError as error:
@@ -63,12 +63,12 @@ class NvidiaSmi:
         return actions[command.verb](gpus, command.options)
 
     def _gpus(self, chosen: str | None) -> Gpus:
-        """Return the GPUs of the driver nvidia, or those of them that `-i` means: none where one of them is none."""
+        """Return the GPUs of the driver nvidia, or those that `-i` names; none where one of the names is unknown."""
         functions = [function for _, function in sorted(self._kernel.pci.functions.items()) if _is_gpu(function)]
         gpus = [SmiGpu(index, function, self._vgpu_host(function)) for index, function in enumerate(functions)]
         if chosen is None:
             return gpus
-        found = [next((gpu for gpu in gpus if _is_meant(name, gpu)), None) for name in chosen.split(",")]
+        found = [next((gpu for gpu in gpus if _is_named(name, gpu)), None) for name in chosen.split(",")]
         return [gpu for gpu in found if gpu is not None] if None not in found else []
 
     def _vgpu_host(self, function: SimFunction) -> SimVgpuHost | None:
@@ -79,8 +79,8 @@ class NvidiaSmi:
         if "-mig" in options:
             return _each(gpus, lambda gpu: self._set_mig(gpu, options["-mig"]))
         if "-L" in options:
-            return _said(smitexts.listed(gpus))
-        return _said(smitexts.query(gpus) if "-q" in options else smitexts.summary(gpus))
+            return _printed(smitexts.listed(gpus))
+        return _printed(smitexts.query(gpus) if "-q" in options else smitexts.summary(gpus))
 
     def _set_mig(self, gpu: SmiGpu, mode: str) -> Ended:
         on, vgpu_host = SWITCH.get(mode.upper()), gpu.vgpu_host
@@ -103,20 +103,20 @@ class NvidiaSmi:
 
     def _mig(self, gpus: Gpus, options: Options) -> Ended:
         if "-lgip" in options and (able := [gpu for gpu in gpus if gpu.vgpu_host and gpu.vgpu_host.profiles]):
-            return _said(smitexts.profiles(able))
-        cut = [gpu for gpu in gpus if gpu.vgpu_host is not None and gpu.vgpu_host.mig]
-        if not cut:
+            return _printed(smitexts.profiles(able))
+        in_mig_mode = [gpu for gpu in gpus if gpu.vgpu_host is not None and gpu.vgpu_host.mig]
+        if not in_mig_mode:
             return Ended(NOT_FOUND, "No MIG-enabled devices found.\n", "")
         if "-cgi" in options:
             names = options["-cgi"].split(",")
-            return _each(cut, lambda gpu: _create_instances(gpu, names, computing="-C" in options))
+            return _each(in_mig_mode, lambda gpu: _create_instances(gpu, names, computing="-C" in options))
         if "-dci" in options or "-dgi" in options:
-            return _each(cut, lambda gpu: _destroy(gpu, options))
-        return _instances(cut, options)
+            return _each(in_mig_mode, lambda gpu: _destroy(gpu, options))
+        return _instances(in_mig_mode, options)
 
     def _vgpu(self, gpus: Gpus, options: Options) -> Ended:
         if options.keys() <= {"-i"}:
-            return _said(smitexts.vgpus(gpus))
+            return _printed(smitexts.vgpus(gpus))
         return _each(gpus, lambda gpu: _vgpu_of(gpu, options))
 
     def _set_scheduler(self, gpus: Gpus, options: Options) -> Ended:
@@ -146,25 +146,25 @@ def _is_gpu(function: SimFunction) -> bool:
     return is_gpu and function.id.vendor == NVIDIA and function.driver == "nvidia" and function.physfn is None
 
 
-def _is_meant(name: str, gpu: SmiGpu) -> bool:
+def _is_named(name: str, gpu: SmiGpu) -> bool:
     if name.isdecimal():
         return int(name) == gpu.index
     if name == gpu.uuid:
         return True
     try:
         return is_same(name if name.count(":") == 2 else f"0:{name}", gpu.function.address)
-    except ValueError:  # the domain is no number
+    except ValueError:  # the domain is not a number
         return False
 
 
 def _each(gpus: Gpus, action: Callable[[SmiGpu], Ended]) -> Ended:
-    """Return what came of an action on each GPU, with the exit code of the first that failed."""
+    """Run an action on each GPU, and return the joined output with the exit code of the first failure."""
     ends = [action(gpu) for gpu in gpus]
     code = next((ended.exit_code for ended in ends if ended.exit_code), 0)
     return Ended(code, "".join(ended.stdout for ended in ends), "")
 
 
-def _said(lines: Iterable[str]) -> Ended:
+def _printed(lines: Iterable[str]) -> Ended:
     return Ended(0, "\n".join(lines), "")
 
 
@@ -179,19 +179,19 @@ def _vgpu_of(gpu: SmiGpu, options: Options) -> Ended:
     if "-shm" in options:
         return _set_mixed_sizes(gpu, vgpu_host, options["-shm"])
     if "-ss" in options:
-        return _said(smitexts.scheduler(gpu, vgpu_host))
+        return _printed(smitexts.scheduler(gpu, vgpu_host))
     creatable = [spec for spec in vgpu_host.types if any(vgpu_host.left(spec, slot) for slot in vgpu_host.slots)]
-    return _said(
+    return _printed(
         smitexts.supported(gpu, creatable if "-c" in options else vgpu_host.all_types, verbose="-v" in options)
     )
 
 
 def _instances(gpus: Gpus, options: Options) -> Ended:
     if "-lci" in options:
-        return _said(smitexts.compute_instances(gpus))
+        return _printed(smitexts.compute_instances(gpus))
     if not any(gpu.vgpu_host and gpu.vgpu_host.instances for gpu in gpus):
         return Ended(NOT_FOUND, "No GPU instances found: Not Found\n", "")
-    return _said(smitexts.instances(gpus))
+    return _printed(smitexts.instances(gpus))
 
 
 def _set_mixed_sizes(gpu: SmiGpu, vgpu_host: SimVgpuHost, mode: str) -> Ended:
@@ -207,7 +207,7 @@ def _set_mixed_sizes(gpu: SmiGpu, vgpu_host: SimVgpuHost, mode: str) -> Ended:
 
 
 def _create_instances(gpu: SmiGpu, names: Sequence[str], *, computing: bool) -> Ended:
-    """Create GPU instances one after another; those that were created before one fails stay."""
+    """Create GPU instances one after another; those created before a failure stay."""
     ends: list[Ended] = []
     for name in names:
         ends.append(_create_instance(gpu, name, computing=computing))
@@ -219,9 +219,9 @@ def _create_instances(gpu: SmiGpu, names: Sequence[str], *, computing: bool) -> 
 def _create_instance(gpu: SmiGpu, desired: str, *, computing: bool) -> Ended:
     vgpu_host = gpu.vgpu_host
     profiles = vgpu_host.profiles if vgpu_host is not None else ()
-    name, _, place = desired.partition(":")
-    profile = next((one for one in profiles if name in {one.name, str(one.id)}), None)
-    start = int(place) if place.isdecimal() else None
+    name, _, placement = desired.partition(":")
+    profile = next((profile for profile in profiles if name in {profile.name, str(profile.id)}), None)
+    start = int(placement) if placement.isdecimal() else None
     misplaced = profile is None or (":" in desired and start not in profile.starts)
     made = vgpu_host.add_instance(profile, start) if vgpu_host is not None and profile is not None else None
     if vgpu_host is None or profile is None or made is None:
@@ -229,11 +229,12 @@ def _create_instance(gpu: SmiGpu, desired: str, *, computing: bool) -> Ended:
         what = f"Unable to create a GPU instance on GPU {gpu.index:>2} using profile {desired}: {WORDS[code]}"
         return _failed(code, f"{what}\nFailed to create GPU instances")
     named = f"profile MIG {profile.name} (ID {profile.id:>2})"
-    said = f"Successfully created GPU instance ID {made.id:>2} on GPU {gpu.index:>2} using {named}\n"
+    output = f"Successfully created GPU instance ID {made.id:>2} on GPU {gpu.index:>2} using {named}\n"
     if computing:
         vgpu_host.computing.add(made.id)
-        said += f"Successfully created compute instance ID  0 on GPU {gpu.index:>2} GPU instance ID {made.id:>2}\n"
-    return Ended(0, said, "")
+        place = f"GPU {gpu.index:>2} GPU instance ID {made.id:>2}"
+        output += f"Successfully created compute instance ID  0 on {place}\n"
+    return Ended(0, output, "")
 
 
 def _destroy(gpu: SmiGpu, options: Options) -> Ended:
@@ -241,13 +242,14 @@ def _destroy(gpu: SmiGpu, options: Options) -> Ended:
     vgpu_host = gpu.vgpu_host
     if vgpu_host is None:
         return _failed(NOT_FOUND, "No GPU instances found")
-    asked = options.get("-gi")
-    if asked is None:
-        numbers = sorted(vgpu_host.computing) if "-dci" in options else [one.id for one in vgpu_host.instances]
-    elif all(number.isdecimal() for number in asked.split(",")):
-        numbers = [int(number) for number in asked.split(",")]
+    requested = options.get("-gi")
+    if requested is None:
+        instances = [instance.id for instance in vgpu_host.instances]
+        numbers = sorted(vgpu_host.computing) if "-dci" in options else instances
+    elif all(number.isdecimal() for number in requested.split(",")):
+        numbers = [int(number) for number in requested.split(",")]
     else:
-        return _failed(INVALID_ARGUMENT, f"{asked} is no list of GPU instance IDs")
+        return _failed(INVALID_ARGUMENT, f"{requested} is no list of GPU instance IDs")
     if not numbers:
         return _failed(NOT_FOUND, f"No {'compute' if '-dci' in options else 'GPU'} instances found")
     destroy = _destroy_computing if "-dci" in options else _destroy_instance
@@ -265,7 +267,7 @@ def _destroy_computing(gpu: SmiGpu, vgpu_host: SimVgpuHost, number: int) -> Ende
 
 
 def _destroy_instance(gpu: SmiGpu, vgpu_host: SimVgpuHost, number: int) -> Ended:
-    found = next((one for one in vgpu_host.instances if one.id == number), None)
+    found = next((instance for instance in vgpu_host.instances if instance.id == number), None)
     if found is None or number in {*vgpu_host.on_instance.values(), *vgpu_host.computing}:
         code = NOT_FOUND if found is None else IN_USE
         what = f"Unable to destroy GPU instance ID {number:>2} from GPU {gpu.index:>2}: {WORDS[code]}"

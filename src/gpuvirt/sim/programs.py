@@ -1,7 +1,7 @@
-"""The programs of a simulated host as executables, which ask the simulator that serves the host.
+"""The programs of a simulated host as executables, which call the simulator that serves the host.
 
-Each is a shell script beside a copy of the shell that runs it, so that it works by its path and after chroot alike. It
-writes its command line to a file of the mount, and reads from there how the program ends (`mounted.calls`).
+Each is a shell script beside a copy of its shell, so that it runs by its path and also after chroot. It writes its
+command line to a file of the mount, and reads the program's results from there (`mounted.calls`).
 """
 
 import re
@@ -16,7 +16,7 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.vgpumanager import VgpuManager
 
 CALLS = ".simulator"
-"""The file in the root of the programs through which they ask the simulator."""
+"""The file through which the programs call the simulator, in the root that contains the programs."""
 MODPROBE = "/usr/sbin/modprobe"
 NVIDIAS = ("/usr/bin/nvidia-smi", "/usr/lib/nvidia/sriov-manage")
 SHELL = ("sh", "cat")
@@ -46,20 +46,20 @@ exit 1
 
 
 def roots(manager: VgpuManager) -> tuple[HostPath, ...]:
-    """Return the roots that have programs: the host's own, and that of the vGPU manager's container."""
+    """Return the roots that contain programs: the host's, and that of the vGPU manager's container."""
     return tuple(dict.fromkeys(root for root in (HostPath("/"), manager.root) if root is not None))
 
 
 def search_path(root: Path, manager: VgpuManager) -> str:
-    """Return what goes in front of PATH to have the programs of the host at `root`."""
+    """Return the entries for PATH that find the programs of the host at `root` first."""
     places = dict.fromkeys(_below(root, place, program).parent for place, program in _programs(manager))
     return ":".join(map(str, places))
 
 
 def install(kernel: SimKernel, root: Path, manager: VgpuManager, *, refusal: str | None = None) -> None:
-    """Write the programs of a host below `root`; with a refusal, they say it and fail.
+    """Write the programs of a host below `root`; with a `refusal`, the programs print it and fail.
 
-    NVIDIA's are on hosts that have an NVIDIA GPU.
+    NVIDIA's programs are installed on hosts with an NVIDIA GPU.
     """
     has_nvidia = any(function.id.vendor == NVIDIA for function in kernel.pci.functions.values())
     programs = [(place, name) for place, name in _programs(manager) if has_nvidia or name not in NVIDIAS]
@@ -70,7 +70,7 @@ def install(kernel: SimKernel, root: Path, manager: VgpuManager, *, refusal: str
 
 
 def _programs(manager: VgpuManager) -> Iterator[tuple[HostPath, str]]:
-    """Yield the programs, each with the root that it is in."""
+    """Yield the programs, each with the root that contains it."""
     if manager.root is not None:
         yield from ((manager.root, program) for program in NVIDIAS)
     yield HostPath("/"), MODPROBE
@@ -89,7 +89,7 @@ def _write(target: Path, program: str, refusal: str | None) -> None:
 
 
 def _copy_shell(root: Path) -> None:
-    """Put this machine's shell below a root, with its libraries: without it a script can't be run there by chroot."""
+    """Copy the shell and its libraries below a root, where chroot needs them to run a script."""
     found = [path for program in SHELL if (path := shutil.which(program, path="/bin:/usr/bin")) is not None]
     for path in found:
         _copy(path, root / "bin" / Path(path).name)
@@ -100,7 +100,7 @@ def _copy_shell(root: Path) -> None:
 def _libraries(programs: Iterable[str]) -> tuple[str, ...]:
     try:
         done = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False)  # noqa: S607  by PATH
-    except OSError:  # without ldd the programs work by their paths alone
+    except OSError:  # without ldd, the programs work by their paths only
         return ()
     return tuple(dict.fromkeys(path for path in _LIBRARY.findall(done.stdout) if not path.endswith(":")))  # its heads
 

@@ -1,4 +1,4 @@
-"""The command line of the simulated nvidia-smi: which options there are, and what was asked for."""
+"""The command line of the simulated nvidia-smi: its options, and a parser."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,20 +66,20 @@ OPTIONS: Mapping[Verb, tuple[_Option, ...]] = {
 
 
 class UsageError(GpuvirtError):
-    """A command line that the simulated nvidia-smi does not know."""
+    """A command line that the simulated nvidia-smi does not accept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is asked for."""
+    """A parsed command line."""
 
     verb: Verb
     options: Mapping[str, str]
-    """By their short names; empty values of those that stand alone."""
+    """The values by the options' short names, empty for options without a value."""
 
 
 def parse(arguments: Sequence[str]) -> Command:
-    """Return what a command line asks for; raise UsageError. An option's value follows it, or a `=`."""
+    """Parse a command line; raise UsageError. An option's value follows it, or a `=`."""
     words = list(arguments)
     verb: Verb = ()
     while words and (*verb, words[0]) in OPTIONS:

@@ -1,7 +1,7 @@
-"""What the simulated nvidia-smi writes of GPUs: modes, lists, vGPU types, GPU instances.
+"""The output of the simulated nvidia-smi about GPUs: modes, lists, vGPU types, GPU instances.
 
-The texts of `-q`, `vgpu -s -v` and `mig` follow published ones. That of `vgpu -ss` is not published, and here in a form
-of this simulator's own, as are the summaries.
+The texts of `-q`, `vgpu -s -v` and `mig` follow published ones. The text of `vgpu -ss` is not published; its form here
+is this simulator's own, as are the summaries.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +14,7 @@ from gpuvirt.sim.nvidia import gpu_uuid
 from gpuvirt.sim.vgpu import MigProfileSpec, SimVgpuHost, VgpuTypeSpec
 
 NS_PER_MS = 1_000_000
+RULE = f"+{'-' * 55}+"
 POLICY_WORDS = {
     SchedulerPolicy.BEST_EFFORT: "Best Effort",
     SchedulerPolicy.EQUAL_SHARE: "Equal Share",
@@ -23,7 +24,7 @@ POLICY_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class SmiGpu:
-    """A GPU as nvidia-smi knows it."""
+    """A GPU as nvidia-smi shows it."""
 
     index: int
     function: SimFunction
@@ -48,12 +49,12 @@ class SmiGpu:
 
     @property
     def mig_mode(self) -> str:
-        """The MIG mode that it has."""
+        """The GPU's MIG mode."""
         return "N/A" if self.vgpu_host is None or not self.vgpu_host.profiles else switched(on=self.vgpu_host.mig)
 
 
 def switched(*, on: bool) -> str:
-    """Return how a mode is called."""
+    """Return the word for a mode."""
     return "Enabled" if on else "Disabled"
 
 
@@ -62,7 +63,7 @@ def _row(indent: int, key: str, value: str) -> str:
 
 
 def query(gpus: Sequence[SmiGpu]) -> Iterator[str]:
-    """Yield what `-q` writes."""
+    """Yield the output of `-q`."""
     yield from ("", "==============NVSMI LOG==============", "")
     yield _row(0, "Attached GPUs", str(len(gpus)))
     for gpu in gpus:
@@ -91,14 +92,14 @@ def _modes(gpu: SmiGpu) -> Iterator[str]:
 
 
 def listed(gpus: Iterable[SmiGpu]) -> Iterator[str]:
-    """Yield what `-L` writes."""
+    """Yield the output of `-L`."""
     for gpu in gpus:
         yield f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})"
     yield ""
 
 
 def summary(gpus: Iterable[SmiGpu]) -> Iterator[str]:
-    """Yield what nvidia-smi writes when it is asked nothing."""
+    """Yield the output of nvidia-smi without options."""
     line = f"+{'-' * 75}+"
     yield line
     yield f"| {'NVIDIA-SMI of a simulated host':<74}|"
@@ -114,7 +115,7 @@ def summary(gpus: Iterable[SmiGpu]) -> Iterator[str]:
 
 
 def vgpus(gpus: Iterable[SmiGpu]) -> Iterator[str]:
-    """Yield what `vgpu` writes: the GPUs, and the vGPUs on each."""
+    """Yield the output of `vgpu`: the GPUs, and the vGPUs on each."""
     for gpu in gpus:
         yield f"GPU {gpu.bus_id}"
         for vgpu, (spec, slot) in gpu.vgpu_host.live.items() if gpu.vgpu_host is not None else ():
@@ -123,7 +124,7 @@ def vgpus(gpus: Iterable[SmiGpu]) -> Iterator[str]:
 
 
 def supported(gpu: SmiGpu, specs: Iterable[VgpuTypeSpec], *, verbose: bool) -> Iterator[str]:
-    """Yield what `vgpu -s` and `vgpu -c` write of a GPU."""
+    """Yield the output of `vgpu -s` and `vgpu -c` for a GPU."""
     profiles = gpu.vgpu_host.profiles if gpu.vgpu_host is not None else ()
     numbers = {profile.name: str(profile.id) for profile in profiles}
     yield f"GPU {gpu.bus_id}"
@@ -142,13 +143,13 @@ def supported(gpu: SmiGpu, specs: Iterable[VgpuTypeSpec], *, verbose: bool) -> I
 
 
 def _framebuffer_mib(spec: VgpuTypeSpec) -> int:
-    """Return the framebuffer of a type: of `12G`, and of a GPU instance's profile, `2g.12gb`."""
+    """Return the framebuffer of a type from its size: `12G`, or `2g.12gb` with a GPU instance."""
     size = spec.size.removesuffix("gb").rpartition(".")[2].removesuffix("G")
     return int(size) * 1024 if size.isdigit() else 1024
 
 
 def scheduler(gpu: SmiGpu, vgpu_host: SimVgpuHost) -> Iterator[str]:
-    """Yield what `vgpu -ss` writes of a GPU."""
+    """Yield the output of `vgpu -ss` for a GPU."""
     yield f"GPU {gpu.bus_id}"
     yield "    vGPU Scheduler State"
     yield _row(8, "Scheduler Policy", POLICY_WORDS[vgpu_host.scheduler.policy])
@@ -161,38 +162,41 @@ def scheduler(gpu: SmiGpu, vgpu_host: SimVgpuHost) -> Iterator[str]:
 
 def instances(gpus: Iterable[SmiGpu]) -> Iterator[str]:
     """Yield the table of `mig -lgi`."""
-    line = f"+{'-' * 55}+"
-    yield line
-    yield "| GPU instances:                                        |"
-    yield "| GPU   Name             Profile  Instance   Placement  |"
-    yield "|                          ID       ID       Start:Size |"
-    yield "|=======================================================|"
+    yield from _header(
+        "| GPU instances:                                        |",
+        "| GPU   Name             Profile  Instance   Placement  |",
+        "|                          ID       ID       Start:Size |",
+    )
     for gpu in gpus:
-        for one in gpu.vgpu_host.instances if gpu.vgpu_host is not None else ():
-            place = f"{one.start}:{one.size}"
-            yield f"|{gpu.index:>4}  MIG {one.profile:<14}{one.profile_id:>4}{one.id:>9}{place:>13}     |"
-            yield line
+        for instance in gpu.vgpu_host.instances if gpu.vgpu_host is not None else ():
+            place = f"{instance.start}:{instance.size}"
+            numbers = f"{instance.profile_id:>4}{instance.id:>9}{place:>13}"
+            yield f"|{gpu.index:>4}  MIG {instance.profile:<14}{numbers}     |"
+            yield RULE
     yield ""
 
 
 def profiles(gpus: Iterable[SmiGpu]) -> Iterator[str]:
     """Yield the table of `mig -lgip`."""
-    line = f"+{'-' * 55}+"
-    yield line
-    yield "| GPU instance profiles:                                |"
-    yield "| GPU   Name             ID    Instances   Memory       |"
-    yield "|                              Free/Total  slices       |"
-    yield "|=======================================================|"
+    yield from _header(
+        "| GPU instance profiles:                                |",
+        "| GPU   Name             ID    Instances   Memory       |",
+        "|                              Free/Total  slices       |",
+    )
     for gpu in gpus:
         for profile in gpu.vgpu_host.profiles if gpu.vgpu_host is not None else ():
-            room = f"{_room(gpu, profile)}/{_room(gpu, profile, empty=True)}"
-            yield f"|{gpu.index:>4}  MIG {profile.name:<12}{profile.id:>4}{room:>12}{profile.size:>10}       |"
-    yield line
+            free = f"{_count_free(gpu, profile)}/{_count_free(gpu, profile, empty=True)}"
+            yield f"|{gpu.index:>4}  MIG {profile.name:<12}{profile.id:>4}{free:>12}{profile.size:>10}       |"
+    yield RULE
     yield ""
 
 
-def _room(gpu: SmiGpu, profile: MigProfileSpec, *, empty: bool = False) -> int:
-    """Return how many more GPU instances of a profile fit."""
+def _header(*titles: str) -> Iterator[str]:
+    yield from (RULE, *titles, f"|{'=' * 55}|")
+
+
+def _count_free(gpu: SmiGpu, profile: MigProfileSpec, *, empty: bool = False) -> int:
+    """Return how many more GPU instances of a profile fit on a GPU, or how many on an empty one."""
     if gpu.vgpu_host is None:
         return 0
     tried = replace(gpu.vgpu_host, instances=[] if empty else list(gpu.vgpu_host.instances))

@@ -1,6 +1,6 @@
-"""The programs of a simulated host: modprobe, sriov-manage and nvidia-smi, each by its command line.
+"""The programs of a simulated host: modprobe, sriov-manage and nvidia-smi, called by their command lines.
 
-gpuvirt calls them through the same code as a host's own. On a mounted host they are executables, too (`programs`).
+gpuvirt calls them through the same code as a real host's. On a mounted host they are also executables (`programs`).
 """
 
 import errno
@@ -24,7 +24,7 @@ Enable or disable the VFs of the GPU at a PCI address, or of all GPUs of the dri
 
 
 class SimTools:
-    """What is asked of a simulated host's programs."""
+    """Runs the programs of a simulated host."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class SimTools:
     ) -> None:
         self.loaded: list[str] = []
         self.commands: list[tuple[str, ...]] = []
-        """What was run, without the folders of programs."""
+        """The commands that were run, without the folders of their programs."""
         self.before: Callable[[Sequence[str]], None] = lambda command: None  # noqa: ARG005
-        """Happens before each command."""
+        """Called before each command."""
         self.during: Callable[[str], None] = lambda stage: None  # noqa: ARG005
-        """Happens between the writes of sriov-manage, by what the next one does."""
+        """Called between the steps of sriov-manage, with the name of the next step."""
         self._kernel = kernel
         self._modules = modules
         self._smi = NvidiaSmi(kernel)
@@ -50,27 +50,27 @@ class SimTools:
         )
 
     def modprobe(self, module: str) -> None:
-        """Load a module, which is its driver."""
+        """Load a module, which adds its driver."""
         self._tools.modprobe(module)
 
     def sriov_manage(self, address: PciAddress, enable: bool) -> None:
-        """Switch the VFs of a GPU as NVIDIA's script does."""
+        """Enable or disable the VFs of a GPU, as NVIDIA's script does."""
         self._tools.sriov_manage(address, enable)
 
     def nvidia_smi(self, *arguments: str) -> str:
-        """Return what nvidia-smi writes."""
+        """Return the output of nvidia-smi."""
         return self._tools.nvidia_smi(*arguments)
 
     def demand(self, program: Program) -> None:
-        """See that a program is installed."""
+        """Fail unless a program is installed."""
         self._tools.demand(program)
 
     def demand_module(self, module: str) -> None:
-        """See that a module could be loaded."""
+        """Fail unless a module can be loaded."""
         self._tools.demand_module(module)
 
     def run(self, program: str, arguments: Sequence[str]) -> Ended:
-        """Return how a program ends; raise FileNotFoundError where the host does not have it."""
+        """Run a program, and return its outcome; raise FileNotFoundError where the host does not have it."""
         with self._kernel.blocking.condition:
             if program in set(Operation):
                 self._kernel.blocking.spend(Operation(program))
@@ -106,14 +106,14 @@ class SimTools:
         return FINE
 
     def _driver_of_alias(self, alias: str) -> str:
-        """Return the native driver of the function whose modalias this is, or the alias of none."""
+        """Return the native driver of the function with this modalias, or the alias itself where there is none."""
         for function in self._kernel.pci.functions.values():
             if function.native_driver is not None and f"MODALIAS={alias}\n" in uevent_text(function):
                 return function.native_driver
         return alias
 
     def _sriov_manage(self, arguments: Sequence[str]) -> Ended:
-        """Take the GPU from its driver, switch its VFs through another, and give it back; no card without VFs fails."""
+        """Enable or disable VFs as NVIDIA's script does, which succeeds without effect on a card without VFs."""
         if len(arguments) != 2 or arguments[0] not in {"-e", "-d"}:
             return Ended(1, "", SRIOV_MANAGE_USAGE)
         enable, desired = arguments[0] == "-e", arguments[1]
@@ -136,7 +136,7 @@ class SimTools:
         return Ended(0, f"{'Enabling' if enable else 'Disabling'} VFs on {function.address}\n", "")
 
     def _switch(self, function: SimFunction, count: int) -> None:
-        """Take the GPU through a driver that does nothing but let VFs be made."""
+        """Create or remove VFs through pci-pf-stub, which only allows VFs, and bind the GPU to nvidia again."""
         pci = self._kernel.pci
         if function.driver is not None:
             self.during("unbind")
@@ -148,5 +148,5 @@ class SimTools:
         self.during("unbind from pci-pf-stub")
         pci.unbind(function)
         self.during("bind")
-        with suppress(OSError):  # the script does not look whether the driver takes it
+        with suppress(OSError):  # the script does not check whether the driver binds
             pci.bind(function, "nvidia")

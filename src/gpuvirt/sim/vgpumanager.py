@@ -1,4 +1,4 @@
-"""Where NVIDIA's vGPU manager, which brings nvidia-smi and sriov-manage, is on a simulated host."""
+"""The place of NVIDIA's vGPU manager, which contains nvidia-smi and sriov-manage, on a simulated host."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from gpuvirt.paths import HostPath
 
 
 class VgpuManager(StrEnum):
-    """The places."""
+    """Where the vGPU manager is installed."""
 
     HOST = "host"
     CONTAINER = "container"
@@ -14,6 +14,6 @@ class VgpuManager(StrEnum):
 
     @property
     def root(self) -> HostPath | None:
-        """The root of its programs; None where there are none."""
+        """The root of its programs; None without programs."""
         roots = {VgpuManager.HOST: HostPath("/"), VgpuManager.CONTAINER: HostPath("/run/nvidia/driver")}
         return roots.get(self)
