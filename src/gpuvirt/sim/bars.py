@@ -1,7 +1,7 @@
-"""A simulated function's BARs, as its attribute `resource` lists them."""
+"""A simulated function's BARs, as its `resource` attribute lists them."""
 
 LINES = 13
-"""Six BARs, the expansion ROM, and six that its VFs share."""
+"""Six BARs, the expansion ROM, and six BARs that the VFs share."""
 
 SMALL = (0xA0000000, 0xA0FFFFFF, 0x40200)
 LARGE_BYTES = 32 << 30
@@ -10,7 +10,7 @@ PREFETCHABLE_64 = 0x14220C
 
 
 def resource(*, unassigned: bool = False) -> str:
-    """Return the BARs of a GPU with 32 GiB: a small one and a large one, which may have got no place."""
+    """Return the BARs of a GPU with 32 GiB, a small and a large one; an unassigned large one starts at 0."""
     start = 0 if unassigned else LARGE_AT
     bars = [SMALL, (start, start + LARGE_BYTES - 1, PREFETCHABLE_64)]
     bars += [(0, 0, 0)] * (LINES - len(bars))

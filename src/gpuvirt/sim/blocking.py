@@ -1,11 +1,11 @@
-"""What happens to a caller that the kernel would make wait: it waits for real, or is told at once that it would.
+"""What happens to a caller that the kernel would block: it waits, or it gets WouldBlock at once.
 
-A test or a demo that runs in one thread can't wait for what it must do itself. It gets WouldBlock, while the effect
-goes on as it would in the kernel, where the sleeping writer is beyond the reach of any signal. A mounted simulator has
-one thread for each caller, and those do wait.
+A test or a demo that runs in one thread can't wait for an event that the same thread must cause. It gets WouldBlock,
+and the operation continues without it, as it does in the kernel, where no signal reaches the sleeping writer. A mounted
+simulator has one thread for each caller, so its callers wait.
 
-Operations that take time on hardware take it in the mounted simulator alone, where its user says so. Others are served
-meanwhile: a caller that waits does not hold the lock.
+Only the mounted simulator lets operations take the time that they take on hardware, and only on request. A waiting
+caller does not hold the lock, so other callers are served meanwhile.
 """
 
 import threading
@@ -15,20 +15,20 @@ from gpuvirt.sim.durations import Durations, Operation
 
 
 class WouldBlock(BaseException):
-    """The kernel would now keep the caller asleep; no handler of OSError or Exception may take this for an answer."""
+    """The kernel would now keep the caller asleep. No handler of OSError or Exception may catch this."""
 
 
 class Blocking:
-    """Lets callers wait until something in the simulated kernel has come true."""
+    """Makes callers wait for conditions of the simulated kernel."""
 
     def __init__(self, *, wait: bool = False) -> None:
         self.condition = threading.Condition(threading.RLock())
         self.durations: Durations = {}
-        """How long operations take where callers wait."""
+        """How long each operation takes, where callers wait."""
         self._wait = wait
 
     def until(self, met: Callable[[], bool], what: str) -> None:
-        """Return once `met`; raise WouldBlock at once where nobody else could make it so."""
+        """Return once `met`; where callers don't wait, raise WouldBlock at once instead of waiting."""
         if met():
             return
         if not self._wait:
@@ -36,7 +36,7 @@ class Blocking:
         self.condition.wait_for(met)
 
     def spend(self, operation: Operation) -> None:
-        """Return when an operation has taken its time; the lock is free meanwhile, so look again at what is there."""
+        """Wait as long as an operation takes; the lock is free meanwhile, so the caller must check the state again."""
         duration_s = self.durations.get(operation, 0.0)
         if self._wait and duration_s > 0:
             self.condition.wait_for(lambda: False, duration_s)

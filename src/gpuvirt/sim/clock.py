@@ -1,4 +1,4 @@
-"""Time that passes when it is told to: hours of an agent's life in a moment, and always in the same order."""
+"""A clock that a test advances: it simulates hours of an agent's life in a moment, always in the same order."""
 
 import asyncio
 import heapq
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 TURNS = 20
-"""Turns of the event loop after which everything that could go on has gone on, and waits."""
+"""Turns of the event loop after which every task waits."""
 
 
 class SimTimer:
@@ -19,16 +19,16 @@ class SimTimer:
         self._call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """Take the call back."""
+        """Cancel the call."""
         self._call = None
 
     @property
-    def was_taken_back(self) -> bool:
-        """Whether there is no call to make."""
+    def is_cancelled(self) -> bool:
+        """Whether the call was cancelled."""
         return self._call is None
 
     def ring(self) -> None:
-        """Make the call, unless it was taken back."""
+        """Make the call, unless it was cancelled."""
         if self._call is not None:
             self._call()
 
@@ -42,21 +42,21 @@ class SimClock:
         self._order = itertools.count()
 
     def now(self) -> datetime:
-        """Wall-clock time, in UTC."""
+        """Return the simulated wall-clock time, in UTC."""
         return BEGINNING + timedelta(seconds=self._now_s)
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back."""
+        """Return the simulated seconds since the start."""
         return self._now_s
 
     def call_later(self, delay_s: float, call: Callable[[], None], /) -> SimTimer:
-        """Run `call` once so much time has passed."""
+        """Call `call` after this delay."""
         timer = SimTimer(call)
         heapq.heappush(self._timers, (self._now_s + delay_s, next(self._order), timer))
         return timer
 
     async def sleep(self, seconds: float, /) -> None:
-        """Wait until so much time has passed."""
+        """Wait until this much time has passed."""
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         timer = self.call_later(seconds, lambda: None if passed.done() else passed.set_result(None))
         try:
@@ -66,19 +66,19 @@ class SimClock:
 
     @property
     def next_s(self) -> float | None:
-        """When the next call is due; None where nothing waits for the time."""
-        while self._timers and self._timers[0][2].was_taken_back:
+        """When the next call is due; None without one."""
+        while self._timers and self._timers[0][2].is_cancelled:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def ring_next(self) -> None:
-        """Let time pass until the next call, and make the call."""
+        """Advance to the next call, and make it."""
         at_s, _, timer = heapq.heappop(self._timers)
         self._now_s = max(self._now_s, at_s)
         timer.ring()
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, and everything happen that waits for it."""
+        """Advance the time, and run everything that waits for it."""
         end_s = self._now_s + seconds
         await self.settle()
         while self._timers and self._timers[0][0] <= end_s:
@@ -88,6 +88,6 @@ class SimClock:
         await self.settle()
 
     async def settle(self) -> None:
-        """Let everything go on that can without time passing."""
+        """Run all tasks as far as they can go while the time stands still."""
         for _ in range(TURNS):
             await asyncio.sleep(0)  # noqa: TID251  a turn of the loop, not a wait

@@ -1,4 +1,4 @@
-"""How long the operations of a simulated host take: on hardware each takes time, and a simulator is done at once."""
+"""How long the operations of a simulated host take. They take time on hardware; by default the simulator takes none."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,15 +12,15 @@ UNITS_S = {"ms": 0.001, "s": 1.0}
 
 
 class Operation(StrEnum):
-    """What can be made slow: a write, by the attribute's name, or a program, by its own."""
+    """An operation that can be slowed down: a write, named by its attribute, or a program, by its name."""
 
     REMOVE = "remove"
-    """Removal of a mediated device; on hardware it takes 0.3 s."""
+    """Removal of a mediated device; 0.3 s on hardware."""
     CREATE = "create"
     BIND = "bind"
-    """A driver takes a function: a write to `bind` or `drivers_probe`."""
+    """A driver binds to a function: a write to `bind` or `drivers_probe`."""
     UNBIND = "unbind"
-    """On hardware vfio-pci takes 0.3 s."""
+    """0.3 s with vfio-pci on hardware."""
     SRIOV_NUMVFS = "sriov_numvfs"
     CURRENT_VGPU_TYPE = "current_vgpu_type"
     MODPROBE = "modprobe"
@@ -29,11 +29,11 @@ class Operation(StrEnum):
 
 
 Durations = Mapping[Operation, float]
-"""Seconds of each operation that takes time."""
+"""The seconds that each operation takes; 0 for the others."""
 
 
 def parse_durations(texts: Iterable[str], *, where: str) -> Durations:
-    """Return the durations that `texts` name (`remove=300ms`); raise ConfigError where one can't be read."""
+    """Return the durations in `texts` (`remove=300ms`); raise ConfigError for a malformed one."""
     durations: dict[Operation, float] = {}
     for text in texts:
         name, equals, duration = text.partition("=")

@@ -1,4 +1,4 @@
-"""What goes wrong on a simulated host: attributes that fail or refuse, that read as something else, or that act."""
+"""Faults of a simulated host: paths that fail, that refuse writes, that read as something else, or that act."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,33 +9,33 @@ from gpuvirt.sim.tree import fails
 
 @dataclass(slots=True)
 class Faults:
-    """Faults by the path that is read, listed, followed or written, as whoever does it has it."""
+    """The faults, by the path that the caller uses to read, list, follow or write."""
 
     errors: dict[HostPath, int] = field(default_factory=dict)
     contents: dict[HostPath, bytes] = field(default_factory=dict)
     acts: dict[HostPath, Callable[[], None]] = field(default_factory=dict)
     refusals: dict[HostPath, int] = field(default_factory=dict)
     asleep: set[HostPath] = field(default_factory=set)
-    """Files whose writers sleep until the path is taken out."""
+    """Files whose writers sleep until the path is removed from this set."""
 
     def fail(self, path: HostPath, number: int) -> None:
-        """Let `path` fail with an errno."""
+        """Make reads of `path` fail with an errno."""
         self.errors[path] = number
 
     def refuse(self, path: HostPath, number: int) -> None:
-        """Let writes to `path` fail with an errno, and do nothing."""
+        """Make writes to `path` fail with an errno, without effect."""
         self.refusals[path] = number
 
     def answer(self, path: HostPath, content: bytes) -> None:
-        """Let `path` read as `content`."""
+        """Make `path` read as `content`."""
         self.contents[path] = content
 
     def before_read(self, path: HostPath, act: Callable[[], None]) -> None:
-        """Do something once, just before `path` is next looked at."""
+        """Call `act` once, just before `path` is next read."""
         self.acts[path] = act
 
     def heal(self) -> None:
-        """Take all faults away."""
+        """Remove all faults."""
         self.errors.clear()
         self.contents.clear()
         self.acts.clear()
@@ -43,12 +43,12 @@ class Faults:
         self.asleep.clear()
 
     def apply_to_write(self, path: HostPath) -> None:
-        """Fail where writes are refused."""
+        """Raise OSError where writes to `path` are refused."""
         if number := self.refusals.get(path):
             raise fails(number, path)
 
     def apply(self, path: HostPath) -> bytes | None:
-        """Act, fail, or return what `path` reads as instead; None when nothing is wrong with it."""
+        """Call the act of `path`, raise its error, or return its replaced content; None without a fault."""
         if act := self.acts.pop(path, None):
             act()
         if number := self.errors.get(path):

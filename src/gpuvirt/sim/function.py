@@ -1,4 +1,4 @@
-"""A simulated PCI function: what it is, the state that writes change, and what its plain files say."""
+"""A simulated PCI function: its identity, its state, and the content of its plain attributes."""
 
 import struct
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from gpuvirt.paths import HostPath
 
 @dataclass(frozen=True, slots=True)
 class VfIdentity:
-    """What the VFs of a function are."""
+    """The identity of a function's VFs."""
 
     id: PciId
     class_code: int
@@ -18,36 +18,36 @@ class VfIdentity:
 
 @dataclass(slots=True, eq=False)
 class SimFunction:
-    """One function: what it is, and the state that writes change."""
+    """One function: its identity, and the state that writes change."""
 
     address: PciAddress
     id: PciId
     class_code: int
     folder: HostPath
-    """Where it really lies, below its bridge: `/sys/devices/pci0000:64/0000:64:02.0/0000:65:00.0`."""
+    """Its real path, below its bridge: `/sys/devices/pci0000:64/0000:64:02.0/0000:65:00.0`."""
     subsystem: PciId | None = None
     revision: int | None = 0xA1
     group: IommuGroup | None = None
     numa_node: int = -1
     native_driver: str | None = None
-    """The driver that the kernel would give it."""
+    """The driver that the kernel would bind to it."""
     override: str | None = None
     driver: str | None = None
     leaving: bool = False
-    """Somebody waits to unbind it; it is in use until then."""
+    """A writer waits to unbind it; it is in use until then."""
     fell_off_bus: bool = False
     physfn: PciAddress | None = None
     vf_number: int | None = None
-    """Of a VF: 2 where its GPU links to it as `virtfn2`."""
+    """The number of a VF: 2 where its GPU links to it as `virtfn2`."""
     virtfns: list[PciAddress] = field(default_factory=list)
     total_vfs: int | None = None
     vf: VfIdentity | None = None
     takes_numvfs: bool = True
-    """Its native driver lets `sriov_numvfs` make VFs; NVIDIA's does not."""
+    """Whether its native driver creates VFs by `sriov_numvfs`; NVIDIA's does not."""
 
 
 def id_texts(function: SimFunction) -> dict[str, str]:
-    """Return the attributes by which a function is known, with what they read."""
+    """Return the attributes that identify a function, with their contents."""
     ids = {"vendor": f"0x{function.id.vendor:04x}", "device": f"0x{function.id.device:04x}"}
     ids["class"] = f"0x{function.class_code:06x}"
     if function.revision is not None:
@@ -59,7 +59,7 @@ def id_texts(function: SimFunction) -> dict[str, str]:
 
 
 def uevent_text(function: SimFunction) -> str:
-    """Return what `uevent` reads."""
+    """Return the content of `uevent`."""
     board = function.subsystem or PciId(0, 0)
     lines = [f"DRIVER={function.driver}"] if function.driver else []
     lines += [f"PCI_CLASS={function.class_code:X}", f"PCI_ID={str(function.id).upper()}"]
@@ -70,7 +70,7 @@ def uevent_text(function: SimFunction) -> str:
 
 
 def config_bytes(function: SimFunction) -> bytes:
-    """Return configuration space; of a card that fell off its bus all bits are set, of a VF those of its ids."""
+    """Return configuration space: all bits set for a card that fell off its bus, and in the ids of a VF."""
     if function.fell_off_bus:
         return b"\xff" * 256
     vendor, device = (0xFFFF, 0xFFFF) if function.physfn is not None else (function.id.vendor, function.id.device)

@@ -1,8 +1,8 @@
-"""A simulated kernel: answers as a real one was seen to, and takes what people and machines do to a host.
+"""A simulated kernel, which answers as a real one was observed to, and on which VMs, users and faults act.
 
-The first half is the `Kernel` that gpuvirt works through. The second is what happens to a host from outside: a virtual
-machine takes a GPU, a card falls off its bus, somebody rebinds a driver. What was read and written is kept, so that a
-test can tell what gpuvirt did.
+The first half implements the `Kernel` that gpuvirt works through. The second half acts on the host from outside: a VM
+takes a GPU, a card falls off its bus, another program rebinds a driver. The kernel records reads and writes, so that a
+test can check what gpuvirt did.
 """
 
 import errno
@@ -31,7 +31,7 @@ OUR_PID = 1
 
 
 class SimKernel:
-    """A host in memory."""
+    """A simulated host in memory."""
 
     def __init__(self, *, iommufd: bool = False, group_nodes: bool = True, wait: bool = False) -> None:
         self.tree = Tree()
@@ -55,7 +55,7 @@ class SimKernel:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The agent's own, which no /proc shows."""
+        """The agent's pid, which the simulated /proc does not show."""
         return frozenset({OUR_PID})
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
@@ -74,14 +74,14 @@ class SimKernel:
             return (content.encode() if isinstance(content, str) else content)[:limit]
 
     def write(self, path: HostPath, data: bytes, /) -> None:
-        """Write a file; what it does is done before this returns, unless the kernel would keep the writer asleep."""
+        """Write a file. The effect is complete when this returns, unless the kernel would keep the writer asleep."""
         with self.blocking.condition:
             node = self.tree.find(path)
             if not isinstance(node, File) or node.write is None:
                 raise fails(errno.EISDIR if isinstance(node, Folder) else errno.EACCES, path)
             self.faults.apply_to_write(path)
             self.blocking.until(lambda: path not in self.faults.asleep, f"{path} keeps its writers asleep")
-            if data:  # the kernel does not even call the attribute
+            if data:  # the kernel does not call the attribute for an empty write
                 self.writes.append((path, data))
                 try:
                     node.write(data.decode())
@@ -132,14 +132,14 @@ class SimKernel:
 
     @contextmanager
     def lease_devices(self, names: Sequence[str], /) -> Iterator[None]:
-        """Hold VFIO devices, until the kernel takes them."""
+        """Hold VFIO devices open, until the kernel asks for them."""
         with self.blocking.condition:
             try:
                 held = self._open_devices(names, OUR_PID, lease=True)
             except OSError as error:
                 if error.errno in {errno.EBUSY, errno.EINVAL}:
                     raise DeviceBusyError(f"a device of {', '.join(names)} is in use by another process") from error
-                raise LeaseUnavailableError(f"{', '.join(names)} can't be held: {error.strerror}") from error
+                raise LeaseUnavailableError(f"{', '.join(names)} can't be opened: {error.strerror}") from error
         try:
             yield
         finally:
@@ -150,7 +150,7 @@ class SimKernel:
     def open_files(self) -> Iterator[OpenFile]:
         """Yield the nodes that processes have open."""
         for pid in [name for name in self.listdir(HostPath("/proc")) if name.isdigit()]:
-            with suppress(FileNotFoundError):  # it has gone, or shows no files
+            with suppress(FileNotFoundError):  # the process has ended, or shows no files
                 yield from self._files_of(pid)
 
     def _files_of(self, pid: str) -> Iterator[OpenFile]:
@@ -161,29 +161,29 @@ class SimKernel:
                 yield OpenFile(int(pid), path, 0)
             elif self.tree.exists(path):
                 yield OpenFile(int(pid), path, self.device_number(path))
-            elif path.startswith((CDEVS, "/dev/vfio/")):  # the node is gone, though the file is open
+            elif path.startswith((CDEVS, "/dev/vfio/")):  # the node is deleted, but the file is still open
                 group = group_of_node(path)
                 yield OpenFile(int(pid), HostPath(f"{path} (deleted)"), 0 if group is None else group_number(group))
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
-        """Call `wake` when devices come, go or change driver."""
+        """Call `wake` when a device appears, disappears or changes its driver."""
         self._wakers.append(wake)
         return lambda: self._wakers.remove(wake)
 
-    # --- what happens to a host
+    # --- events from outside
 
     def reboot_id(self) -> None:
-        """Give the host another boot id, as a restart does."""
+        """Give the host another boot id, as a reboot does."""
         self._boots += 1
         self.tree.place(
             HostPath("/proc/sys/kernel/random/boot_id"), constant(f"00000000-0000-4000-8000-{self._boots:012d}")
         )
 
     def start_vm(self, group: IommuGroup, command: str = "qemu-system-x86", *, devices: bool = True) -> Process:
-        """Start a virtual machine that takes all devices of a group, or only opens it; it fails as QEMU would."""
+        """Start a VM that takes all devices of a group, or only opens the group; fail as QEMU would."""
         with self.blocking.condition:
             process = self.processes.next(command)
-            self.vfio.open(group, process.pid)  # its own failure leaves the group with whoever has it
+            self.vfio.open(group, process.pid)  # where this fails, the group stays with its user
             try:
                 if devices:
                     self.use_devices(group)
@@ -196,14 +196,14 @@ class SimKernel:
             return process
 
     def use_devices(self, group: IommuGroup) -> None:
-        """Let whoever has a group open take all its devices, as a virtual machine does."""
+        """Let the process that has a group open take all its devices, as a VM does."""
         with self.blocking.condition:
             self.vfio.own(group, self._is_friendly)
             for device in list(self.vfio.groups[group].vfio_devices):
                 self.vfio.use(group, device)
 
     def open_devices(self, names: Sequence[str], command: str = "qemu-system-x86", *, bind: bool = True) -> Process:
-        """Start a virtual machine that takes devices by their own nodes (`vfio0`), or only opens those."""
+        """Start a VM that takes devices by their own nodes (`vfio0`), or only opens the nodes."""
         with self.blocking.condition:
             process = self.processes.next(command)
             self._open_devices(names, process.pid, bind=bind)
@@ -233,7 +233,7 @@ class SimKernel:
             return process
 
     def end_vm(self, process: Process) -> None:
-        """End a virtual machine; its devices are free, and whoever waited for them goes on."""
+        """End a VM: its devices are free, and writers that waited for them continue."""
         with self.blocking.condition:
             for group in list(self.vfio.groups.values()):
                 if group.user == process.pid:
@@ -244,17 +244,17 @@ class SimKernel:
             self._changed(quiet=True)
 
     def unplug(self, address: PciAddress) -> None:
-        """Take a function out of the machine."""
+        """Unplug a function."""
         with self.blocking.condition:
             self.pci.take_away(address)
 
     def plug_in(self, address: PciAddress) -> None:
-        """Put a function back that was taken out."""
+        """Plug an unplugged function in again."""
         with self.blocking.condition:
             self.pci.bring_back(address)
 
     def rebind(self, address: PciAddress, driver: str | None) -> None:
-        """Give a function to another driver, as an admin or another program would."""
+        """Bind a function to another driver, as an administrator or another program would."""
         with self.blocking.condition:
             function = self.pci.functions[address]
             function.override = driver
@@ -264,17 +264,17 @@ class SimKernel:
                 self.pci.bind(function, driver)
 
     def fall_off_bus(self, address: PciAddress, *, fallen: bool = True) -> None:
-        """Let a card stop answering, or answer again; the kernel says nothing of either."""
+        """Make a card stop answering, or answer again; the kernel reports neither."""
         self.pci.functions[address].fell_off_bus = fallen
 
     def delete_node(self, group: IommuGroup) -> None:
-        """Delete a group's node by hand; no uevent tells of it."""
+        """Delete a group's node by hand, without a uevent."""
         with self.blocking.condition:
             self.vfio.hidden_nodes.add(group)
             self.tree.remove(HostPath(f"/dev/vfio/{group}"))
 
     def restore_node(self, group: IommuGroup) -> None:
-        """Make a deleted node again, if its group still has devices; no uevent tells of it."""
+        """Restore a deleted node, if its group still has VFIO devices, without a uevent."""
         with self.blocking.condition:
             self.vfio.hidden_nodes.discard(group)
             if self.vfio.groups[group].vfio_devices:
@@ -284,7 +284,7 @@ class SimKernel:
         function = self.pci.functions.get(PciAddress(device))
         if function is None or function.driver is None or leaves_dma(function.driver):
             return True
-        # A VF that carries a vendor-VFIO vGPU is a VFIO device, though its driver is the vendor's.
+        # A VF that carries a vendor-VFIO vGPU is a VFIO device, although its driver is the vendor's.
         return function.group is not None and device in self.vfio.groups[function.group].vfio_devices
 
     def _changed(self, *, quiet: bool = False) -> None:

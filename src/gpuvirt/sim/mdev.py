@@ -1,4 +1,4 @@
-"""Simulated mediated devices: types under their parents, `create`, `remove`, and the early vanishing of one in use."""
+"""Simulated mediated devices: their types, `create`, and `remove`, which hides a device in use before it frees it."""
 
 import errno
 import re
@@ -20,7 +20,7 @@ PARENTS = "/sys/class/mdev_bus"
 DRIVER = "/sys/bus/mdev/drivers/nvidia-vgpu-vfio"
 FIRST_GROUP = 200
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}.?", re.DOTALL)
-"""Any one character more passes (kernel 6.1 compares the length with 36 and 37)."""
+"""One more character of any kind is accepted (kernel 6.1 compares the length with 36 and 37)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SimMdev:
 
 
 class MdevBus:
-    """All mediated devices of a machine."""
+    """All mediated devices of a simulated host."""
 
     def __init__(self, tree: Tree, vfio: Vfio, blocking: Blocking, changed: Callable[[], None]) -> None:
         self.devices: dict[str, SimMdev] = {}
@@ -48,23 +48,23 @@ class MdevBus:
         self._next_group = FIRST_GROUP
 
     def offer(self, vgpu_host: SimVgpuHost, folders: Mapping[PciAddress, HostPath]) -> None:
-        """Let the slots of a GPU make mediated devices while their driver has them; `folders` says where each lies."""
+        """Let a GPU's parents create mediated devices while they are on its driver; `folders` are theirs in sysfs."""
         self._tree.make(HostPath(LIVE))
         self._parents |= {slot: (vgpu_host, folders[slot]) for slot in vgpu_host.slots}
 
     def withdraw(self, slot: PciAddress) -> None:
-        """Let a slot make none any more, which has none."""
+        """Stop a parent, which carries no device, from creating mediated devices."""
         self._parents.pop(slot, None)
 
     def refresh(self, vgpu_host: SimVgpuHost) -> None:
-        """The GPU is in another mode, and has no vGPU: its slots show the types of that mode."""
+        """Show the types of a GPU's new mode; the GPU must carry no vGPU."""
         for slot in vgpu_host.slots:
             if slot in self._parents and self._tree.exists(HostPath(f"{PARENTS}/{slot}")):
                 self._tree.remove(HostPath(f"{self._parents[slot][1]}/mdev_supported_types"))
                 self.appear(slot)
 
     def appear(self, slot: PciAddress) -> None:
-        """The driver of a slot has it: its types can be seen."""
+        """Show the types of a parent, to which its native driver was bound."""
         if slot not in self._parents:
             return
         vgpu_host, folder = self._parents[slot]
@@ -73,7 +73,7 @@ class MdevBus:
             self._place_type(vgpu_host, slot, folder, spec)
 
     def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
-        """The driver of a slot is to go: take all its devices back; `finish` runs when the last user has let go."""
+        """Remove all devices of a parent whose driver is being unbound; call `finish` when none is in use any more."""
         if slot not in self._parents:
             finish()
             return
@@ -85,7 +85,7 @@ class MdevBus:
                 self._tree.remove(HostPath(f"{self._parents[slot][1]}/mdev_supported_types"))
                 finish()
 
-        def let_go(device: SimMdev) -> None:
+        def free(device: SimMdev) -> None:
             self._finish(device)
             in_use.discard(device.uuid)
             end_when_empty()
@@ -94,20 +94,20 @@ class MdevBus:
             self._tree.remove(HostPath(f"{LIVE}/{device.uuid}"))
             if self._vfio.in_use(device.group, device.uuid):
                 in_use.add(device.uuid)
-                self._vfio.ask_back(device.group, device.uuid, partial(let_go, device))
+                self._vfio.ask_back(device.group, device.uuid, partial(free, device))
             else:
                 self._finish(device)
         end_when_empty()
 
     def lose(self, slot: PciAddress) -> None:
-        """A slot was pulled out: its devices are gone, in use or not."""
+        """Remove the devices of an unplugged parent, in use or not."""
         for device in [device for device in self.devices.values() if device.slot == slot]:
             self._tree.remove(HostPath(f"{LIVE}/{device.uuid}"))
             self._finish(device)
         self._tree.remove(HostPath(f"{PARENTS}/{slot}"))
 
     def create(self, vgpu_host: SimVgpuHost, slot: PciAddress, spec: VgpuTypeSpec, text: str) -> None:
-        """Make a mediated device."""
+        """Create a mediated device."""
         self._blocking.spend(Operation.CREATE)
         uuid = text
         if not _UUID.fullmatch(uuid):
@@ -122,7 +122,7 @@ class MdevBus:
     def adopt(
         self, vgpu_host: SimVgpuHost, slot: PciAddress, spec: VgpuTypeSpec, uuid: str, group: IommuGroup | None = None
     ) -> None:
-        """Have a mediated device, whether or not it would fit."""
+        """Add a mediated device, whether or not it fits."""
         parent = self._tree.real_path(HostPath(f"{PARENTS}/{slot}"))
         device = SimMdev(uuid, spec, vgpu_host, slot, HostPath(f"{parent}/{uuid}"), group or self._new_group())
         vgpu_host.take(uuid, spec, slot)
@@ -137,12 +137,12 @@ class MdevBus:
         return IommuGroup(self._next_group - 1)
 
     def remove(self, uuid: str) -> None:
-        """Remove a mediated device: it vanishes at once, and is gone when its user lets go."""
+        """Remove a mediated device: it leaves sysfs at once, and is freed when its user closes it."""
         device = self.devices[uuid]
         self._tree.remove(HostPath(f"{LIVE}/{uuid}"))
         self._blocking.spend(Operation.REMOVE)
         if self.devices.get(uuid) is not device:
-            return  # its GPU was pulled out, or another writer has removed it
+            return  # the GPU was unplugged, or another writer has removed the device
         if not self._vfio.in_use(device.group, uuid):
             self._finish(device)
             return

@@ -1,9 +1,10 @@
-"""The simulated PCI bus: functions, drivers, and what writes to their files do.
+"""The simulated PCI bus: functions, drivers, and the effect of writes to their files.
 
-Behaviour and errnos are those of kernel 6.1, with which tests/contract compares them: binding a bound device is EBUSY,
-an absent one, or one that the driver would not take, ENODEV; unbinding from a driver that hasn't got the device is
-ENODEV; no function of a group that a machine has goes to a native driver. While somebody waits to unbind a device that
-is in use, its `driver_override`, `uevent` and `sriov_numvfs` hang, and so does a write to `reset`.
+Behaviour and errnos are those of kernel 6.1, with which tests/contract compares them: binding a bound device fails with
+EBUSY; binding an absent device, or one that the driver does not match, with ENODEV; unbinding from a driver that is not
+bound to the device with ENODEV. No function of a group that a VM uses is bound to a native driver. While a writer waits
+to unbind a device that is in use, its `driver_override`, `uevent` and `sriov_numvfs` block, and so does a write to
+`reset`.
 """
 
 import contextlib
@@ -26,52 +27,52 @@ from gpuvirt.sim.vfio import Vfio
 DEVICES = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
 VFIO_DRIVER = re.compile(r"[a-z0-9_-]+[_-]vfio[_-]pci|vfio-pci")
-"""A driver that is vfio-pci or stands on vfio-pci-core; the kernel's own are all named so."""
+"""The name of a driver that is vfio-pci or builds on vfio-pci-core; all such drivers of the kernel match."""
 PF_DRIVERS = frozenset({"pci-pf-stub"})
-"""Drivers that do nothing but let VFs be made; vfio-pci does with its parameter enable_sriov."""
+"""Drivers that only allow VFs to be created; vfio-pci allows it with its parameter enable_sriov."""
 
 
 def is_vfio(driver: str | None) -> bool:
-    """Return whether a driver makes VFIO devices of functions."""
+    """Return whether a driver makes VFIO devices of its functions."""
     return driver is not None and VFIO_DRIVER.fullmatch(driver) is not None
 
 
 def leaves_dma(driver: str) -> bool:
-    """Return whether a driver leaves a function's DMA to whoever owns its IOMMU group."""
+    """Return whether a driver leaves a function's DMA to the owner of its IOMMU group."""
     return driver in GROUP_FRIENDLY_DRIVERS or is_vfio(driver)
 
 
 class Carried(Protocol):
-    """What a native driver brings with it and takes away again."""
+    """The objects that a native driver creates for a function, and removes again."""
 
     def appear(self, slot: PciAddress, /) -> None:
-        """The driver has the function."""
+        """Create them: the driver was bound to the function."""
         ...
 
     def take_back(self, slot: PciAddress, finish: Callable[[], None], /) -> None:
-        """The driver is to go; `finish` runs when nothing of what it brought is in use any more."""
+        """Remove them, because the driver is being unbound; call `finish` when none is in use any more."""
         ...
 
     def lose(self, slot: PciAddress, /) -> None:
-        """The function was pulled out."""
+        """Remove them at once: the function was unplugged."""
         ...
 
 
 class PciBus:
-    """All functions and drivers of a machine."""
+    """All functions and drivers of a simulated host."""
 
     def __init__(self, tree: Tree, vfio: Vfio, blocking: Blocking, changed: Callable[[], None]) -> None:
         self.functions: dict[PciAddress, SimFunction] = {}
         self.removed: dict[PciAddress, SimFunction] = {}
-        """Functions that were taken away, and that come back when they are plugged in or the bus is rescanned."""
+        """Unplugged functions, which return when they are plugged in or the bus is rescanned."""
         self.enable_sriov = File(lambda: "Y\n" if self._vfio_makes_vfs else "N\n", self._write_enable_sriov)
-        """vfio-pci's parameter of that name."""
+        """The parameter of that name of vfio-pci."""
         self._vfio_makes_vfs = False
         self.dynamic_ids: dict[PciId, str] = {}
-        """Drivers that were told of an id (`new_id`, `vfio-pci.ids=`): they are asked before a function's own."""
+        """Drivers that were given an id (`new_id`, `vfio-pci.ids=`); they precede a function's native driver."""
         self.carried: Carried | None = None
         self.switch_vfs: Callable[[SimFunction, int], None] | None = None
-        """What happens when so many VFs are asked for, all checks made."""
+        """Creates or removes VFs, after all checks."""
         self._tree = tree
         self._vfio = vfio
         self._blocking = blocking
@@ -82,7 +83,7 @@ class PciBus:
         tree.place(HostPath("/sys/bus/pci/rescan"), File(write=self._write_rescan))
 
     def add(self, function: SimFunction) -> None:
-        """Make a function appear, without a driver."""
+        """Add a function without a driver."""
         self.functions[function.address] = function
         self._place_files(function)
         link = HostPath(f"{DEVICES}/{function.address}")
@@ -92,7 +93,7 @@ class PciBus:
         self._changed()
 
     def add_driver(self, name: str) -> None:
-        """Make a driver available; one that is there stays as it is."""
+        """Add a driver, unless it exists."""
         folder = f"{DRIVERS}/{name}"
         if self._tree.exists(HostPath(folder)):
             return
@@ -100,11 +101,11 @@ class PciBus:
         self._tree.place(HostPath(f"{folder}/unbind"), File(write=lambda text: self._write_unbind(name, text)))
 
     def forget_driver(self, name: str) -> None:
-        """Take a driver out of the kernel, which no function may have."""
+        """Remove a driver, which must not be bound to a function."""
         self._tree.remove(HostPath(f"{DRIVERS}/{name}"))
 
     def take_away(self, address: PciAddress) -> None:
-        """Unplug a function; the driver lets go of it first, in use or not."""
+        """Unplug a function, in use or not; its driver is unbound first."""
         function = self.functions.pop(address)
         if self.carried is not None:
             self.carried.lose(address)
@@ -119,7 +120,7 @@ class PciBus:
         self._changed()
 
     def forget(self, function: SimFunction) -> None:
-        """A VF goes, and does not come back when the bus is rescanned."""
+        """Remove a VF, which does not return when the bus is rescanned."""
         self.take_away(function.address)
         del self.removed[function.address]
         parent = self.functions.get(function.physfn) if function.physfn is not None else None
@@ -128,15 +129,15 @@ class PciBus:
             parent.virtfns.remove(function.address)
 
     def bring_back(self, address: PciAddress) -> None:
-        """Plug an unplugged function in again; the kernel knows nothing of it, and gives it its native driver."""
+        """Plug an unplugged function in again. The kernel treats it as new, and binds its native driver."""
         function = self.removed.pop(address)
         function.driver, function.override, function.fell_off_bus = None, None, False
         self.add(function)
-        with contextlib.suppress(OSError):  # a driver that can't have it is no failure of the scan
+        with contextlib.suppress(OSError):  # a driver that rejects the function does not fail the scan
             self.probe(function)
 
     def bind(self, function: SimFunction, driver: str) -> None:
-        """Give a function to a driver."""
+        """Bind a function to a driver."""
         if is_vfio(driver) and function.group is None:
             raise fails(errno.EINVAL, driver)  # vfio-pci needs an IOMMU: probe of 0000:65:00.0 failed with error -22
         if function.group is not None and not leaves_dma(driver) and self._vfio.is_owned(function.group):
@@ -152,15 +153,15 @@ class PciBus:
         self._changed()
 
     def unbind(self, function: SimFunction) -> None:
-        """Take a function from its driver; while it is in use the caller waits, and its user is asked to let go."""
+        """Unbind a function. While it is in use, its user is asked to release it, and the caller waits."""
         self._tree.remove(HostPath(f"{function.folder}/driver"))
         self._tree.remove(HostPath(f"{DRIVERS}/{function.driver}/{function.address}"))
         function.leaving = True
         self._blocking.spend(Operation.UNBIND)
         if not function.leaving:
-            return  # it was pulled out
+            return  # it was unplugged
         if is_vfio(function.driver) and function.virtfns and self.switch_vfs is not None:
-            self.switch_vfs(function, 0)  # vfio_pci_core_unregister_device, whoever has them
+            self.switch_vfs(function, 0)  # vfio_pci_core_unregister_device, also where VMs use the VFs
         if function.group is not None and self._vfio.in_use(function.group, function.address):
             self._vfio.ask_back(function.group, function.address, lambda: self._finish_unbind(function))
         elif self.carried is not None and function.driver == function.native_driver:
@@ -183,7 +184,7 @@ class PciBus:
         function.driver = None
 
     def probe(self, function: SimFunction) -> None:
-        """Give a function to the driver that is wanted for it, where that is loaded and nothing has it."""
+        """Bind a function without a driver to the driver that matches it, where that one is loaded."""
         desired = function.override or self.dynamic_ids.get(function.id) or function.native_driver
         if function.driver is None and self._tree.exists(HostPath(f"{DRIVERS}/{desired}")):
             self.bind(function, desired or "")
@@ -226,7 +227,7 @@ class PciBus:
         except OSError as error:
             if error.errno == errno.EBUSY:
                 raise fails(errno.EINVAL, text) from error
-            # What a driver itself refuses is logged, and the writer hears nothing of it (drivers/base/dd.c).
+            # An error of the driver itself is logged, and the write succeeds (drivers/base/dd.c).
 
     def _write_rescan(self, text: str) -> None:
         if written.number(text):
@@ -255,7 +256,7 @@ class PciBus:
         self._vfio_makes_vfs = text.strip() in {"Y", "y", "1"}
 
     def _write_vfs(self, function: SimFunction, text: str) -> None:
-        """Switch VFs on or off, after drivers/pci/iov.c of 6.1."""
+        """Create or remove VFs, after drivers/pci/iov.c of 6.1."""
         self._blocking.spend(Operation.SRIOV_NUMVFS)
         count = written.short(text)
         if count > (function.total_vfs or 0):
@@ -285,9 +286,8 @@ class PciBus:
             self._hang(function, "reset")
         bus = function.address.rpartition(":")[0]
         if function.physfn is None and sum(address.rpartition(":")[0] == bus for address in self.functions) > 1:
-            raise fails(
-                errno.ENOTTY, text
-            )  # no simulated card can reset one function, and a bus reset hits its neighbours
+            # no simulated card can reset a single function, and a bus reset would reset the others on the bus
+            raise fails(errno.ENOTTY, text)
 
     def _write_remove(self, function: SimFunction, text: str) -> None:
         if written.number(text):

@@ -1,6 +1,6 @@
-"""A simulated host besides its devices: processor, firmware, kernel, modules, boot loader, as files that doctor reads.
+"""The platform of a simulated host: processor, firmware, kernel, modules and boot loader, as files that doctor reads.
 
-Everything has a default that is in order, so that a host file names only what is not.
+By default everything is healthy, so that a host file contains only the faults.
 """
 
 from enum import StrEnum
@@ -20,10 +20,10 @@ KVM = 10 << 8 | 232
 CPUS_OF_A_NODE = 16
 FLAGS = "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat clflush mmx fxsr sse sse2 ht syscall nx lm"
 ECAP = 0xF020DF
-"""Of a Xeon: interrupt remapping (bit 3) and x2APIC (bit 4) among others."""
+"""Extended capabilities of a Xeon's IOMMU: interrupt remapping (bit 3) and x2APIC (bit 4) among others."""
 
 USUAL_TABLES = ("FACP", "APIC")
-"""Tables that every firmware has."""
+"""ACPI tables that every firmware has."""
 
 ABSOLUTE_PATH = r"^/(?:[A-Za-z0-9][-A-Za-z0-9_.:@+]{0,127}/){0,9}[A-Za-z0-9][-A-Za-z0-9_.:@+]{0,127}\Z"
 AbsolutePath = Annotated[str, Meta(pattern=ABSOLUTE_PATH)]
@@ -32,7 +32,7 @@ ScreenNumber = Annotated[int, Meta(ge=0, le=63)]
 
 
 class Cpu(StrEnum):
-    """Whose processor a machine has."""
+    """The vendor of a host's processor."""
 
     INTEL = "intel"
     AMD = "amd"
@@ -40,7 +40,7 @@ class Cpu(StrEnum):
 
 
 class Boot(StrEnum):
-    """What keeps its kernel's command line."""
+    """The boot loader, or other program, that keeps the kernel's command line."""
 
     GRUB = "grub"
     GRUB2 = "grub2"
@@ -53,54 +53,54 @@ class Boot(StrEnum):
 
 
 class ScreenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A framebuffer of the kernel's."""
+    """A framebuffer of the kernel."""
 
     number: ScreenNumber = 0
-    """1 for `fb1`."""
+    """Its number: 1 for `fb1`."""
     name: str | None = None
-    """What draws on it: `EFI VGA`, `nouveaudrmfb`."""
+    """The driver that draws on it: `EFI VGA`, `nouveaudrmfb`."""
     device: LinkedName | None = None
-    """What shows it: an address, `efi-framebuffer.0`."""
+    """The device that shows it: an address, `efi-framebuffer.0`."""
 
 
 class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What a host file may say of the host."""
+    """The `platform` of a host file."""
 
     cpu: Cpu = Cpu.INTEL
     virtualization: bool = True
     """Whether the processor has vmx or svm."""
     hypervisor: bool = False
-    """Whether the host is a virtual machine itself."""
+    """Whether the host is itself a VM."""
     product: str = "PowerEdge R750"
     cmdline: str | None = None
-    """The kernel's command line; by default what the processor's IOMMU needs, where the machine has one."""
+    """The kernel's command line; by default the options that the processor's IOMMU needs, where the host has one."""
     release: str = "6.8.0-31-generic"
     boot: Boot = Boot.GRUB
     kvm: bool = True
     acpi: tuple[str, ...] | None = None
-    """Tables of the firmware that say of an IOMMU; by default the processor's, where the machine has one."""
+    """The firmware's ACPI tables that describe an IOMMU; by default the processor's, where the host has one."""
     interrupt_remapping: bool = True
     unsafe_interrupts: bool = False
     modules: tuple[str, ...] | None = None
-    """Modules that are loaded; by default VFIO's, KVM's and those of drivers that have a function."""
+    """Loaded modules; by default VFIO's, KVM's and those of the drivers that are bound to a function."""
     available: tuple[str, ...] = ("vfio-pci", "vfio_iommu_type1", "nouveau", "kvm-intel", "kvm-amd")
-    """Modules that could be."""
+    """Modules that can be loaded."""
     console: str | None = None
-    """The address of the GPU that the firmware shows its screen on."""
+    """The address of the GPU on which the firmware shows its screen."""
     screen: str = "EFI VGA"
-    """What draws on it."""
+    """The driver that draws on that screen."""
     without_reset: tuple[str, ...] = ()
-    """Addresses of functions that the kernel knows no way to reset."""
+    """Addresses of functions for which the kernel has no reset method."""
     bars_unassigned: tuple[str, ...] = ()
-    """Addresses of functions whose large BAR got no place."""
+    """Addresses of functions whose large BAR has no address."""
     screens: tuple[ScreenSpec, ...] = ()
-    """The kernel's framebuffers, where `console` and `screen` don't say it."""
+    """The kernel's framebuffers, where `console` and `screen` can't express them."""
     missing: tuple[AbsolutePath, ...] = ()
-    """Files and folders that a machine has by default, and this one hasn't."""
+    """Files and folders that a host has by default and this one does not have."""
     folders: tuple[AbsolutePath, ...] = ()
-    """Further folders."""
+    """Additional folders."""
     files: dict[AbsolutePath, str] = {}
-    """Further files, such as `/etc/modprobe.d/vfio.conf`; they take the place of what is there."""
+    """Additional files, such as `/etc/modprobe.d/vfio.conf`; they replace existing ones."""
 
 
 BOOT_FILES: dict[Boot, dict[str, str]] = {
@@ -132,7 +132,7 @@ BOOT_FILES: dict[Boot, dict[str, str]] = {
 
 
 def furnish(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) -> None:
-    """Put a host's files into its tree; `iommu` says whether its devices are in groups."""
+    """Put a host's files into its tree; `iommu`: whether its devices are in IOMMU groups."""
     tables = spec.acpi if spec.acpi is not None else (_TABLES[spec.cpu],) if iommu else ()
     for table in (*USUAL_TABLES, *tables):
         tree.place(HostPath(f"/sys/firmware/acpi/tables/{table}"), File(read=lambda: b"table"))
@@ -162,7 +162,7 @@ def furnish(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) -> None
 
 
 def _change(tree: Tree, spec: PlatformSpec) -> None:
-    """Make a host differ from what its kind has."""
+    """Apply the host file's own files, folders and missing paths."""
     for missing in spec.missing:
         tree.remove(HostPath(missing))
     for folder in spec.folders:
@@ -172,7 +172,7 @@ def _change(tree: Tree, spec: PlatformSpec) -> None:
 
 
 def _real(tree: Tree, path: str) -> HostPath:
-    """Return where something is to lie, the links above it followed."""
+    """Return the real path of a file that may not exist yet, with the links above it resolved."""
     above, _, name = path.rpartition("/")
     if not above or not tree.exists(HostPath(above)):
         return HostPath(path) if not above else HostPath(f"{_real(tree, above)}/{name}")
@@ -205,8 +205,8 @@ def _furnish_cpu(tree: Tree, spec: PlatformSpec) -> None:
         return
     vendor, flag = ("GenuineIntel", "vmx") if spec.cpu is Cpu.INTEL else ("AuthenticAMD", "svm")
     flags = " ".join((FLAGS, *([flag] if spec.virtualization else []), *(["hypervisor"] if spec.hypervisor else [])))
-    one = "processor\t: {}\nvendor_id\t: " + vendor + f"\nflags\t\t: {flags}\n\n"
-    tree.place(HostPath("/proc/cpuinfo"), _text("".join(one.format(number) for number in range(4))))
+    entry = "processor\t: {}\nvendor_id\t: " + vendor + f"\nflags\t\t: {flags}\n\n"
+    tree.place(HostPath("/proc/cpuinfo"), _text("".join(entry.format(number) for number in range(4))))
 
 
 def _furnish_iommu(tree: Tree, spec: PlatformSpec, *, iommu: bool) -> None:
@@ -223,7 +223,8 @@ def _furnish_iommu(tree: Tree, spec: PlatformSpec, *, iommu: bool) -> None:
 
 
 def _furnish_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
-    drivers = {one.driver.replace("-", "_") for one in bus.functions.values() if one.driver is not None}
+    bound = [function.driver for function in bus.functions.values() if function.driver is not None]
+    drivers = {driver.replace("-", "_") for driver in bound}
     vgpus = {"nvidia_vgpu_vfio"} if _has_vgpus(tree) else set()
     kvm = {Cpu.INTEL: {"kvm", "kvm_intel"}, Cpu.AMD: {"kvm", "kvm_amd"}, Cpu.ARM: {"kvm"}}[spec.cpu]
     usual = {"vfio", "vfio_iommu_type1", "vfio_pci", "vfio_pci_core"} | drivers | kvm | vgpus
@@ -238,7 +239,7 @@ def _furnish_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
 
 
 def _has_vgpus(tree: Tree) -> bool:
-    """Return whether NVIDIA's vGPU manager is what has the GPUs: mdev types, or VFs that take a type."""
+    """Return whether NVIDIA's vGPU manager drives the GPUs: there are mdev types, or VFs that accept a vGPU type."""
     return any(
         path.startswith("/sys/class/mdev_bus/") or path.endswith("/creatable_vgpu_types") for path, _ in tree.walk()
     )
@@ -255,7 +256,7 @@ def _furnish_functions(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
     for address in spec.bars_unassigned:
         folder = bus.functions[PciAddress(address)].folder
         tree.place(HostPath(f"{folder}/resource"), _text(resource(unassigned=True)))
-    for node in {one.numa_node for one in bus.functions.values() if one.numa_node >= 0}:
+    for node in {function.numa_node for function in bus.functions.values() if function.numa_node >= 0}:
         first = node * CPUS_OF_A_NODE
         cpus = f"{first}-{first + CPUS_OF_A_NODE - 1}"
         tree.place(HostPath(f"/sys/devices/system/node/node{node}/cpulist"), constant(cpus))
@@ -263,8 +264,10 @@ def _furnish_functions(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
 
 def _furnish_screens(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
     tree.place(HostPath("/sys/class/graphics"), Folder())
-    displays = [one for one in bus.functions.values() if one.class_code >> 8 == 0x0300 and one.physfn is None]
-    console = spec.console or min((one.address for one in displays if one.driver is not None), default=None)
+    functions = bus.functions.values()
+    displays = [function for function in functions if function.class_code >> 8 == 0x0300 and function.physfn is None]
+    bound = [function.address for function in displays if function.driver is not None]
+    console = spec.console or min(bound, default=None)
     for function in displays:
         tree.place(HostPath(f"{function.folder}/boot_vga"), constant("1" if function.address == console else "0"))
     if spec.console is not None:

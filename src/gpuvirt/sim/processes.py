@@ -1,4 +1,4 @@
-"""The processes of a simulated host, as `/proc` shows them: their names, and the nodes that they have open."""
+"""The processes of a simulated host in `/proc`: their names, and the device nodes that they have open."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Process:
 
 
 class Processes:
-    """All processes of a machine."""
+    """All processes of a simulated host."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -29,23 +29,23 @@ class Processes:
         self._pids = itertools.count(FIRST_PID)
 
     def next(self, command: str) -> Process:
-        """Return a process that is not to be seen yet."""
+        """Return a process that `/proc` does not show yet."""
         return Process(next(self._pids), command)
 
     def show(self, process: Process, nodes: Sequence[str]) -> None:
-        """Let a process be seen, with the nodes that it has open."""
+        """Show a process in `/proc`, with the nodes that it has open."""
         self._tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(process.command))
         self._tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Cpus_allowed_list:\t0-127"))
         for number, node in enumerate(nodes, FIRST_FILE):
             self._tree.place(HostPath(f"/proc/{process.pid}/fd/{number}"), Link(node))
 
     def hide(self, *, hidden: bool = True) -> None:
-        """Let `/proc` be that of a PID namespace below the host's, as a pod without hostPID has it."""
+        """Make `/proc` that of a PID namespace below the host's, as in a pod without hostPID."""
         tree = self._tree
         tree.place(HostPath("/proc/1/ns/pid"), Link("pid:[4026532298]" if hidden else INITIAL_NAMESPACE))
 
     def end(self, process: Process) -> None:
-        """Let a process be seen no more."""
+        """Remove a process from `/proc`."""
         self._tree.remove(HostPath(f"/proc/{process.pid}"))
 
     def has_open(self, node: str) -> bool:

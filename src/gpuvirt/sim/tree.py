@@ -1,4 +1,4 @@
-"""A file system in memory: folders, files that answer and act, links and device nodes, with the kernel's errnos."""
+"""A file system in memory: folders, files with callbacks, links and device nodes, with the kernel's errnos."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ class Folder:
 
 @dataclass(slots=True, eq=False)
 class File:
-    """A file whose content is asked for at each read, and whose writes do something."""
+    """A file with callbacks for each read and each write."""
 
     read: Callable[[], str | bytes] | None = None
     """None: not readable (mode 0200)."""
@@ -46,12 +46,12 @@ Node = Folder | File | Link | DeviceNode
 
 
 def fails(number: int, path: str) -> OSError:
-    """Return the error that the kernel would give."""
+    """Return the OSError that the kernel would cause."""
     return OSError(number, os.strerror(number), path)
 
 
 def constant(content: str) -> File:
-    """Return a file that always reads as `content` and a newline."""
+    """Return a file with the constant content `content` and a newline."""
     return File(read=lambda: content + "\n")
 
 
@@ -67,7 +67,7 @@ class Tree:
         self.root = Folder()
 
     def find(self, path: HostPath, *, follow: bool = True) -> Node:
-        """Return the node at `path`; a link as last component is followed, or not."""
+        """Return the node at `path`; `follow`: whether to follow a link that is the last component."""
         return self._resolve(path, follow=follow)[1]
 
     def folder(self, path: HostPath) -> Folder:
@@ -78,7 +78,7 @@ class Tree:
         return node
 
     def make(self, path: HostPath) -> Folder:
-        """Return the folder at `path`, made with all above it where it is missing."""
+        """Return the folder at `path`; create it and the folders above it where they are missing."""
         folder = self.root
         for name in _parts(path):
             child = folder.entries.setdefault(name, Folder())
@@ -88,7 +88,7 @@ class Tree:
         return folder
 
     def place(self, path: HostPath, node: Node) -> None:
-        """Put `node` at `path`, in place of what was there."""
+        """Put `node` at `path`, in place of an existing node."""
         above, _, name = path.rpartition("/")
         self.make(HostPath(above)).entries[name] = node
 
@@ -97,7 +97,7 @@ class Tree:
         self.place(path, Link(relative(target, of_link=path)))
 
     def remove(self, path: HostPath) -> None:
-        """Take away what is at `path`, with all in it; nothing there is fine."""
+        """Remove the node at `path` with its content; do nothing where it does not exist."""
         above, _, name = path.rpartition("/")
         try:
             self.folder(HostPath(above)).entries.pop(name, None)
@@ -105,7 +105,7 @@ class Tree:
             return
 
     def exists(self, path: HostPath) -> bool:
-        """Return whether something is at `path`; a dangling link counts."""
+        """Return whether there is a node at `path`; a dangling link counts."""
         try:
             self.find(path, follow=False)
         except OSError:
@@ -113,7 +113,7 @@ class Tree:
         return True
 
     def walk(self) -> Iterator[tuple[HostPath, Node]]:
-        """Yield every node with its path, folders before what is in them."""
+        """Yield every node with its path, folders before their content."""
         todo: list[tuple[str, Folder]] = [("", self.root)]
         while todo:
             above, folder = todo.pop()
@@ -124,7 +124,7 @@ class Tree:
                     todo.append((path, node))
 
     def real_path(self, path: HostPath) -> HostPath:
-        """Return where `path` really lies, all links followed."""
+        """Return the real path of `path`, with all links resolved."""
         return self._resolve(path, follow=True)[0]
 
     def _resolve(self, path: HostPath, *, follow: bool) -> tuple[HostPath, Node]:

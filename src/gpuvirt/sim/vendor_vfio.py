@@ -1,6 +1,6 @@
-"""Simulated VFs that carry vGPU types while they stay on the driver `nvidia` (vendor VFIO).
+"""Simulated VFs that carry a vGPU type while they stay on the driver `nvidia` (vendor VFIO).
 
-The files and their formats are those that users and KubeVirt describe; no hardware has confirmed this simulation.
+The files and their formats are those that users and KubeVirt describe; they were not compared with hardware.
 """
 
 import errno
@@ -18,11 +18,11 @@ NO_TYPE = 0
 
 
 class VendorVfioBus:
-    """All VFs of a machine that carry types."""
+    """All VFs of a simulated host that can carry a vGPU type."""
 
     def __init__(self, tree: Tree, vfio: Vfio, blocking: Blocking, changed: Callable[[], None]) -> None:
         self.refusing: set[PciAddress] = set()
-        """VFs that offer types and take none, as one does whose machine was killed at a bad moment."""
+        """VFs that list types and reject each, as a real VF did after its VM was killed at an unfortunate moment."""
         self._tree = tree
         self._vfio = vfio
         self._blocking = blocking
@@ -31,26 +31,26 @@ class VendorVfioBus:
     def offer(
         self, vgpu_host: SimVgpuHost, folders: Mapping[PciAddress, HostPath], groups: Mapping[PciAddress, IommuGroup]
     ) -> None:
-        """Let the VFs of a GPU carry types; `folders` and `groups` say where each lies and which group it is in."""
+        """Let the VFs of a GPU carry vGPU types; `folders` and `groups` are the VFs' sysfs folders and IOMMU groups."""
         for slot in vgpu_host.slots:
             self.offer_slot(vgpu_host, slot, folders[slot], groups[slot])
 
     def adopt(
         self, vgpu_host: SimVgpuHost, slot: PciAddress, spec: VgpuTypeSpec, folder: HostPath, group: IommuGroup
     ) -> None:
-        """Have a VF carry a type, whether or not it would fit."""
+        """Give a VF a vGPU type, whether or not it fits."""
         vgpu_host.take(slot, spec, slot)
         self._vfio.enlist(group, slot, folder)
 
     def lose(self, vgpu_host: SimVgpuHost, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
-        """A VF goes, and its type with it; another that comes in its place takes types again."""
+        """Remove a VF with its type; a later VF at its address accepts types again."""
         if slot in vgpu_host.live:
             vgpu_host.free(slot)
             self._vfio.discharge(group, slot, folder)
         self.refusing.discard(slot)
 
     def offer_slot(self, vgpu_host: SimVgpuHost, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
-        """Let one VF carry a type."""
+        """Let one VF carry a vGPU type."""
         self._tree.place(
             HostPath(f"{folder}/nvidia/creatable_vgpu_types"), File(read=lambda: _creatable(vgpu_host, slot))
         )

@@ -1,8 +1,8 @@
-"""Simulated IOMMU groups and VFIO: who has which group open, and what its devices' users are asked.
+"""Simulated IOMMU groups and VFIO: which process has a group open, and which devices the kernel asks back from users.
 
-Measured on kernel 6.1: a group opens once, a second open gives EBUSY; its node comes with the first device on a VFIO
-driver and goes with the last; asked to give a device back, the user's request eventfd fires and the device stays until
-the user closes it.
+Measured on kernel 6.1: a group opens once, a second open fails with EBUSY; its node appears with the first device on a
+VFIO driver and disappears with the last; when a device is asked back, the user's request eventfd fires and the device
+stays until the user closes it.
 """
 
 import errno
@@ -18,7 +18,7 @@ from gpuvirt.sim.tree import DeviceNode, Folder, Tree, constant, fails
 GROUPS = "/sys/kernel/iommu_groups"
 CDEVS = "/dev/vfio/devices"
 VFIO_MAJOR = 511
-"""A dynamic major, as alloc_chrdev_region would give."""
+"""A dynamic major, as alloc_chrdev_region would return."""
 CDEV_MAJOR = VFIO_MAJOR - 1
 GROUP_CLASS = "/sys/class/vfio"
 CDEV_CLASS = "/sys/class/vfio-dev"
@@ -30,7 +30,7 @@ def group_number(group: IommuGroup) -> int:
 
 
 def group_of_node(path: str) -> IommuGroup | None:
-    """Return the group whose node is at a path, None where it is no group's."""
+    """Return the group whose node is at a path; None for other paths."""
     folder, _, name = path.rpartition("/")
     return IommuGroup(int(name)) if folder == "/dev/vfio" and name.isdecimal() else None
 
@@ -42,19 +42,19 @@ class Group:
     number: IommuGroup
     members: set[str] = field(default_factory=set)
     vfio_devices: dict[str, HostPath] = field(default_factory=dict)
-    """The members that a VFIO driver has, with their folders."""
+    """The members on a VFIO driver, with their sysfs folders."""
     user: int | None = None
     """The process that has the group open."""
     owned: bool = False
-    """That process has the group in a container: its devices' memory accesses are its own."""
+    """Whether that process has put the group into a container, so that it owns its devices' DMA."""
     devices_in_use: set[str] = field(default_factory=set)
-    """The devices of which that process also has the device open, as a virtual machine has."""
+    """The devices that this process also has open, as a VM has."""
     asked_back: dict[str, Callable[[], None]] = field(default_factory=dict)
-    """Devices that somebody waits for, with what happens when the user lets go."""
+    """Devices that a writer waits for, with the callback for when their user closes them."""
 
 
 class Vfio:
-    """All groups of a machine."""
+    """All groups of a simulated host."""
 
     def __init__(self, tree: Tree, *, iommufd: bool, group_nodes: bool, changed: Callable[[], None]) -> None:
         self.cdev_nodes = iommufd
@@ -63,13 +63,13 @@ class Vfio:
         """Whether devices have a folder `vfio-dev`; kernels before 6.1 have none."""
         self.groups: dict[IommuGroup, Group] = {}
         self.requests: list[str] = []
-        """Devices whose user was asked to give them back: each is a virtual machine that loses its GPU."""
+        """Devices whose user was asked to release them. Each is a VM that loses its GPU."""
         self.hidden_nodes: set[IommuGroup] = set()
-        """Groups whose node somebody has deleted by hand."""
+        """Groups whose node was deleted by hand."""
         self._tree = tree
         self._iommufd = iommufd
         self.group_nodes = group_nodes
-        """Whether groups have nodes (VFIO_GROUP); where they have none, mdevs are in no group at all."""
+        """Whether groups have nodes (VFIO_GROUP); without them, mdevs are in no group."""
         self._changed = changed
         self._indices: dict[str, int] = {}
         self._cdevs = Cdevs()
@@ -79,12 +79,12 @@ class Vfio:
             tree.make(HostPath("/sys/class/misc/iommu"))
 
     def load(self) -> None:
-        """Load the modules: from now on there is `/dev/vfio/vfio`, unless the kernel has no groups (VFIO_GROUP=n)."""
+        """Load the modules, which creates `/dev/vfio/vfio`, unless the kernel has no groups (VFIO_GROUP=n)."""
         if self.group_nodes:
             self._tree.place(HostPath("/dev/vfio/vfio"), DeviceNode(10 << 8 | 196))
 
     def join(self, number: IommuGroup, device: str, folder: HostPath) -> None:
-        """Put a device into a group."""
+        """Add a device to a group."""
         group = self.groups.setdefault(number, Group(number))
         group.members.add(device)
         if not self._is_shown(device):
@@ -93,7 +93,7 @@ class Vfio:
         self._tree.link(HostPath(f"{GROUPS}/{number}/devices/{device}"), folder)
 
     def leave(self, number: IommuGroup, device: str) -> None:
-        """Take a device out of a group; the last one takes the group with it."""
+        """Remove a device from a group; the group disappears with its last device."""
         group = self.groups[number]
         group.members.discard(device)
         self._tree.remove(HostPath(f"{GROUPS}/{number}/devices/{device}"))
@@ -102,11 +102,11 @@ class Vfio:
             del self.groups[number]
 
     def _is_shown(self, device: str) -> bool:
-        """Return whether a device is in a group as the kernel has it; without VFIO_GROUP mdevs are in none."""
+        """Return whether sysfs shows the device in a group; without VFIO_GROUP, mdevs are in none."""
         return self.group_nodes or ":" in device
 
     def enlist(self, number: IommuGroup, device: str, folder: HostPath) -> None:
-        """A VFIO driver has taken a device: its group can be opened."""
+        """Record that a VFIO driver was bound to a device, so that its group can be opened."""
         self.groups[number].vfio_devices[device] = folder
         self._show_class(number)
         if number not in self.hidden_nodes:
@@ -118,14 +118,14 @@ class Vfio:
             self._tree.place(HostPath(f"{CDEVS}/vfio{index}"), DeviceNode(os.makedev(CDEV_MAJOR, index)))
             self._tree.place(HostPath(f"{CDEV_CLASS}/vfio{index}/dev"), constant(f"{CDEV_MAJOR}:{index}"))
 
-    def call(self, device: str, number: int) -> None:
-        """Let a device be `vfio<number>` when a VFIO driver has it; raise ValueError where another is."""
+    def reserve_index(self, device: str, number: int) -> None:
+        """Make a device `vfio<number>` once a VFIO driver is bound to it; raise ValueError where another device is."""
         if number in self._indices.values():
             raise ValueError(f"another device is vfio{number}")
         self._indices[device] = number
 
     def discharge(self, number: IommuGroup, device: str, folder: HostPath) -> None:
-        """A VFIO driver has let a device go."""
+        """Record that a VFIO driver was unbound from a device."""
         group = self.groups[number]
         group.vfio_devices.pop(device, None)
         group.asked_back.pop(device, None)
@@ -139,7 +139,7 @@ class Vfio:
         if self.cdev_nodes:
             self._tree.remove(HostPath(f"{CDEVS}/vfio{self._indices[device]}"))
             self._tree.remove(HostPath(f"{CDEV_CLASS}/vfio{self._indices[device]}"))
-            for folder in (HostPath(CDEVS), HostPath("/dev/vfio")):  # devtmpfs made them with the first node
+            for folder in (HostPath(CDEVS), HostPath("/dev/vfio")):  # devtmpfs created them with the first node
                 if self._tree.exists(folder) and not self._tree.folder(folder).entries:
                     self._tree.remove(folder)
 
@@ -149,7 +149,7 @@ class Vfio:
             self._tree.place(HostPath(f"/dev/vfio/{number}"), DeviceNode(group_number(number)))
 
     def _show_class(self, number: IommuGroup) -> None:
-        """Let the kernel tell a group's device number, whatever somebody does to its node."""
+        """Show a group's device number in sysfs, which stays when the node is deleted by hand."""
         if self.group_nodes:
             self._tree.place(HostPath(f"{GROUP_CLASS}/{number}/dev"), constant(f"{VFIO_MAJOR}:{number}"))
 
@@ -173,14 +173,14 @@ class Vfio:
         return self._cdevs.open(device, group, pid)
 
     def bind_device(self, file: CdevFile, is_friendly: Callable[[str], bool]) -> None:
-        """Bind a device that is open to its process's iommufd (VFIO_DEVICE_BIND_IOMMUFD), as a virtual machine does."""
+        """Bind an open device to the iommufd of its process (VFIO_DEVICE_BIND_IOMMUFD), as a VM does."""
         group = self.groups[file.group]
         if group.user is not None:
             raise fails(errno.EBUSY, file.device)
         self._cdevs.bind(file, viable=all(is_friendly(member) for member in group.members))
 
     def close_devices(self, closes: Callable[[CdevFile], bool]) -> None:
-        """Close nodes of devices; those who waited for them go on."""
+        """Close nodes of devices; writers that waited for the devices continue."""
         for device in self._cdevs.close(closes):
             self._finish_waiting(device)
 
@@ -190,14 +190,14 @@ class Vfio:
                 group.asked_back.pop(device)()
 
     def own(self, number: IommuGroup, is_friendly: Callable[[str], bool]) -> None:
-        """Put a group that is open into a container (VFIO_GROUP_SET_CONTAINER), as a virtual machine does."""
+        """Put an open group into a container (VFIO_GROUP_SET_CONTAINER), as a VM does."""
         group = self.groups[number]
         if not all(is_friendly(member) for member in group.members):
-            raise fails(errno.EPERM, f"/dev/vfio/{number}")  # it is not viable
+            raise fails(errno.EPERM, f"/dev/vfio/{number}")  # the group is not viable
         group.owned = True
 
     def is_owned(self, number: IommuGroup) -> bool:
-        """Return whether a group's devices do what a process says: no native driver gets one of them then."""
+        """Return whether a process owns the DMA of a group's devices, which excludes native drivers."""
         return self.groups[number].owned or self._cdevs.is_bound(number)
 
     def use(self, number: IommuGroup, device: str) -> None:
@@ -208,9 +208,9 @@ class Vfio:
         group.devices_in_use.add(device)
 
     def close(self, number: IommuGroup) -> None:
-        """Close a group and its devices; those who waited for them go on."""
+        """Close a group and its devices; writers that waited for the devices continue."""
         group = self.groups.get(number)
-        if group is None:  # its last device went while it was open
+        if group is None:  # its last device was unplugged while the group was open
             return
         group.user, group.owned = None, False
         group.devices_in_use.clear()
@@ -218,15 +218,15 @@ class Vfio:
             self._finish_waiting(device)
 
     def in_use(self, number: IommuGroup, device: str) -> bool:
-        """Return whether a process has this device open; a group that is merely open stops nobody."""
+        """Return whether a process has this device open; an open group alone blocks no writer."""
         return device in self.groups[number].devices_in_use or bool(self._cdevs.of_device(device))
 
     def ask_back(self, number: IommuGroup, device: str, finish: Callable[[], None]) -> None:
-        """Ask the users of a device to let go; `finish` runs when all have. Our own lease does at once."""
+        """Ask the users of a device to close it; call `finish` when all have. The agent's own lease closes at once."""
         group, files = self.groups[number], self._cdevs.of_device(device)
         if device in group.devices_in_use or any(file.bound and not file.lease for file in files):
             self.requests.append(device)
         group.asked_back[device] = finish
-        if self._iommufd:  # from 6.6 on, a device can't be found any more once its driver is to let go
+        if self._iommufd:  # since 6.6, a device disappears as soon as the unbinding of its driver begins
             self._hide(device, group.vfio_devices[device])
         self.close_devices(lambda file: file.lease and file.device == device)

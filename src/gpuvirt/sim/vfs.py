@@ -1,7 +1,7 @@
-"""VFs that come and go on a simulated host, and what their GPU can carry on them.
+"""VFs that are created and removed on a simulated host, and the vGPUs that their GPU can carry on them.
 
-VFs go when nobody uses them any more, as the kernel waits for the users of each. Reset and driver take a GPU's modes
-with them, as NVIDIA's manager forgets them; see `Carving.forget`.
+VFs are removed when no process uses them any more; the kernel waits for their users. A reset, and binding the driver
+again, clear a GPU's modes, as NVIDIA's manager forgets them; see `SimVgpuHost.forget`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from gpuvirt.sim.vfio import Vfio
 from gpuvirt.sim.vgpu import SimVgpuHost
 
 FIRST_VF_OFFSET = 4
-"""NVIDIA's boards put their first VF four functions after the physical one."""
+"""The first VF of NVIDIA's boards is four functions after the physical one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Carrier:
     vgpu_host: SimVgpuHost
     framework: Framework
     on_vfs: bool
-    """Its VFs carry them, and nothing does while they are off."""
+    """Whether its VFs carry the vGPUs; without VFs, the GPU carries none."""
 
 
 class Vfs:
@@ -40,7 +40,7 @@ class Vfs:
     def __init__(self, pci: PciBus, vfio: Vfio, mdev: MdevBus, vendor_vfio: VendorVfioBus, blocking: Blocking) -> None:
         self.carriers: dict[PciAddress, Carrier] = {}
         self.next_group: int | None = 1
-        """The IOMMU group of the VF that comes next; None where there is no IOMMU."""
+        """The IOMMU group of the next VF; None without an IOMMU."""
         self._pci = pci
         self._vfio = vfio
         self._mdev = mdev
@@ -49,7 +49,7 @@ class Vfs:
         pci.switch_vfs = self.switch
 
     def offer(self, carrier: Carrier) -> None:
-        """Let a GPU carry vGPUs on its VFs; raise ValueError where there is no IOMMU for them."""
+        """Let a GPU carry vGPUs on its VFs; raise ValueError where these have no IOMMU groups."""
         self.carriers[carrier.vgpu_host.gpu] = carrier
         functions = {slot: self._pci.functions[slot] for slot in carrier.vgpu_host.slots}
         folders = {slot: function.folder for slot, function in functions.items()}
@@ -63,19 +63,19 @@ class Vfs:
     def _groups(self, functions: Mapping[PciAddress, SimFunction]) -> Mapping[PciAddress, IommuGroup]:
         groups = {slot: function.group for slot, function in functions.items() if function.group is not None}
         if groups.keys() != functions.keys():
-            raise ValueError("functions that carry vendor-VFIO vGPUs need an IOMMU, and a group each")
+            raise ValueError("functions that carry vendor-VFIO vGPUs need an IOMMU, and an IOMMU group each")
         return groups
 
-    # --- what native drivers bring (pci.Carried)
+    # --- the objects of native drivers (drivers.Carried)
 
     def appear(self, slot: PciAddress) -> None:
-        """A native driver has a function: it has forgotten what it was told."""
+        """Reset a GPU's modes, and show its types: its native driver was bound again."""
         if slot in self.carriers:
             self.carriers[slot].vgpu_host.forget()
         self._mdev.appear(slot)
 
     def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
-        """A native driver is to lose a function; one that made VFs takes them along."""
+        """Remove the mdevs, and the VFs that the driver created, of a function whose native driver is being unbound."""
         function = self._pci.functions[slot]
         rest = partial(self._mdev.take_back, slot, finish)
         if function.takes_numvfs and function.virtfns:
@@ -84,22 +84,22 @@ class Vfs:
             rest()
 
     def lose(self, slot: PciAddress) -> None:
-        """A function was pulled out."""
+        """Remove the mdevs of an unplugged function."""
         self._mdev.lose(slot)
 
     # --- VFs
 
     def switch(self, function: SimFunction, count: int) -> None:
-        """Let a function have so many VFs; the caller waits until nobody uses those that go."""
+        """Create this many VFs, or remove all for 0; the caller waits until no process uses them."""
         if count:
             for number in range(count):
                 self.add(function, number)
             return
         self._switch_off(function, lambda: None)
-        self._blocking.until(lambda: not function.virtfns, f"VFs of {function.address}, of which one is in use, to go")
+        self._blocking.until(lambda: not function.virtfns, f"removal of the VFs of {function.address}, one in use")
 
     def _switch_off(self, function: SimFunction, finish: Callable[[], None]) -> None:
-        """Let all VFs go; `finish` runs when the last has gone."""
+        """Remove all VFs; call `finish` after the last one."""
 
         def gone(vf: SimFunction) -> None:
             self._gone(function, vf)
@@ -111,7 +111,7 @@ class Vfs:
             self._remove(vf, partial(gone, vf))
 
     def add(self, parent: SimFunction, number: int) -> PciAddress:
-        """Make a VF appear, with its driver and what it can carry; raise ValueError where there is no room for it."""
+        """Create a VF, with its driver and the vGPU types that it can carry; raise ValueError for a used address."""
         address = vf_address(parent.address, number)
         if address in self._pci.functions:
             raise ValueError(f"there is a function at {address} already")
@@ -129,10 +129,10 @@ class Vfs:
             physfn=parent.address,
         )
         if is_vfio(parent.driver):
-            function.override = parent.driver  # vfio_pci_bus_notifier: its VFs are not the host's
+            function.override = parent.driver  # vfio_pci_bus_notifier: the VFs of a VFIO driver get no native driver
         self._pci.add(function)
         self._carry(parent, function)
-        with contextlib.suppress(OSError):  # a driver that can't have it is no failure of the switch
+        with contextlib.suppress(OSError):  # a driver that rejects the VF does not fail the write
             self._pci.probe(function)
         return address
 
@@ -178,7 +178,7 @@ class Vfs:
 
 
 def vf_address(first: PciAddress, number: int) -> PciAddress:
-    """Return where a function's VF of a number (from 0) is; raise ValueError where there is no such address."""
+    """Return the address of the VF of a number (from 0); raise ValueError where there is no such address."""
     domain, bus, rest = first.split(":")
     device, function = rest.split(".")
     routing = (int(bus, 16) << 8 | int(device, 16) << 3 | int(function)) + FIRST_VF_OFFSET + number

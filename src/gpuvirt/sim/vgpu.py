@@ -1,7 +1,7 @@
-"""How many vGPUs of which type fit on a simulated GPU: the rules of NVIDIA's manager in each of a GPU's modes.
+"""How many vGPUs of which type fit on a simulated GPU: the rules of NVIDIA's manager in each of the GPU's modes.
 
-Equal-size mode: all vGPUs on a GPU are of one size. Mixed-size mode: each has a place in the framebuffer, of those that
-NVIDIA lists for its size. MIG mode: each has a GPU instance of its type's profile.
+Equal-size mode: all vGPUs of a GPU have the same size. Mixed-size mode: each vGPU has one of the placements in the
+framebuffer that NVIDIA lists for its size. MIG mode: each vGPU has a GPU instance of its type's profile.
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ DEFAULT_SCHEDULER = Scheduler(SchedulerPolicy.BEST_EFFORT)
 
 
 class VgpuTypeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One vGPU type of a board, as a host file gives it."""
+    """One vGPU type of a board, in a host file."""
 
     id: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
-    """The number in the host's own id: `nvidia-592`, or a vendor-VFIO type id."""
+    """The number in the host's id: `nvidia-592`, or a vendor-VFIO type id."""
     name: VgpuType
     size: str
-    """The framebuffer that it takes; types of one size may share a GPU."""
+    """Its framebuffer; types of one size can share a GPU."""
     most: Annotated[int, Meta(ge=1, le=256)]
-    """How many fit on one GPU."""
+    """The number that fits on one GPU."""
     host_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,63}\Z")] | None = None
-    """The host's own id of an mdev type where it is no `nvidia-<id>`: `i915-GVTg_V5_4`."""
+    """The host's id of an mdev type where that is not `nvidia-<id>`: `i915-GVTg_V5_4`."""
     places: tuple[Gigabytes, ...] = ()
-    """Where in the framebuffer it may lie in mixed-size mode, in GB (placement ids); its size is then in GB: `4G`."""
+    """Its placement ids in mixed-size mode: places in the framebuffer, in GB. The size is then in GB, too: `4G`."""
     profile: str | None = None
-    """The profile of the GPU instance that it needs: `1g.10gb`; such a type is offered in MIG mode alone."""
+    """The profile of the GPU instance that it needs: `1g.10gb`; such a type is offered only in MIG mode."""
 
     @property
     def folder(self) -> str:
@@ -43,21 +43,21 @@ class VgpuTypeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def gigabytes(self) -> int:
-        """The framebuffer that it takes, of a size like `4G`; 0 for others."""
+        """The framebuffer of a size like `4G`; 0 for other sizes."""
         number = self.size.removesuffix("G")
         return int(number) if self.size.endswith("G") and number.isdigit() else 0
 
 
 class MigProfileSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A kind of GPU instance that a board can have."""
+    """A kind of GPU instance of a board."""
 
     id: Annotated[int, Meta(ge=0, le=255)]
     name: str
     """`1g.10gb`"""
     size: Slices
-    """The memory slices that it takes."""
+    """The number of its memory slices."""
     starts: tuple[Slices, ...]
-    """Where it may begin, in the order in which the driver tries."""
+    """The slices where it can begin, in the order in which the driver tries them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,34 +69,34 @@ class SimVgpuHost:
     slots: list[PciAddress]
     profiles: tuple[MigProfileSpec, ...] = ()
     live: dict[str, tuple[VgpuTypeSpec, PciAddress]] = field(default_factory=dict)
-    """By the vGPU's id, with the slot that carries it."""
+    """The vGPUs by their ids, with the slot that carries each."""
     found: Mapping[tuple[PciAddress, VgpuType], int] = field(default_factory=dict)
-    """How many of a type a slot could take by the word of a real host, when it carried `found_with`."""
+    """How many vGPUs of a type a slot could still take, as an imported host reported while it carried `found_with`."""
     found_with: frozenset[str] = frozenset()
     mixed_sizes: bool = False
     mig: bool = False
     mig_pending: bool = False
     instances: list[GpuInstance] = field(default_factory=list)
     computing: set[int] = field(default_factory=set)
-    """The GPU instances, by their ids, that have a compute instance."""
+    """The ids of the GPU instances that have a compute instance."""
     scheduler: Scheduler = field(default_factory=lambda: DEFAULT_SCHEDULER)
     places: dict[str, int] = field(default_factory=dict)
-    """Where each vGPU lies in mixed-size mode, by its id."""
+    """The placement of each vGPU in mixed-size mode, by its id."""
     on_instance: dict[str, int] = field(default_factory=dict)
-    """On which GPU instance each vGPU is in MIG mode, by its id."""
+    """The GPU instance of each vGPU in MIG mode, by its id."""
 
     @property
     def types(self) -> tuple[VgpuTypeSpec, ...]:
-        """The types that the GPU offers in its mode."""
+        """The types that the GPU offers in its current mode."""
         return tuple(spec for spec in self.all_types if self._is_of_mode(spec))
 
     @property
     def can_mix_sizes(self) -> bool:
-        """Whether it knows places for its types."""
+        """Whether its types have placements."""
         return any(spec.places for spec in self.all_types)
 
     def take(self, vgpu: str, spec: VgpuTypeSpec, slot: PciAddress) -> None:
-        """Have a vGPU, whether or not it fits."""
+        """Add a vGPU, whether or not it fits."""
         self.live[vgpu] = spec, slot
         if self.mixed_sizes and (free := self._free_places(spec)):
             self.places[vgpu] = free[0]
@@ -104,13 +104,13 @@ class SimVgpuHost:
             self.on_instance[vgpu] = instances[0].id
 
     def free(self, vgpu: str) -> None:
-        """Have a vGPU no more; none of that id is fine."""
+        """Remove a vGPU; do nothing where it does not exist."""
         self.live.pop(vgpu, None)
         self.places.pop(vgpu, None)
         self.on_instance.pop(vgpu, None)
 
     def left(self, spec: VgpuTypeSpec, slot: PciAddress) -> int:
-        """Return how many more of a type a slot can take."""
+        """Return how many more vGPUs of a type a slot can take."""
         if (slot, spec.name) in self.found and self.found_with == self.live.keys():
             return self.found[slot, spec.name]
         left = max(self._room(spec), 0)
@@ -119,7 +119,7 @@ class SimVgpuHost:
         return 1 if left and slot not in {used for _, used in self.live.values()} else 0
 
     def forget(self) -> None:
-        """The driver has the GPU again: what it was told before is gone, but for MIG mode, which the board keeps."""
+        """Reset the modes, as when the driver is bound again, except for MIG mode, which the board keeps."""
         if not self.live:
             self.mixed_sizes, self.mig = False, self.mig_pending
             self.instances.clear()
@@ -127,11 +127,11 @@ class SimVgpuHost:
             self.scheduler = DEFAULT_SCHEDULER
 
     def add_instance(self, profile: MigProfileSpec, at: int | None = None) -> GpuInstance | None:
-        """Make a GPU instance where its profile finds room first, or `at` a slice; None where there is none."""
-        taken = {number for one in self.instances for number in range(one.start, one.start + one.size)}
+        """Create a GPU instance in the first free place of its profile, or `at` a slice; None without room."""
+        taken = {number for used in self.instances for number in range(used.start, used.start + used.size)}
         for start in profile.starts if at is None else {at} & {*profile.starts}:
             if taken.isdisjoint(range(start, start + profile.size)):
-                used = {one.id for one in self.instances}
+                used = {instance.id for instance in self.instances}
                 number = next(number for number in range(1, len(used) + 2) if number not in used)
                 self.instances.append(GpuInstance(number, profile.name, profile.id, start, profile.size))
                 return self.instances[-1]
@@ -153,7 +153,7 @@ class SimVgpuHost:
 
     def _free_instances(self, spec: VgpuTypeSpec) -> list[GpuInstance]:
         used = set(self.on_instance.values())
-        return [one for one in self.instances if one.profile == spec.profile and one.id not in used]
+        return [instance for instance in self.instances if instance.profile == spec.profile and instance.id not in used]
 
     def _free_places(self, spec: VgpuTypeSpec) -> list[int]:
         taken = {

@@ -1,20 +1,20 @@
-"""What the kernel makes of a text that is written to an attribute."""
+"""How the kernel parses a text that is written to an attribute."""
 
 import errno
 
 from gpuvirt.sim.tree import fails
 
 LONGEST = 4094
-"""One page, less what ends the text (drivers/base/driver.c)."""
+"""One page, less the end of the text (drivers/base/driver.c)."""
 
 
 def name(text: str) -> str:
-    """Return a name: one newline at its end is not part of it, all else is."""
+    """Return a name, without one newline at its end; other whitespace is part of it."""
     return text.removesuffix("\n")
 
 
 def number(text: str) -> int:
-    """Return a number that is not negative; raise EINVAL where it is none."""
+    """Return a number from 0; raise EINVAL for anything else."""
     try:
         value = int(name(text), 0)
     except ValueError as error:
@@ -33,7 +33,7 @@ def short(text: str) -> int:
 
 
 def override(text: str) -> str | None:
-    """Return the driver that a function is to get: the first line, None where it is empty."""
+    """Return the driver of an override: the first line, None where it is empty."""
     if len(text) > LONGEST:
         raise fails(errno.EINVAL, text[:32])
     return text.partition("\n")[0] or None
