@@ -15,10 +15,11 @@ from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, VFIO_DEVICE, OpenFile
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import Blocking
 from gpuvirt.sim.cdevs import CdevFile
+from gpuvirt.sim.drivers import leaves_dma
 from gpuvirt.sim.faults import Faults
 from gpuvirt.sim.mdev import MdevBus
 from gpuvirt.sim.nvidia import NvidiaDriver
-from gpuvirt.sim.pci import PciBus, leaves_dma
+from gpuvirt.sim.pci import PciBus
 from gpuvirt.sim.processes import Process, Processes
 from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
 from gpuvirt.sim.vendor_vfio import VendorVfioBus

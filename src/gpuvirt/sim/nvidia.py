@@ -11,8 +11,8 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, kind_of
 from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
+from gpuvirt.sim.drivers import Carried
 from gpuvirt.sim.function import SimFunction
-from gpuvirt.sim.pci import Carried
 from gpuvirt.sim.tree import DeviceNode, File, Tree, constant
 
 MAJOR = 195

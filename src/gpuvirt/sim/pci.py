@@ -9,16 +9,14 @@ to unbind a device that is in use, its `driver_override`, `uevent` and `sriov_nu
 
 import contextlib
 import errno
-import re
 from collections.abc import Callable
-from typing import Protocol
 
 from gpuvirt.facts.ids import PciAddress, PciId
-from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS
 from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
 from gpuvirt.sim.bars import resource
 from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.drivers import PF_DRIVERS, Carried, is_vfio, leaves_dma
 from gpuvirt.sim.durations import Operation
 from gpuvirt.sim.function import SimFunction, config_bytes, id_texts, uevent_text
 from gpuvirt.sim.tree import File, Tree, constant, fails
@@ -26,36 +24,6 @@ from gpuvirt.sim.vfio import Vfio
 
 DEVICES = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
-VFIO_DRIVER = re.compile(r"[a-z0-9_-]+[_-]vfio[_-]pci|vfio-pci")
-"""The name of a driver that is vfio-pci or builds on vfio-pci-core; all such drivers of the kernel match."""
-PF_DRIVERS = frozenset({"pci-pf-stub"})
-"""Drivers that only allow VFs to be created; vfio-pci allows it with its parameter enable_sriov."""
-
-
-def is_vfio(driver: str | None) -> bool:
-    """Return whether a driver makes VFIO devices of its functions."""
-    return driver is not None and VFIO_DRIVER.fullmatch(driver) is not None
-
-
-def leaves_dma(driver: str) -> bool:
-    """Return whether a driver leaves a function's DMA to the owner of its IOMMU group."""
-    return driver in GROUP_FRIENDLY_DRIVERS or is_vfio(driver)
-
-
-class Carried(Protocol):
-    """The objects that a native driver creates for a function, and removes again."""
-
-    def appear(self, slot: PciAddress, /) -> None:
-        """Create them: the driver was bound to the function."""
-        ...
-
-    def take_back(self, slot: PciAddress, finish: Callable[[], None], /) -> None:
-        """Remove them, because the driver is being unbound; call `finish` when none is in use any more."""
-        ...
-
-    def lose(self, slot: PciAddress, /) -> None:
-        """Remove them at once: the function was unplugged."""
-        ...
 
 
 class PciBus:

@@ -13,9 +13,10 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_pci_address
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.blocking import Blocking
+from gpuvirt.sim.drivers import is_vfio
 from gpuvirt.sim.function import SimFunction, VfIdentity
 from gpuvirt.sim.mdev import MdevBus
-from gpuvirt.sim.pci import PciBus, is_vfio
+from gpuvirt.sim.pci import PciBus
 from gpuvirt.sim.vendor_vfio import VendorVfioBus
 from gpuvirt.sim.vfio import Vfio
 from gpuvirt.sim.vgpu import SimVgpuHost
