@@ -24,9 +24,10 @@ from gpuvirt.kubelet.deviceplugin import Call
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
 from gpuvirt.node.store.files import replace_file
-from gpuvirt.paths import KubeletPaths, check_socket_path
+from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.kubelet.client import PluginClient
 from gpuvirt.sim.kubelet.manager import AdmissionError, Consumers, DeviceManager
+from gpuvirt.sim.kubelet.servers import Servers, pod_resources, registration
 
 NAMESPACE = "default"
 
@@ -90,7 +91,7 @@ class SimKubelet:
         self._clock = clock
         self._group = group
         self._clients: dict[str, PluginClient] = {}
-        self._servers: list[grpc.aio.Server] = []
+        self._servers = Servers()
         self._streams: dict[asyncio.Task[None], tuple[str, PluginClient]] = {}
         self._uids = itertools.count(1)
 
@@ -105,31 +106,14 @@ class SimKubelet:
             if stat.S_ISSOCK(entry.stat().st_mode):
                 entry.unlink()
         self.paths.pod_resources_socket.unlink(missing_ok=True)
-        register = grpc.unary_unary_rpc_method_handler(
-            self._register, pb.RegisterRequest.FromString, pb.Empty.SerializeToString
+        await self._servers.serve(self.paths.registration_socket, registration(self._register))
+        await self._servers.serve(
+            self.paths.pod_resources_socket, pod_resources(self._list_pods, self._get_allocatable)
         )
-        list_pods = grpc.unary_unary_rpc_method_handler(
-            self._list_pods,
-            pods_pb.ListPodResourcesRequest.FromString,
-            pods_pb.ListPodResourcesResponse.SerializeToString,
-        )
-        registration = grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": register})
-        get_allocatable = grpc.unary_unary_rpc_method_handler(
-            self._get_allocatable,
-            pods_pb.AllocatableResourcesRequest.FromString,
-            pods_pb.AllocatableResourcesResponse.SerializeToString,
-        )
-        pod_resources = grpc.method_handlers_generic_handler(
-            "v1.PodResourcesLister", {"List": list_pods, "GetAllocatableResources": get_allocatable}
-        )
-        await self._serve(self.paths.registration_socket, registration)
-        await self._serve(self.paths.pod_resources_socket, pod_resources)
 
     async def stop(self) -> None:
         """Stop: the connections to plugins end, pods continue to run."""
-        for server in self._servers:
-            await server.stop(None)
-        self._servers.clear()
+        await self._servers.stop()
         for task in list(self._streams):
             task.cancel()
         await asyncio.gather(*self._streams, return_exceptions=True)
@@ -254,13 +238,6 @@ class SimKubelet:
                 for device in sorted(resource.healthy)
             ]
         )
-
-    async def _serve(self, path: Path, handler: grpc.GenericRpcHandler) -> None:
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers([handler])
-        server.add_insecure_port(f"unix:{check_socket_path(path)}")
-        await server.start()
-        self._servers.append(server)
 
     def _write_checkpoint(self) -> None:
         replace_file(self.paths.checkpoint, self.manager.checkpoint(), durable=False)
