@@ -1,1 +1,1 @@
-"""How fast and how small the agent is, as `make bench` measures it; nothing here is a test."""
+"""Measures how fast and how small the agent is (`make bench`); nothing here is a test."""

@@ -1,8 +1,8 @@
-"""Measures the agent as a device plugin and how fast it makes vGPUs, over simulated hosts, and prints a table.
+"""Measures the agent as a device plugin, and how fast it creates vGPUs, over simulated hosts, and prints a table.
 
-Everything is real but the host's files and the kubelet: processes, unix sockets, gRPC. Beside the agent runs the
-floor, a trivial plugin in Python with grpcio (bench/floor.py). All plugins answer Allocate in turn, call by call, so
-that other work on the computer slows all of them alike: the ratio counts. --peer adds another plugin's program,
+Processes, unix sockets and gRPC are real; the host's files and the kubelet are simulated. The floor, a trivial plugin
+in Python with grpcio (bench/floor.py), runs beside the agent. All plugins answer Allocate in turn, call by call, so
+that other work on the computer slows all of them equally: the ratio counts. --peer adds another plugin's program,
 --checkout the agent of another checkout. --vgpu-peer adds a program that creates vGPUs (`nvidia-vgpu-dm apply`).
 """
 
@@ -24,7 +24,7 @@ PARTS = ("plugin", "labels", "apply")
 
 
 def measure_plugins(arguments: argparse.Namespace, work: Path, results: Results) -> None:
-    """Measure the agent as a device plugin, beside the others that are asked for."""
+    """Measure the agent as a device plugin, beside the other requested plugins."""
     found = [Plugin(GPUVIRT, (*OURS, *shlex.split(arguments.agent_options)))]
     if arguments.checkout:
         found.append(Plugin(CHECKOUT, found[0].command, checkout=arguments.checkout.resolve()))
@@ -35,19 +35,19 @@ def measure_plugins(arguments: argparse.Namespace, work: Path, results: Results)
 
 
 async def measure_labels(rounds: int, work: Path, results: Results) -> None:
-    """Measure the time from another config's name until the kubelet has the new vGPUs."""
-    for number, machine in enumerate(vgpuchanges.HOSTS):
+    """Measure the time from the name of another config until the kubelet has the new vGPUs."""
+    for number, host in enumerate(vgpuchanges.HOSTS):
         folder = work / f"c{number}"
         folder.mkdir()
-        more, fewer = await vgpuchanges.measure_label(machine, rounds, folder)
-        (few, few_each), (many, many_each) = machine.few, machine.many
-        made = f"{machine.about}, {vgpuchanges.GPUS * many_each} {many} instead of {vgpuchanges.GPUS * few_each} {few}"
+        more, fewer = await vgpuchanges.measure_label(host, rounds, folder)
+        (few, few_each), (many, many_each) = host.few, host.many
+        made = f"{host.about}, {vgpuchanges.GPUS * many_each} {many} instead of {vgpuchanges.GPUS * few_each} {few}"
         results.add(GPUVIRT, f"config to list: {made}, s", more)
-        results.add(GPUVIRT, f"... and back, {machine.about}, s", fewer)
+        results.add(GPUVIRT, f"... and back, {host.about}, s", fewer)
 
 
 def measure_apply(arguments: argparse.Namespace, work: Path, results: Results) -> None:
-    """Measure how fast vGPUs are created by hand."""
+    """Measure how fast a command creates vGPUs."""
     what = f"apply by hand, mounted: {vgpuchanges.GPUS * vgpuchanges.HOSTS[0].many[1]} vGPUs, s"
     for name, command in ((GPUVIRT, ""), (PEER, arguments.vgpu_peer)):
         if command is not None:
@@ -59,29 +59,29 @@ def measure_apply(arguments: argparse.Namespace, work: Path, results: Results) -
 
 
 def read_arguments() -> argparse.Namespace:
-    """Return what is asked for."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--peer", metavar="CMD", help="another plugin's program, run with the host at its usual paths")
     parser.add_argument("--checkout", type=Path, metavar="DIR", help="another checkout of gpuvirt, to compare with")
-    parser.add_argument("--vgpu-peer", metavar="CMD", help="what creates vGPUs when -f FILE -c NAME follow, as --peer")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="measure these parts alone")
-    parser.add_argument("--agent-options", default="", metavar="OPTIONS", help="more options of our agent, one text")
+    parser.add_argument("--vgpu-peer", metavar="CMD", help="a program that creates vGPUs by -f FILE -c NAME, as --peer")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="measure only these parts")
+    parser.add_argument("--agent-options", default="", metavar="OPTIONS", help="more options of the agent, one text")
     parser.add_argument("--starts", type=int, nargs="+", default=[8, 64, 1024], metavar="GPUS", help="sizes of hosts")
-    parser.add_argument("--rounds", type=int, default=5, help="starts of each size, of which the median counts")
+    parser.add_argument("--rounds", type=int, default=5, help="starts of each size; the median counts")
     parser.add_argument("--calls", type=int, default=5000, help="Allocate calls of each size")
-    parser.add_argument("--idle", type=float, default=60.0, help="seconds of being left alone")
-    parser.add_argument("--verbose", action="store_true", help="print each figure to standard error as it comes")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds to measure the idle plugins")
+    parser.add_argument("--verbose", action="store_true", help="print each figure to standard error at once")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure, and print the table."""
     arguments = read_arguments()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     results = Results(arguments.verbose)
     with tempfile.TemporaryDirectory(prefix="gvb-", dir="/tmp") as folder:
         work = Path(folder)
-        logging.basicConfig(filename=work / "log")  # of the agents that run in this process
+        logging.basicConfig(filename=work / "log")  # for the agents in this process
         if "plugin" in arguments.only:
             measure_plugins(arguments, work, results)
         if "labels" in arguments.only:

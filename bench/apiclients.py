@@ -1,8 +1,8 @@
 """Measures what candidates for the API client add to the agent: memory and time, imported and in use.
 
-Each is a process of its own that has all of the agent imported, and the figures are what comes on top of that (PSS).
-In use means what the agent does: its own node read once, then watched, over TLS. The packages need not be the
-project's, so they are looked for in another environment:
+Each candidate runs in a process of its own that has imported the whole agent; the figures are the additional PSS and
+time. In use means what the agent does: it reads its own node once, then watches it, over TLS. The candidates need not
+be dependencies of the project, so they are installed in another environment:
 
     python3 -m venv /tmp/clients
     /tmp/clients/bin/pip install -e . lightkube kubernetes_asyncio aiohttp httpx urllib3 h11
@@ -58,7 +58,7 @@ async def watched(events):
                 seen += 1
     except TimeoutError:
         pass
-    assert seen, "nothing was heard"
+        assert seen, "no event was received"
     say(used=pss_kib())
 """
 
@@ -190,7 +190,7 @@ asyncio.run(main())
 
 
 def measure(python: Path, name: str, environment: Mapping[str, str]) -> dict[str, float]:
-    """Return a candidate's figures: KiB before, imported and used, and the seconds of processor time to import it."""
+    """Return a candidate's figures: KiB before, imported and used, and the seconds of processor time for the import."""
     imports, use = CANDIDATES[name]
     program = f"{HEAD}\n{imports}\n{IMPORTED}\n{use}"
     command = [str(python), "-c", program]
@@ -204,11 +204,11 @@ def measure(python: Path, name: str, environment: Mapping[str, str]) -> dict[str
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, required=True, help="a Python that has gpuvirt and the candidates")
-    parser.add_argument("--lab", type=Path, required=True, help="the folder of a lab cluster that runs")
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each candidate, of which the median counts")
+    parser.add_argument("--python", type=Path, required=True, help="a Python with gpuvirt and the candidates")
+    parser.add_argument("--lab", type=Path, required=True, help="the folder of a running lab cluster")
+    parser.add_argument("--rounds", type=int, default=5, help="processes of each candidate; the median counts")
     arguments = parser.parse_args()
     environment = {
         "SERVER": f"https://{settings.ADDRESS}:{settings.PORT}",
@@ -219,8 +219,11 @@ def main() -> None:
     print("| | imported, MB | in use, MB | import, ms |\n|---|---|---|---|")
     for name in CANDIDATES:
         rounds = [measure(arguments.python, name, environment) for _ in range(arguments.rounds)]
-        sizes = [statistics.median(one[key] - one["before"] for one in rounds) / 1e3 for key in ("imported", "used")]
-        import_ms = statistics.median(one["took_s"] for one in rounds) * 1e3
+        sizes = [
+            statistics.median(figures[key] - figures["before"] for figures in rounds) / 1e3
+            for key in ("imported", "used")
+        ]
+        import_ms = statistics.median(figures["took_s"] for figures in rounds) * 1e3
         print(f"| {name} | {sizes[0] * 1.024:.1f} | {sizes[1] * 1.024:.1f} | {import_ms:.0f} |", flush=True)
 
 

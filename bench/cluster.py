@@ -1,8 +1,9 @@
 """Measures a controller over many simulated nodes, on a real API server, and prints a table.
 
-The nodes are objects alone: no kubelet, no agent. Each says that it has a GPU, as Node Feature Discovery would, and
-what it is for. With --peer another operator's program is run on the same API server over nodes of its own, and the last
-column is ours divided by its; it finds the API server by KUBECONFIG and its namespace by OPERATOR_NAMESPACE.
+The nodes are only objects, without kubelet and agent. Each has the label of Node Feature Discovery for a GPU, and a
+workload label. With --peer, another operator's program runs on the same API server over nodes of its own, and the last
+column is gpuvirt's figure divided by the peer's. The peer finds the API server by KUBECONFIG and its namespace by
+OPERATOR_NAMESPACE.
 
     .venv/bin/python -m bench.cluster
 """
@@ -44,37 +45,37 @@ SWITCHES = ("sandboxWorkloads", "vfioManager", "vgpuDeviceManager", "sandboxDevi
 
 @dataclass
 class Bench:
-    """One API server, and what is measured on it."""
+    """One API server, and the figures measured on it."""
 
     lab: Cluster
     client: Client
     nodes: int
     asked: int = 0
-    """Requests of the bench itself."""
+    """The number of requests that the bench itself has made."""
     rows: dict[str, float] = field(default_factory=dict)
 
     def add(self, what: str, value: float) -> None:
-        """Keep a figure."""
+        """Add a figure."""
         self.rows[what] = value
         print(f"  {what}: {value:.3g}", file=sys.stderr)
 
     async def each(self, names: Iterable[str], act: Callable[[str], Awaitable[object]]) -> None:
-        """Do something for each node, some at a time."""
+        """Call `act` for each node, a limited number at a time."""
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def one(name: str) -> None:
+        async def limited(name: str) -> None:
             async with room:
                 self.asked += 1
                 await act(name)
 
-        await asyncio.gather(*(one(name) for name in names))
+        await asyncio.gather(*(limited(name) for name in names))
 
     def names(self) -> Sequence[str]:
-        """Return what the nodes are called."""
+        """Return the names of the nodes."""
         return [f"sim{number:04}" for number in range(self.nodes)]
 
     async def make_nodes(self) -> None:
-        """Make nodes again, each with a GPU and for whole GPUs."""
+        """Create the nodes, each with a GPU and the workload label for whole GPUs."""
         labels = {"feature.node.kubernetes.io/pci-10de.present": "true", LABEL: str(Workload.PASSTHROUGH)}
 
         async def make(name: str) -> None:
@@ -84,28 +85,30 @@ class Bench:
         await self.each(self.names(), make)
 
     async def clear(self) -> None:
-        """Take away what a program has left."""
+        """Delete the nodes, and the GpuNodes that a program has left."""
         await self.each(self.names(), lambda name: self.client.delete(NODES, name))
         found = (await self.client.list(Collection(GPU_NODES, GpuNode))).items
-        await self.each([one.metadata.name for one in found], lambda name: self.client.delete(GPU_NODES, name))
+        await self.each(
+            [gpu_node.metadata.name for gpu_node in found], lambda name: self.client.delete(GPU_NODES, name)
+        )
 
     async def label(self, workload: Workload) -> None:
-        """Say what all nodes are for."""
+        """Set the workload label of all nodes."""
         patch = {"metadata": {"labels": {LABEL: str(workload)}}}
         await self.each(self.names(), lambda name: self.client.patch(NODES, name, patch, PatchType.MERGE, Node))
 
     async def until_deployed(self, workload: Workload) -> None:
-        """Wait until all nodes have the labels of a workload, and no others."""
+        """Wait until all nodes have exactly the labels of a workload."""
         desired = {f"{DEPLOY}{name}" for name in SETS[workload]}
         deadline = time.monotonic() + WITHIN_S
         while time.monotonic() < deadline:
             self.asked += -(-self.nodes // 500)
             found = (await self.client.list(Collection(NODES, Node))).items
-            done = sum({key for key in one.metadata.labels if key.startswith(DEPLOY)} == desired for one in found)
+            done = sum({key for key in node.metadata.labels if key.startswith(DEPLOY)} == desired for node in found)
             if done >= self.nodes:
                 return
             await asyncio.sleep(0.1)
-        raise SystemExit(f"not all nodes were labelled within {WITHIN_S:g} s")
+        raise SystemExit(f"after {WITHIN_S:g} s, not all nodes have their labels")
 
     def requests(self) -> int:
         """Return how many requests the API server has answered."""
@@ -115,7 +118,7 @@ class Bench:
 
 
 async def measure(bench: Bench, pid: int) -> None:
-    """Measure a program that runs, from its start on."""
+    """Measure a running program, from its start."""
     began, asked, answered = time.monotonic(), bench.asked, bench.requests()
     await bench.until_deployed(Workload.PASSTHROUGH)
     bench.add(f"start to {bench.nodes} nodes labelled, s", time.monotonic() - began)
@@ -139,7 +142,7 @@ async def measure(bench: Bench, pid: int) -> None:
 
 @contextmanager
 def running(command: Sequence[str], lab: Cluster, log: Path) -> Iterator[int]:
-    """Run a program, and give its process id."""
+    """Run a program, and provide its process id."""
     environment = os.environ | {"KUBECONFIG": str(lab.kubeconfig), "OPERATOR_NAMESPACE": NAMESPACE}
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
@@ -166,7 +169,7 @@ async def compare(lab: Cluster, nodes: int, commands: Sequence[Sequence[str]], w
 
 
 def install(lab: Cluster) -> None:
-    """Have our kinds, a namespace, and a policy with everything for machines."""
+    """Create gpuvirt's kinds and a namespace."""
     for file in ("gpunodes.yaml", "clusterpolicies.yaml"):
         lab.kubectl("apply", "-f", str(ROOT / "deploy" / file))
     lab.kubectl("create", "namespace", NAMESPACE)
@@ -175,14 +178,14 @@ def install(lab: Cluster) -> None:
 
 
 async def make_policy(client: Client) -> None:
-    """Make the ClusterPolicy."""
+    """Create a ClusterPolicy with everything that VMs need."""
     spec = {**{name: {} for name in REQUIRED}, **{name: {"enabled": True} for name in SWITCHES}}
     content = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"}}
     await client.create(CLUSTER_POLICIES, {**content, "spec": spec}, StoredPolicy)
 
 
 def table(measured: Sequence[Bench]) -> str:
-    """Return the figures as a table in Markdown."""
+    """Return the figures as a Markdown table."""
     ours, *peers = measured
     head = "| | gpuvirt | peer | gpuvirt / peer |" if peers else "| | gpuvirt |"
     lines = [head, "|---|---|---|---|" if peers else "|---|---|"]
@@ -198,7 +201,7 @@ def table(measured: Sequence[Bench]) -> str:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
     parser.add_argument("--nodes", type=int, default=500)
     parser.add_argument("--peer", metavar="CMD", help="another operator's program")

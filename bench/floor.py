@@ -1,7 +1,7 @@
-"""The floor: the least that a device plugin can be in Python with grpcio, as a program that `make bench` measures.
+"""The floor: the smallest possible device plugin in Python with grpcio, as a program that `make bench` measures.
 
-It registers one resource, lists the host's GPUs, and answers Allocate with constants. It looks at nothing, keeps
-nothing and logs nothing. With --answers DIR the file DIR/N holds the answer to a request for N devices.
+It registers one resource, lists the host's GPUs, and answers Allocate with constants. It checks nothing, keeps no state
+and logs nothing. With --answers DIR, the file DIR/N has the answer to a request for N devices.
 """
 
 import argparse
@@ -20,7 +20,7 @@ SOCKET = "floor.sock"
 
 
 class Floor:
-    """Serves constants."""
+    """Serves constant answers."""
 
     def __init__(self, devices: list[str], answers: dict[int, pb.AllocateResponse]) -> None:
         self._devices = pb.ListAndWatchResponse(devices=[pb.Device(ID=name, health="Healthy") for name in devices])
@@ -55,7 +55,7 @@ class Floor:
 
 
 async def serve(floor: Floor, folder: Path) -> None:
-    """Serve, register, and go on until the process is ended."""
+    """Serve, register, and continue until the process is terminated."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers([floor.handler()])
     server.add_insecure_port(f"unix:{folder / SOCKET}")
@@ -69,7 +69,7 @@ async def serve(floor: Floor, folder: Path) -> None:
 
 
 def main() -> None:
-    """Read the constants and serve them."""
+    """Read the constants, and serve them."""
     parser = argparse.ArgumentParser(prog="python -m bench.floor", description=__doc__)
     parser.add_argument("--answers", type=Path, metavar="DIR")
     arguments = parser.parse_args()

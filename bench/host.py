@@ -1,4 +1,4 @@
-"""The hosts that are measured: any number of GPUs, as files."""
+"""The measured hosts: any number of GPUs, as files."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from gpuvirt.sim.export import export
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 
 A10_DEVICES = 256
-"""GPUs a PCI domain: one on each bus."""
+"""GPUs in one PCI domain: one on each bus."""
 
 
 def write_host(gpus: int, folder: Path) -> Path:
-    """Write a host with so many A10 on vfio-pci below `folder`, each in its own IOMMU group."""
+    """Write a host with `gpus` A10 on vfio-pci below `folder`, each in its own IOMMU group."""
     slots = tuple(
         SlotSpec(
             at=f"{number // A10_DEVICES:04x}:{number % A10_DEVICES:02x}:00.0",

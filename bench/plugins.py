@@ -1,4 +1,4 @@
-"""Measures device plugins side by side: their start, their Allocate call by call in turn, and each left alone."""
+"""Measures device plugins side by side: their start, their Allocate call by call in turn, and each one idle."""
 
 import asyncio
 import statistics
@@ -22,7 +22,7 @@ from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 
 REGISTERED_WITHIN_S = 60.0
 GPUS = 8
-"""GPUs of the host on which Allocate and idleness are measured."""
+"""GPUs of the host on which Allocate and the idle plugins are measured."""
 USED_CALLS = 500
 SETTLED_AFTER_S = 6.0
 """The agent collects garbage once, 5 s after its start."""
@@ -33,7 +33,7 @@ Call = Callable[[pb.AllocateRequest], pb.AllocateResponse]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
+    """The extent of the measurement."""
 
     rounds: int
     calls: int
@@ -44,7 +44,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A plugin that runs and has registered all devices of its host."""
+    """A running plugin that has registered all devices of its host."""
 
     pid: int
     socket: Path
@@ -54,7 +54,7 @@ class Serving:
 
 
 async def measure(plugins: Sequence[Plugin], effort: Effort, work: Path, results: Results) -> None:
-    """Measure plugins, the first of which is ours, and the floor beside them."""
+    """Measure plugins, the first of which is gpuvirt's, and the floor."""
     floor = Plugin("floor", FLOOR)
     for plugin in (*plugins, floor):
         for gpus in {*effort.sizes, GPUS}:
@@ -76,7 +76,7 @@ async def measure(plugins: Sequence[Plugin], effort: Effort, work: Path, results
 
 
 def _host(plugin: Plugin, gpus: int, work: Path) -> Path:
-    """Return where a plugin's host lies: each has its own, since an agent keeps others away from its host."""
+    """Return the folder of a plugin's host. Each plugin has its own host, because an agent allows no second one."""
     return work / f"host-{gpus}-{plugin.name}"
 
 
@@ -96,20 +96,20 @@ async def _serving(plugin: Plugin, gpus: int, work: Path) -> AsyncIterator[Servi
 
 
 async def _registered(kubelet: SimKubelet, devices: int, process: subprocess.Popen[bytes]) -> str:
-    """Wait until all devices are allocatable; return the resource that has them."""
+    """Wait until all devices are allocatable; return their resource."""
     deadline = time.monotonic() + REGISTERED_WITHIN_S
     while time.monotonic() < deadline and process.poll() is None:
         if sum(kubelet.allocatable().values()) >= devices:
             return max(kubelet.allocatable(), key=lambda name: kubelet.allocatable()[name])
         await asyncio.sleep(0.002)
-    how = (
-        f"it still runs after {REGISTERED_WITHIN_S:g} s"
+    state = (
+        f"the plugin still runs after {REGISTERED_WITHIN_S:g} s"
         if process.poll() is None
-        else f"it has ended: {process.poll()}"
+        else f"the plugin has ended with {process.poll()}"
     )
     log = await _in_thread((kubelet.paths.root / "log").read_text)
     raise SystemExit(
-        f"the kubelet has {dict(kubelet.allocatable())} of the plugin's {devices} devices, and {how}; its log:\n{log}"
+        f"the kubelet has {dict(kubelet.allocatable())} of the plugin's {devices} devices; {state}; its log:\n{log}"
     )
 
 
@@ -119,11 +119,11 @@ async def _measure_start(plugins: Sequence[Plugin], gpus: int, rounds: int, work
     for number in range(-1, rounds):
         for plugin in plugins:
             async with _serving(plugin, gpus, work) as serving:
-                if number >= 0:  # the first start compiles
+                if number >= 0:  # the first start compiles the modules
                     starts[plugin.name].append(serving)
     for name, found in starts.items():
-        results.add(name, f"start to {gpus} GPUs registered, s", statistics.median(one.start_s for one in found))
-        cpu = statistics.median(one.start_cpu_s for one in found)
+        results.add(name, f"start to {gpus} GPUs registered, s", statistics.median(start.start_s for start in found))
+        cpu = statistics.median(start.start_cpu_s for start in found)
         results.add(name, f"... processor time until then, {gpus} GPUs, s", cpu)
 
 
@@ -138,33 +138,34 @@ def _call(channel: grpc.Channel) -> Call:
 
 
 def _write_answers(ours: Serving, folder: Path) -> None:
-    """Write what our plugin answers, for the floor to answer the same."""
+    """Write the answers of gpuvirt's plugin, so that the floor gives the same."""
     with grpc.insecure_channel(f"unix:{ours.socket}") as channel:
         for count in (1, GPUS):
             (folder / str(count)).write_bytes(_call(channel)(_request(ours, count)).SerializeToString())
 
 
 def _measure_allocate(serving: Mapping[str, Serving], calls: int, results: Results) -> None:
-    """Measure Allocate of all plugins in turn, call by call, so that what else goes on hits all of them alike."""
+    """Measure Allocate of all plugins in turn, call by call, so that other work affects all of them equally."""
     with ExitStack() as stack:
         channels = {
-            name: stack.enter_context(grpc.insecure_channel(f"unix:{one.socket}")) for name, one in serving.items()
+            name: stack.enter_context(grpc.insecure_channel(f"unix:{plugin.socket}"))
+            for name, plugin in serving.items()
         }
         for count in (1, GPUS):
-            targets = {name: (_call(channels[name]), _request(one, count)) for name, one in serving.items()}
+            targets = {name: (_call(channels[name]), _request(plugin, count)) for name, plugin in serving.items()}
             _latencies(targets, calls // 10)  # warms up
-            before = {name: cpu_s(one.pid) for name, one in serving.items()}
+            before = {name: cpu_s(plugin.pid) for name, plugin in serving.items()}
             latencies = _latencies(targets, calls)
-            for name, one in serving.items():
+            for name, plugin in serving.items():
                 for figure, percent in (("p50", 50), ("p99", 99)):
                     value = statistics.quantiles(latencies[name], n=100, method="inclusive")[percent - 1]
                     results.add(name, f"Allocate of {count}, {figure}, us", value * 1e6)
-                spent = (cpu_s(one.pid) - before[name]) / calls
+                spent = (cpu_s(plugin.pid) - before[name]) / calls
                 results.add(name, f"Allocate of {count}, the plugin's processor time, us", spent * 1e6)
 
 
 def _latencies(targets: Mapping[str, tuple[Call, pb.AllocateRequest]], calls: int) -> Mapping[str, list[float]]:
-    """Return how long each of so many calls took; who comes first in a round comes last in the next."""
+    """Return the duration of each call; the order of the plugins is reversed after each round."""
     latencies: dict[str, list[float]] = {name: [] for name in targets}
     order = list(targets)
     for _ in range(calls):
@@ -178,19 +179,19 @@ def _latencies(targets: Mapping[str, tuple[Call, pb.AllocateRequest]], calls: in
 
 
 def _use(serving: Serving) -> None:
-    """Have a plugin answer some calls: memory is that of one that was used."""
+    """Make some calls, because the memory of a plugin is measured after use."""
     with grpc.insecure_channel(f"unix:{serving.socket}") as channel:
         for count in (1, GPUS):
             _latencies({"used": (_call(channel), _request(serving, count))}, USED_CALLS)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Do something that waits beside the kubelets, which run on this loop."""
+    """Run blocking work beside the kubelets, which run on this event loop."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 async def _measure_idle(plugin: Plugin, idle_s: float, work: Path, results: Results) -> None:
-    """Measure the memory and processor time of a plugin that is left alone, with no other beside it."""
+    """Measure the memory and processor time of an idle plugin, while no other plugin runs."""
     async with _serving(plugin, GPUS, work) as serving:
         await _in_thread(lambda: _use(serving))
         await asyncio.sleep(SETTLED_AFTER_S)

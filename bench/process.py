@@ -1,4 +1,4 @@
-"""A device plugin as a process, measured from outside: when it has registered, what it holds, what it burns."""
+"""A device plugin as a process, and its memory and processor time, measured from outside."""
 
 import os
 import subprocess
@@ -25,26 +25,26 @@ mount --bind "$GPUVIRT_KUBELET_DIR" /var/lib/kubelet
 unset GPUVIRT_HOST_ROOT GPUVIRT_KUBELET_DIR
 exec "$@"
 """
-"""Puts the host's files where a program with fixed paths looks for them, in a mount namespace of its own."""
+"""Mounts the host's files where a program with fixed paths reads them, in a mount namespace of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """What is measured."""
+    """A measured plugin."""
 
     name: str
     command: Sequence[str]
     wants_fixed_paths: bool = False
     checkout: Path | None = None
-    """The checkout of gpuvirt that it is run from, where that is not this one."""
+    """The checkout of gpuvirt that it runs from, where that is not this one."""
 
 
 @contextmanager
 def started(plugin: Plugin, host: Path, kubelet: Path, bytecode: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a plugin on a host and kubelet, and give its process; its log is the file `log` in the kubelet's folder.
+    """Run a plugin on a host and kubelet, and provide its process; its log is the file `log` in the kubelet's folder.
 
-    Python keeps what it compiles in `bytecode`, as an installed package has it beside its files: some environments
-    forbid it (PYTHONDONTWRITEBYTECODE), and then half of each start is compiling.
+    Python keeps bytecode in `bytecode`, as an installed package has it beside its files. Some environments forbid that
+    (PYTHONDONTWRITEBYTECODE), and half of each start is then compiling.
     """
     work = kubelet / "work"
     work.mkdir()
@@ -75,7 +75,7 @@ def pss_kib(pid: int) -> int:
 
 
 def private_kib(pid: int) -> int:
-    """Return the memory that a process shares with no other."""
+    """Return the memory that a process shares with no other process."""
     rollup = _rollup_kib(pid)
     return rollup["Private_Clean"] + rollup["Private_Dirty"]
 
@@ -86,6 +86,6 @@ def _rollup_kib(pid: int) -> dict[str, int]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used so far, in user and kernel."""
+    """Return the processor time that a process has used, in user and kernel mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

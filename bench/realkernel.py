@@ -1,9 +1,9 @@
-"""Measures how long a vGPU config takes in the kernel lab's guest: a real kernel makes and removes the mdevs.
+"""Measures how long a vGPU config takes in the kernel lab's guest, where a real kernel creates and removes the mdevs.
 
     .venv/bin/python -m bench.realkernel [FLAVOUR]
 
-Needs what `make test-kernel` needs. The guest runs without KVM and each call of the carver goes to it by a serial line,
-so the time of the same writes alone is told beside it.
+Needs what `make test-kernel` needs. The guest runs without KVM, and each operation goes to it over a serial port, so
+the table also has the time of the writes alone.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from gpuvirt.node.change.site import Site
 GPUS = (PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0"))
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
 EACH = 16
-"""Of the small; of the large 12 fit."""
+"""vGPUs of the small type on each GPU; 12 of the large type fit."""
 
 
 def vgpu_change_s(site: Site, types: Mapping[str, int]) -> float:
-    """Have each GPU carry some types; return how long that takes, or end where it can't be."""
+    """Apply a vGPU config to each GPU; return how long that takes, or exit with the reasons of a failure."""
     began = time.monotonic()
     for gpu in GPUS:
         if reasons := change_vgpus(site, gpu, DesiredVgpus(types), NOBODY, lambda _: None):
@@ -42,12 +42,12 @@ def vgpu_change_s(site: Site, types: Mapping[str, int]) -> float:
 
 
 def writes_s(kernel: Kernel) -> float:
-    """Make as many mdevs by the back end alone, and remove them; return how long making them took."""
+    """Create as many mdevs by the back end alone, and remove them; return how long the creation took."""
     mdev = backend_of(Framework.MDEV)
     began = time.monotonic()
     for number in range(len(GPUS) * EACH):
-        one = VgpuId(f"83b8f4f2-509f-382f-3c1e-e6bfe0fa10{number:02x}")
-        mdev.create(kernel, GPUS[number % len(GPUS)], SMALL, one)
+        vgpu = VgpuId(f"83b8f4f2-509f-382f-3c1e-e6bfe0fa10{number:02x}")
+        mdev.create(kernel, GPUS[number % len(GPUS)], SMALL, vgpu)
     took_s = time.monotonic() - began
     for host in scan(kernel).vgpu_hosts.values():
         for live in host.live:
@@ -56,10 +56,10 @@ def writes_s(kernel: Kernel) -> float:
 
 
 def main() -> None:
-    """Boot a guest, apply vGPU configs, and print."""
+    """Boot a guest, apply vGPU configs, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("flavour", nargs="?", default="groups", choices=[one.value for one in Flavour])
-    parser.add_argument("--rounds", type=int, default=3, help="of each, of which the median counts")
+    parser.add_argument("flavour", nargs="?", default="groups", choices=[flavour.value for flavour in Flavour])
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions; the median counts")
     arguments = parser.parse_args()
     rows: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, booted(prepare(Flavour(arguments.flavour))) as guest:

@@ -1,4 +1,4 @@
-"""Figures by what they are of and whose they are, and the table of them."""
+"""Figures by measurement and program, and their table."""
 
 import sys
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ class Results:
     """Figures, each with its unit in its name."""
 
     verbose: bool = False
-    """Whether each figure is also printed to standard error as soon as it is there."""
+    """Whether each figure is also printed to standard error at once."""
     rows: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, whose: str, what: str, value: float) -> None:
-        """Keep a figure."""
+        """Add a figure."""
         self.rows.setdefault(what, {})[whose] = value
         if self.verbose:
             print(f"{whose}: {what}: {value:.3g}", file=sys.stderr)
 
     def table(self, columns: Sequence[str]) -> str:
-        """Return the figures as a table in Markdown: a column for each, and what the first is of each other."""
+        """Return the figures as a Markdown table: a column for each program, and the first one's ratios to others."""
         first, *others = [name for name in columns if any(name in row for row in self.rows.values())]
         head = ["", first, *(title for other in others for title in (other, f"{first} / {other}"))]
         lines = [_line(head), _line(["---"] * len(head))]

@@ -1,8 +1,8 @@
-"""How long a node takes from a vGPU config's name to the new vGPUs at the kubelet, and a host until it carries them.
+"""How long a node takes from the name of a vGPU config to the new vGPUs in the kubelet, and a host to carry them.
 
-The agent, its sockets, its pauses and the kubelet's calls are real; the host is a simulated kernel in the same process,
-which answers sooner than a real one where it makes and removes vGPUs. By hand, over a mounted host, another program can
-be measured beside `gpuvirt vgpu apply`.
+The agent, its sockets, its waiting times and the kubelet's calls are real. The host is a simulated kernel in the same
+process, which creates and removes vGPUs faster than a real one. `measure_apply` measures `gpuvirt vgpu apply`, or
+another program, over a mounted host.
 """
 
 import asyncio
@@ -44,30 +44,32 @@ mount --rbind "$GPUVIRT_HOST_ROOT/sys" /sys
 unset GPUVIRT_HOST_ROOT
 exec "$@"
 """
-"""Puts the host's `/sys` where a program with fixed paths looks for it, in a mount namespace of its own."""
+"""Mounts the host's `/sys` where a program with fixed paths reads it, in a mount namespace of its own."""
 
 POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Carved:
+class MeasuredHost:
     """A simulated host that can carry two sets of vGPUs."""
 
     about: str
     board: str
     few: tuple[str, int]
-    """A config, and how many vGPUs that makes of each GPU."""
+    """A config, and its number of vGPUs on each GPU."""
     many: tuple[str, int]
 
     @property
     def text(self) -> str:
-        """The same as a machine's file."""
-        slots = (f"at: '{one.at}', board: {one.board}, group: {one.group}, vfs: {one.vfs}" for one in self.spec.slots)
+        """The host file."""
+        slots = (
+            f"at: '{slot.at}', board: {slot.board}, group: {slot.group}, vfs: {slot.vfs}" for slot in self.spec.slots
+        )
         return f"about: {self.about}\nslots:\n{''.join(f'  - {{{slot}}}{chr(10)}' for slot in slots)}"
 
     @property
     def configs(self) -> str:
-        """Both configs, as vgpu-device-manager reads them too."""
+        """Both configs, in the grammar of vgpu-device-manager."""
         entries = (
             f"  {name}: [{{devices: all, vgpu-devices: {{{name}: {each}}}}}]\n" for name, each in (self.few, self.many)
         )
@@ -75,7 +77,7 @@ class Carved:
 
     @property
     def spec(self) -> HostSpec:
-        """The machine, with VFs and nothing on them."""
+        """The host, with VFs and no vGPUs."""
         slots = tuple(
             SlotSpec(
                 at=f"0000:{0x10 * (number + 1):02x}:00.0",
@@ -90,19 +92,19 @@ class Carved:
 
 
 HOSTS = (
-    Carved("mdev on A10", "A10", few=("A10-8Q", 3), many=("A10-2Q", 12)),
-    Carved("vendor VFIO on L40S", "L40S", few=("L40S-24Q", 2), many=("L40S-4Q", 12)),
+    MeasuredHost("mdev on A10", "A10", few=("A10-8Q", 3), many=("A10-2Q", 12)),
+    MeasuredHost("vendor VFIO on L40S", "L40S", few=("L40S-24Q", 2), many=("L40S-4Q", 12)),
 )
 
 
 def site_of(kernel: SimKernel, folder: Path) -> Site:
-    """Return where the vGPUs of a simulated host are changed."""
+    """Return the site for changes of a simulated host."""
     return Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks")
 
 
 @asynccontextmanager
 async def agent_on(kernel: SimKernel, folder: Path) -> AsyncIterator[Agent]:
-    """Run an agent that carves, at its usual pace, for as long as the context lasts."""
+    """Run an agent that creates vGPUs, at its usual intervals, for as long as the context lasts."""
     options = NodeOptions(
         kernel=kernel,
         kubelet=KubeletPaths(folder),
@@ -121,16 +123,16 @@ async def agent_on(kernel: SimKernel, folder: Path) -> AsyncIterator[Agent]:
 
 
 async def until(met: Callable[[], bool], what: Callable[[], object]) -> None:
-    """Wait until something is so, and give up with `what` is so instead."""
+    """Wait until a condition is met; exit with `what` when it takes too long."""
     deadline = time.monotonic() + WITHIN_S
     while not met():
         if time.monotonic() > deadline:
-            raise SystemExit(f"not so after {WITHIN_S:g} s: {what()}")
+            raise SystemExit(f"not reached after {WITHIN_S:g} s: {what()}")
         await asyncio.sleep(POLL_S)
 
 
 async def relabelled_s(agent: Agent, kubelet: SimKubelet, config: str, count: int) -> float:
-    """Have the node's label name a config; return how long it takes until the kubelet can give all its vGPUs away."""
+    """Set the node's label to a config; return how long it takes until all its vGPUs are allocatable."""
     resource = f"nvidia.com/NVIDIA_{config}"
     began = time.monotonic()
     agent.take_request(NodeRequest(Observed(config), Observed(None)))
@@ -145,12 +147,12 @@ def _succeeded(agent: Agent) -> bool:
     return state is not None and state.name is StateName.SUCCESS
 
 
-async def measure_label(machine: Carved, rounds: int, folder: Path) -> tuple[float, float]:
-    """Return the medians of the seconds from few to many, and from many to few."""
-    kernel = build_host(machine.spec, where=machine.about)
+async def measure_label(host: MeasuredHost, rounds: int, folder: Path) -> tuple[float, float]:
+    """Return the medians of the seconds from few to many vGPUs, and from many to few."""
+    kernel = build_host(host.spec, where=host.about)
     more, fewer = [], []
     async with running(folder, RealClock()) as kubelet, agent_on(kernel, folder) as agent:
-        (few, few_each), (many, many_each) = machine.few, machine.many
+        (few, few_each), (many, many_each) = host.few, host.many
         await relabelled_s(agent, kubelet, few, GPUS * few_each)
         for _ in range(rounds):
             more.append(await relabelled_s(agent, kubelet, many, GPUS * many_each))
@@ -159,10 +161,10 @@ async def measure_label(machine: Carved, rounds: int, folder: Path) -> tuple[flo
 
 
 @contextmanager
-def mounted(machine: Carved, work: Path) -> Iterator[Path]:
-    """Mount a machine for as long as the context lasts, and give its root."""
-    file, host = work / "machine.yaml", work / "host"
-    file.write_text(machine.text)
+def mounted(measured: MeasuredHost, work: Path) -> Iterator[Path]:
+    """Mount a host for as long as the context lasts, and provide its root."""
+    file, host = work / "host.yaml", work / "host"
+    file.write_text(measured.text)
     host.mkdir()
     command = [sys.executable, "-m", "gpuvirt", "sim", "mount", "--host", str(file), str(host)]
     log = work / "mount.log"  # libfuse writes to it, too
@@ -171,8 +173,8 @@ def mounted(machine: Carved, work: Path) -> Iterator[Path]:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
     ):
         if server.stdout is None or "is mounted" not in server.stdout.readline():
-            said = log.read_text(errors="replace")
-            raise SystemExit(f"the host can't be mounted: it needs the extra sim, fuse3 and /dev/fuse\n{said}")
+            messages = log.read_text(errors="replace")
+            raise SystemExit(f"the host can't be mounted: it needs the extra sim, fuse3 and /dev/fuse\n{messages}")
         try:
             yield host
         finally:
@@ -180,12 +182,12 @@ def mounted(machine: Carved, work: Path) -> Iterator[Path]:
 
 
 def measure_apply(command: Sequence[str], rounds: int, work: Path, *, wants_fixed_paths: bool = False) -> float:
-    """Return the median of the seconds in which `command -f FILE -c NAME` carves a mounted host into many."""
-    machine = HOSTS[0]
+    """Return the median of the seconds in which `command -f FILE -c NAME` creates many vGPUs on a mounted host."""
+    measured = HOSTS[0]
     configs = work / "configs.yaml"
-    configs.write_text(machine.configs)
+    configs.write_text(measured.configs)
     times = []
-    with mounted(machine, work) as host:
+    with mounted(measured, work) as host:
         environment = os.environ | {"GPUVIRT_HOST_ROOT": str(host)}
 
         def apply(program: Sequence[str], name: str) -> None:
@@ -196,11 +198,11 @@ def measure_apply(command: Sequence[str], rounds: int, work: Path, *, wants_fixe
 
         ahead = ("unshare", "--mount", "sh", "-c", PEER, "sh") if wants_fixed_paths else ()
         for _ in range(rounds):
-            apply(OURS, machine.few[0])
+            apply(OURS, measured.few[0])
             began = time.monotonic()
-            apply((*ahead, *command), machine.many[0])
+            apply((*ahead, *command), measured.many[0])
             times.append(time.monotonic() - began)
             made = len(list((host / "sys/bus/mdev/devices").iterdir()))
-            if made != GPUS * machine.many[1]:
-                raise SystemExit(f"{' '.join(command)} has left {made} vGPUs; expected {GPUS * machine.many[1]}")
+            if made != GPUS * measured.many[1]:
+                raise SystemExit(f"{' '.join(command)} has left {made} vGPUs; expected {GPUS * measured.many[1]}")
     return statistics.median(times)

@@ -1,4 +1,4 @@
-"""What one event of a watch costs the controller, by the number of objects: beside copies of all of them, in turn.
+"""Measures what one watch event costs the controller, by the number of objects, and compares it with full copies.
 
 python -m bench.watchevents
 """
@@ -20,22 +20,22 @@ ROUNDS = 5
 
 
 def pod(number: int, version: int) -> Pod:
-    """Return one of the operands' pods."""
+    """Return a pod of an operand."""
     name = f"nvidia-device-plugin-daemonset-{number:05}"
     return Pod(Metadata(name, "gpuvirt", resource_version=str(version)), PodSpec(f"node{number % 500:03}"))
 
 
-def told(size: int) -> list[Watched[Pod]]:
-    """Return events, each of another pod."""
+def pod_events(size: int) -> list[Watched[Pod]]:
+    """Return events, one for each pod in turn."""
     return [Watched(EventType.MODIFIED, str(number), pod(number * 7 % size, number)) for number in range(1, EVENTS + 1)]
 
 
 def us_an_event(size: int, parts: int) -> float:
-    """Return the processor time of an event from the mirror to the store; in one part each event copies all objects."""
+    """Return the processor time of an event from cache to store; with one part, each event copies all objects."""
     store = Store(Collection(pods("gpuvirt"), Pod), Signal())
-    listed = {key_of(one): one for one in (pod(number, 0) for number in range(size))}
+    listed = {key_of(listed_pod): listed_pod for listed_pod in (pod(number, 0) for number in range(size))}
     cache: Cache[Pod] = Cache(ObjectMap.of(listed, parts), "0")
-    events, began_s = told(size), process_time()
+    events, began_s = pod_events(size), process_time()
     for event in events:
         after = step(cache, event)
         cache = after.cache
@@ -48,7 +48,7 @@ def main() -> None:
     """Print a line for each size."""
     for size in SIZES:
         rounds = [(us_an_event(size, 1), us_an_event(size, PARTS)) for _ in range(ROUNDS)]
-        copies, now = median(one for one, _ in rounds), median(one for _, one in rounds)
+        copies, now = median(copied for copied, _ in rounds), median(parted for _, parted in rounds)
         print(f"{size:>6,} pods: {copies:7.1f} us with copies of all, {now:6.1f} us now, ratio {now / copies:.2f}")
 
 
