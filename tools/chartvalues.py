@@ -1,4 +1,4 @@
-"""What values.yaml says of its keys, in its comments: a table in Markdown."""
+"""The table of a chart's values in Markdown, made of values.yaml and its comments."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import yaml
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One key, with the comment that stands right above it."""
+    """One key, with the comment right above it."""
 
     key: str
     default: str
@@ -17,30 +17,30 @@ class Value:
 
 
 def values(text: str) -> Iterator[Value]:
-    """Yield the keys of a values file that have a comment, or no keys below them, in their order."""
+    """Yield the keys of a values file that have a comment or no keys below them, in order."""
     root = yaml.compose(text, yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
-        raise TypeError("values.yaml is no mapping")
+        raise TypeError("values.yaml is not a mapping")
     yield from _values(root, text.splitlines(), "")
 
 
 def _values(node: yaml.MappingNode, lines: list[str], before: str) -> Iterator[Value]:
     for key, value in node.value:
         name = f"{before}{key.value}"
-        said = _above(lines, key.start_mark.line)
+        comment = _above(lines, key.start_mark.line)
         nested = isinstance(value, yaml.MappingNode) and bool(value.value) and not value.flow_style
         below = list(_values(value, lines, f"{name}.")) if nested else []
-        described = any(one.text for one in below)
-        if said or not below:
-            yield Value(name, "" if nested else json.dumps(_plain(value)), said)
-        if described or not said:
+        described = any(inner.text for inner in below)
+        if comment or not below:
+            yield Value(name, "" if nested else json.dumps(_plain(value)), comment)
+        if described or not comment:
             yield from below
         else:
-            yield from (one for one in below if one.default not in {'""', "[]", "{}"})
+            yield from (inner for inner in below if inner.default not in {'""', "[]", "{}"})
 
 
 def _above(lines: list[str], line: int) -> str:
-    """Return the comment that ends right above a line, of the same indentation."""
+    """Return the comment with the same indentation right above a line."""
     indent = len(lines[line]) - len(lines[line].lstrip())
     mark = " " * indent + "# "
     found: list[str] = []
@@ -56,8 +56,8 @@ def _plain(node: yaml.Node) -> object:
 
 
 def table(text: str) -> str:
-    """Return the table."""
-    rows = (f"| `{one.key}` | {_code(one.default)} | {one.text} |\n" for one in values(text))
+    """Return the Markdown table of a values file."""
+    rows = (f"| `{value.key}` | {_code(value.default)} | {value.text} |\n" for value in values(text))
     return "| key | default | |\n|---|---|---|\n" + "".join(rows)
 
 

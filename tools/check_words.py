@@ -1,4 +1,4 @@
-"""Finds words that must not come back (tools/words.toml), in names and in texts; ends with 1 if it finds one."""
+"""Finds words that must not return (tools/words.toml), in names and in texts; exits with 1 if it finds one."""
 
 import re
 import subprocess
@@ -18,19 +18,19 @@ PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 class Except(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where words may stay."""
+    """An exception: words that are allowed in a file."""
 
     path: str
     words: tuple[str, ...]
     reason: str
 
     def covers(self, path: str, word: str) -> bool:
-        """Return whether a word may stand in a file."""
+        """Return whether a word is allowed in a file."""
         return fnmatchcase(path, self.path) and any(fnmatchcase(word, pattern) for pattern in self.words)
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The list: each word with the better one."""
+    """The words by where they are looked for, each with its replacement."""
 
     names: dict[str, str]
     public: dict[str, str]
@@ -39,7 +39,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def found(words: Words, path: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, the word and the better one of each word of the list in a file."""
+    """Yield each of these words in a file: its line, the word, and its replacement."""
     text = (ROOT / path).read_text()
     if any(fnmatchcase(path, pattern) for pattern in NAMED):
         for part in PARTS.findall(Path(path).stem):
@@ -62,7 +62,7 @@ def _in_names(words: Words, path: str) -> Iterator[tuple[int, str, str]]:
 
 
 def main() -> int:
-    """Look at all files that git knows."""
+    """Check all files that git tracks."""
     words = msgspec.convert(tomllib.loads((ROOT / "tools/words.toml").read_text()), Words)
     listed = subprocess.run(["/usr/bin/env", "git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     count = 0

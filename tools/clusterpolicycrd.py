@@ -1,8 +1,9 @@
-"""The CustomResourceDefinition of ClusterPolicy: the one of NVIDIA's operator, with rules that it does not have.
+"""The CustomResourceDefinition of ClusterPolicy: that of NVIDIA's operator, with additional rules.
 
-An object that it takes is one that NVIDIA's takes, too, so that going back needs no edit: nine keys are required, which
-we do without, and `image` is checked as there. Fields of newer versions are kept in the container half; in the VM half
-all fields are known, and a misspelt one is refused when kubectl sends it, where it would else do nothing.
+NVIDIA's also accepts each object that it accepts, so that users can go back without edits: nine keys are required
+although gpuvirt does not need them, and `image` is checked as there. The container half keeps the fields of newer
+versions. The VM half knows all of its fields, so the API server rejects a misspelt one, which would otherwise be
+ignored.
 """
 
 from crd import Crd, whole
@@ -13,13 +14,13 @@ from gpuvirt.cluster.kinds.schema import Rule, Schema, description_of, structura
 from gpuvirt.cluster.operator.operands import images, specchecks
 
 HEAD = """\
-# ClusterPolicy: what is wanted of all nodes with GPUs (docs/reference.md), as NVIDIA's operator knows it.
-# Where that operator's own is installed, leave this one out; ours adds checks, and takes what theirs takes.
+# ClusterPolicy: the desired state of all nodes with GPUs (docs/reference.md), in the schema of NVIDIA's operator.
+# Where that operator's CRD is installed, leave this one out. It accepts the same objects, with additional checks.
 # Generated from src/gpuvirt/cluster/kinds/clusterpolicy.py by `make generate`.
 """
 COLUMNS = (("Status", "string", ".status.state"), ("Age", "date", ".metadata.creationTimestamp"))
 
-# Whether an operand's image is named at all, in part, and in whole.
+# Whether an operand's image is given in part or completely.
 _PARTS = "(has(self.repository) && self.repository != '' || has(self.version) && self.version != '')"
 _ALL = (
     "(has(self.repository) && self.repository != '' && has(self.image) && self.image != ''"
@@ -61,7 +62,7 @@ _RULES: tuple[tuple[str, tuple[Rule, ...]], ...] = (
     ("daemonsets.rollingUpdate.maxUnavailable", (_UNAVAILABLE,)),
 )
 _MOST_UNAVAILABLE = 16
-"""Characters; a server adds up what rules may cost, and a text without end is too much for a pattern."""
+"""The longest accepted text in characters. The API server limits the cost of rules, so the pattern needs a limit."""
 
 
 def _schema() -> Schema:
@@ -75,7 +76,7 @@ def _schema() -> Schema:
 
 
 def _changed(schema: Schema, path: str, rules: tuple[Rule, ...]) -> Schema:
-    """Return a schema with rules for what is at a path."""
+    """Return a schema with rules added at a path."""
     if not path:
         longest = _MOST_UNAVAILABLE if _UNAVAILABLE in rules else None
         return replace(schema, rules=rules, max_length=longest)

@@ -12,30 +12,30 @@ from gpuvirt.cluster.operator.definitions import OURS, PART_OF
 
 @dataclass(frozen=True, slots=True)
 class Crd:
-    """What there is to say of a kind."""
+    """The content of a CustomResourceDefinition."""
 
     file: str
-    """Below deploy/."""
+    """The file's name below deploy/."""
     head: str
-    """The comment that the file begins with."""
+    """The comment at the beginning of the file."""
     group: str
     version: str
     kind: str
     plural: str
     schema: Schema
     columns: tuple[tuple[str, str, str], ...]
-    """What `kubectl get` prints: name, type, path."""
+    """The columns of `kubectl get`: name, type, path."""
     short_names: tuple[str, ...] = ()
 
     def manifest(self) -> str:
-        """Return the file's content."""
+        """Return the content of the file."""
         version = {
             "name": self.version,
             "served": True,
             "storage": True,
             "subresources": {"status": {}},
             "additionalPrinterColumns": [
-                dict(zip(("name", "type", "jsonPath"), one, strict=True)) for one in self.columns
+                dict(zip(("name", "type", "jsonPath"), column, strict=True)) for column in self.columns
             ],
             "schema": {"openAPIV3Schema": msgspec.to_builtins(self.schema)},
         }
@@ -52,7 +52,7 @@ class Crd:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without aliases, which kubectl reads and people don't."""
+    """YAML without aliases, which are hard to read."""
 
     @override
     def ignore_aliases(self, data: object) -> bool:
@@ -60,7 +60,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def whole(description: str, spec: Schema, status: Schema, *, required: tuple[str, ...] = ()) -> Schema:
-    """Return what the API server checks objects by; it checks their metadata itself."""
+    """Return the schema of a whole object; the API server checks the metadata by itself."""
     return Schema(
         description=description,
         type="object",

@@ -1,4 +1,4 @@
-"""What `-o json` prints, as Markdown: for each command a shape, and below them the fields of each object."""
+"""The JSON output of commands (`-o json`) as Markdown: each command with its shape, then the fields of each object."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,13 +46,13 @@ NAMES: Mapping[type, str] = {
     vgpurender.TypeRow: "VgpuType",
     vgpurender.VgpuRow: "Vgpu",
 }
-"""What objects are called where their class has a name that others have, too."""
+"""The names of objects whose class name is used more than once."""
 MOST_MEMBERS = 10
-"""Of an enum whose values are listed; the codes of reasons have tables of their own."""
+"""The largest number of enum members to list; the codes of reasons have tables of their own."""
 
 
 Shape = object
-"""A type as an annotation has it."""
+"""A type in an annotation."""
 
 _PLAIN: Mapping[Shape, str] = {
     str: "text",
@@ -77,7 +77,7 @@ def markdown() -> str:
 
 
 def text(shape: Shape) -> str:
-    """Return a shape in words."""
+    """Return a shape as text."""
     shape, origin, parts = _parsed(shape)
     if isinstance(shape, type) and (is_dataclass(shape) or issubclass(shape, msgspec.Struct)):
         return NAMES.get(shape, shape.__name__)
@@ -88,18 +88,18 @@ def text(shape: Shape) -> str:
     if origin in {Union, UnionType}:
         return " or ".join(dict.fromkeys(text(part) for part in parts))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"object of {_one(parts[1])} by {_one(parts[0])}"
-    return f"list of {_one(parts[0])}" if origin is not None else _PLAIN[shape]
+        return f"object of {_grouped(parts[1])} by {_grouped(parts[0])}"
+    return f"list of {_grouped(parts[0])}" if origin is not None else _PLAIN[shape]
 
 
-def _one(shape: Shape) -> str:
-    """Return a shape in words that can stand among others."""
+def _grouped(shape: Shape) -> str:
+    """Return a shape as text, in parentheses where it has several parts."""
     words = text(shape)
     return f"({words})" if " or " in words else words
 
 
 def _parsed(shape: Shape) -> tuple[Shape, Shape, tuple[Shape, ...]]:
-    """Return a shape without what JSON does not tell, and what it is made of."""
+    """Return a shape without the parts that JSON does not show, its origin, and its arguments."""
     while isinstance(shape, NewType) or get_origin(shape) is Annotated:
         shape = shape.__supertype__ if isinstance(shape, NewType) else get_args(shape)[0]
     parts = tuple(part for part in get_args(shape) if part is not Ellipsis)
@@ -107,7 +107,7 @@ def _parsed(shape: Shape) -> tuple[Shape, Shape, tuple[Shape, ...]]:
 
 
 def fields_of(shape: Shape) -> Mapping[str, Shape]:
-    """Return the fields of an object, as they are called in JSON; of anything else there are none."""
+    """Return the fields of an object by their names in JSON; none for other shapes."""
     if not isinstance(shape, type):
         return {}
     if issubclass(shape, msgspec.Struct):
@@ -120,7 +120,7 @@ def fields_of(shape: Shape) -> Mapping[str, Shape]:
 
 
 def _objects(shapes: Iterable[Shape]) -> Iterator[tuple[str, Shape]]:
-    """Yield each object with its name, in the order in which they come."""
+    """Yield each object with its name, in order of appearance."""
     seen: dict[str, Shape] = {}
     waiting = list(shapes)
     while waiting:

@@ -1,7 +1,7 @@
-"""Generates what the chart shares with deploy/*.yaml, and the table of docs/values.md; --check says if all is current.
+"""Generates what the chart shares with deploy/*.yaml, and the table of docs/values.md; --check reports stale files.
 
-What agents may do stands in deploy/node.yaml, kinds in their own manifests, and what is said of a value in values.yaml:
-each in one place, so that no two can differ.
+The rights of agents are in deploy/node.yaml, kinds in their own manifests, and the descriptions of values in
+values.yaml: each is written once, so that copies can't differ.
 """
 
 import sys
@@ -27,9 +27,9 @@ CONTROLLERS = (
     "Role gpuvirt-node",
     "RoleBinding gpuvirt-node",
 )
-"""What of deploy/node.yaml the controller makes, as the ClusterPolicy says."""
+"""The objects of deploy/node.yaml that the controller creates from the ClusterPolicy."""
 CHARTS = ("Namespace gpuvirt", "ServiceAccount gpuvirt-node", "ServiceAccount gpuvirt-discover")
-"""What helm, or the chart, makes in its own way."""
+"""The objects that helm creates, or that the chart has in a form of its own."""
 POLICIES = "ValidatingAdmissionPolicy"
 IN_A_RELEASE = (
     ("namespace: gpuvirt\n", "namespace: {{ .Release.Namespace }}\n"),
@@ -44,7 +44,7 @@ BEGIN, END = "<!-- values: generated -->\n", "<!-- values: end -->\n"
 
 
 def documents(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each document of a manifest as it is written, comments and all, with its kind and name."""
+    """Yield each document of a manifest as text, with comments, after its kind and name."""
     for document in text.split("\n---\n"):
         lines = document.splitlines()
         found = (next(line for line in lines if line.startswith(field)) for field in ("kind: ", "  name: "))
@@ -52,7 +52,7 @@ def documents(text: str) -> Iterator[tuple[str, str]]:
 
 
 def template(name: str, leaves_out: Sequence[str], only_if: str = "") -> str:
-    """Return a manifest of deploy/ as a template, as far as it stands where a condition is met."""
+    """Return a manifest of deploy/ as a template; with `only_if`, as far as that condition is met."""
     begin, end = (f"{{{{- if {only_if} }}}}\n", "{{- end }}\n") if only_if else ("", "")
     parts = []
     for what, document in documents((DEPLOY / name).read_text()):
@@ -61,16 +61,16 @@ def template(name: str, leaves_out: Sequence[str], only_if: str = "") -> str:
         text = f"---\n{document}\n"
         for found, put in (*IN_A_RELEASE, *OF_THE_IMAGE):
             text = text.replace(found, put)
-        # Before 1.32 a token does not say which node its pod is on.
+        # Before 1.32, a token does not contain the node of its pod.
         guarded = '{{- if semverCompare ">=1.32.0-0" .Capabilities.KubeVersion.Version }}\n' + text + "{{- end }}\n"
         parts.append(guarded if what.startswith(POLICIES) else text)
     return "".join((begin, f"# Generated from deploy/{name} by `make generate`.\n", *parts, end))
 
 
 def operands() -> str:
-    """Return the template of what operands with NVIDIA's images may do: the controller can give no rights."""
-    manifests = (yaml.safe_load(encoded(one)) for one in accounts("{{ .Release.Namespace }}"))
-    text = "".join(f"---\n{yaml.safe_dump(one, sort_keys=False)}" for one in manifests)
+    """Return the template of the rights of operands with NVIDIA's images, because the controller can't grant rights."""
+    manifests = (yaml.safe_load(encoded(account)) for account in accounts("{{ .Release.Namespace }}"))
+    text = "".join(f"---\n{yaml.safe_dump(manifest, sort_keys=False)}" for manifest in manifests)
     return f"# Generated from src/gpuvirt/cluster/operator/operands/accounts.py by `make generate`.\n{text}"
 
 
@@ -83,7 +83,7 @@ def versioned() -> str:
 
 
 def documented() -> str:
-    """Return docs/values.md with the table of values."""
+    """Return docs/values.md with the current table of values."""
     text = VALUES.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -91,7 +91,7 @@ def documented() -> str:
 
 
 def generated() -> dict[Path, str]:
-    """Return each file with its content."""
+    """Return each generated file with its content."""
     kinds = {CHART / "files/crds" / name: (DEPLOY / name).read_text() for name in KINDS}
     return kinds | {
         CHART / "Chart.yaml": versioned(),
@@ -103,7 +103,7 @@ def generated() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Generate, or compare."""
+    """Generate the files, or compare them."""
     files = generated()
     if "--check" not in sys.argv[1:]:
         for file, text in files.items():
@@ -111,7 +111,7 @@ def main() -> int:
         return 0
     stale = [file for file, text in files.items() if not file.exists() or file.read_text() != text]
     for file in stale:
-        print(f"{file.relative_to(ROOT)} is not what it is made from; run make generate", file=sys.stderr)
+        print(f"{file.relative_to(ROOT)} is not up to date; run make generate", file=sys.stderr)
     return 1 if stale else 0
 
 

@@ -1,4 +1,4 @@
-"""Generates the CustomResourceDefinitions of our kinds; with --check, says whether they are up to date."""
+"""Generates the CustomResourceDefinitions of gpuvirt's kinds; with --check, reports stale ones."""
 
 import sys
 from pathlib import Path
@@ -11,14 +11,14 @@ CRDS = (gpunodecrd.CRD, clusterpolicycrd.CRD)
 
 
 def main() -> int:
-    """Generate, or compare."""
+    """Generate the files, or compare them."""
     stale = 0
     for crd in CRDS:
         file, text = FOLDER / crd.file, crd.manifest()
         if "--check" not in sys.argv[1:]:
             file.write_text(text)
         elif not file.exists() or file.read_text() != text:
-            print(f"{crd.file} is not what the code says; run make generate", file=sys.stderr)
+            print(f"{crd.file} is not up to date; run make generate", file=sys.stderr)
             stale += 1
     return 1 if stale else 0
 

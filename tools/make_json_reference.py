@@ -1,4 +1,4 @@
-"""Generates what docs/reference.md says of the JSON of commands; --check says if it is current."""
+"""Generates the tables of commands' JSON output in docs/reference.md; with --check, reports whether they are stale."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ def main() -> int:
     if before == after:
         return 0
     if "--check" in sys.argv[1:]:
-        print("docs/reference.md: what it says of JSON is out of date; run make generate", file=sys.stderr)
+        print("docs/reference.md: the tables of JSON output are not up to date; run make generate", file=sys.stderr)
         return 1
     REFERENCE.write_text(after)
     return 0

@@ -1,7 +1,7 @@
 """Regenerates src/gpuvirt/model/inventory/data/pci.ids from the crate `pci-ids`, which is pinned by version and digest.
 
-Names of resources come from this file, and a VM's manifest names a resource: a newer file may only ever come in with a
-release that says so (docs/decisions.md 5).
+Resource names come from this file, and VM manifests contain resource names. So a newer file may only come with a
+release whose changelog says so (docs/decisions.md 5).
 """
 
 import hashlib
@@ -19,14 +19,14 @@ URL = f"https://static.crates.io/crates/pci-ids/pci-ids-{VERSION}.crate"
 TARGET = Path(__file__).parent.parent / "src/gpuvirt/model/inventory/data/pci.ids"
 
 VENDORS = frozenset({"10de", "1002"})
-"""Vendors of which every id is taken: their other functions (audio, USB, NVSwitch) sit beside GPUs."""
+"""Vendors whose ids are all taken: their other functions (audio, USB, NVSwitch) are beside GPUs."""
 INTEL_GPUS = re.compile(
     r"graphics|\bgpu\b|\barc\b|\biris\b|\bxe\b|\bdg[12]\b|ponte vecchio|display|accelerator", re.IGNORECASE
 )
 
 
 def main() -> int:
-    """Download, check, filter, write."""
+    """Download the crate, verify it, and write the filtered ids."""
     with urllib.request.urlopen(URL) as answer:
         crate: bytes = answer.read()
     if (digest := hashlib.sha256(crate).hexdigest()) != SHA256:
@@ -35,7 +35,7 @@ def main() -> int:
     with tarfile.open(fileobj=io.BytesIO(crate)) as archive:
         member = archive.extractfile(f"pci-ids-{VERSION}/pciids/pci.ids")
         if member is None:
-            print(f"{URL}: holds no pciids/pci.ids", file=sys.stderr)
+            print(f"{URL}: contains no pciids/pci.ids", file=sys.stderr)
             return 1
         text = member.read().decode()
     TARGET.parent.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def excerpt(text: str) -> Iterator[str]:
-    """Yield the head of the file and the vendors and devices that gpuvirt can meet."""
+    """Yield the head of the file, and the vendors and devices that gpuvirt can encounter."""
     version = re.search(r"^#\tVersion: (\S+)$", text, re.MULTILINE)
     yield "# GPUs, and what sits beside them, from the PCI ID database (https://pci-ids.ucw.cz/)"
     yield f"# Version: {version[1] if version else 'unknown'}, by way of the crate pci-ids {VERSION}"

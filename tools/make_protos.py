@@ -1,4 +1,4 @@
-"""Generates the Python messages of the kubelet's gRPC services; with --check, says whether they are up to date."""
+"""Generates the Python messages of the kubelet's gRPC services; with --check, reports stale ones."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ PROTOS = sorted(path.relative_to(SOURCE) for path in SOURCE.glob("gpuvirt/kubele
 
 
 def generate(target: Path) -> None:
-    """Write the messages below `target`."""
+    """Write the generated messages below `target`."""
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", f"-I{SOURCE}", f"--python_out={target}", f"--pyi_out={target}"]
         + [str(path) for path in PROTOS],
@@ -20,7 +20,7 @@ def generate(target: Path) -> None:
 
 
 def main() -> int:
-    """Generate, or compare."""
+    """Generate the files, or compare them."""
     if "--check" not in sys.argv[1:]:
         generate(SOURCE)
         return 0
@@ -32,7 +32,7 @@ def main() -> int:
             if path.read_bytes() != (SOURCE / path.relative_to(folder)).read_bytes()
         ]
     if stale:
-        print(f"not what the .proto files say: {', '.join(stale)}; run make generate", file=sys.stderr)
+        print(f"not generated from the current .proto files: {', '.join(stale)}; run make generate", file=sys.stderr)
     return 1 if stale else 0
 
 

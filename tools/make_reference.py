@@ -1,4 +1,4 @@
-"""Writes the tables of codes in docs/reference.md; with --check, says whether they are what the catalogue says."""
+"""Writes the tables of codes in docs/reference.md; with --check, reports whether they differ from the catalogue."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ def table(topic: Topic) -> Iterator[str]:
 
 
 def _times(code: Code) -> str:
-    debounce = next((debounce for one, debounce in DEBOUNCE.items() if one is code), Debounce())
+    debounce = next((debounce for known, debounce in DEBOUNCE.items() if known is code), Debounce())
     return f" {debounce.raise_after_s:g} s | {debounce.clear_after_s:g} s |"
 
 
@@ -34,18 +34,18 @@ def _waits(code: Code) -> str:
 
 
 def generated(text: str) -> str:
-    """Return the reference with its tables of codes as the catalogue has them."""
+    """Return the reference with the tables of the catalogue's codes."""
     return BLOCK.sub(lambda block: "\n".join((block[1].rstrip(), *table(Topic(block["topic"])), block[3])), text)
 
 
 def main() -> int:
-    """Generate, or compare."""
+    """Generate the tables, or compare them."""
     before = REFERENCE.read_text()
     after = generated(before)
     if "--check" not in sys.argv[1:]:
         REFERENCE.write_text(after)
     elif before != after:
-        print(f"{REFERENCE.name} is not what the catalogue says; run make generate", file=sys.stderr)
+        print(f"{REFERENCE.name} is not up to date with the catalogue of codes; run make generate", file=sys.stderr)
         return 1
     return 0
 

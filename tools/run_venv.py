@@ -1,7 +1,8 @@
-"""Fills .venv with what gpuvirt needs to run, faster than an editable install: no pip in it, no build, no compiling.
+"""Fills .venv with the packages that gpuvirt needs to run, without installing pip, building or compiling.
 
-The sources are found by a `.pth` file, and commands are scripts that this writes. Run by Python 3.11 or later:
-`tools/run_venv.py pip` also installs the dependencies that constraints.txt pins, `tools/run_venv.py links` does not.
+That is faster than an editable install. A `.pth` file leads to the sources, and the commands are scripts. Requires
+Python 3.11. `tools/run_venv.py pip` also installs the dependencies that constraints.txt pins, `tools/run_venv.py links`
+does not.
 """
 
 import ensurepip
@@ -26,11 +27,11 @@ from {module} import {function}
 
 sys.exit({function}())
 """
-"""Both a shell script, which finds the Python beside it under a path of any length, and the Python program it runs."""
+"""A shell script, which finds the Python beside it at a path of any length, and also the Python program to run."""
 
 
 def main() -> int:
-    """Make .venv where there is none, and return pip's exit code."""
+    """Create .venv where it is missing, and return pip's exit code."""
     project = tomllib.loads((TREE / "pyproject.toml").read_text("utf-8"))["project"]
     if sys.argv[1:] == ["pip"]:
         if not PYTHON.exists():
@@ -51,7 +52,7 @@ def _install(requirements: list[str]) -> int:
 
 
 def _pip() -> list[str]:
-    """Return how Python is told to run pip: the wheel that comes with it, else the one that ensurepip installs."""
+    """Return how Python runs pip: the wheel that comes with it, otherwise the pip that ensurepip installs."""
     wheel = next(_wheels(), None)
     if wheel is not None:
         return [str(wheel / "pip")]
@@ -60,14 +61,14 @@ def _pip() -> list[str]:
 
 
 def _wheels() -> Iterator[Path]:
-    """Yield the wheels of pip that came with this Python; distributions keep theirs in a folder of their own."""
+    """Yield the pip wheels of this Python; distributions keep theirs in a separate folder."""
     folder = sysconfig.get_config_var("WHEEL_PKG_DIR")
     for place in (*((Path(folder),) if folder else ()), Path(ensurepip.__path__[0]) / "_bundled"):
         yield from sorted(place.glob("pip-*.whl"))
 
 
 def _link(scripts: dict[str, str]) -> None:
-    """Let the Python of .venv find the sources, and have a command for each entry point."""
+    """Make .venv's Python find the sources, and write a command for each entry point."""
     (library,) = (VENV / "lib").glob("python3.*")
     (library / "site-packages" / PATH_FILE).write_text(f"{TREE / 'src'}\n", "utf-8")
     for name, target in scripts.items():
