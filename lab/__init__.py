@@ -1,1 +1,1 @@
-"""Labs: real peers on one machine, which keep the simulators honest."""
+"""Labs: real Kubernetes nodes and real kernels on one computer, which the simulators are compared with."""

@@ -1,4 +1,4 @@
-"""The folder where what was fetched and built is kept between runs, and how it comes there whole or not at all."""
+"""The folder that keeps downloads and builds between runs; each gets its name only when it is complete."""
 
 import fcntl
 import hashlib
@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-DEFAULT = "/var/tmp/gpuvirt-lab"  # noqa: S108  kept over restarts on purpose; its owner is checked
+DEFAULT = "/var/tmp/gpuvirt-lab"  # noqa: S108  kept over reboots on purpose; its owner is checked
 
 
 def cache_root() -> Path:
-    """Return the folder of all labs: `$GPUVIRT_LAB_CACHE`, which is made where it is missing."""
+    """Return the folder of all labs, `$GPUVIRT_LAB_CACHE`; create it where it is missing."""
     root = Path(os.environ.get("GPUVIRT_LAB_CACHE", DEFAULT))
     root.mkdir(parents=True, exist_ok=True, mode=0o755)
     if root.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{root} belongs to another user, and what it holds is run as ours")
+        raise PermissionError(f"{root} belongs to another user, but its programs would run as this user")
     return root
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other runs from preparing the same at the same time."""
+    """Keep other runs from preparing the same folder at the same time."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -33,10 +33,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def once(target: Path, make: Callable[[Path], None]) -> Path:
-    """Return `target`, which `make` fills in a folder beside it if it is not there yet.
+    """Return `target`; where it is missing, `make` fills a folder beside it.
 
-    It gets its name when it is complete, so a run that was interrupted leaves nothing that a later one would trust.
-    Several may ask for it at once: one makes it, and the others wait.
+    The folder gets its name when it is complete, so an interrupted run leaves nothing that a later run would use. Of
+    several processes that call this at once, one makes the folder, and the others wait.
     """
     if target.exists():
         return target
@@ -60,5 +60,5 @@ def _made(target: Path, make: Callable[[Path], None]) -> Path:
 
 
 def digest(*texts: str) -> str:
-    """Return a short name for what is made from these texts: another text, another name."""
+    """Return a short hash of these texts, as the name of a build from them."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]

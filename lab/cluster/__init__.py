@@ -1,1 +1,1 @@
-"""A real Kubernetes node on this machine: control plane, containerd and kubelet, and nothing left of it afterwards."""
+"""A real Kubernetes node on this computer: control plane, containerd and kubelet, all removed afterwards."""

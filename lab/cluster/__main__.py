@@ -1,4 +1,4 @@
-"""`python -m lab.cluster up|down|shell|build|base`: the lab by hand."""
+"""`python -m lab.cluster up|down|shell|build|base` starts, stops and prepares the lab."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ from lab.cluster.helm import helm
 
 
 def main() -> int:
-    """Do what is asked."""
+    """Run the command of the command line."""
     parser = argparse.ArgumentParser(prog="lab.cluster", description=__doc__)
     parser.add_argument("what", choices=("up", "down", "shell", "build", "base"))
     arguments = parser.parse_args()

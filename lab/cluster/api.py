@@ -1,4 +1,4 @@
-"""Requests to the lab's API server from this process: what is asked hundreds of times needs no kubectl each time."""
+"""Requests to the lab's API server from this process, because hundreds of kubectl calls would take too long."""
 
 import http.client
 import json
@@ -14,21 +14,21 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class ApiError(Exception):
-    """The API server refused a request; the text says which and why."""
+    """The API server refused a request; the text has the request and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The API server, as the admin sees it."""
+    """The API server, with the administrator's token."""
 
     certificate: Path
 
     def get(self, path: str) -> bytes | None:
-        """Return an object or a list, None where it does not exist; raises ApiError or OSError."""
+        """Return an object or a list, None where it does not exist; raise ApiError or OSError."""
         return self._ask("GET", path)
 
     def patch(self, path: str, changes: Mapping[str, object]) -> None:
-        """Change an object by a merge patch; raises ApiError or OSError."""
+        """Change an object by a merge patch; raise ApiError or OSError."""
         self._ask("PATCH", path, json.dumps(changes))
 
     def _ask(self, method: str, path: str, body: str | None = None) -> bytes | None:

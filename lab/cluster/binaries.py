@@ -1,4 +1,4 @@
-"""Where the Kubernetes commands and containerd come from: a folder that is given, or built once."""
+"""Where the Kubernetes commands and containerd come from: a folder that the user gives, or one build."""
 
 import os
 from pathlib import Path
@@ -15,19 +15,19 @@ GIVEN = "GPUVIRT_K8S_BIN"
 
 
 def binaries() -> Path:
-    """Return the folder that has all commands; build them where there is none. Raises BuildError."""
+    """Return the folder that contains all commands, and build them where there is none; raise BuildError."""
     given = os.environ.get(GIVEN)
     if not given:
         recipe = digest(gomodule.RECIPE, *COMMANDS, *RUNTIME)
         return once(cache_root() / f"kubernetes-{KUBERNETES}-containerd-{CONTAINERD}-{recipe}", _build)
     missing = [name for name in (*COMMANDS, *RUNTIME) if not (Path(given) / name).exists()]
     if missing:
-        raise BuildError(f"{GIVEN}={given} has no {', '.join(missing)}")
+        raise BuildError(f"{GIVEN}={given} does not contain {', '.join(missing)}")
     return Path(given)
 
 
 def _build(folder: Path) -> None:
-    say(f"building Kubernetes {KUBERNETES} and containerd {CONTAINERD}: some 6 minutes on 2 cores, once")
+    say(f"building Kubernetes {KUBERNETES} and containerd {CONTAINERD}: about 6 minutes on 2 cores, once")
     gomodule.build(
         folder,
         *(f"k8s.io/kubernetes/cmd/{name}" for name in COMMANDS),

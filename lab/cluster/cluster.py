@@ -1,4 +1,4 @@
-"""The cluster: its programs in the order in which they need each other, up to where pods can run, and down again."""
+"""The cluster: starts its programs in the order of their dependencies until pods can run, and stops them."""
 
 import os
 import shutil
@@ -17,30 +17,30 @@ from lab.cluster.binaries import binaries
 READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 10.0
 KUBELET_ROOT = Path("/var/lib/kubelet")
-"""Not ours to choose: device plugins look for the kubelet there."""
+"""Not configurable, because device plugins expect the kubelet there."""
 
 
 class ClusterError(Exception):
-    """The cluster can't be started; the text says what, and where the log is."""
+    """The cluster can't be started; the text has the program and its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One node with its control plane, all below one folder."""
+    """One node with its control plane, with all files below one folder."""
 
     folder: Path
     binaries: Path
     children: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict, compare=False)
-    """What this process has started; another process may stop it too, by the files in `log`."""
+    """The programs that this process has started; another process may stop them by the files in `log`."""
 
     @property
     def audit_log(self) -> Path:
-        """What the accounts of one namespace have asked of the API server: one event a line, as JSON."""
+        """The requests of one namespace's service accounts to the API server: one JSON event per line."""
         return self.folder / settings.AUDIT_LOG
 
     @property
     def kubeconfig(self) -> Path:
-        """The admin's."""
+        """The administrator's kubeconfig."""
         return self.folder / "kubeconfig"
 
     @property
@@ -49,9 +49,9 @@ class Cluster:
         return Api(self.folder / "certs/apiserver.crt")
 
     def up_control_plane(self) -> None:
-        """Start the API server with what keeps its objects, and nothing that acts on them; raises ClusterError."""
+        """Start the API server and etcd without controllers; raise ClusterError."""
         if leftovers.another_kubelet(self.folder):
-            raise ClusterError("a kubelet runs on this machine already; the lab needs /var/lib/kubelet for itself")
+            raise ClusterError("a kubelet already runs on this computer; the lab needs /var/lib/kubelet for itself")
         self.down()
         settings.write_all(self.folder)
         leftovers.make_bridge()
@@ -61,7 +61,7 @@ class Cluster:
         self.start_api_server()
 
     def up(self) -> None:
-        """Start everything; raises ClusterError."""
+        """Start everything; raise ClusterError."""
         self.up_control_plane()
         self._start_controllers()
         self._start("containerd", "containerd", "-c", "containerd.toml")
@@ -72,7 +72,7 @@ class Cluster:
         self._start("proxy", "kube-proxy", *_PROXY)  # after the kubelet: it waits up to 30 s for its node
 
     def down(self) -> None:
-        """Stop everything, and take away what it has left."""
+        """Stop everything, and remove what it has left."""
         self.stop("kubelet")
         leftovers.end_containers(self.containerd)
         for name in ("containerd", "proxy", "scheduler", "controllers", "apiserver", "etcd"):
@@ -85,7 +85,7 @@ class Cluster:
         self._until(lambda: self._answers(f"https://{settings.ADDRESS}:{settings.PORT}/readyz"), "apiserver")
 
     def restart_after_outage(self) -> None:
-        """Start the API server again, and all that depends on it: some of it ends meanwhile, some waits for minutes."""
+        """Start the API server again, and restart its clients: some have ended meanwhile, others wait for minutes."""
         self.start_api_server()
         for name in ("controllers", "scheduler", "kubelet", "proxy"):
             self.stop(name)
@@ -103,12 +103,12 @@ class Cluster:
         self._start("kubelet", "kubelet", *_kubelet(self.folder))
 
     def runs(self, name: str) -> bool:
-        """Return whether one program runs."""
+        """Return whether a program runs."""
         pid_file = self.folder / "log" / f"{name}.pid"
         return pid_file.exists() and _alive(int(pid_file.read_text()))
 
     def stop(self, name: str) -> None:
-        """Stop one program; fine where it does not run."""
+        """Stop a program; do nothing where it does not run."""
         pid_file = self.folder / "log" / f"{name}.pid"
         if not pid_file.exists():
             return
@@ -125,7 +125,7 @@ class Cluster:
             child.wait()
 
     def kubectl(self, *arguments: str, given: str | None = None) -> "subprocess.CompletedProcess[str]":
-        """Run kubectl as the admin."""
+        """Run kubectl as the administrator."""
         command = [str(self.binaries / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
         return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
 
@@ -135,7 +135,7 @@ class Cluster:
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def import_image(self, archive: Path) -> None:
-        """Give the node an image."""
+        """Import an image on the node."""
         done = self.containerd("images", "import", str(archive))
         if done.returncode:
             raise ClusterError(f"{archive} can't be imported: {done.stderr}")
@@ -181,17 +181,17 @@ class Cluster:
 
 
 def cluster() -> Cluster:
-    """Return the lab's cluster, running or not; builds the commands where there are none."""
+    """Return the lab's cluster, running or not; build the commands where they are missing."""
     return Cluster(cache_root() / "cluster", binaries())
 
 
 def _share_mounts() -> None:
-    """Have mounts of the host be seen in pods that ask for that, as on every machine that systemd has started."""
+    """Make mounts of the host visible in pods that request it, as systemd does at boot."""
     subprocess.run(["mount", "--make-rshared", "/"], check=True)
 
 
 def _alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and whose parent has not heard of it does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

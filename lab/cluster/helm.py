@@ -1,4 +1,4 @@
-"""The helm that tests install the chart with: one that is given, or built once from its Go module."""
+"""The helm that tests install the chart with: one that the user gives, or one build of its Go module."""
 
 import os
 from pathlib import Path
@@ -6,22 +6,22 @@ from pathlib import Path
 from lab.cache import cache_root, digest, once
 from lab.cluster import gomodule
 from lab.cluster.binaries import GIVEN
-from lab.cluster.golang import of_this_machine, say
+from lab.cluster.golang import installed_go, say
 from lab.cluster.gomodule import HELM
 
 
 def helm() -> Path:
-    """Return the command, built where there is none; raises BuildError."""
+    """Return the helm command, and build it where there is none; raise BuildError."""
     return _given() or once(_built(), _build) / "helm"
 
 
 def helm_lacks() -> str | None:
-    """Return why there is no helm and none is built unasked, None where there is one, or a Go that builds it.
+    """Return why helm is missing and is not built automatically; None where it exists, or a Go that can build it.
 
-    Where all must run (`CI=true`), a Go is fetched, too.
+    Where all tests must run (`CI=true`), Go is downloaded, too.
     """
-    there = _given() is not None or _built().exists() or of_this_machine() is not None
-    return None if there or os.environ.get("CI") == "true" else "no helm, and no Go that builds it"
+    available = _given() is not None or _built().exists() or installed_go() is not None
+    return None if available or os.environ.get("CI") == "true" else "no helm, and no Go that builds it"
 
 
 def _given() -> Path | None:
@@ -35,5 +35,5 @@ def _built() -> Path:
 
 
 def _build(folder: Path) -> None:
-    say(f"building helm {HELM}: 3 minutes on 2 cores, once, and less than one after Kubernetes")
+    say(f"building helm {HELM}: 3 minutes on 2 cores, once; less than one minute after Kubernetes")
     gomodule.build(folder, "helm.sh/helm/v4/cmd/helm")

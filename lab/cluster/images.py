@@ -13,7 +13,7 @@ FOLDERS = ("bin", "tmp", "etc", "proc", "sys", "dev")
 
 
 def busybox(binary: Path) -> bytes:
-    """Return a layer that holds a static busybox and links for its commands."""
+    """Return a layer with a static busybox and links for its commands."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as layer:
         for folder in FOLDERS:
@@ -32,7 +32,7 @@ def busybox(binary: Path) -> bytes:
 def write_archive(
     path: Path, reference: str, layer: Path | bytes, command: Sequence[str], search: str = "/bin"
 ) -> None:
-    """Write a docker archive of one layer; `reference` is the whole name, such as `docker.io/local/box:1`."""
+    """Write a docker archive of one layer; `reference` is the full name, such as `docker.io/local/box:1`."""
     content = layer if isinstance(layer, bytes) else layer.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     config = json.dumps(

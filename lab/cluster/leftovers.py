@@ -1,4 +1,4 @@
-"""What a node leaves on a machine when its programs have ended: containers, mounts, network, cgroups; taken away."""
+"""What a node leaves on the computer when its programs have ended: containers, mounts, network, cgroups."""
 
 import os
 import re
@@ -18,19 +18,19 @@ KUBELETS_OWN = (
     *("device-plugins", "plugins", "plugins_registry", "pods", "pod-resources", "checkpoints", "pki", "config"),
     *("actuated_pods_state", "allocated_pods_state", "cpu_manager_state", "memory_manager_state", "dra_manager_state"),
 )
-"""What the kubelet makes below its folder."""
+"""What the kubelet creates below its folder."""
 
 
 class Ctr(Protocol):
-    """containerd's own command."""
+    """containerd's command ctr."""
 
     def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run it."""
+        """Run ctr."""
         ...
 
 
 def make_bridge() -> None:
-    """Make the bridge of the pods, before anything listens on it."""
+    """Create the bridge of the pods, before a program listens on it."""
     if _run("ip", "link", "show", BRIDGE).returncode:
         _run("ip", "link", "add", BRIDGE, "type", "bridge")
         _run("ip", "addr", "add", f"{ADDRESS}/16", "dev", BRIDGE)
@@ -45,12 +45,12 @@ def another_kubelet(folder: Path) -> bool:
 
 
 def vfio_of_its_own() -> bool:
-    """Return whether the machine has VFIO nodes that the lab did not make: all of the lab's are `/dev/null`."""
+    """Return whether the computer has VFIO nodes of its own; all nodes of the lab are `/dev/null`."""
     return VFIO.exists() and any(node.stat().st_rdev != NULL for node in VFIO.iterdir())
 
 
 def clear_nodes() -> None:
-    """Take away the lab's nodes."""
+    """Remove the lab's nodes."""
     for node in VFIO.iterdir() if VFIO.exists() else ():
         node.unlink()
     if VFIO.exists():
@@ -58,13 +58,13 @@ def clear_nodes() -> None:
 
 
 def end_containers(ctr: Ctr) -> None:
-    """End all containers, while containerd still runs."""
+    """Remove all containers, while containerd still runs."""
     for task in ctr("tasks", "ls", "-q").stdout.split():
         ctr("tasks", "delete", "-f", task)
 
 
 def clear(folder: Path) -> None:
-    """Take away what is left: shims, mounts, network, nft tables, cgroups, the kubelet's files, and the folder."""
+    """Remove the rest: shims, mounts, network, nft tables, cgroups, the kubelet's files, and the folder."""
     for pid in _pids():
         argv = _command(pid)
         if "containerd-shim" in argv[0] and f"{folder}/containerd.sock" in argv:

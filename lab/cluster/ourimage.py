@@ -1,4 +1,4 @@
-"""gpuvirt's images, built from the Dockerfile by buildah, which needs neither a daemon nor a registry."""
+"""gpuvirt's images, built from the Dockerfile by buildah, without a daemon or a registry."""
 
 import ast
 import re
@@ -15,25 +15,25 @@ from lab.cluster.baseimage import REFERENCE, ImageError, base_image, run
 from lab.cluster.images import PREFIX
 
 DEFAULT = "gpuvirt"
-"""What the lab calls the image of `docker build .`, which names no target."""
+"""The lab's name for the image of `docker build .`, which names no target."""
 NAME = f"{DEFAULT}:lab"
 VGPU_DM = "nvidia-k8s-vgpu-dm:lab"
 STAGE = re.compile(r"^FROM\s.*\sAS\s+(\S+)", re.IGNORECASE | re.MULTILINE)
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 PIP_SETTINGS = {"index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout", "retries"}
-"""What of this host's pip settings holds in a build: how to reach the index."""
+"""The settings of this computer's pip that a build uses: how to reach the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """buildah, with a storage of its own that has the base image and nothing else."""
+    """buildah, with a storage of its own that contains only the base image."""
 
     folder: Path
     options: tuple[str, ...]
-    """How each build runs."""
+    """The options of each build."""
 
     def build(self, tree: Path, target: str | None, name: str) -> None:
-        """Build one target of the Dockerfile in `tree`, None for the default one; raises ImageError."""
+        """Build one target of the Dockerfile in `tree`, None for the default one; raise ImageError."""
         stage = () if target is None else (f"--target={target}",)
         what = (f"--tag={PREFIX}/{name}", f"--file={tree}/Dockerfile", str(tree))
         try:
@@ -44,12 +44,12 @@ class Builder:
             raise ImageError(f"{tree}/Dockerfile: {which}: {error}\n{hint}") from error
 
     def export(self, name: str, archive: Path) -> None:
-        """Write a docker archive of an image."""
+        """Write an image as a docker archive."""
         archive.unlink(missing_ok=True)
         self._run("push", f"{PREFIX}/{name}", f"docker-archive:{archive}:{PREFIX}/{name}")
 
     def load(self, archive: Path) -> None:
-        """Take an image from a docker archive."""
+        """Import an image from a docker archive."""
         self._run("pull", f"docker-archive:{archive}")
 
     def _run(self, verb: str, *arguments: str) -> None:
@@ -63,7 +63,7 @@ def targets(tree: Path) -> tuple[str, ...]:
 
 
 def build_images(tree: Path, folder: Path) -> Mapping[str, Path]:
-    """Build every target of the Dockerfile in `tree`; return docker archives in `folder` of those that pods run.
+    """Build every target of the Dockerfile in `tree`; return docker archives in `folder` of the images that pods run.
 
     Raises ImageError.
     """
@@ -81,7 +81,7 @@ def build_images(tree: Path, folder: Path) -> Mapping[str, Path]:
 
 @contextmanager
 def _builder() -> Iterator[Builder]:
-    """Have a builder alone on this machine; a build that was killed leaves mounts, which go first."""
+    """Provide the only builder on this computer; first remove the mounts of a build that was killed."""
     alone = cache_root() / "image-build-alone"
     alone.mkdir(exist_ok=True)
     folder = cache_root() / "image-build"
@@ -103,7 +103,7 @@ def _clear(folder: Path) -> None:
 
 
 def _pip_mounts(folder: Path) -> Iterator[str]:
-    """Yield mounts by which pip in a build reaches the index that pip reaches here; the image keeps none of it."""
+    """Yield the mounts by which pip reaches its index during a build; the image contains none of them."""
     settings = _pip_settings()
     lines = [f"{key} = {value}" for key, value in settings.items() if key in PIP_SETTINGS]
     if "cert" in settings:
@@ -115,7 +115,7 @@ def _pip_mounts(folder: Path) -> Iterator[str]:
 
 
 def _pip_settings() -> Mapping[str, str]:
-    """Return the settings of this host's pip; those of the environment come last, and count."""
+    """Return the settings of this computer's pip; those of the environment have precedence."""
     listed = run([sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"])
     settings = sorted(line.partition("=") for line in listed.splitlines() if "=" in line)
     settings.sort(key=lambda setting: setting[0].startswith(":env:"))

@@ -6,31 +6,31 @@ import subprocess
 from pathlib import Path
 
 ADDRESS = "10.88.0.1"
-"""The pods' bridge: the API server listens there, so that pods reach it without leaving the machine."""
+"""The pods' bridge. The API server listens there, so that pods reach it without leaving the computer."""
 BRIDGE = "gvlab0"
 PORT = 16443
 PODS = "10.88.0.0/16"
 SERVICES = "10.89.0.0/24"
 NODE = "node01"
 HOST = "host"
-"""Where, below the lab's folder, tests mount the machine that is the node's hardware."""
+"""The folder below the lab's folder where tests mount the simulated host that is the node's hardware."""
 KUBELET_PORT = 20250
 
 AUDITED = "gpu-operator"
-"""The namespace whose service accounts the API server writes down all requests of."""
+"""The namespace whose service accounts the API server audits."""
 AUDIT_LOG = "log/audit.jsonl"
 
 CLIENT_CA = "certs/clients"
-"""Who signs the certificates of users: the certificate `.crt`, and its `.key`."""
+"""The authority of users' certificates: the certificate `.crt`, and its `.key`."""
 
-ADMIN_TOKEN = "admin-token"  # noqa: S105  of a cluster that lasts for one run
+ADMIN_TOKEN = "admin-token"  # noqa: S105  of a cluster that exists for one run
 TOKENS = f"""{ADMIN_TOKEN},admin,1,"system:masters"
 node-token,system:node:node01,2,"system:nodes"
 """
 
 
 def write_all(folder: Path) -> None:
-    """Write them below `folder`."""
+    """Write all files below `folder`."""
     for name in ("etcd", "certs", "log", "containerd", "cni/bin", "cni/conf"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     _write_keys(folder)
@@ -82,7 +82,7 @@ current-context: lab
 
 
 def _audit() -> str:
-    """Return what of requests is written down: who asks for what, and what came of it, of some accounts alone."""
+    """Return the audit policy: the requests of some service accounts, with their results."""
     return f"""apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -93,7 +93,7 @@ rules:
 
 
 def _kubelet(folder: Path) -> str:
-    """Return the kubelet's settings: for cgroup v1 without systemd, a small disk, and a test that waits for it."""
+    """Return the kubelet's configuration: for cgroup v1 without systemd, a small disk, and fast status updates."""
     return f"""apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
@@ -116,7 +116,7 @@ makeIPTablesUtilChains: false
 
 
 def _containerd(folder: Path) -> str:
-    """Return containerd's settings; without restrict_oom_score_adj runc dies where CAP_SYS_RESOURCE is missing."""
+    """Return containerd's configuration; without restrict_oom_score_adj, runc fails without CAP_SYS_RESOURCE."""
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     return f"""version = 2
 root = "{folder}/containerd/root"
