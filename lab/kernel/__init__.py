@@ -1,1 +1,1 @@
-"""A real Linux kernel in a guest, with an emulated IOMMU and PCI functions that carry the identities of GPUs."""
+"""A real Linux kernel in a guest, with an emulated IOMMU and PCI functions with the identities of GPUs."""

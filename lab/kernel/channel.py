@@ -1,4 +1,4 @@
-"""Calls to the agent in the guest, as lines of JSON over a virtio-serial port, and what it tells unasked."""
+"""Calls to the agent in the guest, as lines of JSON over a virtio-serial port, and events from it."""
 
 import itertools
 import json
@@ -13,18 +13,18 @@ from lab.kernel.errors import LabError
 Value = None | int | str | list[str]
 
 LONG_S = 240.0
-"""No call takes as long; one that does has put the agent to sleep in the guest's kernel."""
+"""No call takes longer, unless the guest's kernel keeps the agent asleep."""
 
 ERRORS = {error.__name__: error for error in (DeviceBusyError, LeaseUnavailableError)}
 
 
 class Channel:
-    """One connection. Calls are made one after another."""
+    """One connection; calls are made one after another."""
 
     def __init__(self, connection: socket.socket, logs: Callable[[], str]) -> None:
-        """Say what `logs` returns when a call is not answered."""
+        """`logs` returns the text for the error when a call is not answered."""
         self.wakers: list[Callable[[], None]] = []
-        """Called, in a thread of ours, when the guest's kernel has told of a device."""
+        """Called in a thread of this class at each uevent of the guest's kernel."""
         self._connection = connection
         self._logs = logs
         self._answers: queue.Queue[dict[str, Value]] = queue.Queue()
@@ -33,14 +33,14 @@ class Channel:
         threading.Thread(target=self._listen, name="guest", daemon=True).start()
 
     def wait_ready(self, within_s: float) -> bool:
-        """Return whether the agent has said in time that it is there."""
+        """Return whether the agent has reported in time that it is ready."""
         try:
             return self._answers.get(timeout=within_s).get("ready") == 1
         except queue.Empty:
             return False
 
     def call(self, name: str, *arguments: str | int, within_s: float = LONG_S) -> Value:
-        """Have the agent do something, and return what it answers; what fails there is raised here."""
+        """Call the agent, and return its answer; raise the error of a failed call."""
         with self._lock:
             number = next(self._numbers)
             request = {"number": number, "call": name, "arguments": [str(argument) for argument in arguments]}
@@ -57,38 +57,38 @@ class Channel:
                     raise LabError(f"the guest has ended: {self._logs()}")
 
     def text(self, name: str, *arguments: str | int) -> str:
-        """Make a call whose answer is a text."""
+        """Make a call that returns a text."""
         return str(self.call(name, *arguments))
 
     def number(self, name: str, *arguments: str | int, within_s: float = LONG_S) -> int:
-        """Make a call whose answer is a number."""
+        """Make a call that returns a number."""
         value = self.call(name, *arguments, within_s=within_s)
         if not isinstance(value, int):
-            raise LabError(f"{name} is answered with {value!r}, not with a number")
+            raise LabError(f"{name} returned {value!r}; expected a number")
         return value
 
     def texts(self, name: str, *arguments: str | int) -> list[str]:
-        """Make a call whose answer is a list of texts."""
+        """Make a call that returns a list of texts."""
         value = self.call(name, *arguments)
         if not isinstance(value, list):
-            raise LabError(f"{name} is answered with {value!r}, not with a list")
+            raise LabError(f"{name} returned {value!r}; expected a list")
         return value
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def _listen(self) -> None:
         try:
             with self._connection.makefile("rb") as lines:
                 for line in lines:
-                    said: dict[str, Value] = json.loads(line)
-                    if "uevent" in said:
+                    message: dict[str, Value] = json.loads(line)
+                    if "uevent" in message:
                         for wake in list(self.wakers):
                             wake()
                     else:
-                        self._answers.put(said)
-        except (OSError, ValueError):  # closed, or ended in the middle of a line
+                        self._answers.put(message)
+        except (OSError, ValueError):  # the connection was closed, perhaps within a line
             pass
         self._answers.put({"gone": 1})
 

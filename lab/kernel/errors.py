@@ -1,5 +1,5 @@
-"""What can go wrong in this lab."""
+"""The errors of this lab."""
 
 
 class LabError(Exception):
-    """The lab can't be prepared, or its guest does not do what it must; the text is fit for a person."""
+    """The lab can't be prepared, or its guest does not work; the text is a message for the user."""

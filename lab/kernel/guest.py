@@ -1,4 +1,4 @@
-"""A guest's life: booted, ready, and gone with all that belongs to it, however the process that started it ends."""
+"""The life of a guest: booted, ready, and removed with its files, however the process that started it ends."""
 
 import contextlib
 import os
@@ -25,13 +25,13 @@ from lab.kernel.remote import GuestKernel
 from lab.kernel.topology import DEVICES
 
 BOOT_S = 300.0
-"""A boot takes about 11 s, and much longer where many others want the cores."""
+"""A boot takes about 11 s, and much longer where other processes use the cores."""
 LIFE_S = 3600
-"""After which a guest is ended, whatever it does."""
+"""After this time a guest is killed."""
 MEMORY_MIB = 512
 
 COMMAND_LINE = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off intel_iommu=on"
-"""no_timer_check: where others want the cores, ticks come too late, and the kernel takes its timer for broken."""
+"""no_timer_check: with busy cores, ticks come late, and the kernel would consider its timer broken."""
 
 START_AGENT = """cd /mnt/share
 PYTHONPATH=/mnt/share exec {python} -m lab.kernel.inside.agent >/mnt/share/agent.log 2>&1
@@ -43,10 +43,10 @@ exec /run/busybox poweroff -f
 """
 
 WATCHER = 'read -r _; kill -s KILL -- "-$1"; rm -rf "$2"'
-"""Waits for the end of its standard input, which we hold."""
+"""Waits until its standard input closes, and then kills the guest and removes its folder."""
 
 HIDDEN = ("/proc", "/sys", "/dev", "/run", "/tmp")  # noqa: S108
-"""The host's folders that the guest does not see, since it has its own."""
+"""The host's folders that the guest replaces by its own."""
 
 
 class Guest:
@@ -57,11 +57,11 @@ class Guest:
         self.kernel = GuestKernel(channel)
 
     def run(self, *command: str) -> str:
-        """Run a program in the guest, and return what it prints."""
+        """Run a program in the guest, and return its output."""
         return self.channel.text("run", *command)
 
     def restore(self) -> bool:
-        """Bring all devices back to where they were at the beginning; return whether that was possible."""
+        """Reset all devices to their state after the boot; return whether that was possible."""
         try:
             return self.channel.texts("restore") == []
         except (LabError, OSError):
@@ -70,7 +70,7 @@ class Guest:
 
 @contextmanager
 def booted(kit: Kit) -> Iterator[Guest]:
-    """Have a guest for as long as the context lasts."""
+    """Boot a guest for as long as the context lasts."""
     with _work_folder() as folder, contextlib.ExitStack() as stack:
         python = _python_of_guest()
         _share(folder / "share", START_AGENT.format(python=python), kit)
@@ -85,7 +85,7 @@ def booted(kit: Kit) -> Iterator[Guest]:
 
 
 def run_shell(kit: Kit) -> int:
-    """Give a person a shell in a guest, on this terminal; return when it ends."""
+    """Run a shell in a guest, on this terminal; return when it ends."""
     with _work_folder() as folder, _listening(folder / "qmp") as ours:
         _share(folder / "share", START_SHELL, kit)
         console = ("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console")
@@ -144,7 +144,7 @@ def _running(command: Sequence[str], folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Its group first: once QEMU is waited for, its number may be somebody else's.
+            # Kill the group first: once QEMU has been waited for, another process may have its number.
             os.killpg(qemu.pid, signal.SIGKILL)
             watcher.kill()
 
@@ -177,7 +177,7 @@ def _accepted(ours: socket.socket, folder: Path, stack: contextlib.ExitStack) ->
 
 
 def _share(folder: Path, start: str, kit: Kit) -> None:
-    """Put what the guest runs where it sees it: it has its own `/tmp`, and our code may lie anywhere."""
+    """Copy the guest's programs where it can read them: it has its own `/tmp`, and the sources may be anywhere."""
     sources = {
         "gpuvirt": Path(gpuvirt.__file__).parent,
         "lab": Path(__file__).parent.parent,
@@ -185,7 +185,7 @@ def _share(folder: Path, start: str, kit: Kit) -> None:
     }
     for name, source in sources.items():
         shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.ids"))
-    # With msgspec all that gpuvirt's hardware layer and gates need; where we have them from, the guest may not see.
+    # gpuvirt's hardware layer and gates need these besides msgspec; the guest may not see their folder.
     shutil.copy(typing_extensions.__file__, folder)
     for module in kit.samples.glob("*.ko"):
         shutil.copy(module, folder)
@@ -193,7 +193,7 @@ def _share(folder: Path, start: str, kit: Kit) -> None:
 
 
 def _python_of_guest() -> str:
-    """Return an interpreter that the guest sees: ours, without the virtual environment, or the system's."""
+    """Return an interpreter that the guest can read: this one, without the virtual environment, or the system's."""
     ours = Path(sys.executable).resolve()
     return "/usr/bin/python3" if str(ours).startswith(HIDDEN) else str(ours)
 

@@ -1,8 +1,8 @@
-"""Gives devices of a QEMU that has not started yet other identities, by writing into its memory.
+"""Changes the identities of devices in a QEMU that has not started its guest, by writing to its memory.
 
-No option of QEMU sets the ids of its devices. But each function's configuration space is an array in the process, and
-what stands there is what the guest reads. A function's array is found by the ids that it has now; which of two twins an
-array belongs to shows when its ids are changed for a moment and QEMU is asked for its device tree.
+No option of QEMU sets the ids of its devices. But the process has an array for each function's configuration space,
+which the guest reads. The ids that a function has now lead to its array. Where two functions have the same ids, this
+module changes one array for a moment and reads QEMU's device tree, which shows the function.
 """
 
 import re
@@ -20,7 +20,7 @@ SRIOV_CAPABILITY, VF_DEVICE = 0x10, 0x1A
 """Offsets in configuration space: PCI Local Bus 3.0, 6.1, and the PCI Express SR-IOV capability."""
 
 LARGEST_REGION = 256 << 20
-"""QEMU's own memory comes in smaller pieces; larger ones are the guest's."""
+"""QEMU's own memory regions are smaller; larger ones are the guest's."""
 PROBE = struct.pack("<HH", 0xDEAD, 0xBEEF)
 
 Ids = tuple[int, int, int, int]
@@ -38,21 +38,21 @@ class Memory:
         self._file = Path(f"/proc/{pid}/mem").open("r+b", buffering=0)  # noqa: SIM115  closed by close()
 
     def read(self, address: int, size: int) -> bytes:
-        """Return what stands at an address."""
+        """Return the bytes at an address."""
         self._file.seek(address)
         return self._file.read(size)
 
     def write(self, address: int, data: bytes) -> None:
-        """Put something at an address."""
+        """Write bytes to an address."""
         self._file.seek(address)
         self._file.write(data)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the memory."""
         self._file.close()
 
     def regions(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the pieces that may hold QEMU's own data, with where they begin."""
+        """Yield the regions that can contain QEMU's own data, with their start addresses."""
         for line in Path(f"/proc/{self._pid}/maps").read_text().splitlines():
             span, access, *rest = line.split()
             start, end = (int(text, 16) for text in span.split("-"))
@@ -65,7 +65,7 @@ class Memory:
 
 
 def give_identities(qmp: Qmp, devices: Iterable[Device]) -> None:
-    """Give each device the identity that it is to have."""
+    """Give each device its identity."""
     desired = {device.name: device.identity for device in devices if device.name and device.identity}
     now = _ids(qmp)
     memory = Memory(qmp.pid)
@@ -92,7 +92,7 @@ def _ids(qmp: Qmp) -> Mapping[str, Ids]:
 
 
 def _find_spaces(memory: Memory, desired: set[Ids]) -> dict[Ids, list[int]]:
-    """Return where something lies that could be a configuration space, for each of the ids."""
+    """Return the addresses of possible configuration spaces with each of these ids."""
     heads = {struct.pack("<HH", *ids[:2]) for ids in desired}
     pattern = re.compile(b"|".join(re.escape(head) for head in heads))
     found: dict[Ids, list[int]] = defaultdict(list)
@@ -129,4 +129,4 @@ def _write(memory: Memory, space: int, identity: Identity) -> None:
             memory.write(space + capability + VF_DEVICE, struct.pack("<H", identity.vf_device))
             return
         capability = header >> 20
-    raise LabError("a function that is to have virtual functions has no SR-IOV capability")
+    raise LabError("a function with virtual functions has no SR-IOV capability")

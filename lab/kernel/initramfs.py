@@ -1,4 +1,4 @@
-"""The guest's first file system: busybox, the modules that it needs, and the program `init` beside this one."""
+"""The guest's first file system: busybox, the modules that the guest needs, and the program `init` beside this file."""
 
 import os
 import shutil
@@ -15,19 +15,19 @@ DEBIANS = (
     *("virtio_pci", "virtio_console", "9p", "9pnet_virtio", "overlay"),
     *("vfio", "vfio_iommu_type1", "vfio-pci", "mdev", "snd-hda-intel"),
 )
-"""What the guest needs to run, what it is here for, and the driver of the GPUs' audio functions."""
+"""The modules that the guest needs to run, those to be tested, and the driver of the GPUs' audio functions."""
 
 FOLDERS = ("bin", "dev", "proc", "sys", "m", "newroot", "run", "tmp", "share", "ro", "rw")
 
 
 def make_initramfs(modules: Sequence[Path], folder: Path) -> Path:
-    """Return the archive that QEMU gives to the kernel, with modules that are loaded in this order."""
+    """Return the initramfs; the guest loads the modules in this order."""
 
     def make(target: Path) -> None:
         root = target / "root"
         for name in FOLDERS:
             (root / name).mkdir(parents=True)
-        shutil.copy(_busybox(), root / "bin/busybox")  # it is known by this name to itself
+        shutil.copy(_busybox(), root / "bin/busybox")  # the binary selects its applet by this name
         shutil.copy(INIT, root / "init")
         (root / "init").chmod(0o755)
         for file in modules:
@@ -41,11 +41,11 @@ def make_initramfs(modules: Sequence[Path], folder: Path) -> Path:
 
 
 def debians_modules(image: Path, release: str) -> list[Path]:
-    """Return the modules of Debian's kernel that a guest needs, in an order in which they can be loaded."""
+    """Return the modules of Debian's kernel that a guest needs, in the order of their dependencies."""
     found: dict[Path, None] = {}
     for module in DEBIANS:
         command = ["modprobe", "-d", str(image), "-S", release, "--show-depends", module]
-        # /usr/sbin, where modprobe lies, is not in everybody's PATH.
+        # modprobe is in /usr/sbin, which is not in every PATH.
         path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
         done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""All that a guest is booted from, made ready in the cache."""
+"""The files that a guest boots from, prepared in the cache."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,30 +12,30 @@ from lab.kernel.small import SERIES, build_kernels
 
 
 class Flavour(Enum):
-    """Which kernel a guest has, told apart by its nodes under `/dev/vfio`."""
+    """The kernel of a guest, named by its nodes under `/dev/vfio`."""
 
     GROUPS = "groups"
-    """Debian's own, 6.1: a node for each group."""
+    """Debian's own kernel, 6.1, with a node for each group."""
     CDEVS = "cdevs"
-    """6.12, with a node for each device, and none for groups."""
+    """6.12, with a node for each device and none for groups."""
     BOTH = "both"
-    """6.12, with both, as most distributions build theirs."""
+    """6.12, with both kinds of nodes, as most distributions build theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What a guest is booted from."""
+    """The files that a guest boots from."""
 
     kernel: Path
     initramfs: Path
     modules: Path
-    """Its `/lib/modules`."""
+    """The folder of `/lib/modules`."""
     samples: Path
-    """The folder of the modules that were built; where there are any, the guest has `modules.LOADED` from the start."""
+    """The folder of the modules that the lab has built; a guest loads those in `modules.LOADED` at boot."""
 
 
 def prepare(flavour: Flavour = Flavour.GROUPS) -> Kit:
-    """Return what a guest is booted from; what is missing of it is fetched and built."""
+    """Return the files that a guest boots from, and fetch and build the missing ones."""
     root = cache_root() / "kernel"
     root.mkdir(exist_ok=True)
     with locked(root):

@@ -1,7 +1,6 @@
-"""The drivers that Debian does not build.
+"""The drivers that Debian does not build: samples of mediated device drivers, `nvidia`, and a VFIO variant driver.
 
-These are samples of mediated device drivers, `nvidia`, which is made from one of them, and a VFIO variant driver of our
-own.
+`nvidia` is made from one of the samples.
 """
 
 import inspect
@@ -17,12 +16,12 @@ from lab.kernel.packages import KernelPackages
 VARIANT = "gpuvirt_variant_vfio_pci"
 VARIANT_SOURCE = Path(__file__).parent / "variant.c"
 LOADED = ("nvidia", VARIANT)
-"""The modules that a guest has from the start."""
+"""The modules that a guest loads at boot."""
 BUILT = (*LOADED, "mtty", "mdpy")
 
 
 def build_modules(packages: KernelPackages, folder: Path) -> Path:
-    """Return a folder with the modules, built out of tree against Debian's headers."""
+    """Return a folder with the modules, built out of tree with Debian's headers."""
     headers, samples = packages.fetch_headers(folder), packages.fetch_samples(folder)
 
     def make(target: Path) -> None:

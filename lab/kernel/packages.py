@@ -1,4 +1,4 @@
-"""Debian's own kernel, headers and samples, fetched with apt and unpacked into the cache; nothing is installed."""
+"""Debian's kernel, headers and samples, fetched with apt and unpacked into the cache without an installation."""
 
 import os
 import subprocess
@@ -24,13 +24,13 @@ class KernelPackages:
     """One version of the kernel's packages."""
 
     release: str
-    """What `uname -r` says: `6.1.0-56-amd64`."""
+    """The output of `uname -r`: `6.1.0-56-amd64`."""
     version: str
-    """The packages' own: `6.1.192-2`."""
+    """The version of the packages: `6.1.192-2`."""
 
     @property
     def series(self) -> str:
-        """The series, as `linux-source` is named for: `6.1`."""
+        """The series, as in the name of `linux-source`: `6.1`."""
         return ".".join(self.release.split("-")[0].split(".")[:2])
 
     def fetch_image(self, folder: Path) -> Path:
@@ -43,14 +43,14 @@ class KernelPackages:
         return once(folder / "image", make)
 
     def fetch_headers(self, folder: Path) -> Path:
-        """Return the folder that modules are built against."""
+        """Return the folder to build modules against."""
         final = folder / "headers"
 
         def make(target: Path) -> None:
             name = f"linux-headers-{self.release}"
             _unpack(target, self._pinned(name, *_depends(name)))
             makefile = target / "usr/src" / name / "Makefile"
-            # It includes the common one by the path that it would be installed at.
+            # It includes the common Makefile by the path of an installation.
             makefile.write_text(makefile.read_text().replace("/usr/src/", f"{final}/usr/src/"))
 
         return once(final, make) / "usr/src" / f"linux-headers-{self.release}"
@@ -72,13 +72,13 @@ class KernelPackages:
 
 @dataclass(frozen=True, slots=True)
 class SourcePackage:
-    """The kernel's whole source, of one series."""
+    """The kernel's complete source, of one series."""
 
     series: str
     version: str
 
     def unpack(self, folder: Path) -> None:
-        """Fetch it, and unpack it into a folder (1.6 GB)."""
+        """Fetch the source, and unpack it into a folder (1.6 GB)."""
         name = f"linux-source-{self.series}"
         archive = _download(folder.parent, [f"{name}={self.version}"])[0]
         _run(["sh", "-c", TAKE_SOURCE, "sh", str(archive), name, str(folder)])
@@ -86,7 +86,7 @@ class SourcePackage:
 
 
 def find_kernel() -> KernelPackages:
-    """Return the kernel that this system would install now."""
+    """Return the kernel that apt would install on this system."""
     return _with_lists(_newest)
 
 
@@ -96,7 +96,7 @@ def find_source(series: str) -> SourcePackage:
 
 
 def _with_lists(find: Callable[[], T]) -> T:
-    """Find something in apt's lists, which a bare machine has yet to fetch."""
+    """Look something up in apt's lists, and fetch the lists where they are missing."""
     try:
         return find()
     except LabError:
@@ -107,7 +107,7 @@ def _with_lists(find: Callable[[], T]) -> T:
 def _newest() -> KernelPackages:
     image = next((name for name in _depends(META) if name.startswith("linux-image-")), None)
     if image is None:
-        raise LabError(f"apt knows no {META}")
+        raise LabError(f"apt lists no {META}")
     return KernelPackages(image.removeprefix("linux-image-"), _version(image))
 
 
@@ -115,7 +115,7 @@ def _version(package: str) -> str:
     try:
         shown = _run(["apt-cache", "show", "--no-all-versions", package])
     except LabError as error:
-        raise LabError(f"apt knows no {package}; Debian 12 has it in bookworm or bookworm-security: {error}") from error
+        raise LabError(f"apt lists no {package}; Debian 12 has it in bookworm or bookworm-security: {error}") from error
     return next(line.split()[1] for line in shown.splitlines() if line.startswith("Version:"))
 
 
@@ -135,7 +135,7 @@ def _download(target: Path, packages: Sequence[str]) -> list[Path]:
     command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *packages]
     try:
         _run(command, target)
-    except LabError:  # the lists that name it are older than the archive
+    except LabError:  # apt's lists are older than the archive
         _run(["apt-get", "update", "-qq"])
         _run(command, target)
     return sorted(target.glob("*.deb"))

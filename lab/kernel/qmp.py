@@ -11,17 +11,17 @@ Json = None | bool | int | str | list["Json"] | dict[str, "Json"]
 
 
 class Qmp:
-    """A connection that QEMU has opened to us."""
+    """A connection that QEMU has opened to this process."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lines = connection.makefile("rw")
-        self._lines.readline()  # its greeting
+        self._lines.readline()  # QEMU's greeting
         self.command("qmp_capabilities")
 
     @property
     def pid(self) -> int:
-        """The process that is QEMU."""
+        """The process id of QEMU."""
         credentials = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid: int = struct.unpack("3i", credentials)[0]
         return pid
@@ -43,6 +43,6 @@ class Qmp:
         return str(self.command("human-monitor-command", {"command-line": line}))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._lines.close()
         self._connection.close()

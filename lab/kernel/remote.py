@@ -1,4 +1,4 @@
-"""The guest's kernel as a `Kernel`: each call is made in the guest, by gpuvirt's own code for real kernels."""
+"""The guest's kernel as a `Kernel`: the guest makes each call by gpuvirt's code for real kernels."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from lab.kernel.channel import Channel
 
 
 class GuestKernel:
-    """The kernel in the guest at the other end of a channel."""
+    """The kernel of the guest at the other end of a channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     @property
     def pids(self) -> frozenset[int]:
-        """The agent in the guest."""
+        """The process id of the agent in the guest."""
         return frozenset(int(pid) for pid in self._channel.texts("pids"))
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
@@ -25,7 +25,7 @@ class GuestKernel:
         return self._channel.text("read", path, limit).encode("latin-1")
 
     def write(self, path: HostPath, data: bytes, /) -> None:
-        """Write a file in one system call; one that sleeps puts the agent to sleep, and the guest is lost."""
+        """Write a file in one system call. A write that blocks also blocks the agent, and the guest is lost."""
         self._channel.call("write", path, data.decode("latin-1"))
 
     def listdir(self, path: HostPath, /) -> Sequence[str]:
@@ -42,13 +42,13 @@ class GuestKernel:
 
     @contextmanager
     def lease(self, group: IommuGroup, /) -> Iterator[None]:
-        """Have the agent hold a VFIO group open."""
+        """Make the agent hold a VFIO group open."""
         with self._released(self._channel.number("lease", group)):
             yield
 
     @contextmanager
     def lease_devices(self, names: Sequence[str], /) -> Iterator[None]:
-        """Have the agent hold VFIO devices."""
+        """Make the agent hold VFIO devices open."""
         with self._released(self._channel.number("lease_devices", *names)):
             yield
 
@@ -66,6 +66,6 @@ class GuestKernel:
             yield OpenFile(int(pid), HostPath(path), int(device))
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
-        """Call `wake` when devices come, go or change driver."""
+        """Call `wake` when a device appears, disappears or changes its driver."""
         self._channel.wakers.append(wake)
         return lambda: self._channel.wakers.remove(wake)

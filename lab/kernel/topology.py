@@ -1,7 +1,7 @@
-"""The guest's PCI devices: what QEMU emulates, where, and as what it presents itself.
+"""The guest's PCI devices: what QEMU emulates, at which address, and with which identity.
 
-The same cards sit at the same addresses in the simulated machine of the contract tests (tests/contract/machine.yaml).
-Buses are numbered by the firmware in the order of the root ports' addresses, so the first port's card is on bus 1.
+The simulated host of the contract tests (tests/contract/host.yaml) has the same cards at the same addresses. The
+firmware numbers buses in the order of the root ports' addresses, so the first port's card is on bus 1.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a function says that it is. QEMU has no way to set it; see `identities`."""
+    """The identity that a function reports. QEMU has no option for it; see `identities`."""
 
     vendor: int
     device: int
@@ -25,7 +25,7 @@ class Device:
 
     argument: str
     name: str | None = None
-    """QEMU's name of it (`id=`), where it gets an identity."""
+    """QEMU's id for the device (`id=`), where it gets another identity."""
     identity: Identity | None = None
 
 
@@ -38,7 +38,7 @@ A10 = Identity(NVIDIA, 0x2236, 0x030200, (NVIDIA, 0x1482), vf_device=0x2236)
 T4 = Identity(NVIDIA, 0x1EB8, 0x030200, (NVIDIA, 0x12A2))
 
 PORTS = (0x05, 0x06, 0x07, 0x08, 0x09, 0x0A)
-"""The root ports' device numbers on bus 0; each leads to the bus of its place in this list."""
+"""The root ports' device numbers on bus 0; each port's bus has the number of its position in this list."""
 
 
 def _port(number: int) -> Device:
@@ -49,8 +49,8 @@ def _port(number: int) -> Device:
 
 def _rtx4090(number: int) -> tuple[Device, ...]:
     gpu, audio = f"gpu{number}", f"audio{number}"
-    # Real cards say in each function that there are others. One that does not gets a group of its own when it is found
-    # again after a removal (kernel 6.1), though it shared one before.
+    # Real cards report in each function that there are others. A function that does not gets a group of its own when it
+    # appears again after a removal (kernel 6.1), although it shared one before.
     return (
         _port(number),
         Device(f"secondary-vga,id={gpu},bus=port{number},addr=0.0,multifunction=on", gpu, RTX4090),
@@ -66,7 +66,7 @@ DEVICES = (
     Device("pci-testdev,id=gpu3,membar=32G,bus=port3", "gpu3", H100),
     _port(4),
     Device("pci-testdev,id=gpu4,membar=256M,bus=port4", "gpu4", MI300X),
-    # The one device of QEMU 7.2 that has virtual functions.
+    # QEMU 7.2 has no other device with virtual functions.
     _port(5),
     Device("nvme-subsys,id=subsystem"),
     Device(
@@ -75,7 +75,7 @@ DEVICES = (
         "gpu5",
         A10,
     ),
-    # Conventional PCI has no way to keep devices apart: both are in the bridge's group.
+    # Conventional PCI can't isolate devices: both are in the bridge's group.
     _port(6),
     Device("pcie-pci-bridge,id=bridge,bus=port6"),
     Device("secondary-vga,id=gpu6,bus=bridge,addr=1", "gpu6", T4),

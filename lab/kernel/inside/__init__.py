@@ -1,1 +1,1 @@
-"""What runs in the guest: the standard library, and gpuvirt's own code for real kernels."""
+"""The programs in the guest: they use the standard library, and gpuvirt's code for real kernels."""

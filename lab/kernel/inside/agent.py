@@ -1,6 +1,6 @@
-"""The agent in the guest: does what it is asked over the virtio-serial port, one call after another.
+"""The agent in the guest, which serves calls over the virtio-serial port, one after another.
 
-Calls that may sleep are left to children, so that the agent always answers.
+Child processes make the calls that may block, so that the agent always answers.
 """
 
 import json
@@ -24,11 +24,11 @@ from lab.kernel.inside.vfiouser import VfioUser, use_devices, use_group
 Value = None | int | str | list[str]
 
 PATIENCE_S = 10.0
-"""How long a caller that nothing keeps asleep may take to end."""
+"""How long a caller may take to end when nothing blocks it."""
 
 
 class Agent:
-    """Calls by their names; all arguments are texts."""
+    """The calls by their names; all arguments are texts."""
 
     def __init__(self) -> None:
         self.kernel = RealKernel(HostRoots.under(Path("/")))
@@ -81,8 +81,8 @@ class Agent:
         return number
 
     def _caller_answer(self, arguments: list[str]) -> Value:
-        said = self._callers[int(arguments[0])].answer(float(arguments[1]))
-        return None if said is None else said.decode("latin-1")
+        data = self._callers[int(arguments[0])].answer(float(arguments[1]))
+        return None if data is None else data.decode("latin-1")
 
     def _restore(self) -> list[str]:
         for user in self._users.values():
@@ -108,45 +108,45 @@ class Port:
         self._lock = threading.Lock()
         self._rest = b""
 
-    def say(self, what: dict[str, Value]) -> None:
-        """Send a line."""
-        line = json.dumps(what).encode() + b"\n"
+    def send(self, message: dict[str, Value]) -> None:
+        """Send a message as a line."""
+        line = json.dumps(message).encode() + b"\n"
         with self._lock:
             while line:
                 line = line[os.write(self._fd, line) :]
 
-    def observe(self) -> dict[str, Value]:
-        """Return the next line."""
+    def receive(self) -> dict[str, Value]:
+        """Return the next message."""
         while b"\n" not in self._rest:
             data = os.read(self._fd, 1 << 16)
-            if not data:  # nobody is connected at the other end
+            if not data:  # no process is connected at the other end
                 time.sleep(0.05)
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
-        observed: dict[str, Value] = json.loads(line)
-        return observed
+        message: dict[str, Value] = json.loads(line)
+        return message
 
 
 def answer(agent: Agent, name: str, arguments: list[str]) -> dict[str, Value]:
-    """Make one call."""
+    """Make one call, and return its answer."""
     try:
         return {"value": agent.calls[name](arguments)}
     except OSError as error:
-        said: dict[str, Value] = {"errno": error.errno or -1, "message": error.strerror or str(error)}
-        return said | ({"path": str(error.filename)} if error.filename is not None else {})
+        failure: dict[str, Value] = {"errno": error.errno or -1, "message": error.strerror or str(error)}
+        return failure | ({"path": str(error.filename)} if error.filename is not None else {})
     except (GpuvirtError, LookupError, ValueError, subprocess.SubprocessError) as error:
         return {"error": type(error).__name__, "message": str(error)}
 
 
 def main() -> None:
-    """Serve for as long as the guest lives."""
+    """Serve calls for as long as the guest runs."""
     port, agent = Port(), Agent()
-    stop = agent.kernel.on_uevent(lambda: port.say({"uevent": 1}))  # it would end if nobody kept this
-    port.say({"ready": 1})
-    while request := port.observe():
+    stop = agent.kernel.on_uevent(lambda: port.send({"uevent": 1}))  # a reference keeps the watch alive
+    port.send({"ready": 1})
+    while request := port.receive():
         arguments = request["arguments"]
         assert isinstance(arguments, list)  # noqa: S101
-        port.say({"number": request["number"], **answer(agent, str(request["call"]), arguments)})
+        port.send({"number": request["number"], **answer(agent, str(request["call"]), arguments)})
     stop()
 
 

@@ -1,4 +1,4 @@
-"""How the guest's devices are at the beginning, and how they come to be so again."""
+"""The initial state of the guest's devices, and how it is restored."""
 
 import contextlib
 from pathlib import Path
@@ -9,13 +9,13 @@ NO_OVERRIDE = "(null)"
 
 
 class Beginning:
-    """Which driver each function had when this was made."""
+    """The driver that each function had when this object was created."""
 
     def __init__(self) -> None:
         self._drivers = _drivers()
 
     def restore(self) -> list[str]:
-        """Undo what was done since, and return what can't be undone. Nothing may be in use any more."""
+        """Restore the initial state, and return the functions that differ from it. No device may be in use any more."""
         for device in MDEVS.iterdir():
             (device / "remove").write_text("1")
         for count in PCI.glob("devices/*/sriov_numvfs"):
@@ -24,14 +24,14 @@ class Beginning:
         if set(self._drivers) - set(_drivers()):
             (PCI / "rescan").write_text("1")
         for address, driver in self._drivers.items():
-            with contextlib.suppress(OSError):  # what is left undone shows below
-                _give(address, driver)
+            with contextlib.suppress(OSError):  # the comparison below shows a failure
+                _restore_driver(address, driver)
         now = _drivers()
-        odd = [address for address in {*now, *self._drivers} if now.get(address) != self._drivers.get(address)]
-        return sorted(odd)
+        differing = [address for address in {*now, *self._drivers} if now.get(address) != self._drivers.get(address)]
+        return sorted(differing)
 
 
-def _give(address: str, driver: str | None) -> None:
+def _restore_driver(address: str, driver: str | None) -> None:
     device = PCI / "devices" / address
     if (device / "driver_override").read_text().strip() != NO_OVERRIDE:
         (device / "driver_override").write_text("\n")

@@ -1,4 +1,4 @@
-"""One read or write in a process of its own: if the kernel puts it to sleep, only that process sleeps."""
+"""One read or write in a process of its own, so that a blocking call blocks only that process."""
 
 import errno
 import os
@@ -7,41 +7,41 @@ import signal
 
 
 class Caller:
-    """A child that makes one call, says how it ended, and ends."""
+    """A child process that makes one call, reports its result, and ends."""
 
     def __init__(self, path: str, data: bytes | None) -> None:
-        """Write `data`, or read where it is None."""
+        """Write `data`, or read if it is None."""
         self._pipe, theirs = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             _be_the_child(theirs, path, data)
         os.close(theirs)
-        self._said: bytes | None = None
+        self._result: bytes | None = None
 
     def answer(self, within_s: float) -> bytes | None:
-        """Return what was read, nothing after a write, None while it sleeps; raise OSError as the call did.
+        """Return what was read, nothing after a write, None while the call blocks; raise the call's OSError.
 
-        A caller that was killed has not said anything: EINTR.
+        A killed caller reports no result, which raises EINTR.
         """
-        if self._said is None:
+        if self._result is None:
             if not select.select([self._pipe], [], [], within_s)[0]:
                 return None
             with os.fdopen(self._pipe, "rb") as pipe:
-                self._said = pipe.read()
+                self._result = pipe.read()
             os.waitpid(self.pid, 0)
-        number, colon, data = self._said.partition(b":")
+        number, colon, data = self._result.partition(b":")
         failed = int(number) if colon else errno.EINTR
         if failed:
             raise OSError(failed, os.strerror(failed))
         return data
 
     def kill(self) -> None:
-        """Send the signal that nobody can ignore."""
-        if self._said is None:
+        """Send SIGKILL."""
+        if self._result is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def end(self, within_s: float) -> bool:
-        """Kill it, and return whether it has ended in time."""
+        """Kill the process, and return whether it has ended in time."""
         self.kill()
         try:
             return self.answer(within_s) is not None
@@ -51,7 +51,7 @@ class Caller:
 
 def _be_the_child(pipe: int, path: str, data: bytes | None) -> None:
     try:
-        # Without this it would keep the devices open that the agent has open: it would wait for itself.
+        # The child would otherwise keep the agent's devices open, and wait for itself.
         os.closerange(3, pipe)
         os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
         os.write(pipe, _call(path, data))

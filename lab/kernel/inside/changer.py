@@ -1,7 +1,7 @@
-"""A process of the guest that makes one write as an agent does: under its locks, by a process that can be left behind.
+"""A process of the guest that makes one write as an agent does: under the agent's locks, by a writer process.
 
-Its arguments are the agent's folder, the folder of the gates, the unit, the path, the data. It prints what became of
-that, a word a line: `agent` and `unit` when it has the locks, then `written`, or why not.
+Its arguments are the agent's folder, the folder of the gates, the unit, the path, the data. It prints its progress, a
+word a line: `agent` and `unit` when it has these locks, then `written`, or the failure.
 """
 
 import sys
@@ -31,13 +31,13 @@ def change(own: Path, gates: Path, unit: UnitId, path: HostPath, data: bytes) ->
 
 
 def say(word: str) -> None:
-    """Print a line at once."""
+    """Print a line, and flush it."""
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Say how it ends."""
+    """Make the write, and print its result."""
     own, gates, unit, path, data = sys.argv[1:]
     try:
         change(Path(own), Path(gates), UnitId(unit), HostPath(path), data.encode())

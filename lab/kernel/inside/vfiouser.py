@@ -1,4 +1,4 @@
-"""Processes that have a VFIO group or VFIO devices open, as a virtual machine has (include/uapi/linux/vfio.h)."""
+"""Processes that have a VFIO group or VFIO devices open, as a VM has (include/uapi/linux/vfio.h)."""
 
 import contextlib
 import fcntl
@@ -23,22 +23,22 @@ DATA_EVENTFD, ACTION_TRIGGER = 1 << 2, 1 << 5
 
 
 class VfioUser:
-    """Has files open, and hears when the kernel asks for a device back."""
+    """Has files open, and receives the kernel's requests to release a device."""
 
     def __init__(self) -> None:
         self._fds = contextlib.ExitStack()
         self._requests: list[int] = []
 
     def asked_back(self, within_s: float) -> bool:
-        """Return whether the kernel asks for a device back, at once or in time."""
+        """Return whether the kernel asks for a device back within this time."""
         return bool(select.select(self._requests, [], [], within_s)[0])
 
     def end(self) -> None:
-        """Let go of everything."""
+        """Close all files."""
         self._fds.close()
 
     def keep(self, fd: int) -> int:
-        """Have a file open for as long as this lives."""
+        """Keep a file open until `end`."""
         self._fds.callback(os.close, fd)
         return fd
 
@@ -47,8 +47,8 @@ class VfioUser:
         return self.keep(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def listen(self, device_fd: int) -> None:
-        """Have the kernel tell when it wants a device back; one whose driver can't (mtty 6.12: ENOTTY) stays silent."""
-        # mdevs must have been asked before the rest
+        """Register for the kernel's request to release a device; ignore a driver that has none (mtty 6.12: ENOTTY)."""
+        # mdevs must get this call before the others
         fcntl.ioctl(device_fd, DEVICE_GET_INFO, struct.pack("IIII", 16, 0, 0, 0))
         event = self.keep(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         header = struct.pack("IIIIIi", 24, DATA_EVENTFD | ACTION_TRIGGER, REQUEST_IRQ, 0, 1, event)
@@ -58,7 +58,7 @@ class VfioUser:
 
 
 def use_group(group: int, *, devices: bool) -> VfioUser:
-    """Have a group in a container, and its devices open unless told not to. Raises OSError as the kernel does."""
+    """Put a group into a container, and open its devices if `devices`. Raises OSError as the kernel does."""
     with contextlib.ExitStack() as opening:
         user = VfioUser()
         opening.callback(user.end)
@@ -66,7 +66,7 @@ def use_group(group: int, *, devices: bool) -> VfioUser:
         fcntl.ioctl(group_fd, GROUP_SET_CONTAINER, struct.pack("i", container))
         fcntl.ioctl(container, SET_IOMMU, TYPE1_IOMMU)
         for device in _devices(group) if devices else ():
-            # The kernel returns the new descriptor, for which ioctl needs a buffer that it may change.
+            # The kernel returns the new file descriptor; ioctl needs a mutable buffer for that.
             name = bytearray(device.encode() + b"\0")
             user.listen(user.keep(fcntl.ioctl(group_fd, GROUP_GET_DEVICE_FD, name)))
         opening.pop_all()
@@ -74,7 +74,7 @@ def use_group(group: int, *, devices: bool) -> VfioUser:
 
 
 def use_devices(devices: Sequence[str], *, bind: bool) -> VfioUser:
-    """Have devices open by their own nodes, and bound to an iommufd unless told not to. Raises OSError."""
+    """Open devices by their own nodes, and bind them to an iommufd if `bind`. Raises OSError."""
     with contextlib.ExitStack() as opening:
         user = VfioUser()
         opening.callback(user.end)
@@ -95,7 +95,7 @@ def _cdev(device: str) -> str:
 
 
 def _devices(group: int) -> list[str]:
-    """Return the members of a group that VFIO has; mdevs are no PCI functions, and have it from the start."""
+    """Return the members of a group that are VFIO devices; mdevs, which are no PCI functions, always are."""
     members = Path(f"/sys/kernel/iommu_groups/{group}/devices")
     return [
         member.name
