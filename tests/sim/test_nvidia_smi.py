@@ -1,4 +1,4 @@
-"""The simulated nvidia-smi and sriov-manage, as people call them."""
+"""The simulated nvidia-smi and sriov-manage, as users call them."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_gpu_has_several_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["2", "0000:18:00.0", "zzzz:17:00.0", "GPU-1", "", "0,7"])
-def test_what_is_no_gpu_is_not_found(name: str) -> None:
+def test_an_unknown_gpu_is_not_found(name: str) -> None:
     assert tools_of("2xA30").run("nvidia-smi", ["-q", "-i", name]).exit_code == 6
 
 
@@ -54,7 +54,7 @@ def test_what_is_no_gpu_is_not_found(name: str) -> None:
         ("modprobe", 1),
     ],
 )
-def test_what_cannot_be_done_changes_nothing(line: str, code: int) -> None:
+def test_an_invalid_command_changes_nothing(line: str, code: int) -> None:
     kernel = build_host(load_host("2xA30"))
     tools = SimTools(kernel)
     before = called(tools, "nvidia-smi -q").stdout + called(tools, "nvidia-smi mig -lgi").stdout
@@ -70,20 +70,20 @@ def test_gpu_instances_from_profiles_to_removal() -> None:
     assert "|   1  MIG 2g.12gb        5         2/2" in called(tools, "nvidia-smi mig -i 1 -lgip").stdout
     assert called(tools, "nvidia-smi mig -i 1 -cgi 5,1g.6gb -C").exit_code == 0
     assert called(tools, "nvidia-smi mig -i 1 -lgi").stdout.count("MIG ") == 2
-    assert called(tools, "nvidia-smi mig -i 1 -dgi").exit_code == 19, "compute instances stand on them"
+    assert called(tools, "nvidia-smi mig -i 1 -dgi").exit_code == 19, "they have compute instances"
     assert called(tools, "nvidia-smi mig -i 1 -dci").exit_code == 0
     assert called(tools, "nvidia-smi mig -i 1 -dgi").exit_code == 0
     assert called(tools, "nvidia-smi mig -i 1 -lgi").exit_code == 6
 
 
-def test_all_gpus_are_meant_where_none_is_named() -> None:
+def test_commands_without_a_gpu_apply_to_all() -> None:
     tools = tools_of("2xA10-sriov")
     assert called(tools, "nvidia-smi vgpu -shm 1").stdout.count("Enabled") == 2
     assert called(tools, "nvidia-smi vgpu set-scheduler-state --policy=2").stdout.count("Successfully") == 2
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_host_can_be_asked(name: str) -> None:
+def test_every_host_answers_queries(name: str) -> None:
     tools = tools_of(name)
     for line in ("", "-L", "-q", "mig -lgi", "vgpu", "vgpu -s", "vgpu -c -v", "vgpu -ss", "-h", "mig -h", "vgpu -h"):
         assert called(tools, f"nvidia-smi {line}").said

@@ -1,4 +1,4 @@
-"""What only the simulated kernel has, so that nothing compares it: vendor VFIO, and no IOMMU."""
+"""What only the simulated kernel has, so that no other kernel is compared with it: vendor VFIO, and no IOMMU."""
 
 import errno
 
@@ -22,7 +22,7 @@ def test_vfio_pci_without_an_iommu(simulated: Simulated) -> None:
     kernel = simulated("2xA10-no-iommu")
     kernel.rebind(GPU, None)
     assert answer(kernel, f"/sys/bus/pci/devices/{GPU}/driver_override", "vfio-pci") == 0
-    assert answer(kernel, "/sys/bus/pci/drivers_probe", GPU) == 0, "as seen on a kernel 6.1 without one"
+    assert answer(kernel, "/sys/bus/pci/drivers_probe", GPU) == 0, "as observed on kernel 6.1 without an IOMMU"
     assert answer(kernel, "/sys/bus/pci/drivers/vfio-pci/bind", GPU) == errno.EINVAL
     assert "driver" not in kernel.listdir(HostPath(f"/sys/bus/pci/devices/{GPU}"))
 
@@ -40,7 +40,7 @@ def test_a_vf_takes_one_type_at_a_time(simulated: Simulated) -> None:
     assert kernel.read(HostPath(current)) == b"0\n"
 
 
-def test_writes_wake_those_who_watch(simulated: Simulated) -> None:
+def test_writes_wake_watchers(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     woken: list[bool] = []
     stop = kernel.on_uevent(lambda: woken.append(True))

@@ -1,4 +1,4 @@
-"""What a simulated GPU lets be made on it, in each of its modes: as much as it said, and no two in one place."""
+"""The vGPUs that can be created on a simulated GPU, in each of its modes: as many as it reports, none overlapping."""
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ def vgpu_host(board: CardSpec, *, mixed_sizes: bool = False, mig: bool = False) 
 
 @settings(deadline=None)
 @given(st.data(), st.sampled_from(sorted(BOARDS)), st.sampled_from(["equal", "mixed", "mig"]))
-def test_nothing_is_taken_twice(data: st.DataObject, name: str, mode: str) -> None:
+def test_no_place_is_used_twice(data: st.DataObject, name: str, mode: str) -> None:
     gpu = vgpu_host(BOARDS[name], mixed_sizes=mode == "mixed", mig=mode == "mig")
     for number in range(data.draw(st.integers(0, 20))):
         free = [(spec, slot) for spec in gpu.types for slot in gpu.slots if gpu.left(spec, slot)]
@@ -32,25 +32,25 @@ def test_nothing_is_taken_twice(data: st.DataObject, name: str, mode: str) -> No
             gpu.take(str(number), spec, slot)
         elif gpu.live:
             gpu.free(data.draw(st.sampled_from(sorted(gpu.live))))
-    places = [(gpu.places[one], gpu.live[one][0].gigabytes) for one in gpu.places]
+    places = [(gpu.places[vgpu], gpu.live[vgpu][0].gigabytes) for vgpu in gpu.places]
     taken = [number for place, size in places for number in range(place, place + size)]
     assert len(taken) == len(set(taken))
     assert len(set(gpu.on_instance.values())) == len(gpu.on_instance)
     assert len({slot for _, slot in gpu.live.values()}) == len(gpu.live)
     if mode == "mixed":
-        assert set(gpu.places) == set(gpu.live), "each lies somewhere"
+        assert set(gpu.places) == set(gpu.live), "each has a placement"
     if mode == "equal":
         assert len({spec.size for spec, _ in gpu.live.values()}) <= 1
 
 
 @pytest.mark.parametrize("name", [name for name, board in BOARDS.items() if any(t.places for t in board.vgpu_types)])
-def test_a_card_that_mixes_sizes_has_places_in_its_framebuffer(name: str) -> None:
+def test_a_card_that_mixes_sizes_has_placements_within_its_framebuffer(name: str) -> None:
     specs = [spec for spec in BOARDS[name].vgpu_types if spec.places]
     whole = max(spec.gigabytes for spec in specs)
     for spec in specs:
         ends = [place + spec.gigabytes for place in spec.places]
         assert all(end <= after for end, after in zip(ends, [*spec.places[1:], whole], strict=True)), spec.name
-        assert len(spec.places) <= spec.most, "never more than of one size"
+        assert len(spec.places) <= spec.most, "never more than in equal-size mode"
 
 
 @pytest.mark.parametrize("name", [name for name, board in BOARDS.items() if board.mig_profiles])
@@ -66,7 +66,7 @@ def test_mig_types_have_profiles_that_fit_as_often_as_they_say(name: str) -> Non
             assert made == spec.most, spec.name
 
 
-def test_there_is_a_machine_in_each_mode() -> None:
+def test_there_is_a_host_in_each_mode() -> None:
     slots = [slot for name in host_names() for slot in load_host(name).slots]
     assert any(slot.mig for slot in slots)
     assert any(slot.mixed_sizes for slot in slots)

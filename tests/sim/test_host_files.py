@@ -1,4 +1,4 @@
-"""Machine files: those that come with gpuvirt, and bad ones."""
+"""Host files: those that come with gpuvirt, and invalid ones."""
 
 from pathlib import Path
 
@@ -12,20 +12,20 @@ from gpuvirt.sim.hostspec import HostSpec, host_names, load_host
 from gpuvirt.sim.tree import constant
 
 
-def test_the_machines_that_there_must_be() -> None:
+def test_hosts_that_must_exist() -> None:
     assert {
         "2xA10", "4xT4", "8xA100", "8xH100", "4xL40S", "4xRTX2060", "8xMI300X", "2xRTX4090-one-group", "2xA10-no-iommu",
     } <= set(host_names())  # fmt: skip
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_machine_can_be_built_twice_and_is_the_same(name: str) -> None:
+def test_every_host_can_be_built_twice_and_is_the_same(name: str) -> None:
     one, other = (build_host(load_host(name), where=name) for _ in range(2))
     assert sorted(path for path, _ in one.tree.walk()) == sorted(path for path, _ in other.tree.walk())
     assert one.writes == []
 
 
-def test_an_unknown_machine_is_told_with_those_that_there_are() -> None:
+def test_an_unknown_host_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"3xA10: .*no such simulated host; there are 2xA10, "):
         load_host("3xA10")
 
@@ -76,19 +76,19 @@ T4 = "about: x\nslots: [{at: '0000:01:00.0', board: T4"
         ("about: [", r"mine.yaml:2: \$: not YAML"),
     ],
 )
-def test_a_bad_file_is_told_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_file_is_reported_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         build_host(load_host(str(path)), where=str(path))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be read: No such file"):
         load_host(str(tmp_path / "none.yaml"))
 
 
-def test_a_machine_may_bring_its_own_boards(tmp_path: Path) -> None:
+def test_a_host_can_have_its_own_boards(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
         "about: a card nobody knows\n"
@@ -100,7 +100,7 @@ def test_a_machine_may_bring_its_own_boards(tmp_path: Path) -> None:
     assert list(build_host(spec).pci.functions) == ["0000:01:00.0"]
 
 
-def test_a_machine_is_not_written_outside_its_folder(tmp_path: Path) -> None:
+def test_a_host_is_not_written_outside_its_folder(tmp_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     kernel.tree.place(HostPath("/sys/../../outside/file"), constant("x"))
     with pytest.raises(LeavesTargetError, match=r"/sys/\.\. would be written outside"):
