@@ -1,4 +1,4 @@
-"""A node whose parts are all real processes and sockets: a mounted host, an agent, a kubelet, an API server."""
+"""A node of real processes and sockets: a mounted host, an agent, a kubelet, an API server."""
 
 import asyncio
 import subprocess
@@ -21,35 +21,35 @@ PATIENCE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A device that the kubelet has given to a pod."""
+class Allocated:
+    """A device that the kubelet has allocated to a pod."""
 
     device: str
     at: datetime
-    """When the plugin had answered."""
+    """When the plugin answered."""
 
     @property
     def prefix(self) -> str:
-        """What a text about it has: an mdev's UUID, or the PCI slot that functions share."""
+        """The part that texts about the device contain: an mdev's UUID, or the PCI slot of its functions."""
         return self.device.rpartition(".")[0] or self.device
 
 
 class OutsideNode:
-    """The node."""
+    """The node, with its folder and its peers."""
 
     def __init__(self, folder: Path, api: NodeApi, kubelet: SimKubelet) -> None:
         self.folder = folder
         self.host = folder / "host"
         self.api = api
         self.kubelet = kubelet
-        self.given: list[Given] = []
+        self.allocated: list[Allocated] = []
 
     def write_settings(self, text: str) -> None:
-        """Have the agent started with these settings."""
+        """Write the settings that the agent starts with."""
         (self.folder / "settings.yaml").write_text(text)
 
     def writes(self) -> list[Begun]:
-        """Return what was written to the host, in its order, by the host's own record."""
+        """Return the writes to the host in order, from the host's own record."""
         lines = (self.folder / "record").read_bytes().splitlines()
         return [line for line in map(parse_line, lines) if isinstance(line, Begun)]
 
@@ -60,51 +60,51 @@ class OutsideNode:
             return None
 
     def mdevs(self) -> set[str]:
-        return {one.name for one in (self.host / "sys/bus/mdev/devices").iterdir()}
+        return {mdev.name for mdev in (self.host / "sys/bus/mdev/devices").iterdir()}
 
     def allocatable(self, resource: str) -> int:
         return self.kubelet.allocatable().get(resource, 0)
 
     async def until(self, met: Callable[[], bool]) -> None:
-        """Wait until something is so, and tell all that is known where it is not."""
+        """Wait until a condition is met; fail after PATIENCE_S."""
         async with asyncio.timeout(PATIENCE_S):
             while not met():
                 await CLOCK.sleep(0.02)
 
     async def run(self, command: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command line in the node's folder; the kubelet goes on meanwhile."""
+        """Run a command line in the node's folder, while the kubelet continues to run."""
         return await asyncio.get_running_loop().run_in_executor(None, shell, command, self.folder)
 
     async def give_one(self, resource: str) -> str:
-        """Run a pod that asks for one device, and return its name."""
-        name = f"vm-{len(self.given)}"
+        """Run a pod that requests one device, and return the pod's name."""
+        name = f"vm-{len(self.allocated)}"
         pod = await self.kubelet.run_pod(name, Container("compute", {resource: 1}))
-        self.given += [Given(one, CLOCK.now()) for held in pod.held for one in held.devices]
+        self.allocated += [Allocated(device, CLOCK.now()) for held in pod.held for device in held.devices]
         return name
 
     async def give(self, resource: str) -> None:
-        """Run pods that ask for one device each, as long as there are any."""
+        """Run pods that request one device each, as long as there are devices."""
         while self.allocatable(resource):
             try:
                 await self.give_one(resource)
             except AdmissionError:
-                return  # refused, so the kubelet has given nothing
+                return  # Allocate was refused, so the pod has no device
 
     async def give_until(self, resource: str, met: Callable[[], bool]) -> None:
-        """Give devices as soon as they are offered, until something is so; nothing that was given may be harmed."""
+        """Allocate devices as soon as they are offered, until a condition is met; none of them may be changed."""
         async with asyncio.timeout(PATIENCE_S):
             while not met():
                 await self.give(resource)
                 assert self.harmed() == []
                 await CLOCK.sleep(0.02)
 
-    def harmed(self) -> list[tuple[Given, Begun]]:
-        """Return the writes that concern a device, or a sibling function, after the kubelet gave it to a pod."""
+    def harmed(self) -> list[tuple[Allocated, Begun]]:
+        """Return the writes to a device or its sibling functions after the kubelet allocated the device to a pod."""
         return [
-            (given, write)
+            (allocated, write)
             for write in self.writes()
-            for given in self.given
-            if write.time > given.at and given.prefix in f"{write.path} {write.data}"
+            for allocated in self.allocated
+            if write.time > allocated.at and allocated.prefix in f"{write.path} {write.data}"
         ]
 
 
@@ -112,7 +112,7 @@ class OutsideNode:
 async def outside_node(
     folder: Path, tls: tuple[Authority, Pair], simulated: str, settings: str, *options: str
 ) -> AsyncIterator[OutsideNode]:
-    """Run a node; `options` are those of the mount."""
+    """Run a node; `options` are the options of the mount."""
     api, kubelet_dir = NodeApi(), folder / "kubelet"
     recording = ("--nodes", "files", "--record", str(folder / "record"))
     async with AsyncExitStack() as stack:
@@ -129,10 +129,12 @@ def agent_of(node: OutsideNode, listen: str = "") -> Iterator["subprocess.Popen[
     """Run the agent of a node."""
     folder = node.folder
     paths = {"host-root": "host", "kubelet-dir": "kubelet", "config": "settings.yaml", "kubeconfig": "kubeconfig"}
-    asked = [f"--{option}={folder / name}" for option, name in paths.items()]
+    arguments = [f"--{option}={folder / name}" for option, name in paths.items()]
     with (
         (folder / "agent.log").open("ab") as log,
-        subprocess.Popen([*GPUVIRT, "node", *asked, f"--node-name={NODE}", f"--listen={listen}"], stderr=log) as agent,
+        subprocess.Popen(
+            [*GPUVIRT, "node", *arguments, f"--node-name={NODE}", f"--listen={listen}"], stderr=log
+        ) as agent,
     ):
         try:
             yield agent

@@ -1,4 +1,4 @@
-"""A mounted simulated host some of whose files keep their writers asleep: `sleep PATH` and `wake PATH` on its input."""
+"""A mounted simulated host that blocks writers of some files: it reads `sleep PATH` and `wake PATH` from its input."""
 
 import sys
 import threading

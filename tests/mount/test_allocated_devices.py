@@ -1,4 +1,4 @@
-"""Commands that change devices, on a host whose kubelet has given some to pods: these stay, and the pod is named."""
+"""Commands that change devices leave those alone that the kubelet has allocated to pods, and name the pod."""
 
 import os
 import subprocess
@@ -56,7 +56,7 @@ def test_a_gpu_of_a_pod_stays_with_its_vfio_driver(tmp_path: Path, short_path: P
         assert "is allocated to pod 00000000-0000-4000-9000-000000000001" in " ".join(done.stdout.split())
 
 
-def test_an_account_that_can_not_be_read_is_unknown(tmp_path: Path, short_path: Path) -> None:
+def test_an_unreadable_account_is_unknown(tmp_path: Path, short_path: Path) -> None:
     checkpoint = short_path / "k/device-plugins/kubelet_internal_checkpoint"
     where = f"{RTX} --host-root host --kubelet-dir {short_path}/k"
     with (
@@ -69,12 +69,12 @@ def test_an_account_that_can_not_be_read_is_unknown(tmp_path: Path, short_path: 
         assert f"AllocationsUnknown: {RTX} may be allocated to a pod" in " ".join(done.stdout.split())
         assert "kubelet_internal_checkpoint" in "".join(done.stdout.split())
         held = shell(f"{COMMAND} vfio unbind {where} --assume-unallocated".replace(RTX, OTHER_RTX), tmp_path)
-        assert (held.returncode, driver(tmp_path, OTHER_RTX)) == (1, "vfio-pci"), "what is known counts"
+        assert (held.returncode, driver(tmp_path, OTHER_RTX)) == (1, "vfio-pci"), "known allocations count"
         done = shell(f"{COMMAND} vfio unbind {where} --assume-unallocated", tmp_path)
         assert (done.returncode, driver(tmp_path, RTX)) == (0, "nvidia"), done.stdout
 
 
-def test_the_agents_ledger_counts_for_what_no_kubelet_tells(tmp_path: Path) -> None:
+def test_the_agents_ledger_counts_for_allocations_that_no_kubelet_reports(tmp_path: Path) -> None:
     kubelet, resource = tmp_path / "kubelet", ResourceName("nvidia.com/TU106_GEFORCE_RTX_2060")
     (kubelet / "device-plugins/gpuvirt").mkdir(parents=True)
     (kubelet / "device-plugins/kubelet_internal_checkpoint").write_bytes(
@@ -99,7 +99,7 @@ def test_a_vgpu_of_a_pod_stays(tmp_path: Path, short_path: Path) -> None:
     where = f"--host-root host --kubelet-dir {short_path}/k"
     with mount(tmp_path / "host", "4xT4"):
         parent = (tmp_path / f"host/sys/class/mdev_bus/{T4}").resolve()
-        given, free = [one for one in mdevs(tmp_path) if (parent / one).exists()]
+        given, free = [mdev for mdev in mdevs(tmp_path) if (parent / mdev).exists()]
         with kubelet_with_pod(short_path / "k", "nvidia.com/GRID_T4-8Q", given):
             kept = shell(f"{COMMAND} vgpu delete {given} {where}", tmp_path)
             assert (kept.returncode, given in mdevs(tmp_path)) == (1, True)
@@ -109,7 +109,7 @@ def test_a_vgpu_of_a_pod_stays(tmp_path: Path, short_path: Path) -> None:
             assert "pod default/cuda" in done.stdout
             done = shell(f"{COMMAND} vgpu apply -c T4-4Q {where}", tmp_path)
             assert (done.returncode, given in mdevs(tmp_path)) == (1, True)
-        assert free not in mdevs(tmp_path), "those that nobody has were replaced"
+        assert free not in mdevs(tmp_path), "free vGPUs were replaced"
         (short_path / "k/device-plugins/kubelet_internal_checkpoint").write_text("{")
         unknown = shell(f"{COMMAND} vgpu delete {given} {where}", tmp_path)
         assert (unknown.returncode, given in mdevs(tmp_path)) == (1, True)
@@ -158,7 +158,7 @@ with Gate(Path(sys.argv[1])).allocation({sys.argv[2].rpartition(".")[0]: [sys.ar
 
 
 def test_a_gpu_that_an_agent_has_just_allocated_stays(tmp_path: Path) -> None:
-    """The kubelet's account and the agent's ledger don't show it yet; the gate does."""
+    """The kubelet's account and the agent's ledger don't contain the allocation yet; the gate does."""
     with mount(tmp_path / "host", "4xRTX2060"):
         gates = tmp_path / "host/run/gpuvirt/gate"
         subprocess.run([sys.executable, "-c", ALLOCATE, str(gates), RTX], check=True)
@@ -171,7 +171,7 @@ def test_a_gpu_that_an_agent_has_just_allocated_stays(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
 def test_vfio_manage_in_a_pod_of_its_own_pid_namespace(tmp_path: Path) -> None:
-    """NVIDIA's vfio-manager pod: it has the host's / and no hostPID, and its own processes are all that /proc shows."""
+    """NVIDIA's vfio-manager pod has the host's / and no hostPID: /proc shows only its own processes."""
     pod = "unshare --pid --fork --mount-proc env HOST_ROOT=host"
     with mount(tmp_path / "host", "4xRTX2060"):
         done = shell(f"{pod} {VFIO_MANAGE} unbind -d {RTX}", tmp_path)

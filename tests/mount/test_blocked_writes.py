@@ -1,4 +1,4 @@
-"""Writes that the kernel blocks: the agent can be killed and replaced, and the lock tells its successor."""
+"""Writes that the kernel blocks: the agent can be killed and replaced, and its successor finds the lock."""
 
 import json
 import subprocess
@@ -16,9 +16,9 @@ from tests.mounting import GPUVIRT, shell, until
 pytestmark = pytest.mark.ring("mount")
 
 ALLOCATED, BLOCKED, OTHER, THIRD = "0000:04:00.0", "0000:3b:00.0", "0000:86:00.0", "0000:af:00.0"
-MACHINE = "4xRTX2060"
+SIMULATED = "4xRTX2060"
 LIMIT_S = 5.0
-"""How soon an agent serves the other isolation units."""
+"""The longest time until an agent serves the other isolation units."""
 
 
 class Mount:
@@ -29,7 +29,7 @@ class Mount:
     def tell(self, word: str, path: str) -> None:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        seen = (self.folder / path.lstrip("/")).resolve().relative_to(self.folder.resolve())  # as writers reach it
+        seen = (self.folder / path.lstrip("/")).resolve().relative_to(self.folder.resolve())  # as writers open it
         self._server.stdin.write(f"{word} /{seen}\n")
         self._server.stdin.flush()
         assert self._server.stdout.readline() == "done\n"
@@ -42,10 +42,10 @@ class Mount:
             return None
 
     def notes(self) -> list[str]:
-        """Return the codes of what the agent says about the isolation unit whose write is blocked."""
+        """Return the codes of the agent's notes about the isolation unit whose write is blocked."""
         try:
             view = json.loads((self.folder / "run/gpuvirt/node.json").read_text())
-        except (FileNotFoundError, ValueError):  # there is none yet
+        except (FileNotFoundError, ValueError):  # the file does not exist yet
             return []
         return [note["code"] for note in view["notes"] if note["subject"] == BLOCKED]
 
@@ -54,7 +54,7 @@ def is_written(folder: Path, path: str) -> bool:
     """Return whether a process has the file open."""
     target = str((folder / path.lstrip("/")).resolve())
     for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):  # the process has ended, or is none of ours
+        with suppress(OSError):  # the process has ended, or belongs to another user
             if str(link.readlink()) == target:
                 return True
     return False
@@ -64,7 +64,7 @@ def is_written(folder: Path, path: str) -> bool:
 def sleepy_mount(folder: Path) -> Iterator[Mount]:
     folder.mkdir()
     script = Path(__file__).with_name("sleepymount.py")
-    command = [sys.executable, str(script), MACHINE, str(folder)]
+    command = [sys.executable, str(script), SIMULATED, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
@@ -92,7 +92,7 @@ def test_an_agent_killed_during_a_blocked_write_is_replaced(tmp_path: Path, shor
         sleepy_mount(tmp_path / "host") as host,
         kubelet_with_pod(kubelet, "nvidia.com/TU106_GEFORCE_RTX_2060", ALLOCATED),
     ):
-        (host.folder / override.lstrip("/")).write_text("vfio-pci\n")  # gpuvirt takes it back for the native driver
+        (host.folder / override.lstrip("/")).write_text("vfio-pci\n")  # gpuvirt removes it for the native driver
         host.tell("sleep", override)
         with agent(tmp_path, kubelet) as first:
             until(lambda: host.driver(OTHER) == host.driver(THIRD) == "nvidia")

@@ -1,4 +1,4 @@
-"""The programs of a mounted host, run by hand and by gpuvirt: they act on it, and answer as they do in memory."""
+"""The programs of a mounted host, run by users and by gpuvirt: they act on it, and answer as in memory."""
 
 import json
 import os
@@ -59,13 +59,13 @@ def test_programs_answer_as_they_do_in_memory(tmp_path: Path, name: str) -> None
             assert called(tmp_path / "host", *command) == in_memory(kernel, *command), command
 
 
-def test_a_host_without_nvidia_has_no_programs_of_it(tmp_path: Path) -> None:
+def test_a_host_without_nvidia_has_none_of_its_programs(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "8xMI300X"):
         assert not (tmp_path / "host/usr/bin/nvidia-smi").exists()
         assert called(tmp_path / "host", "modprobe", "vfio-pci") == (0, "", "")
 
 
-def test_what_they_do_is_seen_in_the_mount(tmp_path: Path) -> None:
+def test_their_effect_is_visible_in_the_mount(tmp_path: Path) -> None:
     folder = tmp_path / "host/sys/bus/pci/devices/0000:b1:00.0"
     with mount(tmp_path / "host", "2xA10-vgpu"):
         assert not (folder / "virtfn0").exists()
@@ -76,13 +76,13 @@ def test_what_they_do_is_seen_in_the_mount(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["host", "container"])
-def test_gpuvirt_uses_them_by_the_host_root_alone(tmp_path: Path, where: str) -> None:
+def test_gpuvirt_finds_them_by_the_host_root(tmp_path: Path, where: str) -> None:
     with mount(tmp_path / "host", "2xA30", "--vgpu-manager", where):
         done = shell(f"{VGPU} apply -c A30-2-12C --host-root host", tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "create a GPU instance 2g.12gb" in done.stdout
         made = json.loads(shell(f"{VGPU} list --host-root host -o json", tmp_path).stdout)
-        assert [one["type"] for one in made] == ["NVIDIA A30-2-12C"] * 4
+        assert [vgpu["type"] for vgpu in made] == ["NVIDIA A30-2-12C"] * 4
         set_ = shell(f"{VGPU} scheduler get --host-root host", tmp_path)
         assert set_.stdout.count("best-effort") == 2
 
@@ -122,7 +122,7 @@ def test_a_host_of_sim_run_acts(simulated: str, script: str, expected: str) -> N
 
 
 @pytest.mark.parametrize("options", [["-m", "4xT4"], ["-m", "4xT4", "--snapshot"]])
-def test_sim_run_that_is_ended_ends_its_program_and_leaves_nothing(options: list[str]) -> None:
+def test_sim_run_that_is_terminated_ends_its_program_and_leaves_nothing(options: list[str]) -> None:
     command = [*GPUVIRT, "sim", "run", *options, "--", "sh", "-c", 'echo "$GPUVIRT_HOST_ROOT"; exec sleep 100']
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -134,23 +134,23 @@ def test_sim_run_that_is_ended_ends_its_program_and_leaves_nothing(options: list
     assert f" {root} " not in Path("/proc/mounts").read_text()
 
 
-def test_a_program_of_a_simulator_that_has_ended_says_so(tmp_path: Path) -> None:
+def test_a_program_of_a_simulator_that_has_ended_fails_with_a_message(tmp_path: Path) -> None:
     copy = tmp_path / "copy/usr/bin/nvidia-smi"
     copy.parent.mkdir(parents=True)
     with mount(tmp_path / "host", "4xT4"):
         copy.write_bytes((tmp_path / "host/usr/bin/nvidia-smi").read_bytes())
     copy.chmod(0o755)
-    code, _, said = called(tmp_path / "copy", "nvidia-smi")
+    code, _, message = called(tmp_path / "copy", "nvidia-smi")
     assert code == 1
-    assert "the simulator that served this host has ended" in said
+    assert "the simulator that served this host has ended" in message
 
 
 def test_doctor_reads_all_files_of_the_host() -> None:
-    """Not only those of the kernel: what the boot loader is follows from /etc."""
+    """It reads the kernel's files, and also those that identify the boot loader in /etc."""
 
     def codes(*options: str) -> Mapping[str, object]:
         done = on(*options, "-m", "2xA10-no-iommu", "--", *GPUVIRT, "doctor", "-o", "json")
         results = json.loads(done.stdout)["results"]
-        return {one["check"]: [finding.get("fix") for finding in one["findings"]] for one in results}
+        return {result["check"]: [finding.get("fix") for finding in result["findings"]] for result in results}
 
     assert codes() == codes("--snapshot")

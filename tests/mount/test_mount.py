@@ -1,4 +1,4 @@
-"""A mounted machine, used by programs that aren't ours, and by the agent in another process."""
+"""A mounted host, used by other programs, and by the agent in another process."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ LSPCI = shutil.which("lspci", path=f"{os.defpath}:/usr/sbin:/sbin")
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_a_mounted_machine_shows_what_it_shows_in_memory(tmp_path: Path, name: str) -> None:
+def test_a_mounted_host_shows_the_same_as_in_memory(tmp_path: Path, name: str) -> None:
     with mount(tmp_path / "host", name):
         assert scan(RealKernel(HostRoots.under(tmp_path / "host"))) == scan(build_host(load_host(name)))
 
@@ -30,7 +30,7 @@ def test_a_mounted_machine_shows_what_it_shows_in_memory(tmp_path: Path, name: s
 def test_a_mount_whose_server_was_killed_does_not_outlive_the_next_test_run(tmp_path: Path) -> None:
     with mount(tmp_path / "dead", "2xA10") as server, mount(tmp_path / "alive", "2xA10"):
         watcher = int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text())
-        os.kill(watcher, signal.SIGSTOP)  # it would unmount what the server leaves
+        os.kill(watcher, signal.SIGSTOP)  # it would unmount the folder of the killed server
         try:
             server.kill()
             server.wait()
@@ -64,7 +64,7 @@ def test_a_gpu_is_bound_to_another_driver_with_echo(tmp_path: Path) -> None:
         assert shell("basename $(readlink devices/0000:65:00.0/driver)", pci).stdout == "nvidia\n"
 
 
-def test_vgpus_are_made_and_removed_with_echo(tmp_path: Path) -> None:
+def test_vgpus_are_created_and_removed_with_echo(tmp_path: Path) -> None:
     uuid = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
     with mount(tmp_path / "host", "4xT4"):
         types = tmp_path / "host/sys/class/mdev_bus/0000:86:00.0/mdev_supported_types"
@@ -91,14 +91,14 @@ def test_vgpus_are_made_and_removed_with_echo(tmp_path: Path) -> None:
         ("mv sys/bus sys/b", "Operation not permitted"),
     ],
 )
-def test_what_the_kernels_folders_refuse(tmp_path: Path, command: str, message: str) -> None:
+def test_the_kernels_folders_refuse_changes(tmp_path: Path, command: str, message: str) -> None:
     with mount(tmp_path / "host", "2xA10"):
         done = shell(command, tmp_path / "host")
         assert done.returncode != 0
         assert message in done.stderr
 
 
-def test_beside_the_kernels_folders_files_are_files(tmp_path: Path) -> None:
+def test_other_folders_accept_files(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "2xA10"):
         host = tmp_path / "host"
         commands = "mkdir -p var/lib/x && echo one > var/lib/x/a && mv var/lib/x/a var/lib/x/b && chmod 600 var/lib/x/b"
@@ -117,7 +117,7 @@ def test_nodes_are_devices_or_open_once(tmp_path: Path) -> None:
         assert shell("cat dev/vfio/12", tmp_path / "host").returncode == 0
 
 
-def test_the_agent_follows_what_others_do_to_the_machine(tmp_path: Path, short_path: Path) -> None:
+def test_the_agent_follows_changes_by_other_programs(tmp_path: Path, short_path: Path) -> None:
     host, kubelet = tmp_path / "host", short_path / "kubelet"
     (kubelet / "device-plugins").mkdir(parents=True)
 

@@ -1,4 +1,4 @@
-"""What pods have been given stays, seen from outside: by what was written to the host, and what the kubelet gave.
+"""Allocated devices stay, seen from outside: by the writes to the host, and by the kubelet's allocations.
 
 The agent is a process of its own over a mounted host, whose operations take as long as on hardware, with a kubelet and
 an API server on sockets.
@@ -59,7 +59,7 @@ def succeeded(node: OutsideNode, state: str) -> bool:
 
 
 @pytest.mark.parametrize("interfered", [True, False])
-async def test_a_vgpu_label_that_goes_back_in_mid_change(short_path: Path, tls: TLS, interfered: bool) -> None:
+async def test_a_vgpu_label_that_is_reset_in_mid_change(short_path: Path, tls: TLS, interfered: bool) -> None:
     async with outside_node(short_path, tls, "2xA10-sriov", "mode: vgpu", *SLOW) as node:
         with agent_of(node):
             node.api.label(VGPU_LABEL, "A10-4Q")
@@ -69,10 +69,10 @@ async def test_a_vgpu_label_that_goes_back_in_mid_change(short_path: Path, tls: 
             await node.until(lambda: bool(writes_to(node, "remove")))
             if interfered:
                 node.api.label(VGPU_LABEL, "A10-4Q")
-                await node.give_until(FOURTHS, lambda: len(node.given) == 12)
+                await node.give_until(FOURTHS, lambda: len(node.allocated) == 12)
                 await node.until(lambda: succeeded(node, VGPU_STATE))
                 assert node.harmed() == []
-                assert {given.device for given in node.given} == before == node.mdevs()
+                assert {allocated.device for allocated in node.allocated} == before == node.mdevs()
             else:
                 await node.until(lambda: node.allocatable(TWELFTHS) == 4 and succeeded(node, VGPU_STATE))
                 assert len(writes_to(node, "remove")) == 12
@@ -80,8 +80,8 @@ async def test_a_vgpu_label_that_goes_back_in_mid_change(short_path: Path, tls: 
 
 
 @pytest.mark.parametrize("interfered", [True, False])
-async def test_a_workload_label_that_goes_back_in_mid_change(short_path: Path, tls: TLS, interfered: bool) -> None:
-    """Two of the GPUs share an IOMMU group, so that one change moves both, a function after the other."""
+async def test_a_workload_label_that_is_reset_in_mid_change(short_path: Path, tls: TLS, interfered: bool) -> None:
+    """Two of the GPUs share an IOMMU group, so that one change moves both, one function after the other."""
     async with outside_node(short_path, tls, "2xRTX4090-one-group", "workload_label: true", *SLOW) as node:
         with agent_of(node):
             node.api.label(WORKLOAD_LABEL, "vm-passthrough")
@@ -90,7 +90,7 @@ async def test_a_workload_label_that_goes_back_in_mid_change(short_path: Path, t
             await node.until(lambda: bool(writes_to(node, "unbind")))
             if interfered:
                 node.api.label(WORKLOAD_LABEL, "vm-passthrough")
-                await node.give_until(RTX, lambda: len(node.given) == 2)
+                await node.give_until(RTX, lambda: len(node.allocated) == 2)
                 await node.until(lambda: succeeded(node, WORKLOAD_STATE))
                 assert node.harmed() == []
                 assert [node.driver(gpu) for gpu in RTXS] == ["vfio-pci"] * 3
@@ -104,7 +104,7 @@ IN_A_POD = (
     "unshare --mount --pid --fork --mount-proc sh -c 'mkdir -p host/var/lib/kubelet"
     " && mount --bind kubelet host/var/lib/kubelet && HOST_ROOT=host {command}'"
 )
-"""NVIDIA's vfio-manager pod: it has the host's / at HOST_ROOT, and a PID namespace of its own."""
+"""NVIDIA's vfio-manager pod has the host's / at HOST_ROOT, and a PID namespace of its own."""
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ async def test_a_gpu_that_the_agent_gave_to_a_pod_stays(short_path: Path, tls: T
             await node.until(lambda: node.allocatable(TURING) > 1)
             count = node.allocatable(TURING)
             pod = await node.give_one(TURING)
-            given, free = node.given[0].device, next(gpu for gpu in TURINGS if gpu != node.given[0].device)
+            given, free = node.allocated[0].device, next(gpu for gpu in TURINGS if gpu != node.allocated[0].device)
             assert node.driver(given) == node.driver(free) == "vfio-pci"
             refused = await node.run(command.replace("GPU", given))
             assert (refused.returncode, node.driver(given)) == (1, "vfio-pci")
@@ -140,14 +140,15 @@ async def test_a_vgpu_that_the_agent_gave_to_a_pod_stays(short_path: Path, tls: 
         with agent_of(node):
             await node.until(lambda: node.allocatable(EIGHTHS) == 3)
             pod = await node.give_one(EIGHTHS)
-            given = node.given[0].device
+            given = node.allocated[0].device
             for command in (f"{COMMAND} vgpu delete {given}", f"{VGPU_DM} apply -f config.yaml"):
-                said = ""
-                while f"pod default/{pod}" not in said:
+                output = ""
+                while f"pod default/{pod}" not in output:
                     refused = await node.run(f"{command} {where}")
                     assert (refused.returncode, given in node.mdevs()) == (1, True)
-                    said = " ".join(refused.stdout.split())
-                    assert f"pod default/{pod}" in said or "AllocationsUnknown" in said, "10 s after the allocation"
+                    output = " ".join(refused.stdout.split())
+                    known = f"pod default/{pod}" in output
+                    assert known or "AllocationsUnknown" in output, "10 s after the allocation"
                     assert node.harmed() == []
             free = next(iter(node.mdevs() - {given}))
             done = await node.run(f"{COMMAND} vgpu delete {free} {where}")
@@ -195,7 +196,7 @@ def running(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def health(port: int) -> str:
-    """Ask as the kubelet does, which gives up soon."""
+    """Send the kubelet's probe, with its short timeout."""
     try:
         with socket.create_connection(("127.0.0.1", port), PROBE_TIMEOUT_S) as connection:
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")

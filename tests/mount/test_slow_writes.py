@@ -1,4 +1,4 @@
-"""Operations of a mounted host that take time or wait, and the record of what was asked of it."""
+"""Operations of a mounted host that take time or block, and the record of its writes and calls."""
 
 import os
 import subprocess
@@ -31,20 +31,20 @@ def started(command: str, cwd: Path) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-def test_a_slow_removal_holds_up_nobody_else(tmp_path: Path) -> None:
+def test_a_slow_removal_delays_no_other_process(tmp_path: Path) -> None:
     record, live = tmp_path / "record", tmp_path / "host/sys/bus/mdev/devices"
     with mount(tmp_path / "host", "4xT4", "--slow", "remove=3600s", "--record", str(record)) as server:
         parent = (tmp_path / f"host/sys/class/mdev_bus/{T4}").resolve()
         left = parent / "mdev_supported_types/nvidia-234/available_instances"
         before = left.read_text()
-        uuid = next(one.name for one in live.iterdir() if (parent / one.name).exists())
+        uuid = next(mdev.name for mdev in live.iterdir() if (parent / mdev.name).exists())
         with started(f"echo 1 > {uuid}/remove", live) as writer:
             until(lambda: uuid not in os.listdir(live))  # noqa: PTH208
-            assert left.read_text() == before, "its room is taken until it is gone"
+            assert left.read_text() == before, "its capacity is taken until the removal ends"
             other = next(live.iterdir())
             assert (other / "mdev_type/name").read_text()
             assert writer.poll() is None
-            server.terminate()  # the writer's wait is over with the host
+            server.terminate()  # the write ends with the host
         begun = lines(record)
     assert [(line.path.rpartition("/")[2], line.data) for line in begun if isinstance(line, Begun)] == [
         ("remove", "1\n")
@@ -73,8 +73,8 @@ def test_a_slow_removal_ends(tmp_path: Path) -> None:
     assert (called.path, called.data) == ("nvidia-smi", "-L")
 
 
-def test_a_process_that_has_a_group_makes_unbind_wait_and_is_asked(tmp_path: Path) -> None:
-    """The file of a group takes `use` for the ioctls of a virtual machine."""
+def test_a_process_that_uses_a_group_blocks_unbind_and_gets_a_request(tmp_path: Path) -> None:
+    """The file of a group takes `use` in place of a VM's ioctls."""
     with mount(tmp_path / "host", "4xRTX2060", "--nodes", "files"):
         gpu = tmp_path / f"host/sys/bus/pci/devices/{RTX}"
         assert shell(f"{' '.join(GPUVIRT)} vfio bind {RTX} --host-root host --assume-unallocated", tmp_path).stdout
@@ -103,7 +103,7 @@ def test_a_process_that_has_a_group_makes_unbind_wait_and_is_asked(tmp_path: Pat
         ("--record none/record", "--record: none/record can't be written: No such file or directory"),
     ],
 )
-def test_options_that_make_no_sense(tmp_path: Path, options: str, message: str) -> None:
+def test_invalid_options(tmp_path: Path, options: str, message: str) -> None:
     (tmp_path / "host").mkdir()
     done = shell(f"{' '.join(GPUVIRT)} sim mount host {options}", tmp_path)
     assert done.returncode == 2

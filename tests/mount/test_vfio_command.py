@@ -1,4 +1,4 @@
-"""`gpuvirt vfio` and `vfio-manage` on a mounted machine, as a person runs them."""
+"""`gpuvirt vfio` and `vfio-manage` on a mounted host, as a user runs them."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ def driver(folder: Path, address: str) -> str | None:
     return link.readlink().name if link.is_symlink() else None
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_bind_and_unbind(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "4xT4"):
         gpu = "0000:86:00.0"
         status = shell(f"{VFIO} status --host-root host", tmp_path)
@@ -35,12 +35,12 @@ def test_there_and_back(tmp_path: Path) -> None:
         assert (done.returncode, driver(tmp_path, gpu)) == (0, "vfio-pci"), done.stderr
         assert done.stdout.splitlines()[-1] == f"{gpu}: bound for VMs"
         again = shell(f"{VFIO} bind {gpu} --host-root host -o json", tmp_path)
-        assert [(one["steps"], one["reasons"]) for one in json.loads(again.stdout)] == [([], [])]
+        assert [(result["steps"], result["reasons"]) for result in json.loads(again.stdout)] == [([], [])]
         back = shell(f"{VFIO} unbind {gpu} --host-root host", tmp_path)
         assert (back.returncode, driver(tmp_path, gpu)) == (0, "nvidia"), back.stderr
 
 
-def test_all_does_what_it_can_and_fails_for_the_rest(tmp_path: Path) -> None:
+def test_all_moves_what_it_can_and_fails_for_the_rest(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "4xT4"):
         done = shell(f"{VFIO} bind --all --host-root host", tmp_path)
         assert done.returncode == 1
@@ -85,7 +85,7 @@ def test_nvidias_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("bind", "give either addresses or --all"),
         (f"bind {GPU} --all", "give either addresses or --all"),
@@ -96,15 +96,15 @@ def test_nvidias_command_line(tmp_path: Path) -> None:
         (f"bind {GPU} --force", "standard input is no terminal"),
     ],
 )
-def test_used_wrongly(tmp_path: Path, arguments: str, said: str) -> None:
+def test_invalid_arguments(tmp_path: Path, arguments: str, message: str) -> None:
     with mount(tmp_path / "host", "4xRTX2060"):
         done = shell(f"{VFIO} {arguments} --host-root host </dev/null", tmp_path)
         assert done.returncode == 2
-        assert said in " ".join(done.stderr.replace("│", " ").split())
+        assert message in " ".join(done.stderr.replace("│", " ").split())
         assert driver(tmp_path, GPU) == "vfio-pci"
 
 
-def test_the_agent_keeps_gpus_where_they_are_desired_and_nobody_works_against_it(
+def test_the_agent_keeps_gpus_on_their_desired_driver_and_commands_are_refused(
     tmp_path: Path, short_path: Path
 ) -> None:
     gpu, kubelet = "0000:86:00.0", short_path / "kubelet"
@@ -131,11 +131,11 @@ def test_the_agent_keeps_gpus_where_they_are_desired_and_nobody_works_against_it
             finally:
                 agent.terminate()
             assert agent.wait(100) == 0
-        assert driver(tmp_path, gpu) == "vfio-pci", "its end changes nothing"
+        assert driver(tmp_path, gpu) == "vfio-pci", "the agent's end changes nothing"
 
 
 def test_a_command_beside_an_agent_that_leaves_gpus_alone(tmp_path: Path, short_path: Path) -> None:
-    """The agent stops offering the GPU, and offers it again; one that hangs gets the command refused."""
+    """The agent stops offering the GPU, and offers it again; beside a hanging agent the command is refused."""
     kubelet = short_path / "kubelet"
     (kubelet / "device-plugins").mkdir(parents=True)
     nobody = '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 0}'
@@ -178,7 +178,7 @@ def test_a_command_beside_an_agent_that_leaves_gpus_alone(tmp_path: Path, short_
         ('{mode: container, modes: {"0000:3b:00.0": vgpu}}', "$.modes.0000:3b:00.0"),
     ],
 )
-def test_settings_that_make_no_sense(tmp_path: Path, settings: str, path: str) -> None:
+def test_invalid_settings(tmp_path: Path, settings: str, path: str) -> None:
     (tmp_path / "node.yaml").write_text(settings + "\n")
     done = shell(f"{' '.join(GPUVIRT)} node --config node.yaml --kubelet-dir . --listen ''", tmp_path)
     assert done.returncode == 2
@@ -194,7 +194,7 @@ def test_an_agent_without_privileges_moves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3])
-def test_a_command_that_is_killed_leaves_nothing_that_the_next_one_does_not_mend(tmp_path: Path, lines: int) -> None:
+def test_the_next_command_mends_what_a_killed_one_has_left(tmp_path: Path, lines: int) -> None:
     gpu = "0000:86:00.0"
     with mount(tmp_path / "host", "4xT4"):
         command = [*GPUVIRT, "vfio", "bind", gpu, "--host-root", "host"]
@@ -211,7 +211,7 @@ def test_a_command_that_is_killed_leaves_nothing_that_the_next_one_does_not_mend
         assert (journal["drivers"], journal["overrides"], journal.get("changes", {})) == ({}, {}, {})
 
 
-def test_a_gpu_without_a_driver_is_given_one(tmp_path: Path) -> None:
+def test_unbind_binds_the_native_driver_to_a_gpu_without_one(tmp_path: Path) -> None:
     gpu = "0000:86:00.0"
     with mount(tmp_path / "host", "4xT4"):
         unbind = f"echo {gpu} > host/sys/bus/pci/drivers/nvidia/unbind"

@@ -1,4 +1,4 @@
-"""`gpuvirt vgpu` and `nvidia-vgpu-dm` on a mounted machine, as a person runs them."""
+"""`gpuvirt vgpu` and `nvidia-vgpu-dm` on a mounted host, as a user runs them."""
 
 import json
 import subprocess
@@ -23,8 +23,8 @@ vgpu-configs:
 
 
 def carries(folder: Path, gpu: str) -> Counter[str]:
-    parent = folder / "host/sys/class/mdev_bus" / gpu / "mdev_supported_types"
-    made = {(one / "name").read_text().strip(): len(list((one / "devices").iterdir())) for one in parent.iterdir()}
+    types = list((folder / "host/sys/class/mdev_bus" / gpu / "mdev_supported_types").iterdir())
+    made = {(path / "name").read_text().strip(): len(list((path / "devices").iterdir())) for path in types}
     return Counter({name: count for name, count in made.items() if count})
 
 
@@ -39,15 +39,15 @@ def test_apply_and_assert_change_what_differs(tmp_path: Path) -> None:
         assert carries(tmp_path, GPU) == carries(tmp_path, OTHER) == {"GRID T4-4Q": 4}
         assert shell(f"{VGPU} assert -c T4-4Q --host-root host", tmp_path).returncode == 0
         again = json.loads(shell(f"{VGPU} apply -c T4-4Q --host-root host -o json", tmp_path).stdout)
-        assert [one["steps"] for one in again] == [[]] * 4
+        assert [result["steps"] for result in again] == [[]] * 4
 
 
 def test_one_by_one(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "4xT4"):
         listed = json.loads(shell(f"{VGPU} list --host-root host -o json", tmp_path).stdout)
-        mine = [one["id"] for one in listed if one["gpu"] == GPU]
+        mine = [vgpu["id"] for vgpu in listed if vgpu["gpu"] == GPU]
         types = json.loads(shell(f"{VGPU} types {GPU} --host-root host -o json", tmp_path).stdout)
-        assert {one["name"]: (one["there"], one["left"]) for one in types}["T4-8Q"] == (2, 0)
+        assert {row["name"]: (row["there"], row["left"]) for row in types}["T4-8Q"] == (2, 0)
         full = shell(f"{VGPU} create {GPU} T4-8Q --host-root host", tmp_path)
         assert full.returncode == 1
         assert "NoRoom" in full.stdout
@@ -70,11 +70,11 @@ def test_nvidias_command_line(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         assert (carries(tmp_path, GPU), carries(tmp_path, OTHER)) == ({"GRID T4-4Q": 4}, {"GRID T4-1Q": 4})
         named = shell(f"VGPU_DM_CONFIG_FILE=config.yaml VGPU_DM_SELECTED_CONFIG=quarters {dm} assert", tmp_path)
-        assert named.returncode == 0, "it asks of the GPUs that the config is for"
+        assert named.returncode == 0, "it checks the GPUs that the config is for"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("apply", "--config-file"),
         ("apply -f nowhere.yaml", "nowhere.yaml"),
@@ -82,16 +82,16 @@ def test_nvidias_command_line(tmp_path: Path) -> None:
         ("assert -f bad.yaml -a", "bad.yaml:4"),
     ],
 )
-def test_what_is_wrong_ends_with_1(tmp_path: Path, arguments: str, said: str) -> None:
+def test_an_error_exits_with_1(tmp_path: Path, arguments: str, message: str) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     (tmp_path / "bad.yaml").write_text(CONFIG.replace("T4-4Q: 4", "T4-04Q: 4"))
     done = shell(f"{VGPU_DM} {arguments}", tmp_path)
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
 
 
-def test_what_an_agent_keeps_with_vgpus_is_left_to_it(tmp_path: Path) -> None:
-    """It would undo what is done by hand; the reason names the label that does it."""
+def test_vgpus_that_an_agent_manages_are_left_to_it(tmp_path: Path) -> None:
+    """The agent would undo the change; the reason names the label that makes it."""
     (tmp_path / "node.yaml").write_text("mode: vgpu\nvgpu_config: T4-8Q\n")
     (tmp_path / "kubelet/device-plugins").mkdir(parents=True)
     options = ["--host-root", "host", "--kubelet-dir", "kubelet", "--config", "node.yaml", "--listen", ""]
