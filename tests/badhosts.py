@@ -1,4 +1,4 @@
-"""Hosts with one thing wrong each, and what doctor is to say of it."""
+"""Hosts with one fault each, and what doctor must report."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,13 +40,13 @@ def with_file(path: str, text: str) -> PlatformSpec:
 
 @dataclass(frozen=True)
 class Bad:
-    """A host with one thing wrong."""
+    """A host with one fault."""
 
     build: Callable[[], SimKernel]
     code: FindingCode | ReasonCode
     level: Level
     seen: str
-    """Part of where it was read and what stood there."""
+    """Part of the place that was read, and of its content."""
     fix: str
 
 
@@ -210,7 +210,7 @@ BAD = {
         lambda: simulated("about: x\nslots: [{at: '0000:65:00.0', board: A10, driver: vfio-pci, group: 12, vfs: 2}]"),
         ReasonCode.VFS_ENABLED, Level.WARNING, "virtfn0", "echo 0 > ",
     ),
-    "a machine on the other node": Bad(
+    "a VM on the other node": Bad(
         lambda: acted(host(), pinned),
         FindingCode.CPUS_ON_OTHER_NODE, Level.WARNING, "/status: 16-31", "single-numa-node",
     ),

@@ -1,4 +1,4 @@
-"""Certificates for tests that speak TLS: an authority, a server, and clients, made by openssl."""
+"""Certificates for tests that use TLS: an authority, a server, and clients, created by openssl."""
 
 import subprocess
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate and its key, as files."""
+    """The files of a certificate and its key."""
 
     certificate: Path
     key: Path
@@ -19,17 +19,17 @@ class Authority:
     """Signs certificates; all files are in one folder."""
 
     def __init__(self, folder: Path, own: Pair | None = None) -> None:
-        """`own` is the authority's certificate; without it one is made."""
+        """`own` is the authority's certificate; without it, a new one is created."""
         self._folder = folder
         own = own or self._made("authority", "/CN=authority")
         self.certificate, self._key = own.certificate, own.key
 
     def server(self, name: str, *, alternatives: str) -> Pair:
-        """Make a server's: `alternatives` as `DNS:api.example,IP:127.0.0.1`."""
+        """Create a server's certificate; `alternatives` is like `DNS:api.example,IP:127.0.0.1`."""
         return self._made(name, f"/CN={name}", *self._signed, "-addext", f"subjectAltName={alternatives}")
 
     def client(self, user: str, group: str = "") -> Pair:
-        """Make a user's."""
+        """Create a user's certificate."""
         return self._made(user, f"{f'/O={group}' if group else ''}/CN={user}", *self._signed)
 
     @property

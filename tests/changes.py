@@ -1,4 +1,4 @@
-"""Changes of GPUs as tests make them: of drivers alone, or of the vGPUs of one GPU."""
+"""Changes of GPUs for tests: of drivers only, or of the vGPUs of one GPU."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,7 +30,7 @@ NO_PODS: Allocations = {}
 
 
 def site_in(folder: Path, kernel: Kernel, tools: Tools) -> Site:
-    """A host whose records of changes lie in a folder."""
+    """Return a site whose records of changes are in a folder."""
     return Site(kernel, tools, folder / "drivers.json", folder / "locks")
 
 
@@ -42,7 +42,7 @@ def inputs(
     forced: bool = False,
     ask: Callable[[Inventory], PodAllocations] | None = None,
 ) -> Inputs:
-    """What is known besides what the host shows; `ask` asks what pods have at each look."""
+    """Return inputs besides the host's state; `ask` is called for the pods' allocations at each observation."""
 
     def account(inventory: Inventory) -> Account:
         found = ask(inventory) if ask is not None else PodAllocations()
@@ -53,15 +53,15 @@ def inputs(
 
 
 NOBODY = inputs()
-"""No pod has anything."""
+"""No pod has a device."""
 
 
 def say_nothing(step: Step | RollBack) -> None:
-    """Hear of a step, and do nothing."""
+    """Ignore a step."""
 
 
 def driver_state(site: Site, known: Inputs = NOBODY) -> UnitState:
-    """What plans of drivers follow from."""
+    """Return the state that plans of drivers follow from."""
     return observe(site, known).host_state()
 
 
@@ -73,7 +73,7 @@ def change_drivers(
     tell: Tell = say_nothing,
     change: Change | None = None,
 ) -> tuple[Reason, ...]:
-    """Bring the GPUs of a unit to drivers, and return why they are not there."""
+    """Bind the GPUs of a unit to drivers, and return the reasons of a failure."""
     desired = {gpu: DesiredGpu(driver) for gpu, driver in drivers.items()}
     return apply(site, unit, desired, known, Run(tell, change or by_hand(unit, known.newest))).reasons
 
@@ -86,7 +86,7 @@ def change_vgpus(
     tell: Tell = say_nothing,
     first: Inventory | None = None,
 ) -> tuple[Reason, ...]:
-    """Bring a GPU to the vGPUs that are desired on it, and return why it does not carry them."""
+    """Create the desired vGPUs of a GPU, and return the reasons of a failure."""
     first = first or build_inventory(scan(site.kernel))
     unit = first.gpus[gpu].unit if gpu in first.gpus else UnitId(gpu)
     return apply(
@@ -95,6 +95,6 @@ def change_vgpus(
 
 
 def plan_vgpus(seen: Observation, gpu: PciAddress, vgpus: DesiredVgpus) -> VgpuPlan:
-    """What would be done to a GPU next."""
+    """Return the next plan for a GPU."""
     desired = {gpu: DesiredGpu(vgpus=vgpus)}
     return plan_unit(seen.unit_state(desired), seen.inventory.gpus[gpu].unit, desired).vgpus_of(gpu)

@@ -1,4 +1,4 @@
-"""The command line, run as a person runs it."""
+"""The command line, as a user runs it."""
 
 import contextlib
 import io
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from gpuvirt.cli import main
 
-PATH = os.environ["PATH"]  # noqa: TID251  handed on
+PATH = os.environ["PATH"]  # noqa: TID251  passed on
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 
 
 def gpuvirt(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run gpuvirt as a program, with nothing of our own environment."""
+    """Run gpuvirt as a program, without the environment of this process."""
     return subprocess.run(
         [*GPUVIRT, *arguments],
         capture_output=True,
@@ -29,9 +29,9 @@ def gpuvirt(*arguments: str, environment: dict[str, str] | None = None) -> subpr
 def called(
     *arguments: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command of gpuvirt in this process, which takes a tenth of the time; not for those that stay."""
-    said = io.BytesIO(), io.BytesIO()
-    out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in said)
+    """Run a command of gpuvirt in this process, which takes a tenth of the time; not for commands that keep running."""
+    output = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in output)
     code: object = 0
     with (
         contextlib.redirect_stdout(out),
@@ -44,19 +44,19 @@ def called(
         except SystemExit as end:
             code = end.code
     return subprocess.CompletedProcess(
-        arguments, code if isinstance(code, int) else 0, *(stream.getvalue() for stream in said)
+        arguments, code if isinstance(code, int) else 0, *(stream.getvalue() for stream in output)
     )
 
 
 def ran(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command as `called` does, and return what it said as text."""
+    """Run a command as `called` does, and return its output as text."""
     done = called(*arguments, environment=environment)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)  # noqa: TID251  given back
+    before = dict(os.environ)  # noqa: TID251  restored below
     os.environ.clear()  # noqa: TID251
     os.environ.update(variables)  # noqa: TID251
     try:

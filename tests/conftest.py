@@ -1,4 +1,4 @@
-"""Fixtures that many tests share."""
+"""Fixtures that many tests use."""
 
 import itertools
 import logging
@@ -35,22 +35,22 @@ from tests.mounting import detach_dead_mounts
 from tests.rings import RINGS
 from tests.simnode import SimNode, Workers, running_node
 
-# How long examples take, and how soon they are found, says how busy the machine is.
-settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any-machine")
+# The duration of an example depends on the load of the computer.
+settings.register_profile("any-load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-load")
 
 NAMESPACES = itertools.count(1)
 RING_TIMEOUT_S = 600
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Clear away what a test run that was killed has left."""
+    """Remove the mounts that a killed test run has left."""
     if not hasattr(config, "workerinput"):
         detach_dead_mounts()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of rings that can't run here, and give the others time: their peers are slow on a busy machine."""
+    """Skip the tests of rings that can't run here, and raise the timeout of the others: their peers can be slow."""
     missing = {name: ring.missing() for name, ring in RINGS.items()}
     for item in items:
         for mark in item.iter_markers("ring"):
@@ -61,13 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _logs_again() -> Iterator[None]:
-    """Let each test log: the demo, which runs in this process, silences all of it for good."""
+    """Enable logging again: the demo, which runs in this process, disables it."""
     yield
     logging.disable(logging.NOTSET)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was skipped, why, and what makes it run."""
+    """Print what was skipped, the reason, and how to make it run."""
     skipped = terminalreporter.getreports("skipped")
     if not skipped:
         return
@@ -83,7 +83,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail where everything must run and something did not."""
+    """Fail where all tests must run and one was skipped."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.getreports("skipped") if reporter is not None else []
     must_all_run = os.environ.get("CI") == "true"  # noqa: TID251  the convention of CI systems
@@ -96,13 +96,13 @@ ONE_WORKER = {
     "cluster": ("tests/cluster/", "/test_image.py"),
     "helm": ("/test_templates.py",),
 }
-"""What is there once on a machine, with what is in the ids of the tests that need it."""
+"""What exists once on a computer, with parts of the ids of the tests that use it."""
 
 
 class Groups(LoadGroupScheduling):
-    """Gives all tests of one thing to one worker.
+    """Gives all tests that share something to one worker.
 
-    Their mark xdist_group says so too, but xdist 3.8 writes it where pytest 9.2 does not look.
+    Their mark xdist_group requests the same, but xdist 3.8 writes it where pytest 9.2 does not read it.
     """
 
     @override
@@ -113,20 +113,20 @@ class Groups(LoadGroupScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups | None:
-    """Choose how tests are spread over the workers."""
+    """Choose the scheduler that distributes tests over the workers."""
     return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A folder whose path leaves room for the names of sockets."""
+    """A folder with a path short enough for the names of sockets."""
     with TemporaryDirectory(prefix="gv-", dir="/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Who signs the certificates of servers and clients that speak TLS."""
+    """The authority that signs the certificates of servers and clients."""
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
@@ -138,7 +138,7 @@ def server(authority: Authority) -> Pair:
 
 @pytest.fixture
 def simulated() -> Callable[[str], SimKernel]:
-    """Build a simulated machine by its name."""
+    """Build a simulated host by its name."""
     return lambda name: build_host(load_host(name), where=name)
 
 
@@ -151,14 +151,14 @@ async def two_a10(tmp_path: Path) -> AsyncIterator[SimNode]:
 
 @pytest.fixture(scope="session")
 def guests() -> Iterator[Guests]:
-    """The guest of this run, booted when it is first asked for."""
+    """The guest of this run, booted at its first use."""
     with Guests() as guests:
         yield guests
 
 
 @pytest.fixture(params=["memory", pytest.param("mount", marks=pytest.mark.ring("mount")), *GUESTS])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
-    """The machine of the contract tests, fresh: simulated in memory, and mounted; and as two real kernels have it."""
+    """The host of the contract tests in its initial state: simulated in memory, mounted, and in two real kernels."""
     if request.param == "memory":
         yield MemoryHost()
     elif request.param.startswith("guest"):
@@ -176,7 +176,7 @@ ONE_GUEST = pytest.param("guest", marks=[pytest.mark.ring("kernel"), pytest.mark
 
 @pytest.fixture(params=["memory", ONE_GUEST])
 def cdevs(request: pytest.FixtureRequest) -> CdevHost:
-    """That machine with nodes of devices, and none of groups (VFIO_GROUP=n)."""
+    """The same host with nodes of devices, and none of groups (VFIO_GROUP=n)."""
     if request.param == "memory":
         return MemoryHost(iommufd=True, group_nodes=False)
     guests: Guests = request.getfixturevalue("guests")
@@ -185,7 +185,7 @@ def cdevs(request: pytest.FixtureRequest) -> CdevHost:
 
 @pytest.fixture(params=["memory", ONE_GUEST])
 def both(request: pytest.FixtureRequest) -> CdevHost:
-    """That machine with nodes of devices and of groups, as most distributions have it."""
+    """The same host with nodes of devices and of groups, as in most distributions."""
     if request.param == "memory":
         return MemoryHost(iommufd=True)
     guests: Guests = request.getfixturevalue("guests")
@@ -194,7 +194,7 @@ def both(request: pytest.FixtureRequest) -> CdevHost:
 
 @pytest.fixture(scope="session")
 def running_lab() -> Iterator[Cluster]:
-    """A real Kubernetes node, for all tests of a run; there is one a machine, so other runs wait for it."""
+    """A real Kubernetes node for all tests of a run; a computer has one, so other runs wait for it."""
     lab = cluster()
     alone = lab.folder.with_name("cluster-alone")
     alone.mkdir(exist_ok=True)
@@ -208,7 +208,7 @@ def running_lab() -> Iterator[Cluster]:
 
 @pytest.fixture
 def lab(running_lab: Cluster) -> Cluster:
-    """That node, without anything that the test before has left in its cluster."""
+    """The same node, without anything that an earlier test has left in its cluster."""
     clear(running_lab)
     return running_lab
 
@@ -221,20 +221,20 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 @pytest.fixture(scope="session")
 def image(running_lab: Cluster, images: Mapping[str, Path]) -> None:
-    """Those images, on the node."""
+    """The same images, imported on the node."""
     for archive in images.values():
         running_lab.import_image(archive)
 
 
 @pytest.fixture(scope="session")
 def helm() -> Helm:
-    """The command, built when it is first asked for."""
+    """The helm command, built at its first use."""
     return Helm(built_helm())
 
 
 @pytest.fixture
 def node(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[LabNode]:
-    """The node with a namespace of the test's own, and without any device plugin."""
+    """The node with a namespace for this test, and without any device plugin."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:40].strip("-")
     with lab_node(lab, f"{name}-{next(NAMESPACES)}") as node:
         yield node
@@ -242,12 +242,12 @@ def node(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[LabNode]:
 
 @pytest.fixture
 def user(lab: Cluster, image: None) -> Iterator[Install]:  # noqa: ARG001
-    """A user of the chart, in a cluster that has nothing of ours."""
+    """A user of the chart, in a cluster without gpuvirt."""
     with chart_user(lab) as user:
         yield user
 
 
 @pytest.fixture(params=["inline", "paced"])
 def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with changes that happen at a stroke, and with changes that yield at each kernel operation."""
+    """Run the test with changes that happen at once, and with changes that yield at each kernel operation."""
     monkeypatch.setattr(Workers, "paced", request.param == "paced")

@@ -1,4 +1,4 @@
-"""KubeVirt's own device plugin, as far as the kubelet sees it: it names devices by their groups."""
+"""KubeVirt's own device plugin, as the kubelet sees it: it names devices by their groups."""
 
 import asyncio
 import threading
@@ -18,23 +18,23 @@ from gpuvirt.paths import KubeletPaths
 GROUPS = ("12", "22")
 
 
-class Giver:
-    """Who decides in it."""
+class GroupAllocator:
+    """Answers Allocate, and records the devices."""
 
     def __init__(self) -> None:
-        self.given: list[Sequence[DeviceId]] = []
+        self.allocated: list[Sequence[DeviceId]] = []
 
     async def allocate(self, request: Request) -> tuple[Attachment, ...]:
-        self.given += request.containers
+        self.allocated += request.containers
         return tuple(Attachment({}, ()) for _ in request.containers)
 
 
 @asynccontextmanager
-async def kubevirt_offers(folder: Path, resource: ResourceName) -> AsyncIterator[Giver]:
-    """Have it offer the devices of both groups under a name, once the kubelet in `folder` listens to it."""
-    devices = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:65:00.0")) for one in GROUPS)
-    giver, paths, clock = Giver(), KubeletPaths(folder), RealClock()
-    answers = Answers(lambda *_: (), giver.allocate)
+async def kubevirt_offers(folder: Path, resource: ResourceName) -> AsyncIterator[GroupAllocator]:
+    """Let the plugin offer both groups as a resource, as soon as the kubelet in `folder` accepts registrations."""
+    devices = tuple(DeviceView(DeviceId(group), True, None, None, PciAddress("0000:65:00.0")) for group in GROUPS)
+    allocator, paths, clock = GroupAllocator(), KubeletPaths(folder), RealClock()
+    answers = Answers(lambda *_: (), allocator.allocate)
     path = paths.device_plugins / f"kubevirt-{resource.replace('/', '-')}.sock"
     plugin = DevicePlugin(ResourceView(resource, devices), path, answers, clock, unknown_numa_is_node_0=False)
     await plugin.start()
@@ -42,14 +42,14 @@ async def kubevirt_offers(folder: Path, resource: ResourceName) -> AsyncIterator
     while not plugin.streams:
         await clock.sleep(0.005)
     try:
-        yield giver
+        yield allocator
     finally:
         await plugin.stop()
 
 
 @contextmanager
 def kubevirt_offers_beside(folder: Path, resource: ResourceName) -> Iterator[None]:
-    """Have it do so in a thread, beside tests that wait for programs."""
+    """Run the plugin in a thread, beside tests that wait for programs."""
     ready, over = threading.Event(), threading.Event()
 
     async def offer() -> None:

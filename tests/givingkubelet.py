@@ -1,4 +1,4 @@
-"""A simulated kubelet beside tests that run commands: it has given devices of some plugin to a pod."""
+"""A simulated kubelet beside tests that run commands; it has allocated a plugin's devices to a pod."""
 
 import asyncio
 import threading
@@ -17,14 +17,14 @@ from gpuvirt.sim.kubelet.kubelet import Claim, Container, SimKubelet, running
 
 
 async def allocate(request: Request) -> tuple[Attachment, ...]:
-    """Give what is asked for."""
+    """Allocate the requested devices."""
     return tuple(Attachment({}, ()) for _ in request.containers)
 
 
 async def give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> None:
-    """Have a kubelet give devices of another plugin to the pod default/cuda."""
+    """Make a kubelet allocate devices of another plugin to the pod default/cuda."""
     name, clock = ResourceName(resource), RealClock()
-    views = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:00:00.0")) for one in devices)
+    views = tuple(DeviceView(DeviceId(device), True, None, None, PciAddress("0000:00:00.0")) for device in devices)
     path = kubelet.paths.device_plugins / "other.sock"
     plugin = DevicePlugin(
         ResourceView(name, views), path, Answers(lambda *_: (), allocate), clock, unknown_numa_is_node_0=False
@@ -39,7 +39,7 @@ async def give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> No
 
 @contextmanager
 def kubelet_with_pod(root: Path, resource: str, *devices: str, claims: Sequence[Claim] = ()) -> Iterator[None]:
-    """Run a kubelet in `root` that has given all `devices` to the pod default/cuda, and `claims` to default/dra."""
+    """Run a kubelet in `root` that has allocated all `devices` to the pod default/cuda, and `claims` to default/dra."""
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:

@@ -1,4 +1,4 @@
-"""JSON patches applied to documents (RFC 6902): operations that gpuvirt writes, and those of NVIDIA's guide."""
+"""Applies JSON patches (RFC 6902) to documents: those of the controller, and those of a command line."""
 
 from collections.abc import Iterable
 from copy import deepcopy
@@ -10,11 +10,11 @@ from gpuvirt.plain import Plain
 
 
 class PatchError(Exception):
-    """A patch does not fit, and nothing of it is done."""
+    """A patch can't be applied, so nothing is changed."""
 
 
 def patched(document: Plain, operations: Iterable[Operation]) -> Plain:
-    """Return a document with a patch in it; raise PatchError."""
+    """Return a document with a patch applied; raise PatchError."""
     document = deepcopy(document)
     for operation in operations:
         document = _applied(document, operation)
@@ -22,14 +22,15 @@ def patched(document: Plain, operations: Iterable[Operation]) -> Plain:
 
 
 def operations(text: str) -> tuple[Operation, ...]:
-    """Return the patch that a command line has."""
+    """Return the patch of a command line."""
 
     class Written(msgspec.Struct):
         op: Op
         path: str
         value: str | None = None
 
-    return tuple(Operation(one.op, one.path, one.value) for one in msgspec.json.decode(text, type=list[Written]))
+    entries = msgspec.json.decode(text, type=list[Written])
+    return tuple(Operation(entry.op, entry.path, entry.value) for entry in entries)
 
 
 def _applied(document: Plain, operation: Operation) -> Plain:

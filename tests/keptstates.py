@@ -1,4 +1,4 @@
-"""States of an agent as they lie on disk."""
+"""States of an agent, as its files have them."""
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, NodeName, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledger

@@ -1,4 +1,4 @@
-"""A host whose process is killed at one of its operations: nothing that it does from then on has any effect."""
+"""A host whose process is killed at one of its operations: its later operations have no effect."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,29 +10,29 @@ from gpuvirt.paths import HostPath
 
 
 class KilledError(BaseException):
-    """The process is no more."""
+    """The process was killed."""
 
 
 class Countdown:
-    """How many operations a process still has."""
+    """The number of operations before a process is killed."""
 
     def __init__(self, left: int) -> None:
         self.left = left
 
     def spend(self) -> None:
-        """Take one operation, or be killed before it."""
+        """Count one operation, or raise KilledError before it."""
         if self.left <= 0:
             raise KilledError
         self.left -= 1
 
     def check(self) -> None:
-        """Raise where the process is no more: code that cleans up does not run either."""
+        """Raise KilledError after the kill: code that cleans up does not run either."""
         if self.left <= 0:
             raise KilledError
 
 
 class KilledKernel:
-    """The kernel of a process that is killed after so many writes."""
+    """The kernel of a process that is killed after a number of writes."""
 
     def __init__(self, kernel: Kernel, countdown: Countdown) -> None:
         self._kernel = kernel
@@ -77,7 +77,7 @@ class KilledKernel:
 
 
 class KilledTools:
-    """The programs of a process that is killed after so many operations."""
+    """The programs of a process that is killed after a number of operations."""
 
     def __init__(self, tools: Tools, countdown: Countdown) -> None:
         self._tools = tools

@@ -30,19 +30,19 @@ FAST = Intervals(
     streamless_s=0.3,
     config_file_s=0.02,
 )
-"""What takes an agent seconds takes hundredths; no test asserts how long."""
+"""The agent's seconds become hundredths of a second; no test asserts durations."""
 
 CLOCK = RealClock()
 
 
 async def until(met: Callable[[], bool]) -> None:
-    """Wait until something is so; pytest's own time limit is the end of patience."""
+    """Wait until a condition is met; pytest's timeout limits the wait."""
     while not met():
         await CLOCK.sleep(0.005)
 
 
 async def until_so(met: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something is so that must be asked for."""
+    """Wait until a condition is met that takes a request to check."""
     while not await met():
         await CLOCK.sleep(0.05)
 
@@ -60,8 +60,8 @@ class Cluster:
         return self.agent.views.get()
 
     async def until_registered(self) -> None:
-        await until(lambda: self.agent.looked and all(one.registered for one in self.view.resources))
-        await until(lambda: all(self.kubelet.allocatable().get(one.name) for one in self.view.resources))
+        await until(lambda: self.agent.looked and all(resource.registered for resource in self.view.resources))
+        await until(lambda: all(self.kubelet.allocatable().get(resource.name) for resource in self.view.resources))
 
 
 def options_for(kernel: SimKernel, folder: Path, settings: Settings | None = None) -> NodeOptions:
@@ -94,7 +94,7 @@ async def agent_on(options: NodeOptions) -> AsyncIterator[Agent]:
 
 @asynccontextmanager
 async def cluster_on(simulated: str, folder: Path, settings: Settings | None = None) -> AsyncIterator[Cluster]:
-    """Run an agent and a kubelet on a machine, until all is registered, and for as long as the context lasts."""
+    """Run an agent and a kubelet on a simulated host for as long as the context lasts; wait until all is registered."""
     kernel = build_host(load_host(simulated), where=simulated)
     async with running(folder, CLOCK) as kubelet, agent_on(options_for(kernel, folder, settings)) as agent:
         cluster = Cluster(kernel, kubelet, agent)

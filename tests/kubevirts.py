@@ -1,4 +1,4 @@
-"""KubeVirts and HyperConvergeds as documents, and what becomes of them."""
+"""KubeVirts and HyperConvergeds as documents, and the controller's changes to them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ def hyper_converged(spec: Fields | None = None) -> Fields:
 
 
 def at(document: Plain, *keys: str | int) -> Plain:
-    """Return what the keys lead to, None where that is not there."""
+    """Return the value at these keys; None where it does not exist."""
     for key in keys:
         if isinstance(document, dict) and isinstance(key, str):
             document = document.get(key)
@@ -66,14 +66,14 @@ def at(document: Plain, *keys: str | int) -> Plain:
 
 
 def entry(selector: str, resource: str, external: bool | None = True, key: str = "pciVendorSelector") -> Fields:
-    """Return an entry of a list."""
+    """Return an entry of a list of permitted devices."""
     found: Fields = {key: selector, "resourceName": resource}
     return found if external is None else found | {"externalResourceProvider": external}
 
 
 @dataclass
 class Cluster:
-    """What the controller sees of a cluster, and does to it."""
+    """The cluster that the controller reads and changes."""
 
     document: Fields
     offered: Offered = field(default_factory=lambda: OFFERED)
@@ -107,7 +107,7 @@ class Cluster:
         return self.document if self.hco is None else self.hco
 
     def step(self) -> Plan:
-        """Have the controller do what it does once."""
+        """Let the controller decide and write once."""
         done = self.plan
         self.history = done.history
         if done.writes:
@@ -118,7 +118,7 @@ class Cluster:
         return done
 
     def write(self, operations: Iterable[Operation]) -> None:
-        """Apply a patch as the API server does: versions and generations go on."""
+        """Apply a patch as the API server does, which increments versions and generations."""
         before = self.subject
         after = patched(before, operations)
         assert isinstance(after, dict)
@@ -141,7 +141,7 @@ class Cluster:
         return msgspec.convert(self.document, KubeVirt).metadata
 
     def restore(self, spec: Plain) -> None:
-        """Have somebody else write the spec as they want it."""
+        """Let another program write its own spec."""
         self.subject["spec"] = spec
         metadata = self.subject["metadata"]
         assert isinstance(metadata, dict)
@@ -151,5 +151,5 @@ class Cluster:
 
 
 def codes(found: Plan | Undoing) -> list[ReasonCode]:
-    """Return the codes of what was said."""
+    """Return the codes of the reasons."""
     return [reason.code for reason in found.reasons]

@@ -1,4 +1,4 @@
-"""A host mounted by `gpuvirt sim mount`, and a shell beside it."""
+"""A host mounted by `gpuvirt sim mount`, and a shell to use it."""
 
 import errno
 import os
@@ -28,9 +28,9 @@ def mount(folder: Path, simulated: str, *options: str) -> Iterator["subprocess.P
 
 
 def detach_dead_mounts(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
-    """Detach the simulators' mounts whose server is gone, and return where they were.
+    """Detach simulators' mounts whose server has ended, and return their folders.
 
-    A test run that is killed leaves them in its temporary folder, which no later run could delete.
+    A killed test run leaves them in its temporary folder, and no later run could delete that folder.
     """
     lines = (line.split() for line in mounts.read_text().splitlines())
     folders = [Path(folder) for source, folder, kind, *_ in lines if (source, kind) == ("gpuvirt", "fuse")]
@@ -49,7 +49,7 @@ def _is_dead(folder: Path) -> bool:
 
 
 def shell(command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}  # noqa: TID251  handed on
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}  # noqa: TID251  passed on
     return subprocess.run(
         ["/bin/sh", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100
     )

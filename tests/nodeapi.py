@@ -1,4 +1,4 @@
-"""An API server that has one node and nothing else: it lists, watches and patches that node over HTTPS."""
+"""An API server with one node and nothing else: it lists, watches and patches that node over HTTPS."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -16,7 +16,7 @@ PATH = "/api/v1/nodes"
 
 
 class NodeApi:
-    """The node, as the API server has it."""
+    """The node, as the API server stores it."""
 
     def __init__(self) -> None:
         self._node: dict[str, object] = {}
@@ -93,7 +93,7 @@ def _merged(document: dict[str, object], patch: dict[str, object]) -> dict[str, 
 
 @asynccontextmanager
 async def serving(api: NodeApi, authority: Authority, server: Pair, kubeconfig: Path) -> AsyncIterator[ScriptedApi]:
-    """Serve a node, and write how it is reached to `kubeconfig`."""
+    """Serve a node, and write its kubeconfig."""
     async with scripted(api.answer, server, authority.certificate) as served:
         _write_kubeconfig(kubeconfig, served.port, authority)
         yield served

@@ -1,4 +1,4 @@
-"""A node whose four T4 carry vGPUs, for tests of agents that change them."""
+"""A node whose four T4 carry vGPUs, for tests of agents that change the vGPUs."""
 
 from collections import Counter
 
@@ -16,9 +16,9 @@ FIRST = PciAddress("0000:3b:00.0")
 def types(kernel: SimKernel) -> Counter[str]:
     """Return how many vGPUs of each type there are."""
     hosts = scan(kernel).vgpu_hosts.values()
-    return Counter(str(one.type).rpartition(" ")[2] for host in hosts for one in host.live)
+    return Counter(str(vgpu.type).rpartition(" ")[2] for host in hosts for vgpu in host.live)
 
 
 def of(kernel: SimKernel, gpu: PciAddress) -> list[VgpuId]:
     """Return the vGPUs of a GPU."""
-    return sorted(one.id for one in scan(kernel).vgpu_hosts[gpu].live)
+    return sorted(vgpu.id for vgpu in scan(kernel).vgpu_hosts[gpu].live)

@@ -1,8 +1,8 @@
 """A serial worker that yields to the event loop at each kernel operation of its jobs, always in the same order.
 
-A job runs in a thread that takes turns with the event loop, so that a label, an Allocate or a process can come in
-between any two operations of a change. A job whose worker is cancelled ends at the operation where it stands, as in an
-agent that is killed.
+A job runs in a thread that takes turns with the event loop, so that a label, an Allocate or a process can come between
+any two operations of a change. When the worker is cancelled, its job ends at the current operation, as in an agent that
+is killed.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from gpuvirt.paths import HostPath
 T = TypeVar("T")
 
 OPERATION_S = 0.01
-"""How long each operation of a job takes, in the test's time."""
+"""How long each operation of a job takes, in simulated time."""
 
 
 class KilledError(BaseException):
-    """The agent of the job is no more."""
+    """The agent of the job was killed."""
 
 
 class PacedWorker:
@@ -39,7 +39,7 @@ class PacedWorker:
         self._killed = False
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
-        """Return what `job` returns; no job takes too long."""
+        """Return the result of `job`; there is no timeout."""
         del timeout_s
         async with self._idle:
             outcome: Future[T] = Future()
@@ -60,7 +60,7 @@ class PacedWorker:
                 raise
 
     def yield_to_loop(self) -> None:
-        """Let the event loop go on, in the job's thread, until it lets the job go on."""
+        """Pause the job's thread, and let the event loop continue until it resumes the job."""
         if not self._killed:
             self._to_loop.release()
             self._to_job.acquire()
@@ -71,7 +71,7 @@ class PacedWorker:
         _HERE.worker = self
         try:
             outcome.set_result(job())
-        except BaseException as error:  # noqa: BLE001  it belongs to whoever waits for the job
+        except BaseException as error:  # noqa: BLE001  raised again where the job is awaited
             outcome.set_exception(error)
         self._to_loop.release()
 
@@ -89,7 +89,7 @@ def _yield_to_loop() -> None:
 
 
 class PacedKernel:
-    """A kernel of which each write and each lease takes time, where a paced worker's job makes it."""
+    """A kernel whose writes and leases take time in the job of a paced worker."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -132,7 +132,7 @@ class PacedKernel:
 
 
 class PacedTools:
-    """Programs that take time, where a paced worker's job runs them."""
+    """Programs that take time in the job of a paced worker."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -149,9 +149,9 @@ class PacedTools:
 
     def nvidia_smi(self, *arguments: str) -> str:
         _yield_to_loop()
-        said = self._tools.nvidia_smi(*arguments)
+        output = self._tools.nvidia_smi(*arguments)
         _yield_to_loop()
-        return said
+        return output
 
     def demand(self, program: Program) -> None:
         self._tools.demand(program)

@@ -1,6 +1,6 @@
-"""The rings of tests around the simulators: what each needs, and what to do where that is missing.
+"""The rings of tests around the simulators: what each requires, and how to install what is missing.
 
-Ring 1 needs Python alone. A ring that can't run is skipped, said at the end of the run, and a failure where CI=true.
+Ring 1 requires only Python. A ring that can't run is skipped and reported at the end of the run; with CI=true it fails.
 """
 
 import os
@@ -27,9 +27,9 @@ class Ring:
 
     what: str
     missing: Callable[[], str | None]
-    """Why it can't run here, None when it can."""
+    """Returns why the ring can't run here; None where it can."""
     enable: str
-    """The command that makes it run."""
+    """The command that installs what is missing."""
 
 
 def _mount_lacks() -> str | None:
@@ -59,7 +59,7 @@ def _cluster_lacks() -> str | None:
     if (no_images := _image_lacks()) is not None:
         return no_images
     if vfio_of_its_own():
-        return "the machine has VFIO devices of its own"
+        return "the computer has VFIO devices of its own"
     if another_kubelet(cache_root() / "cluster"):
         return "a kubelet runs here"
     return _mount_lacks()
@@ -78,7 +78,7 @@ LAB_PROGRAMS = {
     "lspci": "pciutils",
     "xz": "xz-utils",
 }
-"""What a guest needs of the host, with Debian's packages of it."""
+"""The programs that a guest requires on the host, with their Debian packages."""
 
 
 def _kernel_lacks() -> str | None:
@@ -86,8 +86,8 @@ def _kernel_lacks() -> str | None:
         return "needs root on Linux"
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     if (release.get("ID"), release.get("VERSION_ID"), platform.machine()) != ("debian", "12", "x86_64"):
-        return "needs Debian 12 on x86_64, whose kernel is the one that was measured"
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # noqa: TID251  others' programs are found by it
+        return "needs Debian 12 on x86_64, whose kernel was measured"
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # noqa: TID251  the PATH of the user
     missing = [program for program in LAB_PROGRAMS if shutil.which(program, path=path) is None]
     missing += [] if Path("/usr/include/gelf.h").exists() else ["libelf-dev"]
     return f"no {', '.join(missing)}" if missing else None
@@ -110,7 +110,7 @@ RINGS = {
         helm_lacks,
         "python -m lab.cluster build, which fetches a Go where there is none",
     ),
-    "mount": Ring("a simulated machine as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
+    "mount": Ring("a simulated host as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
     "kernel": Ring(
         "a real Linux kernel in a guest (lab/kernel)",
         _kernel_lacks,

@@ -1,4 +1,4 @@
-"""An HTTPS server that answers as a test says, in an API server's place; it keeps what it was asked."""
+"""An HTTPS server in the place of an API server; the test scripts its answers, and it records requests."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ class Call:
     method: str
     target: str
     headers: Mapping[str, str]
-    """By names in lower case; one that comes several times has its values joined by commas."""
+    """By lower-case names; the values of a repeated header are joined by commas."""
     body: bytes
     client: str | None
     """The common name in the client's certificate."""
@@ -31,19 +31,19 @@ class Call:
 
 
 Reply = tuple[int, object]
-"""A status, and what is answered as JSON; an iterator's items are a line each, as they come."""
-NOT_FOUND: Reply = 404, {"kind": "Status", "message": "there is none", "code": 404}
+"""A status, and its body as JSON; the items of an iterator are sent as one line each."""
+NOT_FOUND: Reply = 404, {"kind": "Status", "message": "not found", "code": 404}
 CONFLICT: Reply = 409, {"kind": "Status", "message": "the object has been modified", "code": 409}
 
 
 class ScriptedApi:
-    """The server."""
+    """The server, with the requests that it has received."""
 
     def __init__(self, answer: Callable[[Call], Reply]) -> None:
         self._answer = answer
         self.calls: list[Call] = []
         self.names: list[str | None] = []
-        """The server names that clients asked for (SNI)."""
+        """The server names that clients have requested (SNI)."""
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,7 +102,7 @@ def _client(writer: asyncio.StreamWriter) -> str | None:
 
 @asynccontextmanager
 async def scripted(answer: Callable[[Call], Reply], server: Pair, clients: Path) -> AsyncIterator[ScriptedApi]:
-    """Serve as `server` on a free port of 127.0.0.1; `clients` signs the certificates of clients."""
+    """Serve as `server` on a free port of 127.0.0.1; `clients` is the authority of clients' certificates."""
     api = ScriptedApi(answer)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(clients))
     context.verify_mode = ssl.CERT_OPTIONAL

@@ -1,4 +1,4 @@
-"""Hosts with something wrong, and a doctor who looks at them."""
+"""Hosts with a fault, and doctor's report on them."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ NOWHERE = Path("/nonexistent")
 
 
 def host(platform: PlatformSpec | None = None, simulated: str = "2xA10", driver: str | None = None) -> SimKernel:
-    """Return a machine on another platform; `driver` has the GPUs in place of their own."""
+    """Return a simulated host on another platform; `driver` replaces the GPUs' own driver."""
     spec = load_host(simulated)
     if driver is not None:
         gpus = [slot if slot.board in NO_GPUS else msgspec.structs.replace(slot, driver=driver) for slot in spec.slots]
@@ -37,7 +37,7 @@ NO_GPUS = {"root-port", "pcie-pci-bridge", "bmc-display", "network", "nvme"}
 
 
 def simulated(text: str) -> SimKernel:
-    """Return the machine of a YAML text."""
+    """Return the simulated host of a YAML text."""
     return build_host(documents.parse(text, HostSpec, where="test"))
 
 
@@ -62,13 +62,13 @@ def evidence(kernel: SimKernel, kubelet: Path = NOWHERE, kubevirts: tuple[KubeVi
 
 
 def findings(report: Report) -> list[Finding]:
-    return [one for result in report.results for one in result.findings]
+    return [finding for result in report.results for finding in result.findings]
 
 
 def codes(report: Report) -> set[Code]:
-    return {one.code for one in findings(report) if one.code is not None}
+    return {finding.code for finding in findings(report) if finding.code is not None}
 
 
 def found(report: Report, code: Code) -> Finding:
     """Return the first finding with a code."""
-    return next(one for one in findings(report) if one.code is code)
+    return next(finding for finding in findings(report) if finding.code is code)

@@ -1,4 +1,4 @@
-"""Clients that are connected to a port and say nothing; whoever is hung up on connects again at once."""
+"""Clients that connect to a port and send nothing; a client that is disconnected connects again at once."""
 
 import asyncio
 import sys
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 async def keep_silent(port: int) -> None:
-    """Be connected, again and again."""
+    """Connect without sending, again and again."""
     while True:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -15,7 +15,7 @@ async def keep_silent(port: int) -> None:
 
 
 async def keep_all_silent(port: int, count: int) -> None:
-    """Be many."""
+    """Run many silent clients."""
     await asyncio.gather(*(keep_silent(port) for _ in range(count)))
 
 

@@ -1,4 +1,4 @@
-"""An agent on a simulated host, in virtual time and without a kubelet: the test plays that part."""
+"""An agent on a simulated host, in simulated time and without a kubelet: the test acts as the kubelet."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -35,25 +35,25 @@ IDS = PciIds((pciids.shipped(),))
 
 
 def at_once(work: Coroutine[None, None, T]) -> T:
-    """Return what work that waits for nothing comes to."""
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     work.close()
-    raise AssertionError("it waits for something")
+    raise AssertionError("the coroutine waits")
 
 
 class Workers:
-    """How the jobs of a node's changes run where a test does not say it."""
+    """How the jobs of a node's changes run, unless a test chooses it."""
 
     paced = False
-    """Whether the event loop goes on at each kernel operation of a job."""
+    """Whether the event loop continues at each kernel operation of a job."""
 
 
 class Record:
-    """The kubelet's record of its allocations, which it writes when a container has all its devices."""
+    """The kubelet's checkpoint, which it writes when a container has all its devices."""
 
     def __init__(self) -> None:
         self.containers: dict[tuple[ResourceName, DeviceId], frozenset[Consumer]] = {}
@@ -64,7 +64,7 @@ class Record:
 
 
 class SimNode:
-    """The agent, its host and its time."""
+    """The agent, its simulated host and its clock."""
 
     def __init__(self, kernel: SimKernel, clock: SimClock, agent: Agent, recorded: "Record") -> None:
         self.kernel = kernel
@@ -80,14 +80,17 @@ class SimNode:
 
     @property
     def offered(self) -> Mapping[str, Mapping[str, bool]]:
-        """Health by resource and device id."""
-        return {one.name: {device.id: device.healthy for device in one.devices} for one in self.view.resources}
+        """The health of the devices by resource and device id."""
+        return {
+            resource.name: {device.id: device.healthy for device in resource.devices}
+            for resource in self.view.resources
+        }
 
     def gpu(self, address: str) -> GpuView:
         return next(gpu for gpu in (*self.view.gpus, *self.view.functions) if gpu.address == address)
 
     def reasons(self, address: str) -> list[ReasonCode]:
-        """The codes of the reasons against a GPU, or against one of its vGPUs."""
+        """Return the codes of the reasons against a GPU, or against one of its vGPUs."""
         for gpu in (*self.view.gpus, *self.view.functions):
             if gpu.address == address:
                 return [reason.code for reason in gpu.reasons]
@@ -111,39 +114,39 @@ class SimNode:
         return at_once(self.agent.allocator.allocate(Request(ResourceName(resource), ids)))
 
     def refused(self, resource: str, *containers: Sequence[str]) -> ReasonCode:
-        """Ask for what must be refused, and return why it was."""
+        """Request devices that must be refused, and return the reason's code."""
         try:
             self.allocate(resource, *containers)
         except AllocationRefusedError as error:
             return error.reason.code
-        raise AssertionError(f"{containers} of {resource} were given")
+        raise AssertionError(f"{containers} of {resource} were allocated")
 
     def hold(self, resource: str, *devices: str, pod: str = "vm-a") -> None:
-        """Have the kubelet say from now on that a pod has these devices."""
+        """Let the kubelet report from now on that a pod has these devices."""
         self.write(resource, *devices, uid=f"uid-of-{pod}")
         for device in devices:
             key = (ResourceName(resource), DeviceId(device))
             self.held[key] = Consumer(namespace="default", pod=pod, container="compute")
 
     def write(self, resource: str, *devices: str, uid: str, container: str = "compute") -> None:
-        """Have the kubelet record these devices as a container's, before anybody else hears of it."""
+        """Let the kubelet record these devices as a container's, before it reports them."""
         for device in devices:
             key = (ResourceName(resource), DeviceId(device))
             before = self.recorded.containers.get(key, frozenset())
             self.recorded.containers[key] = before | {Consumer(pod_uid=PodUid(uid), container=container)}
 
     def free(self, *devices: str) -> None:
-        """Have the kubelet say from now on that nobody has these devices."""
+        """Let the kubelet report from now on that no pod has these devices."""
         self.held = {key: consumer for key, consumer in self.held.items() if key[1] not in devices}
         recorded = self.recorded.containers
-        self.recorded.containers = {key: one for key, one in recorded.items() if key[1] not in devices}
+        self.recorded.containers = {key: consumers for key, consumers in recorded.items() if key[1] not in devices}
 
     def count(self, resource: str, *devices: str) -> None:
-        """Have the kubelet say from now on that it counts these devices of a resource, and no others of any."""
+        """Let the kubelet report from now on that it counts these devices of a resource, and no others of any."""
         self.counted = frozenset((ResourceName(resource), DeviceId(device)) for device in devices)
 
     async def report_account(self) -> None:
-        """Have the kubelet say who holds what."""
+        """Let the kubelet report its allocations now."""
         self.agent.observe_account(KubeletAccount(self.clock.now(), dict(self.held), self.counted))
         await self.settle()
 
@@ -168,7 +171,7 @@ async def running_node(
     hears_spec: bool = False,
     awaits_controller: bool = False,
 ) -> AsyncIterator[SimNode]:
-    """Run an agent for as long as the context lasts; a second one on the same folder is the first one restarted."""
+    """Run an agent for as long as the context lasts; a second agent on the same folder is a restart of the first."""
     clock = SimClock()
     host = site_in(folder, kernel, tools or SimTools(kernel))
     if moving is None and Workers.paced:

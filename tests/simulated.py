@@ -1,8 +1,8 @@
-"""How tests ask for a simulated host: by the name of its file."""
+"""The type of the fixture that builds simulated hosts."""
 
 from collections.abc import Callable
 
 from gpuvirt.sim.kernel import SimKernel
 
 Simulated = Callable[[str], SimKernel]
-"""The fixture `simulated`: it builds the host of a name again at each call."""
+"""The fixture `simulated`, which builds the host of this name at each call."""

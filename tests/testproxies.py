@@ -1,4 +1,4 @@
-"""Proxies of tests: HTTP CONNECT, with TLS or without, and SOCKS5; they keep where they were asked to."""
+"""Proxies of tests: HTTP CONNECT, with TLS or without, and SOCKS5; they record the requested targets."""
 
 import asyncio
 import ssl
@@ -11,12 +11,12 @@ from tests.certificates import Pair
 
 
 class TestProxy:
-    """A proxy that leads to one place, whatever host it is asked for."""
+    """A proxy that connects to one target, whatever host the client requests."""
 
     __test__ = False
 
     def __init__(self, port: int, login: str = "", refusal: int = 0, host: str = "127.0.0.1") -> None:
-        """`login` is what clients must send to log in; `refusal` a code that all are answered."""
+        """`login` is the required login; `refusal` is a code with which the proxy answers every request."""
         self.asked: list[str] = []
         self.logins: list[str] = []
         self.port = 0
@@ -73,7 +73,7 @@ class TestProxy:
 
 
 async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Pass on what comes, and then break the other side off."""
+    """Copy a stream until it ends, then abort the other side."""
     with suppress(OSError):
         while part := await source.read(65536):
             sink.write(part)
@@ -83,7 +83,7 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 @asynccontextmanager
 async def proxying(proxy: TestProxy, scheme: str, pair: Pair) -> AsyncIterator[str]:
-    """Run a proxy, and give its URL; `pair` is its certificate where it speaks TLS."""
+    """Run a proxy, and provide its URL; `pair` is its certificate for TLS."""
     context = None
     if scheme == "https":
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -1,4 +1,4 @@
-"""How many examples a property is tried on: all, or a third of them where a person waits (`make test-unit`)."""
+"""How many examples a property is tested with: all, or a third where a user waits (`make test-unit`)."""
 
 import os
 
@@ -6,5 +6,5 @@ QUICK = "GPUVIRT_QUICK_TESTS"
 
 
 def examples(most: int) -> int:
-    """Return how many of at most so many are to be tried."""
+    """Return the number of examples, of at most `most`."""
     return -(-most // 3) if os.environ.get(QUICK) else most  # noqa: TID251  a switch of the tests alone

@@ -51,7 +51,7 @@ async def test_kubevirts_list_of_the_same_name_stands(short_path: Path) -> None:
             node.kernel.delete_node(IommuGroup(12))
             await until(lambda: any(not one.healthy for shown in node.view.resources for one in shown.devices))
             await node.kubelet.run_pod("vm-b", Container("compute", {A10: 1}))
-            assert kubevirts.given == [["12"]]
+            assert kubevirts.allocated == [["12"]]
             assert node.kubelet.manager.resources[A10].healthy == {"12", "22"}, "nothing is sent beside KubeVirt's list"
             assert registrations(node) == before
             node.kernel.restore_node(IommuGroup(12))
