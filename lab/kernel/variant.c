@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
-  * A VFIO variant driver that gpuvirt has not in its list: it builds on vfio-pci-core, like those of NVIDIA, Intel and
-  * others, and adds nothing. It binds to a function only by driver_override.
+ * A VFIO variant driver that gpuvirt has not in its list: it builds on vfio-pci-core, like those of NVIDIA, Intel and
+ * others, and adds nothing. It binds to a function only by driver_override.
  */
 #include <linux/module.h>
 #include <linux/pci.h>

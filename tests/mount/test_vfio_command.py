@@ -109,8 +109,8 @@ def test_the_agent_keeps_gpus_on_their_desired_driver_and_commands_are_refused(
 ) -> None:
     gpu, kubelet = "0000:86:00.0", short_path / "kubelet"
     (kubelet / "device-plugins").mkdir(parents=True)
-    nobody = '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 0}'
-    (kubelet / "device-plugins/kubelet_internal_checkpoint").write_text(nobody)
+    no_pods = '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 0}'
+    (kubelet / "device-plugins/kubelet_internal_checkpoint").write_text(no_pods)
     (tmp_path / "node.yaml").write_text(f'modes: {{"{gpu}": passthrough}}\n')
     options = f"--host-root host --kubelet-dir {kubelet} --listen '' --config node.yaml"
     with mount(tmp_path / "host", "4xT4", "--nodes", "files"):
@@ -138,8 +138,8 @@ def test_a_command_beside_an_agent_that_leaves_gpus_alone(tmp_path: Path, short_
     """The agent stops offering the GPU, and offers it again; beside a hanging agent the command is refused."""
     kubelet = short_path / "kubelet"
     (kubelet / "device-plugins").mkdir(parents=True)
-    nobody = '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 0}'
-    (kubelet / "device-plugins/kubelet_internal_checkpoint").write_text(nobody)
+    no_pods = '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 0}'
+    (kubelet / "device-plugins/kubelet_internal_checkpoint").write_text(no_pods)
     where = f"--host-root host --kubelet-dir {kubelet}"
     with (
         mount(tmp_path / "host", "4xRTX2060", "--nodes", "files"),

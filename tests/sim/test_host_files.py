@@ -91,7 +91,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_a_host_can_have_its_own_boards(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "about: a card nobody knows\n"
+        "about: an unknown card\n"
         "boards:\n  new: {functions: [{id: '10de:3182', class: '030200'}]}\n"
         "slots: [{at: '0000:01:00.0', board: new, driver: vfio-pci, group: 1}]\n"
     )
