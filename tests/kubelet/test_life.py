@@ -257,7 +257,7 @@ async def test_a_kubelet_that_does_not_know_its_pods_yet_frees_nothing(short_pat
         asked = node.agent.telemetry.looks.total()
         await until(lambda: node.agent.telemetry.looks.total() > asked + 20)
         assert len(held_by(node)) == 3
-        node.kubelet.knows_pods = True
+        node.kubelet.has_pods = True
         node.kubelet.end_pod("vm-a")
         await until(lambda: held_by(node) == {})
 

@@ -20,7 +20,7 @@ from gpuvirt.sim.carrying import carry
 from gpuvirt.sim.function import SimFunction, VfIdentity
 from gpuvirt.sim.hostspec import CardSpec, EgmSpec, FunctionSpec, HostSpec, SlotSpec, shared_cards
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.platform import furnish
+from gpuvirt.sim.platform import place_platform
 from gpuvirt.sim.tree import DeviceNode, constant
 from gpuvirt.sim.vfs import Carrier
 from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
@@ -77,7 +77,7 @@ class _Builder:
         for group in self.spec.stray_nodes:
             self.kernel.vfio.show_node(IommuGroup(group))
         with self._located("platform", "$.platform"):
-            furnish(self.kernel.tree, self.kernel.pci, self.spec.platform, iommu=self.spec.iommu)
+            place_platform(self.kernel.tree, self.kernel.pci, self.spec.platform, iommu=self.spec.iommu)
         return self.kernel
 
     @contextmanager

@@ -16,7 +16,7 @@ def carry(kernel: SimKernel, gpu: PciAddress, spec: CarriesSpec) -> None:
     vgpu_host = SimVgpuHost(gpu, spec.types, slots)
     kernel.vfs.offer(Carrier(vgpu_host, spec.framework, on_vfs=slots != [gpu]))
     for live in spec.live:
-        _adopt(kernel, vgpu_host, live, _type_of(vgpu_host, live), spec.framework)
+        _add_vgpu(kernel, vgpu_host, live, _type_of(vgpu_host, live), spec.framework)
     vgpu_host.found = {
         (parse_pci_address(slot), name): count for slot, counts in spec.left.items() for name, count in counts.items()
     }
@@ -32,15 +32,17 @@ def _type_of(vgpu_host: SimVgpuHost, live: LiveSpec) -> VgpuTypeSpec:
     return found
 
 
-def _adopt(kernel: SimKernel, vgpu_host: SimVgpuHost, live: LiveSpec, spec: VgpuTypeSpec, framework: Framework) -> None:
+def _add_vgpu(
+    kernel: SimKernel, vgpu_host: SimVgpuHost, live: LiveSpec, spec: VgpuTypeSpec, framework: Framework
+) -> None:
     slot = parse_pci_address(live.slot)
     if framework is Framework.MDEV:
         uuid = parse_mdev_uuid(live.uuid or "")
         if uuid in kernel.mdev.devices:
             raise ValueError(f"the vGPU {uuid} is listed twice")
-        kernel.mdev.adopt(vgpu_host, slot, spec, uuid, IommuGroup(live.group) if live.group is not None else None)
+        kernel.mdev.add(vgpu_host, slot, spec, uuid, IommuGroup(live.group) if live.group is not None else None)
         return
     function = kernel.pci.functions[slot]
     if function.group is None or slot in vgpu_host.live:
         raise ValueError(f"{slot} carries one vGPU at most, and needs an IOMMU group")
-    kernel.vendor_vfio.adopt(vgpu_host, slot, spec, function.folder, function.group)
+    kernel.vendor_vfio.add(vgpu_host, slot, spec, function.folder, function.group)

@@ -23,17 +23,17 @@ def leaves_dma(driver: str) -> bool:
     return driver in GROUP_FRIENDLY_DRIVERS or is_vfio(driver)
 
 
-class Carried(Protocol):
+class DriverObjects(Protocol):
     """The objects that a native driver creates for a function, and removes again."""
 
-    def appear(self, slot: PciAddress, /) -> None:
+    def on_bind(self, slot: PciAddress, /) -> None:
         """Create them: the driver was bound to the function."""
         ...
 
-    def take_back(self, slot: PciAddress, finish: Callable[[], None], /) -> None:
+    def on_unbind(self, slot: PciAddress, finish: Callable[[], None], /) -> None:
         """Remove them, because the driver is being unbound; call `finish` when none is in use any more."""
         ...
 
-    def lose(self, slot: PciAddress, /) -> None:
+    def on_unplug(self, slot: PciAddress, /) -> None:
         """Remove them at once: the function was unplugged."""
         ...

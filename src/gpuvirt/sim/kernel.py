@@ -45,7 +45,7 @@ class SimKernel:
         self.vendor_vfio = VendorVfioBus(self.tree, self.vfio, self.blocking, self._changed)
         self.vfs = Vfs(self.pci, self.vfio, self.mdev, self.vendor_vfio, self.blocking)
         self.nvidia = NvidiaDriver(self.tree, self.pci.functions, self.vfs, self.processes.has_open)
-        self.pci.carried = self.nvidia
+        self.pci.driver_objects = self.nvidia
         self.writes: list[tuple[HostPath, bytes]] = []
         self.reads: set[HostPath] = set()
         self._wakers: list[Callable[[], None]] = []
@@ -247,12 +247,12 @@ class SimKernel:
     def unplug(self, address: PciAddress) -> None:
         """Unplug a function."""
         with self.blocking.condition:
-            self.pci.take_away(address)
+            self.pci.unplug(address)
 
     def plug_in(self, address: PciAddress) -> None:
         """Plug an unplugged function in again."""
         with self.blocking.condition:
-            self.pci.bring_back(address)
+            self.pci.plug_in(address)
 
     def rebind(self, address: PciAddress, driver: str | None) -> None:
         """Bind a function to another driver, as an administrator or another program would."""

@@ -61,9 +61,9 @@ class MdevBus:
         for slot in vgpu_host.slots:
             if slot in self._parents and self._tree.exists(HostPath(f"{PARENTS}/{slot}")):
                 self._tree.remove(HostPath(f"{self._parents[slot][1]}/mdev_supported_types"))
-                self.appear(slot)
+                self.on_bind(slot)
 
-    def appear(self, slot: PciAddress) -> None:
+    def on_bind(self, slot: PciAddress) -> None:
         """Show the types of a parent, to which its native driver was bound."""
         if slot not in self._parents:
             return
@@ -72,7 +72,7 @@ class MdevBus:
         for spec in vgpu_host.types:
             self._place_type(vgpu_host, slot, folder, spec)
 
-    def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
+    def on_unbind(self, slot: PciAddress, finish: Callable[[], None]) -> None:
         """Remove all devices of a parent whose driver is being unbound; call `finish` when none is in use any more."""
         if slot not in self._parents:
             finish()
@@ -94,12 +94,12 @@ class MdevBus:
             self._tree.remove(HostPath(f"{LIVE}/{device.uuid}"))
             if self._vfio.in_use(device.group, device.uuid):
                 in_use.add(device.uuid)
-                self._vfio.ask_back(device.group, device.uuid, partial(free, device))
+                self._vfio.request_release(device.group, device.uuid, partial(free, device))
             else:
                 self._finish(device)
         end_when_empty()
 
-    def lose(self, slot: PciAddress) -> None:
+    def on_unplug(self, slot: PciAddress) -> None:
         """Remove the devices of an unplugged parent, in use or not."""
         for device in [device for device in self.devices.values() if device.slot == slot]:
             self._tree.remove(HostPath(f"{LIVE}/{device.uuid}"))
@@ -117,9 +117,9 @@ class MdevBus:
             raise fails(errno.EEXIST, uuid)
         if vgpu_host.left(spec, slot) < 1:
             raise fails(errno.ENOSPC, uuid)
-        self.adopt(vgpu_host, slot, spec, uuid)
+        self.add(vgpu_host, slot, spec, uuid)
 
-    def adopt(
+    def add(
         self, vgpu_host: SimVgpuHost, slot: PciAddress, spec: VgpuTypeSpec, uuid: str, group: IommuGroup | None = None
     ) -> None:
         """Add a mediated device, whether or not it fits."""
@@ -146,12 +146,12 @@ class MdevBus:
         if not self._vfio.in_use(device.group, uuid):
             self._finish(device)
             return
-        self._vfio.ask_back(device.group, uuid, lambda: self._finish(device))
+        self._vfio.request_release(device.group, uuid, lambda: self._finish(device))
         self._changed()
         self._blocking.until(lambda: uuid not in self.devices, f"removal of {uuid}, which is in use")
 
     def _finish(self, device: SimMdev) -> None:
-        self._vfio.discharge(device.group, device.uuid, device.folder)
+        self._vfio.remove_vfio_device(device.group, device.uuid, device.folder)
         self._vfio.leave(device.group, device.uuid)
         self._tree.remove(device.folder)
         self._tree.remove(HostPath(f"{_type_folder(device)}/devices/{device.uuid}"))
@@ -187,7 +187,7 @@ class MdevBus:
         link(HostPath(f"{LIVE}/{device.uuid}"), device.folder)
         link(HostPath(f"{_type_folder(device)}/devices/{device.uuid}"), device.folder)
         self._vfio.join(device.group, device.uuid, device.folder)
-        self._vfio.enlist(device.group, device.uuid, device.folder)
+        self._vfio.add_vfio_device(device.group, device.uuid, device.folder)
 
 
 def _type_folder(device: SimMdev) -> str:

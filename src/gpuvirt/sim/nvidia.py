@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, kind_of
 from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
-from gpuvirt.sim.drivers import Carried
+from gpuvirt.sim.drivers import DriverObjects
 from gpuvirt.sim.function import SimFunction
 from gpuvirt.sim.tree import DeviceNode, File, Tree, constant
 
@@ -32,7 +32,7 @@ class NvidiaDriver:
         self,
         tree: Tree,
         functions: Mapping[PciAddress, SimFunction],
-        inner: Carried,
+        inner: DriverObjects,
         is_open: Callable[[str], bool],
     ) -> None:
         self._tree = tree
@@ -43,7 +43,7 @@ class NvidiaDriver:
         self._locked: set[PciAddress] = set()
         self._waiting: dict[PciAddress, Callable[[], None]] = {}
 
-    def appear(self, slot: PciAddress) -> None:
+    def on_bind(self, slot: PciAddress) -> None:
         """Show a function to which its native driver was bound."""
         function = self._functions[slot]
         is_gpu = kind_of(function.class_code, function.id.vendor) is FunctionKind.GPU and function.physfn is None
@@ -54,9 +54,9 @@ class NvidiaDriver:
             self._tree.place(HostPath(f"{GPUS}/{slot}/information"), constant(information))
             self._tree.place(HostPath(f"{GPUS}/{slot}/unbindLock"), lock)
             self._tree.place(HostPath(f"/dev/nvidia{minor}"), DeviceNode(MAJOR << 8 | minor))
-        self._inner.appear(slot)
+        self._inner.on_bind(slot)
 
-    def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
+    def on_unbind(self, slot: PciAddress, finish: Callable[[], None]) -> None:
         """Prepare a function for the unbinding of its native driver; call `finish` when it is no longer in use."""
 
         def gone() -> None:
@@ -64,14 +64,14 @@ class NvidiaDriver:
             finish()
 
         if self._has(slot) and self._is_open(self._node(slot)):
-            self._waiting[slot] = lambda: self._inner.take_back(slot, gone)
+            self._waiting[slot] = lambda: self._inner.on_unbind(slot, gone)
         else:
-            self._inner.take_back(slot, gone)
+            self._inner.on_unbind(slot, gone)
 
-    def lose(self, slot: PciAddress) -> None:
+    def on_unplug(self, slot: PciAddress) -> None:
         """Remove an unplugged function."""
         self._clear(slot)
-        self._inner.lose(slot)
+        self._inner.on_unplug(slot)
 
     def closed(self) -> None:
         """Continue the unbindings that waited for a GPU that no process has open any more."""

@@ -16,7 +16,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim import written
 from gpuvirt.sim.bars import resource
 from gpuvirt.sim.blocking import Blocking
-from gpuvirt.sim.drivers import PF_DRIVERS, Carried, is_vfio, leaves_dma
+from gpuvirt.sim.drivers import PF_DRIVERS, DriverObjects, is_vfio, leaves_dma
 from gpuvirt.sim.durations import Operation
 from gpuvirt.sim.function import SimFunction, config_bytes, id_texts, uevent_text
 from gpuvirt.sim.tree import File, Tree, constant, fails
@@ -38,7 +38,7 @@ class PciBus:
         self._vfio_makes_vfs = False
         self.dynamic_ids: dict[PciId, str] = {}
         """Drivers that were given an id (`new_id`, `vfio-pci.ids=`); they precede a function's native driver."""
-        self.carried: Carried | None = None
+        self.driver_objects: DriverObjects | None = None
         self.switch_vfs: Callable[[SimFunction, int], None] | None = None
         """Creates or removes VFs, after all checks."""
         self._tree = tree
@@ -72,11 +72,11 @@ class PciBus:
         """Remove a driver, which must not be bound to a function."""
         self._tree.remove(HostPath(f"{DRIVERS}/{name}"))
 
-    def take_away(self, address: PciAddress) -> None:
+    def unplug(self, address: PciAddress) -> None:
         """Unplug a function, in use or not; its driver is unbound first."""
         function = self.functions.pop(address)
-        if self.carried is not None:
-            self.carried.lose(address)
+        if self.driver_objects is not None:
+            self.driver_objects.on_unplug(address)
         if function.driver is not None:
             self._release(function)
         if function.group is not None:
@@ -89,14 +89,14 @@ class PciBus:
 
     def forget(self, function: SimFunction) -> None:
         """Remove a VF, which does not return when the bus is rescanned."""
-        self.take_away(function.address)
+        self.unplug(function.address)
         del self.removed[function.address]
         parent = self.functions.get(function.physfn) if function.physfn is not None else None
         if parent is not None:
             self._tree.remove(HostPath(f"{parent.folder}/virtfn{function.vf_number}"))
             parent.virtfns.remove(function.address)
 
-    def bring_back(self, address: PciAddress) -> None:
+    def plug_in(self, address: PciAddress) -> None:
         """Plug an unplugged function in again. The kernel treats it as new, and binds its native driver."""
         function = self.removed.pop(address)
         function.driver, function.override, function.fell_off_bus = None, None, False
@@ -115,9 +115,9 @@ class PciBus:
         self._tree.link(HostPath(f"{function.folder}/driver"), HostPath(f"{DRIVERS}/{driver}"))
         self._tree.link(HostPath(f"{DRIVERS}/{driver}/{function.address}"), function.folder)
         if is_vfio(driver) and function.group is not None:
-            self._vfio.enlist(function.group, function.address, function.folder)
-        if driver == function.native_driver and self.carried is not None:
-            self.carried.appear(function.address)
+            self._vfio.add_vfio_device(function.group, function.address, function.folder)
+        if driver == function.native_driver and self.driver_objects is not None:
+            self.driver_objects.on_bind(function.address)
         self._changed()
 
     def unbind(self, function: SimFunction) -> None:
@@ -131,9 +131,9 @@ class PciBus:
         if is_vfio(function.driver) and function.virtfns and self.switch_vfs is not None:
             self.switch_vfs(function, 0)  # vfio_pci_core_unregister_device, also where VMs use the VFs
         if function.group is not None and self._vfio.in_use(function.group, function.address):
-            self._vfio.ask_back(function.group, function.address, lambda: self._finish_unbind(function))
-        elif self.carried is not None and function.driver == function.native_driver:
-            self.carried.take_back(function.address, lambda: self._finish_unbind(function))
+            self._vfio.request_release(function.group, function.address, lambda: self._finish_unbind(function))
+        elif self.driver_objects is not None and function.driver == function.native_driver:
+            self.driver_objects.on_unbind(function.address, lambda: self._finish_unbind(function))
         else:
             self._finish_unbind(function)
         self._changed()
@@ -148,7 +148,7 @@ class PciBus:
         self._tree.remove(HostPath(f"{function.folder}/driver"))
         self._tree.remove(HostPath(f"{DRIVERS}/{function.driver}/{function.address}"))
         if is_vfio(function.driver) and function.group is not None:
-            self._vfio.discharge(function.group, function.address, function.folder)
+            self._vfio.remove_vfio_device(function.group, function.address, function.folder)
         function.driver = None
 
     def probe(self, function: SimFunction) -> None:
@@ -200,7 +200,7 @@ class PciBus:
     def _write_rescan(self, text: str) -> None:
         if written.number(text):
             for address in list(self.removed):
-                self.bring_back(address)
+                self.plug_in(address)
 
     def _hang(self, function: SimFunction, what: str) -> None:
         self._blocking.until(lambda: not function.leaving, f"{what} of {function.address}, which waits to be unbound")
@@ -261,7 +261,7 @@ class PciBus:
         if written.number(text):
             if function.group is not None and self._vfio.in_use(function.group, function.address):
                 self.unbind(function)
-            self.take_away(function.address)
+            self.unplug(function.address)
 
     def _place_files(self, function: SimFunction) -> None:
         files = {name: constant(content) for name, content in id_texts(function).items()}

@@ -131,13 +131,13 @@ BOOT_FILES: dict[Boot, dict[str, str]] = {
 }
 
 
-def furnish(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) -> None:
+def place_platform(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) -> None:
     """Put a host's files into its tree; `iommu`: whether its devices are in IOMMU groups."""
     tables = spec.acpi if spec.acpi is not None else (_TABLES[spec.cpu],) if iommu else ()
     for table in (*USUAL_TABLES, *tables):
         tree.place(HostPath(f"/sys/firmware/acpi/tables/{table}"), File(read=lambda: b"table"))
-    _furnish_cpu(tree, spec)
-    _furnish_iommu(tree, spec, iommu=iommu)
+    _place_cpu(tree, spec)
+    _place_iommu(tree, spec, iommu=iommu)
     cmdline = spec.cmdline if spec.cmdline is not None else _cmdline(spec, iommu=iommu)
     _texts(
         tree,
@@ -153,9 +153,9 @@ def furnish(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) -> None
     )
     if spec.kvm:
         tree.place(HostPath("/dev/kvm"), DeviceNode(KVM))
-    _furnish_modules(tree, bus, spec)
-    _furnish_functions(tree, bus, spec)
-    _furnish_screens(tree, bus, spec)
+    _place_modules(tree, bus, spec)
+    _place_functions(tree, bus, spec)
+    _place_screens(tree, bus, spec)
     for path, text in BOOT_FILES[spec.boot].items():
         tree.place(HostPath(path), _text(text))
     _change(tree, spec)
@@ -197,7 +197,7 @@ def _cmdline(spec: PlatformSpec, *, iommu: bool) -> str:
     return "quiet intel_iommu=on iommu=pt" if spec.cpu is Cpu.INTEL else "quiet iommu=pt"
 
 
-def _furnish_cpu(tree: Tree, spec: PlatformSpec) -> None:
+def _place_cpu(tree: Tree, spec: PlatformSpec) -> None:
     if spec.cpu is Cpu.ARM:
         tree.place(
             HostPath("/proc/cpuinfo"), _text("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n\n")
@@ -209,7 +209,7 @@ def _furnish_cpu(tree: Tree, spec: PlatformSpec) -> None:
     tree.place(HostPath("/proc/cpuinfo"), _text("".join(entry.format(number) for number in range(4))))
 
 
-def _furnish_iommu(tree: Tree, spec: PlatformSpec, *, iommu: bool) -> None:
+def _place_iommu(tree: Tree, spec: PlatformSpec, *, iommu: bool) -> None:
     tree.make(HostPath("/sys/class/iommu"))
     if iommu and spec.cpu is Cpu.INTEL:
         ecap = ECAP if spec.interrupt_remapping else ECAP & ~8
@@ -222,7 +222,7 @@ def _furnish_iommu(tree: Tree, spec: PlatformSpec, *, iommu: bool) -> None:
         _texts(tree, {f"/sys/kernel/irq/{irq}/chip_name": chip})
 
 
-def _furnish_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
+def _place_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
     bound = [function.driver for function in bus.functions.values() if function.driver is not None]
     drivers = {driver.replace("-", "_") for driver in bound}
     vgpus = {"nvidia_vgpu_vfio"} if _has_vgpus(tree) else set()
@@ -245,7 +245,7 @@ def _has_vgpus(tree: Tree) -> bool:
     )
 
 
-def _furnish_functions(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
+def _place_functions(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
     for address in (*spec.without_reset, *spec.bars_unassigned, *([spec.console] if spec.console else ())):
         if parse_pci_address(address) not in bus.functions:
             raise ValueError(f"there is no function at {address}")
@@ -262,7 +262,7 @@ def _furnish_functions(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
         tree.place(HostPath(f"/sys/devices/system/node/node{node}/cpulist"), constant(cpus))
 
 
-def _furnish_screens(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
+def _place_screens(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
     tree.place(HostPath("/sys/class/graphics"), Folder())
     functions = bus.functions.values()
     displays = [function for function in functions if function.class_code >> 8 == 0x0300 and function.physfn is None]

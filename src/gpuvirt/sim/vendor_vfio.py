@@ -35,18 +35,18 @@ class VendorVfioBus:
         for slot in vgpu_host.slots:
             self.offer_slot(vgpu_host, slot, folders[slot], groups[slot])
 
-    def adopt(
+    def add(
         self, vgpu_host: SimVgpuHost, slot: PciAddress, spec: VgpuTypeSpec, folder: HostPath, group: IommuGroup
     ) -> None:
         """Give a VF a vGPU type, whether or not it fits."""
         vgpu_host.take(slot, spec, slot)
-        self._vfio.enlist(group, slot, folder)
+        self._vfio.add_vfio_device(group, slot, folder)
 
-    def lose(self, vgpu_host: SimVgpuHost, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
+    def remove_vf(self, vgpu_host: SimVgpuHost, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
         """Remove a VF with its type; a later VF at its address accepts types again."""
         if slot in vgpu_host.live:
             vgpu_host.free(slot)
-            self._vfio.discharge(group, slot, folder)
+            self._vfio.remove_vfio_device(group, slot, folder)
         self.refusing.discard(slot)
 
     def offer_slot(self, vgpu_host: SimVgpuHost, slot: PciAddress, folder: HostPath, group: IommuGroup) -> None:
@@ -73,7 +73,7 @@ class VendorVfioBus:
         if desired == NO_TYPE:
             if slot in vgpu_host.live:
                 vgpu_host.free(slot)
-                self._vfio.discharge(group, slot, folder)
+                self._vfio.remove_vfio_device(group, slot, folder)
         else:
             spec = next((spec for spec in vgpu_host.types if spec.id == desired), None)
             if spec is None or slot in vgpu_host.live:
@@ -82,7 +82,7 @@ class VendorVfioBus:
                 raise fails(errno.EPERM, slot)
             if slot in self.refusing:
                 raise fails(errno.EIO, slot)
-            self.adopt(vgpu_host, slot, spec, folder, group)
+            self.add(vgpu_host, slot, spec, folder, group)
         self._changed()
 
 

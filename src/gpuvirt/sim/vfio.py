@@ -49,7 +49,7 @@ class Group:
     """Whether that process has put the group into a container, so that it owns its devices' DMA."""
     devices_in_use: set[str] = field(default_factory=set)
     """The devices that this process also has open, as a VM has."""
-    asked_back: dict[str, Callable[[], None]] = field(default_factory=dict)
+    release_callbacks: dict[str, Callable[[], None]] = field(default_factory=dict)
     """Devices that a writer waits for, with the callback for when their user closes them."""
 
 
@@ -105,7 +105,7 @@ class Vfio:
         """Return whether sysfs shows the device in a group; without VFIO_GROUP, mdevs are in none."""
         return self.group_nodes or ":" in device
 
-    def enlist(self, number: IommuGroup, device: str, folder: HostPath) -> None:
+    def add_vfio_device(self, number: IommuGroup, device: str, folder: HostPath) -> None:
         """Record that a VFIO driver was bound to a device, so that its group can be opened."""
         self.groups[number].vfio_devices[device] = folder
         self._show_class(number)
@@ -124,11 +124,11 @@ class Vfio:
             raise ValueError(f"another device is vfio{number}")
         self._indices[device] = number
 
-    def discharge(self, number: IommuGroup, device: str, folder: HostPath) -> None:
+    def remove_vfio_device(self, number: IommuGroup, device: str, folder: HostPath) -> None:
         """Record that a VFIO driver was unbound from a device."""
         group = self.groups[number]
         group.vfio_devices.pop(device, None)
-        group.asked_back.pop(device, None)
+        group.release_callbacks.pop(device, None)
         if not group.vfio_devices:
             self._tree.remove(HostPath(f"/dev/vfio/{number}"))
             self._tree.remove(HostPath(f"{GROUP_CLASS}/{number}"))
@@ -186,8 +186,8 @@ class Vfio:
 
     def _finish_waiting(self, device: str) -> None:
         for group in list(self.groups.values()):
-            if device in group.asked_back and not self.in_use(group.number, device):
-                group.asked_back.pop(device)()
+            if device in group.release_callbacks and not self.in_use(group.number, device):
+                group.release_callbacks.pop(device)()
 
     def own(self, number: IommuGroup, is_friendly: Callable[[str], bool]) -> None:
         """Put an open group into a container (VFIO_GROUP_SET_CONTAINER), as a VM does."""
@@ -214,19 +214,19 @@ class Vfio:
             return
         group.user, group.owned = None, False
         group.devices_in_use.clear()
-        for device in list(group.asked_back):
+        for device in list(group.release_callbacks):
             self._finish_waiting(device)
 
     def in_use(self, number: IommuGroup, device: str) -> bool:
         """Return whether a process has this device open; an open group alone blocks no writer."""
         return device in self.groups[number].devices_in_use or bool(self._cdevs.of_device(device))
 
-    def ask_back(self, number: IommuGroup, device: str, finish: Callable[[], None]) -> None:
+    def request_release(self, number: IommuGroup, device: str, finish: Callable[[], None]) -> None:
         """Ask the users of a device to close it; call `finish` when all have. The agent's own lease closes at once."""
         group, files = self.groups[number], self._cdevs.of_device(device)
         if device in group.devices_in_use or any(file.bound and not file.lease for file in files):
             self.requests.append(device)
-        group.asked_back[device] = finish
+        group.release_callbacks[device] = finish
         if self._iommufd:  # since 6.6, a device disappears as soon as the unbinding of its driver begins
             self._hide(device, group.vfio_devices[device])
         self.close_devices(lambda file: file.lease and file.device == device)

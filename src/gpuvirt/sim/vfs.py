@@ -59,7 +59,7 @@ class Vfs:
             return
         self._mdev.offer(carrier.vgpu_host, folders)
         for slot in carrier.vgpu_host.slots:
-            self._mdev.appear(slot)
+            self._mdev.on_bind(slot)
 
     def _groups(self, functions: Mapping[PciAddress, SimFunction]) -> Mapping[PciAddress, IommuGroup]:
         groups = {slot: function.group for slot, function in functions.items() if function.group is not None}
@@ -67,26 +67,26 @@ class Vfs:
             raise ValueError("functions that carry vendor-VFIO vGPUs need an IOMMU, and an IOMMU group each")
         return groups
 
-    # --- the objects of native drivers (drivers.Carried)
+    # --- the objects of native drivers (drivers.DriverObjects)
 
-    def appear(self, slot: PciAddress) -> None:
+    def on_bind(self, slot: PciAddress) -> None:
         """Reset a GPU's modes, and show its types: its native driver was bound again."""
         if slot in self.carriers:
             self.carriers[slot].vgpu_host.forget()
-        self._mdev.appear(slot)
+        self._mdev.on_bind(slot)
 
-    def take_back(self, slot: PciAddress, finish: Callable[[], None]) -> None:
+    def on_unbind(self, slot: PciAddress, finish: Callable[[], None]) -> None:
         """Remove the mdevs, and the VFs that the driver created, of a function whose native driver is being unbound."""
         function = self._pci.functions[slot]
-        rest = partial(self._mdev.take_back, slot, finish)
+        rest = partial(self._mdev.on_unbind, slot, finish)
         if function.takes_numvfs and function.virtfns:
             self._switch_off(function, rest)
         else:
             rest()
 
-    def lose(self, slot: PciAddress) -> None:
+    def on_unplug(self, slot: PciAddress) -> None:
         """Remove the mdevs of an unplugged function."""
-        self._mdev.lose(slot)
+        self._mdev.on_unplug(slot)
 
     # --- VFs
 
@@ -162,9 +162,9 @@ class Vfs:
         address, group = function.address, function.group
         function.leaving = True
         if group is not None and self._vfio.in_use(group, address):
-            self._vfio.ask_back(group, address, gone)
-        elif function.driver == function.native_driver and self._pci.carried is not None:
-            self._pci.carried.take_back(address, gone)
+            self._vfio.request_release(group, address, gone)
+        elif function.driver == function.native_driver and self._pci.driver_objects is not None:
+            self._pci.driver_objects.on_unbind(address, gone)
         else:
             gone()
 
@@ -172,7 +172,7 @@ class Vfs:
         carrier = self.carriers.get(parent.address)
         if carrier is not None and function.address in carrier.vgpu_host.slots:
             if carrier.framework is Framework.VENDOR_VFIO and function.group is not None:
-                self._vendor_vfio.lose(carrier.vgpu_host, function.address, function.folder, function.group)
+                self._vendor_vfio.remove_vf(carrier.vgpu_host, function.address, function.folder, function.group)
             self._mdev.withdraw(function.address)
             carrier.vgpu_host.slots.remove(function.address)
         self._pci.forget(function)

@@ -86,7 +86,7 @@ class SimKubelet:
         self.manager = DeviceManager()
         self.registrations: list[str] = []
         """The resources of all Register calls, in order."""
-        self.knows_pods = True
+        self.has_pods = True
         """Whether it has its pods from the API server; until then it lists no pod, and frees no device."""
         self._clock = clock
         self._group = group
@@ -124,7 +124,7 @@ class SimKubelet:
     async def restart(self, *, api_server: bool = True) -> None:
         """Stop and start; without an API server the kubelet has no pods."""
         await self.stop()
-        self.knows_pods = api_server
+        self.has_pods = api_server
         await self.start()
 
     async def end_oldest_stream(self, resource: str) -> None:
@@ -142,7 +142,7 @@ class SimKubelet:
         try:
             for container in sorted(containers, key=lambda container: not container.init):
                 for resource, count in container.limits.items():
-                    if not self.manager.knows(resource):
+                    if not self.manager.has_resource(resource):
                         continue
                     pod.held.append(await self._allocate(pod, container, resource, count))
                     if container.init:
@@ -223,7 +223,7 @@ class SimKubelet:
     async def _list_pods(
         self, _request: pods_pb.ListPodResourcesRequest, _call: Call
     ) -> pods_pb.ListPodResourcesResponse:
-        if not self.knows_pods:
+        if not self.has_pods:
             return pods_pb.ListPodResourcesResponse()
         self.manager.free_all_but(self._uids_of_pods())
         return pods_pb.ListPodResourcesResponse(pod_resources=[_resources_of(pod) for pod in self.pods.values()])

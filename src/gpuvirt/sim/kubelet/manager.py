@@ -98,7 +98,7 @@ class DeviceManager:
         self._forget_stopped(now_s)
         return {name: len(known.healthy) for name, known in sorted(self.resources.items())}
 
-    def knows(self, resource: str) -> bool:
+    def has_resource(self, resource: str) -> bool:
         """Return whether a plugin offers the resource, or a pod has a device of it."""
         return resource in self.resources or any(held.resource == resource for held in self.held)
 
