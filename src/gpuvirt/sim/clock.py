@@ -66,7 +66,7 @@ class SimClock:
 
     @property
     def next_s(self) -> float | None:
-        """When the next call is due; None without one."""
+        """The time of the next call in seconds; None where no call is due."""
         while self._timers and self._timers[0][2].is_cancelled:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None

@@ -27,13 +27,13 @@ class DriverObjects(Protocol):
     """The objects that a native driver creates for a function, and removes again."""
 
     def on_bind(self, slot: PciAddress, /) -> None:
-        """Create them: the driver was bound to the function."""
+        """Create the objects: the driver was bound to the function."""
         ...
 
     def on_unbind(self, slot: PciAddress, finish: Callable[[], None], /) -> None:
-        """Remove them, because the driver is being unbound; call `finish` when none is in use any more."""
+        """Remove the objects, because the driver is being unbound; call `finish` when none is in use any more."""
         ...
 
     def on_unplug(self, slot: PciAddress, /) -> None:
-        """Remove them at once: the function was unplugged."""
+        """Remove the objects at once: the function was unplugged."""
         ...

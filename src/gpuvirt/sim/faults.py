@@ -48,7 +48,7 @@ class Faults:
             raise fails(number, path)
 
     def apply(self, path: HostPath) -> bytes | None:
-        """Call the act of `path`, raise its error, or return its replaced content; None without a fault."""
+        """Call the callback of `path`, raise the path's error, or return the replaced content; None without a fault."""
         if act := self.acts.pop(path, None):
             act()
         if number := self.errors.get(path):

@@ -24,26 +24,26 @@ class SimFunction:
     id: PciId
     class_code: int
     folder: HostPath
-    """Its real path, below its bridge: `/sys/devices/pci0000:64/0000:64:02.0/0000:65:00.0`."""
+    """The real path of the function, below its bridge: `/sys/devices/pci0000:64/0000:64:02.0/0000:65:00.0`."""
     subsystem: PciId | None = None
     revision: int | None = 0xA1
     group: IommuGroup | None = None
     numa_node: int = -1
     native_driver: str | None = None
-    """The driver that the kernel would bind to it."""
+    """The driver that the kernel would bind to the function."""
     override: str | None = None
     driver: str | None = None
     leaving: bool = False
-    """A writer waits to unbind it; it is in use until then."""
+    """Whether a writer waits to unbind the function, which is in use."""
     fell_off_bus: bool = False
     physfn: PciAddress | None = None
     vf_number: int | None = None
-    """The number of a VF: 2 where its GPU links to it as `virtfn2`."""
+    """The number of a VF: 2 where the GPU has the link `virtfn2` to the VF."""
     virtfns: list[PciAddress] = field(default_factory=list)
     total_vfs: int | None = None
     vf: VfIdentity | None = None
     takes_numvfs: bool = True
-    """Whether its native driver creates VFs by `sriov_numvfs`; NVIDIA's does not."""
+    """Whether the native driver creates VFs by `sriov_numvfs`; NVIDIA's does not."""
 
 
 def id_texts(function: SimFunction) -> dict[str, str]:
@@ -70,7 +70,7 @@ def uevent_text(function: SimFunction) -> str:
 
 
 def config_bytes(function: SimFunction) -> bytes:
-    """Return configuration space: all bits set for a card that fell off its bus, and in the ids of a VF."""
+    """Return the configuration space: all bits are set for a card that fell off its bus, and in the ids of a VF."""
     if function.fell_off_bus:
         return b"\xff" * 256
     vendor, device = (0xFFFF, 0xFFFF) if function.physfn is not None else (function.id.vendor, function.id.device)

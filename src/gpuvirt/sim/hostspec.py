@@ -36,7 +36,7 @@ class LiveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A vGPU that exists."""
 
     slot: str
-    """The function that carries it: the GPU, or one of its VFs."""
+    """The function that carries the vGPU: the GPU, or one of the GPU's VFs."""
     type: VgpuType
     uuid: str | None = None
     """Only of a mediated device."""
@@ -70,9 +70,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Six hexadecimal digits: `030200`"""
     subsystem: str | None = None
     revision: Revision | None = "a1"
-    """None: it shows none, as before kernel 4.10, or its host was not read for it."""
+    """None: sysfs shows no revision, as before kernel 4.10, or the import has not read it."""
     native_driver: Name | None = None
-    """The driver that the kernel would bind to it."""
+    """The driver that the kernel would bind to the function."""
 
 
 class CardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -81,31 +81,31 @@ class CardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     functions: Annotated[tuple[FunctionSpec, ...], Meta(min_length=1, max_length=8)]
     vf_id: str | None = None
     vf_class: ClassCode | None = None
-    """The class of its VFs, where it differs from the GPU's; no driver binds to such VFs."""
+    """The class of the card's VFs, where it differs from the GPU's; no driver binds to such VFs."""
     total_vfs: Vfs | None = None
     numvfs: bool = True
-    """Whether its native driver creates VFs by `sriov_numvfs`; False: only sriov-manage does, as with NVIDIA's."""
+    """Whether the native driver creates VFs by `sriov_numvfs`; False: only sriov-manage does, as with NVIDIA's."""
     vgpus: Framework | None = None
     vgpus_on_vfs: bool = False
-    """Whether its VFs carry the vGPUs; without VFs, the GPU carries none."""
+    """Whether the GPU's VFs carry the vGPUs; without VFs, the GPU carries no vGPU."""
     vgpu_types: tuple[VgpuTypeSpec, ...] = ()
     mig_profiles: tuple[MigProfileSpec, ...] = ()
-    """The GPU instances that it can have in MIG mode."""
+    """The GPU instances that the card can have in MIG mode."""
 
 
 class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A card in a slot."""
 
     at: str
-    """The address of its first function: `0000:65:00.0`"""
+    """The address of the card's first function: `0000:65:00.0`"""
     board: str
     driver: Name | None = "native"
-    """`native`, `none`, or the driver of all its functions: `vfio-pci`."""
+    """`native`, `none`, or the driver of all functions of the card: `vfio-pci`."""
     group: Group | None = None
     """The IOMMU group; left out on a host without an IOMMU."""
     numa: NumaNode = -1
     behind: str | None = None
-    """The address of the bridge above it, which comes earlier in the file."""
+    """The address of the bridge above the card; the file has the bridge earlier."""
     vfs: Vfs = 0
     """The number of enabled VFs, at most the board's `total_vfs`."""
     vgpus: dict[VgpuType, Count] = {}
@@ -113,17 +113,17 @@ class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     vgpu_types: tuple[VgpuTypeSpec, ...] = ()
     """vGPU types in place of the board's."""
     mixed_sizes: bool = False
-    """Whether it is in mixed-size mode."""
+    """Whether the GPU is in mixed-size mode."""
     mig: dict[str, Count] = {}
     """The number of GPU instances by profile; the GPU is in MIG mode where there are some."""
     vf_of: str | None = None
-    """The address of its PF, which comes earlier in the file. It replaces the `vfs` of the PF."""
+    """The address of the PF of a VF, which comes earlier in the file. A VF in the file replaces the `vfs` of the PF."""
     cdev: Cdev | None = None
-    """The number of its first function as a VFIO device: 3 for `vfio3`; by default the next free one."""
+    """The number of the first function as a VFIO device: 3 for `vfio3`; by default the next free number."""
     fell_off_bus: bool = False
-    """Whether its configuration space reads as 0xffff."""
+    """Whether the card's configuration space reads as 0xffff."""
     carries: CarriesSpec | None = None
-    """The vGPUs of an imported host, in place of `vgpus` and of the board's types."""
+    """The GPU's vGPUs on an imported host, in place of `vgpus` and of the board's types."""
 
 
 class EgmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -145,7 +145,7 @@ class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     group_nodes: bool = True
     """False: a kernel without VFIO_GROUP, where devices are opened only by their own nodes."""
     cdev_nodes: bool | None = None
-    """Whether VFIO devices have nodes of their own; by default they have where there is iommufd."""
+    """Whether VFIO devices have nodes of their own; by default, they have with iommufd."""
     vfio_dev: bool = True
     """False: a kernel before 6.1, whose VFIO devices have no folder `vfio-dev`."""
     vfio_loaded: bool = True
@@ -156,7 +156,7 @@ class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Groups that have a node although none of their devices is on a VFIO driver."""
     egm: tuple[EgmSpec, ...] = ()
     platform: PlatformSpec = PlatformSpec()
-    """Everything of the host but its devices."""
+    """The host's processor, firmware, kernel and files: all but its devices."""
 
 
 class CardsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

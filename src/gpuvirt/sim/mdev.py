@@ -48,7 +48,7 @@ class MdevBus:
         self._next_group = FIRST_GROUP
 
     def offer(self, vgpu_host: SimVgpuHost, folders: Mapping[PciAddress, HostPath]) -> None:
-        """Let a GPU's parents create mediated devices while they are on its driver; `folders` are theirs in sysfs."""
+        """Let a GPU's parents create mediated devices while the driver has them; `folders` are those in sysfs."""
         self._tree.make(HostPath(LIVE))
         self._parents |= {slot: (vgpu_host, folders[slot]) for slot in vgpu_host.slots}
 
@@ -137,7 +137,7 @@ class MdevBus:
         return IommuGroup(self._next_group - 1)
 
     def remove(self, uuid: str) -> None:
-        """Remove a mediated device: it leaves sysfs at once, and is freed when its user closes it."""
+        """Remove a mediated device: the device leaves sysfs at once, and is freed when its user closes it."""
         device = self.devices[uuid]
         self._tree.remove(HostPath(f"{LIVE}/{uuid}"))
         self._blocking.spend(Operation.REMOVE)

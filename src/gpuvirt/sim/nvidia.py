@@ -57,7 +57,7 @@ class NvidiaDriver:
         self._inner.on_bind(slot)
 
     def on_unbind(self, slot: PciAddress, finish: Callable[[], None]) -> None:
-        """Prepare a function for the unbinding of its native driver; call `finish` when it is no longer in use."""
+        """Prepare a function for the unbinding of its driver; call `finish` when it is not in use any more."""
 
         def gone() -> None:
             self._clear(slot)

@@ -58,9 +58,9 @@ class ScreenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     number: ScreenNumber = 0
     """Its number: 1 for `fb1`."""
     name: str | None = None
-    """The driver that draws on it: `EFI VGA`, `nouveaudrmfb`."""
+    """The driver of the framebuffer: `EFI VGA`, `nouveaudrmfb`."""
     device: LinkedName | None = None
-    """The device that shows it: an address, `efi-framebuffer.0`."""
+    """The device of the framebuffer: an address, `efi-framebuffer.0`."""
 
 
 class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -88,7 +88,7 @@ class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     console: str | None = None
     """The address of the GPU on which the firmware shows its screen."""
     screen: str = "EFI VGA"
-    """The driver that draws on that screen."""
+    """The driver of the console's framebuffer."""
     without_reset: tuple[str, ...] = ()
     """Addresses of functions for which the kernel has no reset method."""
     bars_unassigned: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ class SmiGpu:
     index: int
     function: SimFunction
     vgpu_host: SimVgpuHost | None
-    """None: it carries no vGPUs."""
+    """None: the GPU carries no vGPUs."""
 
     @property
     def bus_id(self) -> str:

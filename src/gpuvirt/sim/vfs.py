@@ -32,7 +32,7 @@ class Carrier:
     vgpu_host: SimVgpuHost
     framework: Framework
     on_vfs: bool
-    """Whether its VFs carry the vGPUs; without VFs, the GPU carries none."""
+    """Whether the GPU's VFs carry the vGPUs; without VFs, the GPU carries no vGPU."""
 
 
 class Vfs:

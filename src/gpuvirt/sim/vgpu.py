@@ -26,15 +26,15 @@ class VgpuTypeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The number in the host's id: `nvidia-592`, or a vendor-VFIO type id."""
     name: VgpuType
     size: str
-    """Its framebuffer; types of one size can share a GPU."""
+    """The framebuffer of a vGPU; types of one size can share a GPU."""
     most: Annotated[int, Meta(ge=1, le=256)]
-    """The number that fits on one GPU."""
+    """The number of vGPUs that fit on one GPU."""
     host_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,63}\Z")] | None = None
     """The host's id of an mdev type where that is not `nvidia-<id>`: `i915-GVTg_V5_4`."""
     places: tuple[Gigabytes, ...] = ()
-    """Its placement ids in mixed-size mode: places in the framebuffer, in GB. The size is then in GB, too: `4G`."""
+    """The placement ids in mixed-size mode: places in the framebuffer, in GB. The size is then in GB, too: `4G`."""
     profile: str | None = None
-    """The profile of the GPU instance that it needs: `1g.10gb`; such a type is offered only in MIG mode."""
+    """The profile of the GPU instance that the type needs: `1g.10gb`; such a type is offered only in MIG mode."""
 
     @property
     def folder(self) -> str:
@@ -55,9 +55,9 @@ class MigProfileSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     name: str
     """`1g.10gb`"""
     size: Slices
-    """The number of its memory slices."""
+    """The number of memory slices."""
     starts: tuple[Slices, ...]
-    """The slices where it can begin, in the order in which the driver tries them."""
+    """The slices where a GPU instance can begin, in the order in which the driver tries them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +92,7 @@ class SimVgpuHost:
 
     @property
     def can_mix_sizes(self) -> bool:
-        """Whether its types have placements."""
+        """Whether the GPU's types have placements."""
         return any(spec.places for spec in self.all_types)
 
     def take(self, vgpu: str, spec: VgpuTypeSpec, slot: PciAddress) -> None:

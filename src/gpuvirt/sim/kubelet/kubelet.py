@@ -87,7 +87,7 @@ class SimKubelet:
         self.registrations: list[str] = []
         """The resources of all Register calls, in order."""
         self.has_pods = True
-        """Whether it has its pods from the API server; until then it lists no pod, and frees no device."""
+        """Whether the kubelet has its pods from the API server; until then it lists no pod, and frees no device."""
         self._clock = clock
         self._group = group
         self._clients: dict[str, PluginClient] = {}

@@ -81,7 +81,7 @@ class DeviceManager:
         known.numa_nodes = {**unhealthy, **healthy}
 
     def disconnected(self, resource: str, now_s: float) -> None:
-        """Record that a stream has ended: the resource's current plugin counts as stopped, whichever it is."""
+        """Record that a stream has ended; the resource's current plugin counts as stopped, even if it is newer."""
         known = self.resources.get(resource)
         if known is not None:
             known.unhealthy |= known.healthy

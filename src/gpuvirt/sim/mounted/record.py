@@ -1,7 +1,7 @@
 """The record of a mounted host: each write to the kernel's files and each call of a program, in lines of JSON.
 
-One line reports the beginning of a write or call, another its end. A reader can so tell what was asked of a device and
-when, whatever the calling program reports.
+One line reports the beginning of a write or call, another its end. So the record shows each write to a device and its
+time, independently of what the calling program reports.
 """
 
 import errno
