@@ -207,8 +207,8 @@ class MemoryHost(ThreadCallers):
     """The simulated kernel, called directly."""
 
     def __init__(self, *, iommufd: bool = False, group_nodes: bool = True) -> None:
-        machine = msgspec.structs.replace(load_host(str(HOST_FILE)), iommufd=iommufd, group_nodes=group_nodes)
-        self._sim = build_host(machine, wait=True)
+        spec = msgspec.structs.replace(load_host(str(HOST_FILE)), iommufd=iommufd, group_nodes=group_nodes)
+        self._sim = build_host(spec, wait=True)
         super().__init__(self._sim)
 
     def load_driver(self, driver: str) -> None:

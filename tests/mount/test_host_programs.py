@@ -116,12 +116,12 @@ def on(*arguments: str) -> "subprocess.CompletedProcess[str]":
     ],
 )
 def test_a_host_of_sim_run_acts(simulated: str, script: str, expected: str) -> None:
-    done = on("-m", simulated, "--", "sh", "-c", script)
+    done = on("-H", simulated, "--", "sh", "-c", script)
     assert (done.returncode, done.stderr) == (0, "")
     assert expected in done.stdout
 
 
-@pytest.mark.parametrize("options", [["-m", "4xT4"], ["-m", "4xT4", "--snapshot"]])
+@pytest.mark.parametrize("options", [["-H", "4xT4"], ["-H", "4xT4", "--snapshot"]])
 def test_sim_run_that_is_terminated_ends_its_program_and_leaves_nothing(options: list[str]) -> None:
     command = [*GPUVIRT, "sim", "run", *options, "--", "sh", "-c", 'echo "$GPUVIRT_HOST_ROOT"; exec sleep 100']
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -149,7 +149,7 @@ def test_doctor_reads_all_files_of_the_host() -> None:
     """It reads the kernel's files, and also those that identify the boot loader in /etc."""
 
     def codes(*options: str) -> Mapping[str, object]:
-        done = on(*options, "-m", "2xA10-no-iommu", "--", *GPUVIRT, "doctor", "-o", "json")
+        done = on(*options, "-H", "2xA10-no-iommu", "--", *GPUVIRT, "doctor", "-o", "json")
         results = json.loads(done.stdout)["results"]
         return {result["check"]: [finding.get("fix") for finding in result["findings"]] for result in results}
 
