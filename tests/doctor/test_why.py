@@ -122,7 +122,7 @@ def test_a_resource_without_devices_is_not_said_to_be_offered() -> None:
     empty = ResourceView(ResourceName("nvidia.com/GA102GL_A40"), ())
     way = walk(replace(seen, view=replace(seen.view, resources=(*seen.view.resources, empty))), "GA102GL_A41")
     assert way.blocker is not None
-    assert way.blocker.seen[0].value == f"offered are: {A10}"
+    assert way.blocker.seen[0].value == f"offers {A10}"
     assert "A40" not in way.blocker.message
 
 

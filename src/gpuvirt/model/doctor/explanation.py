@@ -1,14 +1,17 @@
-"""The way of one device, from the bus to a virtual machine: each stage in order, and the one that blocks it."""
+"""The stages of one device, from the PCI bus to a VM, in order, and the stage that blocks the device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.reasons import ReasonCode
 
 VERSION = 1
 NOT_REACHED = "not reached"
+
+StepT = TypeVar("StepT", bound=StrEnum)
 
 
 class Step(StrEnum):
@@ -27,12 +30,12 @@ class Step(StrEnum):
 
 
 class Standing(StrEnum):
-    """How it is with a stage."""
+    """The result of a stage."""
 
     OK = "ok"
     BLOCKED = "blocked"
     SKIPPED = "skipped"
-    """It was not looked at: something before it blocks, or nobody has shown what it needs."""
+    """The stage was not checked: an earlier stage blocks, or its input is missing."""
 
 
 STEPS: Mapping[ReasonCode, Step] = {
@@ -56,7 +59,7 @@ STEPS: Mapping[ReasonCode, Step] = {
     ReasonCode.NODE_MISSING: Step.NODE,
     ReasonCode.IN_USE_ELSEWHERE: Step.FREE,
 }
-"""The stage that each reason against a device blocks; any other keeps it from being offered."""
+"""The stage that each reason of a device blocks; a reason that is not listed blocks OFFERED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,47 +73,67 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The whole; its JSON is a contract (docs/reference.md)."""
+    """The explanation of a device or a resource; its JSON is a contract (docs/reference.md)."""
 
     target: str
-    """What was asked for."""
+    """The address, vGPU id or resource name that the user gave."""
     device: str | None
-    """The device whose way it is; of a resource, the one that gets furthest."""
+    """The explained device; for a resource, the device that passes the most stages."""
     resource: str | None
     stages: tuple[Stage, ...]
     blocker: Finding | None
-    """The one thing that is in the way; None where the device can be given to a machine now."""
+    """The finding that blocks the device; None where a VM can get the device now."""
     invalid: tuple[Finding, ...] = ()
-    """What is invalid of the node's desired state: the device may stand as it does because of it."""
+    """The invalid values of the node's desired state: they may be why the device is in this state."""
     version: int = VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a stage says, and what blocks it."""
+class StageResult(Generic[StepT]):
+    """The message of one stage, and the finding that blocks it."""
 
-    step: Step
+    step: StepT
     message: str
     blocker: Finding | None = None
     skipped: bool = False
 
+    @property
+    def standing(self) -> Standing:
+        """The result of the stage."""
+        if self.blocker is not None:
+            return Standing.BLOCKED
+        return Standing.SKIPPED if self.skipped else Standing.OK
 
-def assemble(target: str, device: str | None, resource: str | None, found: Iterable[Found]) -> Way:
-    """Return a way of what its stages say; after the first that blocks, the others are not looked at."""
-    stages: list[Stage] = []
+
+def blocked(step: StepT, blocker: Finding) -> StageResult[StepT]:
+    """Return the result of a stage that a finding blocks."""
+    return StageResult(step, f"{blocker.subject} {blocker.message}", blocker)
+
+
+def until_blocked(
+    results: Iterable[StageResult[StepT]], steps: type[StepT]
+) -> tuple[Sequence[StageResult[StepT]], Finding | None]:
+    """Return a result for each of `steps`, with the first blocker; stages after a blocked one are not evaluated."""
+    reached: list[StageResult[StepT]] = []
     blocker: Finding | None = None
-    for one in found:
+    for result in results:
+        reached.append(result)
+        blocker = result.blocker
         if blocker is not None:
             break
-        blocker = one.blocker
-        standing = Standing.BLOCKED if blocker is not None else Standing.SKIPPED if one.skipped else Standing.OK
-        stages.append(Stage(one.step, standing, one.message))
-    reached = {stage.step for stage in stages}
-    stages += [Stage(step, Standing.SKIPPED, NOT_REACHED) for step in Step if step not in reached]
-    return Way(target, device, resource, tuple(stages), blocker)
+    done = {result.step for result in reached}
+    later = [StageResult(step, NOT_REACHED, skipped=True) for step in steps if step not in done]
+    return [*reached, *later], blocker
+
+
+def assemble(target: str, device: str | None, resource: str | None, results: Iterable[StageResult[Step]]) -> Way:
+    """Return the explanation that the results of the stages give."""
+    stages, blocker = until_blocked(results, Step)
+    rows = tuple(Stage(stage.step, stage.standing, stage.message) for stage in stages)
+    return Way(target, device, resource, rows, blocker)
 
 
 def progress(way: Way) -> int:
-    """Return how many stages a device gets through."""
-    blocked = (at for at, stage in enumerate(way.stages) if stage.standing is Standing.BLOCKED)
-    return next(blocked, len(way.stages))
+    """Return how many stages a device passes."""
+    blocked_at = (index for index, stage in enumerate(way.stages) if stage.standing is Standing.BLOCKED)
+    return next(blocked_at, len(way.stages))

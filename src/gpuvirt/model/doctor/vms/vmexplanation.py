@@ -1,21 +1,21 @@
-"""Explains why a VM, a VMI or a pod lacks its GPUs (`gpuvirt why vm/NAME`), and names one thing as the blocker."""
+"""Explains why a VM, a VMI or a pod lacks its GPUs (`gpuvirt why vm/NAME`), and names one blocker."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuvirt.model.doctor.explanation import NOT_REACHED, Standing
+from gpuvirt.model.doctor.explanation import StageResult, Standing, blocked, until_blocked
 from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.doctor.vms import podfindings, vmfindings
 from gpuvirt.model.doctor.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence, condition
 from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict, judge_nodes
 
 VERSION = 1
-NOT_ASKED = "not a question of a pod"
+NOT_FOR_PODS = "does not apply to a pod"
 
 
 class VmStep(StrEnum):
-    """What a VM goes through until it has its devices."""
+    """The stages that a VM passes until it has its devices."""
 
     FOUND = "found"
     REQUESTS = "requests"
@@ -29,7 +29,7 @@ class VmStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VmStage:
-    """One step of it."""
+    """One stage."""
 
     step: VmStep
     standing: Standing
@@ -38,59 +38,42 @@ class VmStage:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedDevice:
-    """A device that the pod has."""
+    """A device that is allocated to the pod."""
 
     id: str
     name: str
     node: str
     resource: str | None
     reasons: tuple[str, ...] = ()
-    """What is wrong with it."""
+    """Why the device is unhealthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The whole; its JSON is a contract (docs/reference.md)."""
+    """The explanation of a VM, a VMI or a pod; its JSON is a contract (docs/reference.md)."""
 
     target: str
     namespace: str
     pod: str | None
     requests: Mapping[str, int]
     blocker: Finding | None
-    """The one thing that is in the way; None where the devices are there."""
+    """The finding that blocks it; None where it has its devices."""
     stages: tuple[VmStage, ...]
     scheduler: str
-    """What the scheduler says of the pod; empty where it says nothing."""
+    """The pod's condition PodScheduled in words; empty where the pod is scheduled or has no such condition."""
     nodes: tuple[NodeVerdict, ...]
-    """Nodes that have GPUs, the nearest to run it first; none once it has a node."""
+    """The nodes with GPUs, in order of how few obstacles they have; none once the pod has a node."""
     devices: tuple[AllocatedDevice, ...]
     unread: tuple[str, ...]
-    """What could not be read, and why."""
+    """The API objects that could not be read, and why."""
     version: int = VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    step: VmStep
-    message: str
-    blocker: Finding | None = None
-    skipped: bool = False
-
-
 def explain(evidence: VmEvidence) -> Explanation:
-    """Return the explanation that evidence gives."""
+    """Return the explanation of the evidence's target."""
     pod, target = evidence.pod, evidence.target
     verdicts = judge_nodes(evidence) if evidence.requests and not _is_placed(evidence) else ()
-    stages: list[VmStage] = []
-    blocker: Finding | None = None
-    for result in _results(evidence, verdicts):
-        blocker = result.blocker
-        standing = Standing.BLOCKED if blocker is not None else Standing.SKIPPED if result.skipped else Standing.OK
-        stages.append(VmStage(result.step, standing, result.message))
-        if blocker is not None:
-            break
-    reached = {stage.step for stage in stages}
-    stages += [VmStage(step, Standing.SKIPPED, NOT_REACHED) for step in VmStep if step not in reached]
+    stages, blocker = until_blocked(_results(evidence, verdicts), VmStep)
     scheduled = condition(pod.conditions, "PodScheduled") if pod is not None else None
     return Explanation(
         target=f"{target.kind}/{target.name}",
@@ -98,7 +81,7 @@ def explain(evidence: VmEvidence) -> Explanation:
         pod=f"{pod.namespace}/{pod.name}" if pod is not None else None,
         requests=evidence.requests,
         blocker=blocker,
-        stages=tuple(stages),
+        stages=tuple(VmStage(stage.step, stage.standing, stage.message) for stage in stages),
         scheduler=scheduled.text if scheduled is not None and scheduled.status != "True" else "",
         nodes=verdicts,
         devices=tuple(_devices(evidence)),
@@ -110,7 +93,7 @@ def _is_placed(evidence: VmEvidence) -> bool:
     return evidence.pod is not None and evidence.pod.node != "" and evidence.pod.phase != "Failed"
 
 
-def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterator[_Result]:
+def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterator[StageResult[VmStep]]:
     yield _result(VmStep.FOUND, vmfindings.not_found(evidence), f"{evidence.target.text} exists")
     yield _result(
         VmStep.REQUESTS,
@@ -118,7 +101,7 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterato
         vmfindings.in_words(evidence.requests),
     )
     if evidence.target.kind is ObjectKind.POD:
-        yield from (_Result(step, NOT_ASKED, skipped=True) for step in (VmStep.STARTED, VmStep.PERMITTED))
+        yield from (StageResult(step, NOT_FOR_PODS, skipped=True) for step in (VmStep.STARTED, VmStep.PERMITTED))
     else:
         phase = evidence.vmi.phase if evidence.vmi is not None else ""
         vmi = f"its VMI is {phase}" if phase else "it was started"
@@ -134,37 +117,37 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterato
     yield _running(evidence)
 
 
-def _result(step: VmStep, blocker: Finding | None, message: str = "") -> _Result:
-    return _Result(step, message if blocker is None else f"{blocker.subject} {blocker.message}", blocker)
+def _result(step: VmStep, blocker: Finding | None, message: str = "") -> StageResult[VmStep]:
+    return StageResult(step, message) if blocker is None else blocked(step, blocker)
 
 
-def _permitted(evidence: VmEvidence) -> _Result:
+def _permitted(evidence: VmEvidence) -> StageResult[VmStep]:
     if evidence.pod is not None:
-        return _Result(VmStep.PERMITTED, "KubeVirt has made its pod")
+        return StageResult(VmStep.PERMITTED, "KubeVirt has created its pod")
     blocker = vmfindings.not_permitted(evidence)
     if blocker is None and evidence.kubevirts is None:
-        return _Result(VmStep.PERMITTED, "KubeVirt's configuration could not be read", skipped=True)
-    return _result(VmStep.PERMITTED, blocker, "KubeVirt permits it")
+        return StageResult(VmStep.PERMITTED, "KubeVirt's configuration could not be read", skipped=True)
+    return _result(VmStep.PERMITTED, blocker, "KubeVirt permits the requested devices")
 
 
-def _running(evidence: VmEvidence) -> _Result:
+def _running(evidence: VmEvidence) -> StageResult[VmStep]:
     seen = devices_seen(evidence)
-    has = ", ".join(f"{one.id} ({one.name})" for one in seen)
-    message = f"it has {has}" if has else "it runs; its node has not reported its devices yet"
+    devices = ", ".join(f"{device.id} ({device.name})" for device in seen)
+    message = f"it runs with {devices}" if devices else "it runs; its node has not reported its devices yet"
     return _result(VmStep.RUNNING, podfindings.not_running(evidence) or podfindings.unhealthy(seen), message)
 
 
 def devices_seen(evidence: VmEvidence) -> list[DeviceSeen]:
-    """Return the devices that the pod has, as its node's agent reports them."""
+    """Return the devices of the pod that its node's agent reports."""
     pod = evidence.pod
     if pod is None or not pod.node:
         return []
-    node = next((one for one in evidence.nodes or () if one.name == pod.node), None)
+    node = next((node for node in evidence.nodes or () if node.name == pod.node), None)
     reported = node.gpu_node.devices if node is not None and node.gpu_node is not None else ()
-    return [one for one in reported if pod.user in one.users]
+    return [device for device in reported if pod.user in device.users]
 
 
 def _devices(evidence: VmEvidence) -> Iterator[AllocatedDevice]:
     node = evidence.pod.node if evidence.pod is not None else ""
-    for one in devices_seen(evidence):
-        yield AllocatedDevice(one.id, one.name, node, one.offered_as, one.reasons)
+    for device in devices_seen(evidence):
+        yield AllocatedDevice(device.id, device.name, node, device.offered_as, device.reasons)
