@@ -28,7 +28,7 @@ from tests.sickhost import evidence, host
         (
             Boot.NONE,
             BootLoader.UNKNOWN,
-            "# give the kernel intel_iommu=on iommu=pt, in the way of this host's boot loader",
+            "# add intel_iommu=on iommu=pt to the kernel's command line in this host's boot loader",
         ),
     ],
 )
