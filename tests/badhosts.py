@@ -86,23 +86,23 @@ BAD = {
     ),
     "VT-d not asked for": Bad(
         lambda: host(PlatformSpec(acpi=("DMAR",), cmdline="quiet"), simulated="2xA10-no-iommu"),
-        FindingCode.IOMMU_OFF, Level.ERROR, "/proc/cmdline: has none of intel_iommu", "add intel_iommu=on iommu=pt",
+        FindingCode.IOMMU_OFF, Level.ERROR, "/proc/cmdline: none of intel_iommu", "add intel_iommu=on iommu=pt",
     ),
     "VT-d switched off": Bad(
         lambda: host(PlatformSpec(acpi=("DMAR",), cmdline="intel_iommu=off"), simulated="2xA10-no-iommu"),
-        FindingCode.IOMMU_OFF, Level.ERROR, "intel_iommu=off", "take intel_iommu=off out",
+        FindingCode.IOMMU_OFF, Level.ERROR, "intel_iommu=off", "remove intel_iommu=off from",
     ),
     "AMD-Vi switched off": Bad(
         lambda: host(PlatformSpec(cpu=Cpu.AMD, acpi=("IVRS",), cmdline="amd_iommu=off"), simulated="2xA10-no-iommu"),
-        FindingCode.IOMMU_OFF, Level.ERROR, "amd_iommu=off", "take amd_iommu=off out",
+        FindingCode.IOMMU_OFF, Level.ERROR, "amd_iommu=off", "remove amd_iommu=off from",
     ),
     "ACS override": Bad(
         lambda: host(PlatformSpec(cmdline="intel_iommu=on pcie_acs_override=downstream,multifunction")),
-        FindingCode.ACS_OVERRIDE, Level.WARNING, "pcie_acs_override=downstream", "take pcie_acs_override=downstream",
+        FindingCode.ACS_OVERRIDE, Level.WARNING, "pcie_acs_override=downstream", "remove pcie_acs_override=downstream",
     ),
     "nomodeset": Bad(
         lambda: host(PlatformSpec(cpu=Cpu.AMD, cmdline="nomodeset"), simulated="8xMI300X", driver="native"),
-        FindingCode.KERNEL_ARGUMENT, Level.WARNING, "nomodeset", "take nomodeset out",
+        FindingCode.KERNEL_ARGUMENT, Level.WARNING, "nomodeset", "remove nomodeset from",
     ),
     "interrupts not remapped": Bad(
         lambda: host(PlatformSpec(interrupt_remapping=False)),
@@ -110,11 +110,11 @@ BAD = {
     ),
     "interrupt remapping switched off": Bad(
         lambda: host(PlatformSpec(interrupt_remapping=False, cmdline="intel_iommu=on intremap=off")),
-        FindingCode.INTERRUPTS_NOT_REMAPPED, Level.ERROR, "intremap=off", "take intremap=off out",
+        FindingCode.INTERRUPTS_NOT_REMAPPED, Level.ERROR, "intremap=off", "remove intremap=off from",
     ),
     "unsafe interrupts": Bad(
         lambda: host(PlatformSpec(unsafe_interrupts=True)),
-        FindingCode.UNSAFE_INTERRUPTS, Level.WARNING, "allow_unsafe_interrupts: Y", "allow_unsafe_interrupts=1 out of",
+        FindingCode.UNSAFE_INTERRUPTS, Level.WARNING, "allow_unsafe_interrupts: Y", "remove allow_unsafe_interrupts=1",
     ),
     "a shared group": Bad(
         lambda: host(simulated="2xRTX4090-one-group"),
@@ -130,7 +130,7 @@ BAD = {
     ),
     "vfio-pci is kept out by the kernel": Bad(
         lambda: host(PlatformSpec(cmdline="intel_iommu=on module_blacklist=nouveau,vfio_pci")),
-        FindingCode.VFIO_BLOCKED, Level.ERROR, "module_blacklist=nouveau,vfio_pci", "take module_blacklist=",
+        FindingCode.VFIO_BLOCKED, Level.ERROR, "module_blacklist=nouveau,vfio_pci", "remove module_blacklist=",
     ),
     "nvidia was faster than vfio-pci": Bad(
         lambda: host(with_file("/etc/modprobe.d/v.conf", "options vfio-pci ids=10de:2236,1234:5\n"), driver="native"),
@@ -152,7 +152,7 @@ BAD = {
             "about: x\nslots: [{at: '0000:05:00.0', board: A10, driver: vfio-pci, group: 7},"
             " {at: '0000:06:00.0', board: nvme, group: 7}]"
         ),
-        ReasonCode.GROUP_NOT_VIABLE, Level.ERROR, "0000:06:00.0/driver: nvme", "put the GPU into another slot",
+        ReasonCode.GROUP_NOT_VIABLE, Level.ERROR, "0000:06:00.0/driver: nvme", "move the GPU to another slot",
     ),
     "nouveau": Bad(
         lambda: host(driver="nouveau"),
@@ -204,7 +204,7 @@ BAD = {
     ),
     "VFs, and no manager": Bad(
         lambda: simulated(TYPELESS.replace("VFS", "2").replace(", nvidia_vgpu_vfio", "")),
-        FindingCode.NO_VGPU_TYPES, Level.WARNING, "/sys/module/nvidia_vgpu_vfio: not there", "vgpu-kvm",
+        FindingCode.NO_VGPU_TYPES, Level.WARNING, "/sys/module/nvidia_vgpu_vfio: not loaded", "vgpu-kvm",
     ),
     "VFs on a GPU for passthrough": Bad(
         lambda: simulated("about: x\nslots: [{at: '0000:65:00.0', board: A10, driver: vfio-pci, group: 12, vfs: 2}]"),

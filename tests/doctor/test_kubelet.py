@@ -66,7 +66,7 @@ def test_all_is_registered_and_counted(folder: Path) -> None:
     count(folder, *GPUS)
     report = diagnosis.report(with_agent(folder))
     assert report.level is Level.OK
-    assert any(one.message == "is counted as it is: 2 healthy devices" for one in findings(report))
+    assert any(one.message == "has 2 healthy devices, and the kubelet counts the same" for one in findings(report))
 
 
 def test_not_registered_is_reported_in_the_agents_words(folder: Path) -> None:

@@ -205,7 +205,7 @@ CASES = {
     ),
     "too few": (
         on_node(NODE, replace(WAITS, requests={A10: 3})),
-        (VmStep.SCHEDULED, FindingCode.TOO_FEW_DEVICES, "request 2 at most"),
+        (VmStep.SCHEDULED, FindingCode.TOO_FEW_DEVICES, "request at most 2"),
     ),
     "all allocated": (
         on_node(NODE, WAITS, allocated_to("a", 1), allocated_to("b", 1)),
@@ -324,7 +324,7 @@ def test_what_runs_has_its_devices() -> None:
     found = explain(replace(RUNNING, nodes=(reporting(OFFER, devices=mine, counted=2),)))
     assert (found.blocker, found.nodes, blocked_at(found)) == (None, (), None)
     assert [(one.id, one.node, one.resource) for one in found.devices] == [(GPU, "node01", A10)]
-    assert found.stages[-1].message == f"it has {GPU} (GA102GL [A10])"
+    assert found.stages[-1].message == f"it runs with {GPU} (GA102GL [A10])"
 
 
 @pytest.mark.parametrize("pod", [WAITS, RUNS])

@@ -1,4 +1,4 @@
-"""All checks, in the order of the way from firmware to virtual machine, and the report of what they find."""
+"""All checks, in order from the firmware to the VM, and the report of their findings."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Check:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the check."""
         return self.run.__name__
 
 
@@ -54,6 +54,6 @@ CHECKS: tuple[Check, ...] = (
 
 
 def report(evidence: Evidence) -> Report:
-    """Return what all checks find."""
+    """Return the findings of all checks."""
     results = tuple(Result(check.area, check.name, tuple(check.run(evidence))) for check in CHECKS)
     return Report(worst(finding for result in results for finding in result.findings), results)

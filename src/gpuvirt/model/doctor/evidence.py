@@ -1,4 +1,4 @@
-"""All that checks look at: the host, what its devices mean, the agent's picture, the kubelet, KubeVirt."""
+"""The input of all checks: the host, its inventory, the agent's NodeView, the kubelet, KubeVirt's configuration."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,39 +16,39 @@ from gpuvirt.model.offers.view import NodeView
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The evidence."""
+    """The input of all checks."""
 
     setup: Setup
     inventory: Inventory
     view: NodeView
-    """As `gpuvirt devices` shows it."""
+    """The view that `gpuvirt devices` prints."""
     settings: Settings
     kubelet: KubeletFacts
     kubevirts: tuple[KubeVirt, ...] | None = None
-    """None where nobody has shown us any."""
+    """None without `--kubevirt` and without access to the API server."""
 
     @property
     def cmdline(self) -> tuple[str, ...]:
-        """The kernel's arguments, those after `--` left out, which are init's."""
+        """The kernel's arguments; those after `--` are init's, and are left out."""
         words = (self.setup.cmdline.text or "").split()
         return tuple(words[: words.index("--")] if "--" in words else words)
 
     def argument(self, name: str) -> str | None:
-        """Return what `name=` was last given on the kernel's command line, "" for the bare word."""
+        """Return the last value of `name=` on the kernel's command line, "" for the bare word."""
         found = [word.partition("=")[2] for word in self.cmdline if word.partition("=")[0] == name]
         return found[-1] if found else None
 
     @property
     def on_vfio(self) -> tuple[Gpu, ...]:
-        """The GPUs that a VFIO driver has."""
+        """The GPUs that are bound to a VFIO driver."""
         return tuple(gpu for gpu in self.inventory.gpus.values() if gpu.function.on_vfio)
 
-    def looked_at(self) -> Iterator[tuple[Gpu, FunctionSetup]]:
-        """Yield the GPUs with what was looked at more closely."""
+    def gpu_setups(self) -> Iterator[tuple[Gpu, FunctionSetup]]:
+        """Yield the GPUs with the attributes that only `gpuvirt doctor` reads."""
         for address, gpu in self.inventory.gpus.items():
             if (setup := self.setup.functions.get(address)) is not None:
                 yield gpu, setup
 
     def function(self, address: PciAddress) -> PciFunction | None:
-        """Return a function of this host."""
+        """Return the function at an address."""
         return self.inventory.facts.functions.get(address)

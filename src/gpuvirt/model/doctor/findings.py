@@ -1,4 +1,4 @@
-"""What a check finds: how grave it is, where it was seen, why it matters, and what mends it; and the report of all."""
+"""Findings of checks: the level, where it was seen, why it matters, and the fix; and the report of all checks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,13 +9,12 @@ from gpuvirt.model.reasons import FindingCode, Reason, Seen
 from gpuvirt.model.reasons.codes import Code, Level
 
 VERSION = 1
-
-
 GRAVITY = tuple(Level)
+NEVER_ABSENT = "gpuvirt treats a value that could not be read as unknown, neither as absent nor as correct"
 
 
 class Area(StrEnum):
-    """The parts of the way from firmware to virtual machine, in its order."""
+    """The groups of checks, in order from the firmware to the VM."""
 
     FIRMWARE = "firmware"
     IOMMU = "iommu"
@@ -28,39 +27,39 @@ class Area(StrEnum):
 
 
 class Shown(Protocol):
-    """Something that was looked at."""
+    """A file, a folder or a link that was read."""
 
     @property
     def path(self) -> str:
-        """Where."""
+        """Its path."""
         ...
 
     @property
     def shown(self) -> str:
-        """What stood there, in words."""
+        """Its content in words."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check has to say."""
+    """One statement of a check: a problem, or that something is in order."""
 
     level: Level
     subject: str
     message: str
-    """What is so, as words that follow the subject."""
+    """The words that follow the subject."""
     code: Code | None = None
-    """What is wrong, in one word; None where nothing is."""
+    """The code of the problem; None where nothing is wrong."""
     seen: tuple[Seen, ...] = ()
     why: str | None = None
     """Why it matters."""
     fix: tuple[str, ...] = ()
-    """What to do about it, in its order: words, commands to give, lines to write."""
+    """The steps of the fix, in order: instructions, commands to run, lines to write into a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one check found."""
+    """The findings of one check."""
 
     area: Area
     check: str
@@ -69,7 +68,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What all checks found; its JSON is a contract (docs/reference.md): fields are added to, and not renamed."""
+    """The findings of all checks; its JSON is a contract (docs/reference.md): fields are added, never renamed."""
 
     level: Level
     results: tuple[Result, ...]
@@ -82,11 +81,11 @@ def worst(findings: Iterable[Finding]) -> Level:
 
 
 def seen(*things: Shown) -> tuple[Seen, ...]:
-    """Return what was looked at."""
+    """Return where something was read, with the content."""
     return tuple(Seen(thing.path, thing.shown) for thing in things)
 
 
-def problem(  # noqa: PLR0913  what a finding says: what, where, why, the fix
+def problem(  # noqa: PLR0913  the fields of a finding
     code: Code,
     subject: str,
     message: str,
@@ -96,35 +95,37 @@ def problem(  # noqa: PLR0913  what a finding says: what, where, why, the fix
     fix: tuple[str, ...] = (),
     level: Level | None = None,
 ) -> Finding:
-    """Return a finding; its level is that of its code where the case at hand is not milder."""
+    """Return a finding; without a level it has the level of its code."""
     return Finding(level or code.level, subject, message, code, seen, why, fix)
 
 
 def fine(subject: str, message: str, *things: Shown) -> Finding:
-    """Return that something is as it should be."""
+    """Return the finding that something is in order."""
     return Finding(Level.OK, subject, message, seen=seen(*things))
 
 
 def unread(subject: str, message: str, *things: Shown) -> Finding:
-    """Return that something could not be told."""
+    """Return the finding that something could not be read."""
     return problem(
         FindingCode.NOT_READ,
         subject,
         message,
         seen(*things),
-        why="what could not be read is not taken for absent, nor for well",
-        fix=("run it as root, with the host's own /sys, /proc, /dev, /etc and /lib/modules below --host-root",),
+        why=NEVER_ABSENT,
+        fix=(
+            "run this command as root, with the host's own /sys, /proc, /dev, /etc and /lib/modules below --host-root",
+        ),
     )
 
 
 def listed(names: Iterable[str], *, most: int = 10) -> str:
-    """Return names in a row, each whole: the first ones, and how many more there are."""
+    """Return the first names as a list, and how many more there are."""
     every = list(names)
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def of_reason(reason: Reason, level: Level) -> Finding:
-    """Return a reason as a finding, with the same code and words."""
+    """Return a reason as a finding with the same code and words."""
     return Finding(
         level,
         reason.subject,

@@ -1,7 +1,6 @@
-"""What of KubeVirt's own configuration decides whether a machine may have our devices.
+"""The part of KubeVirt's configuration that decides whether a VM may have gpuvirt's devices.
 
-It is what `kubectl get kubevirt -A -o yaml` prints.
-The fields are KubeVirt's v1 API. What is not looked at here may stand in the file.
+The input is what `kubectl get kubevirt -A -o yaml` prints. The fields are KubeVirt's v1 API; other fields are ignored.
 """
 
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from gpuvirt.errors import ConfigError
 
 
 class Permitted(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """One entry of a list of permitted devices; each list has another selector."""
+    """One entry of a list of permitted devices; each list has its own selector field."""
 
     resource_name: str = ""
     pci_vendor_selector: str | None = None
@@ -22,14 +21,14 @@ class Permitted(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class PermittedHostDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What machines may have; where it stands, nothing else."""
+    """The devices that VMs may have; where the field is set, all other devices are refused."""
 
     pci_host_devices: tuple[Permitted, ...] | None = None
     mediated_devices: tuple[Permitted, ...] | None = None
     usb: tuple[Permitted, ...] | None = None
 
     def entries(self) -> Iterator[tuple[str, Permitted]]:
-        """Yield each entry with its place."""
+        """Yield each entry with its path."""
         lists = {"pciHostDevices": self.pci_host_devices, "mediatedDevices": self.mediated_devices, "usb": self.usb}
         for name, entries in lists.items():
             for index, entry in enumerate(entries or ()):
@@ -37,25 +36,25 @@ class PermittedHostDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=
 
 
 class NodeTypes(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What KubeVirt makes on some nodes; by the field's new and old name."""
+    """The mdev types that KubeVirt creates on some nodes; by the field's new and old name."""
 
     mediated_device_types: tuple[str, ...] | None = None
     mediated_devices_types: tuple[str, ...] | None = None
 
 
 class MediatedDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Whether and how KubeVirt makes mediated devices, and deletes others."""
+    """Whether KubeVirt creates mediated devices of its own, and deletes others."""
 
     enabled: bool | None = None
-    """Since v1.8; it goes before the gate DisableMDEVConfiguration."""
+    """Since v1.8; it takes precedence over the gate DisableMDEVConfiguration."""
     mediated_device_types: tuple[str, ...] | None = None
     mediated_devices_types: tuple[str, ...] | None = None
-    """The same, by its old name."""
+    """The old name of `mediatedDeviceTypes`."""
     node_mediated_device_types: tuple[NodeTypes, ...] | None = None
 
     @property
     def makes_own(self) -> bool:
-        """Whether KubeVirt is told to make mediated devices itself."""
+        """Whether KubeVirt is configured to create mediated devices itself."""
         return bool(self.mediated_device_types or self.mediated_devices_types or self.node_mediated_device_types)
 
 
@@ -94,7 +93,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubeVirt(msgspec.Struct, frozen=True, kw_only=True):
-    """One KubeVirt."""
+    """An object of KubeVirt's kind `KubeVirt`."""
 
     kind: str
     metadata: Metadata = Metadata()
@@ -103,18 +102,18 @@ class KubeVirt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def configuration(self) -> Configuration:
-        """What is configured."""
+        """`spec.configuration`, or an empty one."""
         return self.spec.configuration or Configuration()
 
     @property
     def gates(self) -> frozenset[str]:
-        """The feature gates that are switched on by name."""
+        """The enabled feature gates."""
         developer = self.configuration.developer_configuration or DeveloperConfiguration()
         return frozenset(developer.feature_gates or ()) - frozenset(developer.disabled_feature_gates or ())
 
     @property
     def version(self) -> str:
-        """Its version, as it says itself."""
+        """The version that KubeVirt reports in its status."""
         return (self.status.observed_kube_virt_version if self.status is not None else None) or "unknown"
 
 
@@ -127,17 +126,17 @@ class _List(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(text: str, *, where: str) -> tuple[KubeVirt, ...]:
-    """Return the KubeVirts in what kubectl wrote, YAML or JSON; raise ConfigError."""
+    """Return the KubeVirt objects in kubectl's output, YAML or JSON; raise ConfigError."""
     kind = documents.parse(text, _Kind, where=where, null_is_absent=True).kind
     found = (
         documents.parse(text, _List, where=where, null_is_absent=True).items
         if kind in {"List", "KubeVirtList"}
         else (documents.parse(text, KubeVirt, where=where, null_is_absent=True),)
     )
-    for one in found:
-        if one.kind != "KubeVirt":
+    for kubevirt in found:
+        if kubevirt.kind != "KubeVirt":
             raise ConfigError(
-                f"is a {one.kind}; expected KubeVirt, as from kubectl get kubevirt -A -o yaml",
+                f"is a {kubevirt.kind}; expected KubeVirt, as from kubectl get kubevirt -A -o yaml",
                 where=where,
                 path="$.kind",
             )

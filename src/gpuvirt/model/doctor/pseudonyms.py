@@ -1,4 +1,4 @@
-"""Names of nodes, pods and namespaces, taken out of what is handed on: one name is one pseudonym everywhere."""
+"""Pseudonyms for the nodes, pods and namespaces in a support archive: a name has the same pseudonym everywhere."""
 
 import re
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ from gpuvirt.model.allocation.ledger import Consumer, Ledger
 from gpuvirt.model.offers.view import NodeView
 
 _POD = re.compile(r"\bpod (?P<pod>[-A-Za-z0-9_.]+(?:/[-A-Za-z0-9_.]+)?)")
-"""How our own messages name a pod: `pod default/vm-a`, or by its UID."""
+"""How gpuvirt's messages name a pod: `pod default/vm-a`, or by its UID."""
 _PSEUDONYM = re.compile(r"(?:node|namespace|pod|uid|container)-[0-9]+")
 
 
 class Pseudonyms:
-    """What each name is called instead; a name that is met first gets the next number."""
+    """The pseudonym of each name; a new name gets the next number."""
 
     def __init__(self, nodes: Iterable[str]) -> None:
         self.node = "node-1"
@@ -22,28 +22,28 @@ class Pseudonyms:
         self._namespaces: dict[str, str] = {}
         self._containers: dict[str, str] = {}
         self._pods: dict[tuple[str, str], int] = {}
-        """By namespace and name."""
+        """Numbers of pods, by namespace and name."""
         self._uids: dict[str, int] = {}
         self._count = 0
 
     def learn(self, consumers: Iterable[Consumer]) -> None:
-        """Learn the names of pods, so that they are found in texts; who knows a pod's UID and name comes first."""
-        for consumer in sorted(consumers, key=lambda one: (one.pod_uid is None or one.pod is None, one.text)):
+        """Learn the names of pods, to find them in texts; consumers with a UID and a name come first."""
+        for consumer in sorted(consumers, key=lambda known: (known.pod_uid is None or known.pod is None, known.text)):
             self.consumer(consumer)
 
     def learn_view(self, view: NodeView) -> None:
-        """Learn the names of pods that a node's picture tells."""
+        """Learn the names of the pods in a NodeView."""
         gpus = (*view.gpus, *view.functions)
-        told = [user for gpu in gpus for user in gpu.users]
-        told += [user for gpu in gpus for vgpu in gpu.vgpus for user in vgpu.users]
-        told += [
+        users = [user for gpu in gpus for user in gpu.users]
+        users += [user for gpu in gpus for vgpu in gpu.vgpus for user in vgpu.users]
+        users += [
             device.allocated_to for resource in view.resources for device in resource.devices if device.allocated_to
         ]
-        for text in sorted(told):
+        for text in sorted(users):
             _POD.sub(self._match, text)
 
     def consumer(self, consumer: Consumer) -> Consumer:
-        """Return a container's pod under its pseudonyms."""
+        """Return a consumer with its names replaced by pseudonyms."""
         number = self._number(consumer.pod_uid, (consumer.namespace or "", consumer.pod) if consumer.pod else None)
         return replace(
             consumer,
@@ -54,7 +54,7 @@ class Pseudonyms:
         )
 
     def ledger(self, ledger: Ledger) -> Ledger:
-        """Return a ledger under pseudonyms; which devices were given in one answer stays."""
+        """Return a ledger with pseudonyms; it still shows which devices were allocated together."""
         allocations: dict[str, str] = {}
         entries = tuple(
             replace(
@@ -71,28 +71,28 @@ class Pseudonyms:
         return replace(ledger, entries=entries, former=former)
 
     def namespace(self, name: str) -> str:
-        """Return a namespace's pseudonym."""
+        """Return the pseudonym of a namespace."""
         return self._namespaces.setdefault(name, f"namespace-{len(self._namespaces) + 1}")
 
     def container(self, name: str) -> str:
-        """Return a container's pseudonym."""
+        """Return the pseudonym of a container."""
         return self._containers.setdefault(name, f"container-{len(self._containers) + 1}")
 
     def uid(self, uid: str) -> str:
-        """Return a pod's UID under its pseudonym."""
+        """Return the pseudonym of a pod's UID."""
         return f"uid-{self._number(uid, None)}"
 
     def text(self, text: str, *, is_log: bool = False) -> str:
-        """Return a text without the names that are known, nor those that our messages give to pods.
+        """Return a text with pseudonyms for all learned names, and for the pods that gpuvirt's messages name.
 
-        A log is searched for namespaces alone too, at the price of words that are called the same.
+        In a log, the names of namespaces are replaced too, and with them any word that is spelled the same.
         """
         text = _POD.sub(self._match, text)
         words = {uid: f"uid-{number}" for uid, number in self._uids.items()} | self._nodes
         for (namespace, pod), number in self._pods.items():
             words |= {f"{namespace}/{pod}": f"{self.namespace(namespace)}/pod-{number}", pod: f"pod-{number}"}
         if is_log:
-            words |= {name: told for name, told in self._namespaces.items() if name not in words}
+            words |= {name: pseudonym for name, pseudonym in self._namespaces.items() if name not in words}
         words.pop("", None)
         longest_first = sorted((name for name in words if not _PSEUDONYM.fullmatch(name)), key=len, reverse=True)
         if not longest_first:

@@ -1,4 +1,4 @@
-"""What somebody asks of: an address, a vGPU's id, a resource's name; and what is said where there is none such."""
+"""Targets of `gpuvirt why`: an address, a vGPU's id, a resource's name; and the findings where none exists."""
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import (
@@ -22,7 +22,7 @@ KINDS = {
     **dict.fromkeys(("vmi", "vmis", "virtualmachineinstance", "virtualmachineinstances"), ObjectKind.VMI),
     **dict.fromkeys(("po", "pod", "pods"), ObjectKind.POD),
 }
-"""How kubectl, too, calls the kinds of objects that can be asked about."""
+"""The kinds that `gpuvirt why` explains, by the names that kubectl accepts."""
 
 
 def object_target(text: str) -> tuple[ObjectKind, ObjectName] | None:
@@ -46,30 +46,30 @@ def is_target(text: str) -> bool:
 
 
 def pci_address(text: str) -> PciAddress | None:
-    """Return `text` as an address, with its domain or, as lspci writes it, without; None for what is none."""
-    for one in (text, f"0000:{text}"):
+    """Return `text` as an address, with its domain or, as lspci writes it, without; None where it is no address."""
+    for address in (text, f"0000:{text}"):
         try:
-            return parse_pci_address(one)
+            return parse_pci_address(address)
         except InvalidIdError:
             continue
     return None
 
 
 def no_device(evidence: Evidence, address: PciAddress) -> Finding:
-    """Return that there is nothing at an address."""
-    meant = nearest(address, evidence.inventory.gpus)
+    """Return the finding for an address without a device."""
+    near = nearest(address, evidence.inventory.gpus)
     return problem(
         FindingCode.NO_SUCH_DEVICE,
         address,
-        f"is not on the bus{f'; did you mean {meant}?' if meant else ''}",
-        (Seen(device_path(address), "not there"),),
-        fix=("gpuvirt devices lists the GPUs of this host", "echo 1 > /sys/bus/pci/rescan, if it was taken out"),
+        f"is not on the bus{f'; did you mean {near}?' if near else ''}",
+        (Seen.absent(device_path(address)),),
+        fix=("gpuvirt devices lists the GPUs of this host", "if it was removed: echo 1 > /sys/bus/pci/rescan"),
     )
 
 
 def no_gpu(function: PciFunction) -> Finding:
-    """Return that a function is none that machines are given."""
-    kind = "a bridge" if function.kind is FunctionKind.BRIDGE else "no GPU nor part of a GPU's card"
+    """Return the finding for a function that gpuvirt never offers to VMs."""
+    kind = "a bridge" if function.kind is FunctionKind.BRIDGE else "neither a GPU nor a part of a GPU's card"
     return problem(
         FindingCode.NOT_A_GPU,
         function.address,
@@ -80,14 +80,14 @@ def no_gpu(function: PciFunction) -> Finding:
 
 
 def no_resource(evidence: Evidence, target: str) -> Finding:
-    """Return that this node offers nothing of that name."""
-    offered = [str(one.name) for one in evidence.view.resources if one.devices]
-    meant = nearest(target, offered)
-    message = f"is not offered on this node{f'; did you mean {meant}?' if meant else ''}"
+    """Return the finding for a resource that this node does not offer."""
+    offered = [str(resource.name) for resource in evidence.view.resources if resource.devices]
+    near = nearest(target, offered)
+    message = f"is not offered on this node{f'; did you mean {near}?' if near else ''}"
     return problem(
         FindingCode.NO_SUCH_RESOURCE,
         target,
         message,
-        (Seen("gpuvirt devices", f"offered are: {', '.join(offered) or 'none'}"),),
-        fix=(f"gpuvirt why {meant}",) if meant else ("gpuvirt devices says why GPUs are not offered",),
+        (Seen("gpuvirt devices", f"offers {', '.join(offered) or 'no resource'}"),),
+        fix=(f"gpuvirt why {near}",) if near else ("gpuvirt devices shows why GPUs are not offered",),
     )

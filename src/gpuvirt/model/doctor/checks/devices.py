@@ -1,4 +1,4 @@
-"""Checks of the devices themselves: what `gpuvirt devices` says of them, with the same codes and words."""
+"""Checks of the devices: the reasons that `gpuvirt devices` prints, with the same codes and words."""
 
 from collections.abc import Iterator
 
@@ -6,27 +6,27 @@ from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, of_reason
 from gpuvirt.model.reasons import Reason, ReasonCode
 
-SAID_ELSEWHERE = frozenset({ReasonCode.GROUP_NOT_VIABLE, ReasonCode.NO_VGPUS, ReasonCode.VFS_ENABLED})
-"""Reasons of which other checks say more, under the same code."""
+OF_OTHER_CHECKS = frozenset({ReasonCode.GROUP_NOT_VIABLE, ReasonCode.NO_VGPUS, ReasonCode.VFS_ENABLED})
+"""Reasons that other checks report in more detail, under the same code."""
 
 
 def devices(evidence: Evidence) -> Iterator[Finding]:
-    """Every GPU can be used as it is set up."""
+    """No GPU and no vGPU has a reason against it."""
     view = evidence.view
     if not view.gpus:
         yield fine("this host", "has no GPU of NVIDIA, AMD or Intel")
-    offered = sum(one.offered_as is not None for one in view.gpus)
+    offered = sum(gpu.offered_as is not None for gpu in view.gpus)
     vgpus = [vgpu for gpu in view.gpus for vgpu in gpu.vgpus]
     if view.gpus:
-        parts = sum(one.offered_as is not None for one in vgpus)
-        yield fine(f"{len(view.gpus)} GPUs", f"are there: {offered} offered whole, and {parts} vGPUs")
+        offered_vgpus = sum(vgpu.offered_as is not None for vgpu in vgpus)
+        yield fine(f"{len(view.gpus)} GPUs", f"found: {offered} offered whole, and {offered_vgpus} vGPUs offered")
     for reason in _reasons(evidence):
-        if reason.code not in SAID_ELSEWHERE and not _said_of_host(evidence, reason):
+        if reason.code not in OF_OTHER_CHECKS and not _is_of_host(evidence, reason):
             yield of_reason(reason, reason.code.level)
 
 
-def _said_of_host(evidence: Evidence, reason: Reason) -> bool:
-    """Return whether a reason is the same for all devices, and is told of the host."""
+def _is_of_host(evidence: Evidence, reason: Reason) -> bool:
+    """Return whether a reason holds for all devices, so that a check of the host reports it."""
     return reason.code is ReasonCode.NO_IOMMU_GROUP and evidence.setup.iommu_groups.known == ()
 
 

@@ -1,4 +1,4 @@
-"""Checks of drivers: VFIO's modules, how modules are loaded, who else has or holds a GPU, how it can be reset."""
+"""Checks of drivers: VFIO's modules, modprobe's rules, drivers that compete for GPUs, the boot console, resets."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -18,14 +18,14 @@ from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
 
 SYSFB_INIT = (5, 15)
-"""From this kernel on, the firmware's screen is handed on by `sysfb_init`, whatever driver shows it."""
+"""Since this kernel, `sysfb_init` passes the firmware's framebuffer to every driver that shows it."""
 
 FIRMWARE_SCREENS = ("EFI VGA", "VESA VGA", "simple", "simpledrm")
-"""How names of framebuffers begin that draw into the memory of whatever GPU the firmware has chosen."""
+"""Prefixes of framebuffer names that use the memory of the GPU that the firmware has chosen for its screen."""
 
 
 def vfio_modules(evidence: Evidence) -> Iterator[Finding]:
-    """VFIO's modules are there."""
+    """VFIO's modules are loaded, or can be."""
     setup = evidence.setup
     running = {*setup.modules.known, *setup.builtin_modules.known}
     needed = ["vfio_pci"]
@@ -35,43 +35,44 @@ def vfio_modules(evidence: Evidence) -> Iterator[Finding]:
     missing = [name for name in needed if name not in running]
     loadable = [name for name in missing if name in setup.available_modules.known]
     if evidence.on_vfio or not missing:
-        told = ", ".join(f"{one.path.rpartition('/')[2]}={one.shown}" for one in setup.vfio_parameters if one.text)
+        present = [parameter for parameter in setup.vfio_parameters if parameter.text]
+        parameters = ", ".join(f"{parameter.path.rpartition('/')[2]}={parameter.shown}" for parameter in present)
         shown = Listing(setup.modules.path, tuple(name for name in needed if name in setup.modules.known))
-        yield fine("VFIO's modules", f"are loaded{f' ({told})' if told else ''}", shown)
+        yield fine("VFIO's modules", f"are loaded{f' ({parameters})' if parameters else ''}", shown)
     elif loadable == missing:
         shown = Listing(setup.available_modules.path, tuple(loadable))
-        yield fine("VFIO's modules", "are not loaded, and can be: modprobe vfio-pci", shown)
-    elif any(isinstance(one.names, Unread) for one in lists) or setup.available_modules.names is None:
-        yield unread("VFIO's modules", "are not loaded; whether they could be can't be told", *lists)
+        yield fine("VFIO's modules", "are not loaded, but available: modprobe vfio-pci", shown)
+    elif any(isinstance(modules.names, Unread) for modules in lists) or setup.available_modules.names is None:
+        yield unread("VFIO's modules", "are not loaded; the list of available modules could not be read", *lists)
     else:
         yield problem(
             FindingCode.VFIO_MISSING,
-            ", ".join(one for one in missing if one not in loadable),
+            ", ".join(name for name in missing if name not in loadable),
             "is not in this kernel",
             seen(Listing(setup.available_modules.path, ()), setup.release),
-            why="no driver can hand a GPU to a machine",
+            why="without it no GPU can be passed to a VM",
             fix=(
-                f"install the kernel's further modules (Debian, Ubuntu: linux-modules-extra-{setup.release.text})",
+                f"install the kernel's extra modules (Debian, Ubuntu: linux-modules-extra-{setup.release.text})",
                 "or boot a kernel with CONFIG_VFIO_PCI and CONFIG_VFIO_IOMMU_TYPE1",
             ),
         )
 
 
 def modprobe_rules(evidence: Evidence) -> Iterator[Finding]:
-    """Nothing keeps VFIO's modules from being loaded, and they get the devices that they are told to take."""
+    """No rule prevents loading VFIO's modules, and vfio-pci has the devices of its `ids=`."""
     setup = evidence.setup
     for folder in setup.modprobe_folders:
         if isinstance(folder.names, Unread):
-            yield unread("how modules are loaded", "could not be read", folder)
+            yield unread("the configuration of modprobe", "could not be read", folder)
     for file in setup.modprobe:
         if isinstance(file.value, Unread):
-            yield unread("how modules are loaded", "could not be read", file)
+            yield unread("the configuration of modprobe", "could not be read", file)
     rules = list(_rules(evidence))
     for where, words in rules:
         if words[0] == "install" and _module(words[1]).startswith("vfio") and re.search(r"/(false|true)$", words[2]):
-            yield _blocked(where, " ".join(words), (f"take the line out of {where}",))
+            yield _blocked(where, " ".join(words), (f"remove the line from {where}",))
     banned = evidence.argument("module_blacklist") or ""
-    if any(_module(one).startswith("vfio") for one in banned.split(",")):
+    if any(_module(name).startswith("vfio") for name in banned.split(",")):
         argument = f"module_blacklist={banned}"
         yield _blocked(setup.cmdline.path, argument, drop_arguments(setup, argument))
     for where, text, desired in _ids(evidence, rules):
@@ -79,7 +80,7 @@ def modprobe_rules(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _rules(evidence: Evidence) -> Iterator[tuple[HostPath, list[str]]]:
-    """Yield the lines of modprobe's files that have three words or more, as modprobe.d(5) has them."""
+    """Yield the lines of modprobe's files that have three words or more (modprobe.d(5))."""
     for file in evidence.setup.modprobe:
         for line in (file.text or "").replace("\\\n", " ").splitlines():
             words = line.split()
@@ -95,15 +96,15 @@ def _blocked(where: str, line: str, fix: tuple[str, ...]) -> Finding:
     return problem(
         FindingCode.VFIO_BLOCKED,
         "VFIO's modules",
-        "are kept from being loaded",
+        "can't be loaded, because the configuration forbids it",
         (Seen(where, line[:200]),),
-        why="no driver can hand a GPU to a machine",
+        why="without them no GPU can be passed to a VM",
         fix=fix,
     )
 
 
 def _ids(evidence: Evidence, rules: Iterable[tuple[HostPath, list[str]]]) -> Iterator[tuple[HostPath, str, set[PciId]]]:
-    """Yield the ids that vfio-pci is told to take, with where that stands."""
+    """Yield the device ids that vfio-pci is configured to bind, with the file and the text."""
     for where, words in rules:
         if words[0] == "options" and _module(words[1]) == "vfio_pci":
             for word in words[2:]:
@@ -115,10 +116,10 @@ def _ids(evidence: Evidence, rules: Iterable[tuple[HostPath, list[str]]]) -> Ite
 
 
 def parse_ids(text: str) -> set[PciId]:
-    """Return the devices in vfio-pci's `ids=`, each `vendor:device[:...]`; what is none is passed over, as by it."""
+    """Return the device ids in vfio-pci's `ids=`, each `vendor:device[:...]`; like vfio-pci, skip malformed ones."""
     found: set[PciId] = set()
-    for one in text.strip('"').split(","):
-        parts = one.split(":")
+    for word in text.strip('"').split(","):
+        parts = word.split(":")
         try:
             found.add(parse_pci_id(":".join(part.zfill(4) for part in parts[:2])))
         except ValueError:
@@ -129,22 +130,23 @@ def parse_ids(text: str) -> set[PciId]:
 def _not_bound(evidence: Evidence, where: str, text: str, desired: set[PciId]) -> Iterator[Finding]:
     facts = evidence.inventory.facts
     stray = [
-        one
-        for one in facts.functions.values()
-        if one.id in desired and not one.on_vfio and isinstance(one.driver, str) and one.iommu_group is not None
+        function
+        for function in facts.functions.values()
+        if function.id in desired and not function.on_vfio
+        if isinstance(function.driver, str) and function.iommu_group is not None
     ]
     if not stray:
         return
-    drivers = sorted({str(one.driver) for one in stray})
+    drivers = sorted({str(function.driver) for function in stray})
     yield problem(
         FindingCode.IDS_NOT_BOUND,
-        ", ".join(one.address for one in stray),
-        f"should be vfio-pci's by its id, and {', '.join(drivers)} was faster",
+        ", ".join(function.address for function in stray),
+        f"has an id that vfio-pci is configured to bind, but is bound to {', '.join(drivers)}",
         (
             Seen(where, text[:200]),
-            *(Seen(device_path(one.address, "driver"), str(one.driver)) for one in stray),
+            *(Seen(device_path(function.address, "driver"), str(function.driver)) for function in stray),
         ),
-        why="the driver that is loaded first takes a device; ids= counts for what is free then",
+        why="the driver that is loaded first binds a device; vfio-pci binds only devices that no driver has",
         fix=(
             *(f"echo 'softdep {driver} pre: vfio-pci' >> /etc/modprobe.d/vfio.conf" for driver in drivers),
             remake_initramfs(evidence.setup),
@@ -154,57 +156,60 @@ def _not_bound(evidence: Evidence, where: str, text: str, desired: set[PciId]) -
 
 
 def group_viability(evidence: Evidence) -> Iterator[Finding]:
-    """No driver of the host has a function beside a GPU that is to be handed on."""
-    told = 0
+    """No host driver has a function in the IOMMU group of a GPU on a VFIO driver."""
+    not_viable_gpus = 0
     for gpu in evidence.on_vfio:
         group = gpu.function.iommu_group
         members = evidence.inventory.groups.get(group, ()) if isinstance(group, int) else ()
-        spoiling = spoilers(evidence.inventory.facts.functions, (one for one in members if one != gpu.function.address))
+        others = (address for address in members if address != gpu.function.address)
+        spoiling = spoilers(evidence.inventory.facts.functions, others)
         if spoiling:
-            told += 1
+            not_viable_gpus += 1
             yield not_viable(gpu, spoiling)
-    if evidence.on_vfio and not told:
-        yield fine(f"{len(evidence.on_vfio)} GPUs on a VFIO driver", "have no neighbour that the host uses")
+    if evidence.on_vfio and not not_viable_gpus:
+        yield fine(
+            f"{len(evidence.on_vfio)} GPUs on a VFIO driver", "share no IOMMU group with a function on a host driver"
+        )
 
 
 def not_viable(gpu: Gpu, spoiling: tuple[PciFunction, ...]) -> Finding:
-    """Return that some functions keep a GPU's group from being opened."""
-    own = [one for one in spoiling if slot_of(one.address) == slot_of(gpu.function.address)]
-    foreign = [one for one in spoiling if one not in own]
-    named = ", ".join(f"{one.address} ({one.kind}, {one.driver})" for one in spoiling)
-    # A GPU moves with all functions of its slot.
+    """Return the finding for a GPU whose group no VM can open, since the host uses some of its functions."""
+    own = [function for function in spoiling if slot_of(function.address) == slot_of(gpu.function.address)]
+    foreign = [function for function in spoiling if function not in own]
+    named = ", ".join(f"{function.address} ({function.kind}, {function.driver})" for function in spoiling)
+    # gpuvirt binds a GPU together with all functions of its slot.
     lines = [f"gpuvirt vfio bind {gpu.function.address}"] if own else []
     if foreign:
-        where = ", ".join(one.address for one in foreign)
-        lines += [f"put the GPU into another slot, as {where} is no part of its card and the host may need it"]
+        where = ", ".join(function.address for function in foreign)
+        lines += [f"move the GPU to another slot: {where} is not part of its card, and the host may need it"]
     return Finding(
         Level.ERROR,
         gpu.function.address,
-        f"can't be opened while {named} of IOMMU group {gpu.function.iommu_group} is used by the host",
+        f"can't be opened while a host driver has {named} of IOMMU group {gpu.function.iommu_group}",
         ReasonCode.GROUP_NOT_VIABLE,
-        tuple(Seen(device_path(one.address, "driver"), str(one.driver)) for one in spoiling),
-        why="the kernel opens a group when no driver of the host has any of it; the machine does not start",
+        tuple(Seen(device_path(function.address, "driver"), str(function.driver)) for function in spoiling),
+        why="the kernel lets a VM open a group only if no host driver has any function of it; the VM does not start",
         fix=tuple(lines),
     )
 
 
 def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
-    """nouveau leaves NVIDIA's GPUs to others."""
+    """nouveau has no GPU, and is not loaded beside nvidia."""
     gpus = [gpu.function for gpu in evidence.inventory.gpus.values() if gpu.function.id.vendor == NVIDIA]
-    taken = [one for one in gpus if one.driver == "nouveau"]
+    taken = [function for function in gpus if function.driver == "nouveau"]
     both = {"nouveau", "nvidia"} <= set(evidence.setup.modules.known)
     if not taken and not both:
         if gpus:
-            yield fine("nouveau", "has none of NVIDIA's GPUs")
+            yield fine("nouveau", "has no NVIDIA GPU")
         return
-    message = f"has {', '.join(one.address for one in taken)}" if taken else "is loaded beside nvidia"
-    shown = tuple(Seen(f"/sys/bus/pci/devices/{one.address}/driver", "nouveau") for one in taken)
+    message = f"has {', '.join(function.address for function in taken)}" if taken else "is loaded beside nvidia"
+    shown = tuple(Seen(device_path(function.address, "driver"), "nouveau") for function in taken)
     yield problem(
         FindingCode.DRIVERS_FIGHT,
         "nouveau",
         message,
         shown or (Seen(evidence.setup.modules.path, "nouveau nvidia"),),
-        why="which of them gets a GPU changes by boot; unbinding one that nouveau shows a console on can hang",
+        why="either driver may bind a GPU at boot; unbinding a GPU from nouveau that shows the console can hang",
         fix=(
             "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf",
             remake_initramfs(evidence.setup),
@@ -214,26 +219,26 @@ def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
 
 
 def boot_console(evidence: Evidence) -> Iterator[Finding]:
-    """The host's screen is on none of the GPUs that are to be handed on."""
+    """No GPU on a VFIO driver shows the host's console."""
     framebuffers = evidence.setup.framebuffers
-    screens = [one for one in framebuffers if one.name.text and one.name.text.startswith(FIRMWARE_SCREENS)]
-    for gpu, setup in evidence.looked_at():
+    screens = [buffer for buffer in framebuffers if (buffer.name.text or "").startswith(FIRMWARE_SCREENS)]
+    for gpu, setup in evidence.gpu_setups():
         if not gpu.function.on_vfio:
             continue
         if isinstance(setup.boot_vga.value, Unread):
-            yield unread(gpu.function.address, "may be what the firmware shows its screen on", setup.boot_vga)
-        own = [one for one in framebuffers if one.device.target == gpu.function.address]
+            yield unread(gpu.function.address, "may be the GPU of the firmware's screen", setup.boot_vga)
+        own = [buffer for buffer in framebuffers if buffer.device.target == gpu.function.address]
         holding = own or (screens if setup.boot_vga.text == "1" else [])
         if holding:
             yield problem(
                 FindingCode.BOOT_CONSOLE,
                 gpu.function.address,
-                f"is what the host shows its screen on ({holding[0].name.shown})",
+                f"shows the host's console ({holding[0].name.shown})",
                 seen(setup.boot_vga, holding[0].name),
-                why="the screen keeps the GPU's memory: machines fail with `BAR: can't reserve`",
+                why="the console's framebuffer occupies the GPU's memory: VMs fail with `BAR: can't reserve`",
                 fix=(
                     "in the firmware's setup: make the onboard display the primary one",
-                    "or keep the kernel from using the firmware's screen:",
+                    "or prevent the kernel from using the firmware's framebuffer:",
                     *set_arguments(evidence.setup, _without_screen(evidence.setup.release)),
                 ),
             )
@@ -246,20 +251,20 @@ def _without_screen(release: Attribute) -> str:
 
 
 def reset_methods(evidence: Evidence) -> Iterator[Finding]:
-    """Every GPU that is handed on can be reset."""
-    well: list[Attribute] = []
-    for gpu, setup in evidence.looked_at():
+    """Every GPU on a VFIO driver can be reset."""
+    resettable: list[Attribute] = []
+    for gpu, setup in evidence.gpu_setups():
         method = setup.reset_method
         if not gpu.function.on_vfio or method is None:
             continue
         if isinstance(method.value, Unread):
-            yield unread(gpu.function.address, "can be reset or not: that could not be read", method)
+            yield unread(gpu.function.address, "has reset methods that could not be read", method)
         elif method.text or (method.value is None and setup.reset.there is True):
-            well.append(method)
+            resettable.append(method)
         elif method.value is None and isinstance(setup.reset.there, Unread):
-            yield unread(gpu.function.address, "can be reset or not: that could not be read", setup.reset)
+            yield unread(gpu.function.address, "has reset methods that could not be read", setup.reset)
         elif is_reset(evidence.inventory.facts.functions, gpu.function.address, gpu.function.reset):
-            well.append(method)
+            resettable.append(method)
         else:
             yield Finding(
                 Level.WARNING,
@@ -272,8 +277,8 @@ def reset_methods(evidence: Evidence) -> Iterator[Finding]:
                     "install the module vendor-reset, if the card is older than RDNA 2"
                     if gpu.function.id.vendor == AMD
                     else "update the card's firmware, and the host's",
-                    "until then reboot the host before it goes to another tenant",
+                    "until then reboot the host before another tenant gets the GPU",
                 ),
             )
-    if well:
-        yield fine(f"{len(well)} GPUs on a VFIO driver", "can be reset", well[0])
+    if resettable:
+        yield fine(f"{len(resettable)} GPUs on a VFIO driver", "can be reset", resettable[0])

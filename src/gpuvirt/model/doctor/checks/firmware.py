@@ -1,4 +1,4 @@
-"""Checks of what the firmware must give: virtualization, KVM, address space; and whether the host is a VM itself."""
+"""Checks of the firmware's settings: virtualization, KVM, address space; and whether the host is itself a VM."""
 
 import re
 from collections.abc import Iterator
@@ -14,108 +14,110 @@ from gpuvirt.model.reasons import FindingCode, Seen
 VIRTUALIZATION = {"vmx": "VT-x", "svm": "AMD-V"}
 ARM = "CPU implementer"
 OUTER_IOMMU = (
-    "on the outer host, in this machine's domain (libvirt):",
+    "on the outer host, in the libvirt domain of this VM:",
     "<features><ioapic driver='qemu'/></features>",
     "<devices><iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu></devices>",
 )
 MEMORY = 0x200
 """IORESOURCE_MEM (include/linux/ioport.h)."""
 PCI_BARS = 6
-"""Lines of a function's own BARs in `resource`; the expansion ROM and the BARs of VFs follow."""
+"""The first lines of `resource`, one for each BAR; the expansion ROM and the BARs of VFs follow."""
 
 
 def cpu_flags(cpuinfo: str) -> frozenset[str]:
-    """Return the flags of a processor, as `/proc/cpuinfo` of x86 lists them."""
+    """Return the flags of an x86 processor in `/proc/cpuinfo`."""
     match = re.search(r"^flags[ \t]*:(.*)$", cpuinfo, re.MULTILINE)
     return frozenset(match[1].split()) if match else frozenset()
 
 
 def is_x86(evidence: Evidence) -> bool:
-    """Return whether the host's processors have flags as x86 has."""
+    """Return whether the host's processors list flags, as only x86 does."""
     return bool(cpu_flags(evidence.setup.cpu.text or ""))
 
 
 def is_amd(evidence: Evidence) -> bool:
-    """Return whether the host's processors are AMD's, or Hygon's, which are made like them."""
+    """Return whether the host's processors are AMD's, or Hygon's, which have AMD's design."""
     return bool(re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)", evidence.setup.cpu.text or "", re.MULTILINE))
 
 
 def is_vm(evidence: Evidence) -> bool:
-    """Return whether the host is a virtual machine itself."""
+    """Return whether the host is itself a VM."""
     return "hypervisor" in cpu_flags(evidence.setup.cpu.text or "")
 
 
-def _told(cpu: Attribute, value: str) -> Attribute:
+def _excerpt(cpu: Attribute, value: str) -> Attribute:
     return Attribute(cpu.path, value)
 
 
 def virtualization(evidence: Evidence) -> Iterator[Finding]:
-    """The processor can run virtual machines."""
+    """The processor can run VMs."""
     cpu = evidence.setup.cpu
     flags = cpu_flags(cpu.text or "")
     found = sorted(flags & VIRTUALIZATION.keys())
     if found:
-        yield fine("the processor", f"has {VIRTUALIZATION[found[0]]}", _told(cpu, f"flags: ... {found[0]} ..."))
+        yield fine("the processor", f"has {VIRTUALIZATION[found[0]]}", _excerpt(cpu, f"flags: ... {found[0]} ..."))
     elif cpu.text and ARM in cpu.text:
-        yield fine("the processor", "is ARM's, whose virtualization /dev/kvm shows", _told(cpu, ARM))
+        yield fine(
+            "the processor", "is an ARM processor; /dev/kvm shows whether it has virtualization", _excerpt(cpu, ARM)
+        )
     elif not flags:
-        yield unread("the processor", "could not be read, or lists no flags", cpu)
+        yield unread("the processor", "lists no flags, or they could not be read", cpu)
     else:
         yield problem(
             FindingCode.NO_VIRTUALIZATION,
             "the processor",
-            "shows no virtualization: neither vmx nor svm",
-            seen(_told(cpu, "flags without vmx and svm")),
-            why="no virtual machine runs with KVM without it",
-            fix=("on the outer host, give this machine nested virtualization: <cpu mode='host-passthrough'/>",)
+            "has no virtualization: neither vmx nor svm",
+            seen(_excerpt(cpu, "flags without vmx and svm")),
+            why="KVM can't run VMs without it",
+            fix=("on the outer host, give this VM nested virtualization: <cpu mode='host-passthrough'/>",)
             if is_vm(evidence)
-            else ("in the firmware's setup: switch on Intel Virtualization Technology (VT-x) or SVM Mode",),
+            else ("in the firmware's setup: enable Intel Virtualization Technology (VT-x) or SVM Mode",),
         )
 
 
 def nested_host(evidence: Evidence) -> Iterator[Finding]:
-    """The host is no virtual machine itself."""
+    """The host is not a VM, or has a virtual IOMMU."""
     setup = evidence.setup
     if not is_vm(evidence):
         return
     if setup.iommu_groups.known:
         groups = Seen(setup.iommu_groups.path, f"{len(setup.iommu_groups.known)} groups")
-        yield fine("this host", "is a virtual machine itself, with a virtual IOMMU", setup.dmi, groups)
+        yield fine("this host", "is itself a VM, with a virtual IOMMU", setup.dmi, groups)
         return
     yield problem(
         FindingCode.HOST_IS_VM,
         "this host",
-        "is a virtual machine itself, without a virtual IOMMU",
-        seen(_told(setup.cpu, "flags: ... hypervisor ..."), setup.dmi),
-        why="its GPUs can be passed on only where the outer host gives it a virtual IOMMU and nested virtualization",
+        "is itself a VM, without a virtual IOMMU",
+        seen(_excerpt(setup.cpu, "flags: ... hypervisor ..."), setup.dmi),
+        why="it can pass GPUs to VMs only with a virtual IOMMU and nested virtualization from the outer host",
         fix=OUTER_IOMMU,
     )
 
 
 def kvm(evidence: Evidence) -> Iterator[Finding]:
-    """KVM is there."""
+    """`/dev/kvm` exists."""
     found = evidence.setup.kvm
     if isinstance(found.there, Unread) or (not found.there and evidence.setup.cpu.value is None):
-        yield unread("KVM", "could not be looked for", found)
+        yield unread("KVM", "may or may not be available: /dev/kvm could not be checked", found)
     elif found.there:
-        yield fine("KVM", "is there", found)
+        yield fine("KVM", "is available", found)
     else:
         module = "kvm" if not is_x86(evidence) else "kvm_amd" if is_amd(evidence) else "kvm_intel"
         yield problem(
             FindingCode.KVM_MISSING,
             "KVM",
-            "is not there",
+            "is not available",
             seen(found),
-            why="KubeVirt and Kata start no machine on a node without /dev/kvm",
+            why="KubeVirt and Kata start no VM on a node without /dev/kvm",
             fix=(f"modprobe {module}", f"echo {module} > /etc/modules-load.d/kvm.conf"),
         )
 
 
 def bars(evidence: Evidence) -> Iterator[Finding]:
-    """Every GPU's memory has its place in the address space."""
+    """Every memory BAR of every GPU has an address."""
     placed: list[FunctionSetup] = []
     largest = 0
-    for gpu, setup in evidence.looked_at():
+    for gpu, setup in evidence.gpu_setups():
         sizes = parse_bars(setup.resource.text or "")
         if sizes is None or setup.resource.text is None:
             yield unread(gpu.function.address, "has BARs that could not be read", setup.resource)
@@ -128,15 +130,15 @@ def bars(evidence: Evidence) -> Iterator[Finding]:
             largest = max(largest, *(size for size in sizes.values() if size is not None), 0)
     if placed:
         yield fine(
-            f"{len(placed)} GPUs", f"have their BARs placed, the largest of {_size(largest)}", placed[0].resource
+            f"{len(placed)} GPUs", f"have addresses for all BARs, the largest of {_size(largest)}", placed[0].resource
         )
 
 
 def parse_bars(resource: str) -> dict[int, int | None] | None:
-    """Return the size of each BAR by its number, None for one without an address; None for what is no such list.
+    """Return the size of each memory BAR by its number, None for one without an address; None for another format.
 
-    A line is start, end, flags. A BAR that got no place keeps its size and flags, and begins at 0. Those of I/O ports
-    are left out: nothing needs them, and large hosts have no room for them.
+    A line has start, end and flags. A BAR without an address keeps its size and flags, and starts at 0. BARs of I/O
+    ports are left out: GPUs do not need them, and large hosts have no address space for them.
     """
     sizes: dict[int, int | None] = {}
     lines = resource.splitlines()
@@ -157,10 +159,10 @@ def _unassigned(evidence: Evidence, gpu: Gpu, setup: FunctionSetup, what: str) -
         gpu.function.address,
         f"has {what}",
         seen(Attribute(setup.resource.path, shown or setup.resource.value)),
-        why="the firmware found no room for the GPU's memory, so neither the host nor a machine can use it",
+        why="the firmware found no address space for the GPU's memory, so neither the host nor a VM can use it",
         fix=(
-            "in the firmware's setup: switch on Above 4G Decoding (MMIO above 4 GB) and, where it is, Resizable BAR",
-            "if that does not help, have the kernel place them:",
+            "in the firmware's setup: enable Above 4G Decoding (MMIO above 4 GB) and, where available, Resizable BAR",
+            "if that does not help, let the kernel assign the addresses:",
             *set_arguments(evidence.setup, "pci=realloc"),
         ),
     )

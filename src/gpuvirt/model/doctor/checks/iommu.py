@@ -17,7 +17,7 @@ from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
 
 TABLES = {"DMAR": "VT-d", "IVRS": "AMD-Vi", "IORT": "SMMU"}
-"""Tables by which the firmware describes an IOMMU, and what that is called."""
+"""The ACPI tables that describe an IOMMU, and the name of that IOMMU."""
 
 ECAP_INTERRUPT_REMAPPING = 1 << 3
 """ECAP.IR (Intel VT-d specification, 11.4.3)."""
@@ -30,27 +30,29 @@ def iommu(evidence: Evidence) -> Iterator[Finding]:
     """The IOMMU is on."""
     setup = evidence.setup
     groups, tables = setup.iommu_groups, setup.acpi_tables
-    known = [name for table, name in TABLES.items() if any(one.startswith(table) for one in tables.known)]
+    known = [name for prefix, name in TABLES.items() if any(table.startswith(prefix) for table in tables.known)]
     if isinstance(groups.names, Unread) or (groups.names is None and setup.modules.names is None):
-        yield unread("the IOMMU", "could not be looked for", groups)
+        yield unread("the IOMMU", "may be on or off: the IOMMU groups could not be read", groups)
     elif groups.known:
         kind = known[0] if known else "the IOMMU"
         shown = Listing(groups.path, (f"{len(groups.known)} groups",))
         yield fine(kind, f"is on, with {len(groups.known)} IOMMU groups", shown, setup.iommus)
     elif isinstance(tables.names, Unread):
-        yield _off(evidence, "is off", ("switch on VT-d or AMD-Vi in the firmware's setup", *_switch_on(evidence)))
+        yield _off(evidence, "is off", ("in the firmware's setup: enable VT-d or AMD-Vi", *_switch_on(evidence)))
     elif not known:
         yield _off(
-            evidence, "is off in the firmware, which describes none", (_firmware_fix(evidence), *_arguments(evidence))
+            evidence,
+            "is off in the firmware: no ACPI table describes one",
+            (_firmware_fix(evidence), *_arguments(evidence)),
         )
     elif evidence.argument("intel_iommu") == "off" or evidence.argument("amd_iommu") == "off":
-        yield _off(evidence, "is switched off by the kernel's command line", _switch_on(evidence))
+        yield _off(evidence, "is disabled by the kernel's command line", _switch_on(evidence))
     elif known[0] == "VT-d" and evidence.argument("intel_iommu") is None:
-        yield _off(evidence, "is there, and this kernel does not use it unasked", _switch_on(evidence))
+        yield _off(evidence, "exists, but this kernel uses it only with intel_iommu=on", _switch_on(evidence))
     else:
         yield _off(
             evidence,
-            "is there, and the kernel has not switched it on",
+            "exists, but the kernel has not enabled it",
             ("dmesg | grep -i -e DMAR -e AMD-Vi -e iommu", *_switch_on(evidence)),
         )
 
@@ -58,26 +60,26 @@ def iommu(evidence: Evidence) -> Iterator[Finding]:
 def _off(evidence: Evidence, what: str, fix: tuple[str, ...]) -> Finding:
     setup = evidence.setup
     words = [word for word in evidence.cmdline if word.partition("=")[0] in ARGUMENTS]
-    cmdline = Attribute(setup.cmdline.path, " ".join(words) or f"has none of {', '.join(ARGUMENTS)}")
+    cmdline = Attribute(setup.cmdline.path, " ".join(words) or f"none of {', '.join(ARGUMENTS)}")
     return problem(
         FindingCode.IOMMU_OFF,
         "the IOMMU",
         what,
         seen(setup.iommu_groups, setup.acpi_tables, cmdline if setup.cmdline.text else setup.cmdline),
-        why="without it no GPU can be isolated, and vfio-pci takes none (the reason NoIommuGroup of each GPU)",
+        why="without it no GPU can be isolated, and vfio-pci binds none (each GPU has the reason NoIommuGroup)",
         fix=fix,
     )
 
 
 def _firmware_fix(evidence: Evidence) -> str:
     if is_vm(evidence):
-        return "on the outer host: give this machine a virtual IOMMU (see HostIsVm)"
+        return "on the outer host: give this VM a virtual IOMMU (see HostIsVm)"
     name = "AMD-Vi / IOMMU" if is_amd(evidence) else "Intel VT for Directed I/O (VT-d)"
-    return f"in the firmware's setup: switch on {name}" if is_x86(evidence) else "switch on the SMMU in the firmware"
+    return f"in the firmware's setup: enable {name}" if is_x86(evidence) else "in the firmware's setup: enable the SMMU"
 
 
 def _arguments(evidence: Evidence) -> tuple[str, ...]:
-    """Return what the kernel must be told besides, once the firmware has an IOMMU: Intel's is not used unasked."""
+    """Return the steps for the kernel once the firmware's IOMMU is on: Intel's needs intel_iommu=on."""
     intel = is_x86(evidence) and not is_amd(evidence)
     return _switch_on(evidence) if intel and evidence.argument("intel_iommu") != "on" else ()
 
@@ -91,13 +93,14 @@ def _switch_on(evidence: Evidence) -> tuple[str, ...]:
 
 
 def kernel_arguments(evidence: Evidence) -> Iterator[Finding]:
-    """The kernel has no argument that stands in the way."""
+    """No argument of the kernel prevents passthrough or weakens isolation."""
     setup, cmdline = evidence.setup, evidence.setup.cmdline
     if isinstance(cmdline.value, Unread) or cmdline.value is None:
         yield unread("the kernel's command line", "could not be read", cmdline)
         return
-    told = [name for name in ("intel_iommu", "amd_iommu", "iommu") if evidence.argument(name) is not None]
-    shown = Attribute(cmdline.path, " ".join(f"{name}={evidence.argument(name)}" for name in told) or "nothing of it")
+    given = [name for name in ARGUMENTS if evidence.argument(name) is not None]
+    words = " ".join(f"{name}={evidence.argument(name)}" for name in given)
+    shown = Attribute(cmdline.path, words or f"none of {', '.join(ARGUMENTS)}")
     if "nomodeset" in evidence.cmdline and any(
         gpu.function.driver in {"amdgpu", "i915", "xe", "nouveau"} for gpu in evidence.inventory.gpus.values()
     ):
@@ -106,26 +109,26 @@ def kernel_arguments(evidence: Evidence) -> Iterator[Finding]:
             "the kernel's command line",
             "has nomodeset",
             (Seen(cmdline.path, "nomodeset"),),
-            why="amdgpu, i915, xe and nouveau leave GPUs alone with it: no VFs, nothing for containers",
+            why="with it, amdgpu, i915, xe and nouveau bind no GPU: no VFs, and no GPUs for containers",
             fix=drop_arguments(setup, "nomodeset"),
         )
     elif setup.iommu_groups.known:
         fast = evidence.argument("iommu") == "pt"
-        aside = "" if fast or not is_x86(evidence) else "; iommu=pt would make the host's own devices faster"
-        yield fine("the kernel's command line", f"has nothing that stands in the way{aside}", shown)
+        hint = "" if fast or not is_x86(evidence) else "; iommu=pt would make the host's own devices faster"
+        yield fine("the kernel's command line", f"has no argument that prevents passthrough{hint}", shown)
     if override := evidence.argument("pcie_acs_override"):
         yield problem(
             FindingCode.ACS_OVERRIDE,
             "the kernel's command line",
             "splits IOMMU groups that the hardware does not isolate",
             seen(Attribute(cmdline.path, f"pcie_acs_override={override}")),
-            why="devices of such groups can write into each other, past the IOMMU: one tenant's machine into another's",
+            why="devices of such groups can write into each other past the IOMMU: one tenant's VM into another's",
             fix=drop_arguments(setup, f"pcie_acs_override={override}"),
         )
 
 
 def interrupt_remapping(evidence: Evidence) -> Iterator[Finding]:
-    """Interrupts of devices are remapped, so that a machine can't forge the host's."""
+    """Interrupts of devices are remapped, so that a VM can't forge the host's."""
     setup = evidence.setup
     if not setup.iommu_groups.known or not is_x86(evidence):
         return
@@ -136,8 +139,8 @@ def interrupt_remapping(evidence: Evidence) -> Iterator[Finding]:
             "vfio",
             "accepts devices whose interrupts are not isolated",
             seen(setup.unsafe_interrupts),
-            why="a machine can raise any interrupt on the host by the device that it has",
-            fix=("take allow_unsafe_interrupts=1 out of /etc/modprobe.d and the kernel's command line", "reboot"),
+            why="a VM can raise any interrupt on the host through its device",
+            fix=("remove allow_unsafe_interrupts=1 from /etc/modprobe.d and from the kernel's command line", "reboot"),
         )
     chips = setup.irq_chips if isinstance(setup.irq_chips, tuple) else ()
     remapping = next((chip for chip in chips if chip.text and chip.text.startswith("IR-")), None)
@@ -146,7 +149,7 @@ def interrupt_remapping(evidence: Evidence) -> Iterator[Finding]:
     elif any(chip.text for chip in chips):
         yield _not_remapped(evidence, next(chip for chip in chips if chip.text), unsafe=unsafe)
     else:
-        yield unread("interrupts", "may be remapped or not: nothing here tells", *_remapping_sources(evidence))
+        yield unread("interrupts", "may or may not be remapped: no file shows it", *_remapping_sources(evidence))
 
 
 def _remapping_sources(evidence: Evidence) -> tuple[Attribute, ...]:
@@ -162,30 +165,30 @@ def _not_remapped(evidence: Evidence, chip: Attribute, *, unsafe: bool) -> Findi
     if off:
         fix = drop_arguments(setup, *off)
     elif able and not any(able):
-        fix = ("this IOMMU can't remap interrupts; use another host for machines that you don't trust",)
+        fix = ("this IOMMU can't remap interrupts; use another host for VMs that you don't trust",)
     else:
-        fix = ("in the firmware's setup: switch on interrupt remapping, and x2APIC where it is a setting", "reboot")
+        fix = ("in the firmware's setup: enable interrupt remapping, and x2APIC where it is a setting", "reboot")
     return problem(
         FindingCode.INTERRUPTS_NOT_REMAPPED,
         "interrupts",
         "are not remapped",
         (
-            *seen(chip, *(replace(one, value=_told(one)) for one in setup.ecaps)),
-            Seen(setup.cmdline.path, " ".join(off) or "has nothing against it"),
+            *seen(chip, *(replace(ecap, value=_in_words(ecap)) for ecap in setup.ecaps)),
+            Seen(setup.cmdline.path, " ".join(off) or "does not disable it"),
         ),
-        why="vfio refuses devices then (EPERM when a machine starts), as the machine could forge the host's interrupts",
+        why="vfio then refuses devices (EPERM when a VM starts), since the VM could forge the host's interrupts",
         fix=fix,
         level=Level.WARNING if unsafe else Level.ERROR,
     )
 
 
-def _told(ecap: Attribute) -> str | Unread | None:
+def _in_words(ecap: Attribute) -> str | Unread | None:
     able = can_remap(ecap.text or "")
     return ecap.value if able is None else f"{ecap.text} (bit 3, interrupt remapping, is {int(able)})"
 
 
 def can_remap(ecap: str) -> bool | None:
-    """Return whether an Intel IOMMU can remap interrupts, by its extended capabilities; None for what are none."""
+    """Return whether an Intel IOMMU can remap interrupts, by its extended capabilities; None if they are malformed."""
     if not re.fullmatch(r"(?:0x)?[0-9a-fA-F]{1,16}", ecap):
         return None
     return bool(int(ecap, 16) & ECAP_INTERRUPT_REMAPPING)
@@ -193,21 +196,21 @@ def can_remap(ecap: str) -> bool | None:
 
 def shared_groups(evidence: Evidence) -> Iterator[Finding]:
     """No GPU shares its IOMMU group with a device of another slot."""
-    told: set[int] = set()
+    done: set[int] = set()
     gpus = evidence.inventory.gpus
     for gpu in gpus.values():
         group = gpu.function.iommu_group
-        if not isinstance(group, int) or group in told:
+        if not isinstance(group, int) or group in done:
             continue
         strangers = _strangers(evidence, gpu)
-        if gpu.function.on_vfio and any(_is_hosts(one) for one in strangers):
-            told.add(group)  # that keeps it from being opened at all, which is told as such
+        if gpu.function.on_vfio and any(_is_hosts(function) for function in strangers):
+            done.add(group)  # no VM can open the group at all; the check group_viability reports that
         elif strangers:
-            told.add(group)
+            done.add(group)
             yield _shared(evidence, gpu, group, strangers)
     alone = sum(isinstance(gpu.function.iommu_group, int) for gpu in gpus.values())
-    if alone and not told:
-        yield fine(f"{alone} GPUs", "share their IOMMU groups with nothing but their own card")
+    if alone and not done:
+        yield fine(f"{alone} GPUs", "share their IOMMU groups only with functions of their own card")
 
 
 def _strangers(evidence: Evidence, gpu: Gpu) -> tuple[PciFunction, ...]:
@@ -215,27 +218,36 @@ def _strangers(evidence: Evidence, gpu: Gpu) -> tuple[PciFunction, ...]:
     members = evidence.inventory.groups.get(group, ()) if isinstance(group, int) else ()
     found = (evidence.inventory.facts.functions[address] for address in members)
     slot = slot_of(gpu.function.address)
-    return tuple(one for one in found if slot_of(one.address) != slot and one.kind is not FunctionKind.BRIDGE)
+    return tuple(
+        function for function in found if slot_of(function.address) != slot and function.kind is not FunctionKind.BRIDGE
+    )
 
 
 def _shared(evidence: Evidence, gpu: Gpu, group: int, strangers: tuple[PciFunction, ...]) -> Finding:
-    named = ", ".join(f"{one.address} ({one.kind}, {one.id}, {_driver(one)})" for one in strangers)
-    members = [address for address, one in evidence.inventory.facts.functions.items() if one.iommu_group == group]
+    named = ", ".join(
+        f"{function.address} ({function.kind}, {function.id}, {_driver(function)})" for function in strangers
+    )
+    functions = evidence.inventory.facts.functions
+    members = [address for address, function in functions.items() if function.iommu_group == group]
     return problem(
         FindingCode.SHARED_GROUP,
         gpu.function.address,
         f"shares IOMMU group {group} with {named}",
         seen(Listing(HostPath(f"/sys/kernel/iommu_groups/{group}/devices"), tuple(sorted(members)))),
-        why="one machine gets all of a group or none of it; the bridge above does not keep its devices apart (no ACS)",
+        why="one VM gets all of a group or none of it; the bridge above does not isolate its devices (no ACS)",
         fix=(
-            "put the card into a slot below another root port, or switch on ACS (and ARI) in the firmware's setup",
-            *(() if any(_is_hosts(one) for one in strangers) else ("or leave it so: one machine has the whole group",)),
+            "move the card to a slot below another root port, or enable ACS (and ARI) in the firmware's setup",
+            *(
+                ()
+                if any(_is_hosts(function) for function in strangers)
+                else ("or leave it as it is: one VM gets the whole group",)
+            ),
         ),
     )
 
 
 def _is_hosts(function: PciFunction) -> bool:
-    """Return whether the host may need a function for itself: no part of a GPU's card, on a driver of the host's."""
+    """Return whether the host may need a function: it is not part of a GPU's card, and has a host driver."""
     unknown = isinstance(function.driver, Unread)
     return function.kind is FunctionKind.OTHER and (unknown or function.spoils_group)
 

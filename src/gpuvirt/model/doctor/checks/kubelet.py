@@ -1,17 +1,17 @@
-"""Checks of the kubelet: that it listens, that it counts what we offer, and that a machine is near its GPU."""
+"""Checks of the kubelet: its socket, the devices that it counts, and whether VMs run near their GPUs."""
 
 from collections.abc import Iterator
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import Finding, fine, of_reason, problem, seen, unread
+from gpuvirt.model.doctor.findings import NEVER_ABSENT, Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.reasons.codes import Level
 
 MOST_CPUS = 8192
-"""NR_CPUS where it is largest (arch/x86/Kconfig)."""
+"""The largest NR_CPUS (arch/x86/Kconfig)."""
 
 
 def _not_read(subject: str, message: str, path: str, found: Unread) -> Finding:
@@ -20,64 +20,68 @@ def _not_read(subject: str, message: str, path: str, found: Unread) -> Finding:
         subject,
         message,
         (Seen(path, found.said),),
-        why="what could not be read is not taken for absent, nor for well",
-        fix=("run it as root, and name the kubelet's own folder with --kubelet-dir",),
+        why=NEVER_ABSENT,
+        fix=("run this command as root, and set the kubelet's folder with --kubelet-dir",),
     )
 
 
 def listening(evidence: Evidence) -> Iterator[Finding]:
-    """The kubelet takes device plugins."""
+    """The kubelet accepts device plugins."""
     kubelet = evidence.kubelet
     if isinstance(kubelet.listens, Unread):
-        yield _not_read("the kubelet", "could not be looked for", kubelet.socket, kubelet.listens)
+        yield _not_read(
+            "the kubelet", "may or may not run: its socket could not be checked", kubelet.socket, kubelet.listens
+        )
     elif kubelet.listens:
         yield fine("the kubelet", "has its socket for device plugins", Seen(kubelet.socket, "there"))
     elif not kubelet.ever_ran:
         yield fine(
             "this host",
-            "has no kubelet, so nothing of Kubernetes is checked",
-            Seen(kubelet.folder, "empty, or not there"),
+            "has no kubelet, so the checks of Kubernetes are skipped",
+            Seen(kubelet.folder, "empty, or does not exist"),
         )
     else:
         yield problem(
             FindingCode.KUBELET_NOT_LISTENING,
             "the kubelet",
-            "has run here, and has no socket for device plugins",
-            (Seen(kubelet.socket, "not there"),),
+            "has run on this host, but has no socket for device plugins",
+            (Seen.absent(kubelet.socket),),
             why="no GPU can be offered, and no pod gets one",
-            fix=("systemctl restart kubelet; journalctl -u kubelet -n 50", "or name its folder with --kubelet-dir"),
+            fix=("systemctl restart kubelet; journalctl -u kubelet -n 50", "or set its folder with --kubelet-dir"),
         )
 
 
 def registration(evidence: Evidence) -> Iterator[Finding]:
-    """The kubelet knows each resource of the agent's."""
+    """Each resource of the agent is registered at the kubelet."""
     view, kubelet = evidence.view, evidence.kubelet
-    offered = [one for one in view.resources if one.devices]
+    offered = [resource.name for resource in view.resources if resource.devices]
     if view.agent is None:
         if offered and kubelet.listens is True:
             yield problem(
                 FindingCode.AGENT_AWAY,
                 "the agent",
-                f"does not run here, so the kubelet is not told of {', '.join(one.name for one in offered)}",
-                (Seen("/run/gpuvirt/node.json", "not there, or of an agent that has ended"),),
-                why="what nobody registers, no pod can ask for",
+                f"does not run on this host, so no plugin registers {', '.join(offered)}",
+                (Seen("/run/gpuvirt/node.json", "does not exist, or is of an agent that has ended"),),
+                why="pods that request a resource without a plugin are never scheduled",
                 fix=("kubectl apply -f deploy/node.yaml", "or by hand: gpuvirt node"),
             )
         return
     for resource in view.resources:
         if resource.not_registered_because is not None:
             yield of_reason(resource.not_registered_because, Level.ERROR)
-    if known := [one.name for one in view.resources if one.registered]:
+    if registered := [resource.name for resource in view.resources if resource.registered]:
         yield fine(
-            "the agent", f"has registered {', '.join(known)}", Seen("/run/gpuvirt/node.json", f"pid {view.agent.pid}")
+            "the agent",
+            f"has registered {', '.join(registered)}",
+            Seen("/run/gpuvirt/node.json", f"pid {view.agent.pid}"),
         )
 
 
 def counted(evidence: Evidence) -> Iterator[Finding]:
-    """The kubelet counts the devices that we offer, as healthy as we say they are."""
+    """The kubelet counts the same healthy devices as the agent."""
     kubelet = evidence.kubelet
     if isinstance(kubelet.counted, Unread):
-        yield _not_read("what the kubelet counts", "could not be read", kubelet.counted_by, kubelet.counted)
+        yield _not_read("the kubelet's list of devices", "could not be read", kubelet.counted_by, kubelet.counted)
         return
     if evidence.view.agent is None or kubelet.counted is None:
         return
@@ -87,30 +91,30 @@ def counted(evidence: Evidence) -> Iterator[Finding]:
         healthy = {device.id for device in resource.devices if device.healthy}
         kubelets = kubelet.counted.get(resource.name, frozenset())
         if healthy == kubelets:
-            yield fine(resource.name, f"is counted as it is: {len(healthy)} healthy devices")
+            yield fine(resource.name, f"has {len(healthy)} healthy devices, and the kubelet counts the same")
         else:
             yield _differs(evidence, resource, frozenset(map(str, healthy)), kubelets)
 
 
 def _differs(evidence: Evidence, resource: ResourceView, ours: frozenset[str], kubelets: frozenset[str]) -> Finding:
-    apart = [f"only the agent has {one}" for one in sorted(ours - kubelets)]
-    apart += [f"only the kubelet has {one}" for one in sorted(kubelets - ours)]
+    apart = [f"only the agent has {device}" for device in sorted(ours - kubelets)]
+    apart += [f"only the kubelet has {device}" for device in sorted(kubelets - ours)]
     return problem(
         FindingCode.COUNTS_DIFFER,
         resource.name,
-        f"has {len(ours)} healthy devices, and the kubelet counts {len(kubelets)}: {', '.join(apart[:8])}",
+        f"has {len(ours)} healthy devices, but the kubelet counts {len(kubelets)}: {', '.join(apart[:8])}",
         (Seen(evidence.kubelet.counted_by, f"{len(kubelets)} of {resource.name}"),),
-        why="pods are admitted by what the kubelet counts",
+        why="the kubelet admits pods by the devices that it counts",
         fix=(
-            "look once more in a few seconds; if it stays so, another plugin may serve that name:",
+            "run this command again in a few seconds; if nothing has changed, look for another plugin of that name:",
             "kubectl get pods -A -o wide | grep -i device-plugin",
-            "and restart the agent's pod, which changes nothing on any device",
+            "and restart the agent's pod: that changes no device",
         ),
     )
 
 
 def policies(evidence: Evidence) -> Iterator[Finding]:
-    """A machine's processors and memory are on its GPU's NUMA node."""
+    """The kubelet places the processors and the memory of a VM on the NUMA node of its GPU."""
     kubelet = evidence.kubelet
     nodes = sorted(
         {gpu.function.numa_node for gpu in evidence.inventory.gpus.values() if gpu.function.numa_node is not None}
@@ -125,8 +129,8 @@ def policies(evidence: Evidence) -> Iterator[Finding]:
         yield problem(
             FindingCode.NOT_READ,
             "the kubelet's configuration",
-            "is not where kubeadm keeps it, so its policies are not known",
-            (Seen(kubelet.config_file, "not there"),),
+            "is not where kubeadm writes it, so the kubelet's policies are unknown",
+            (Seen.absent(kubelet.config_file),),
             why=f"the GPUs are on NUMA nodes {', '.join(map(str, nodes))}",
             fix=('kubectl get --raw "/api/v1/nodes/$(hostname)/proxy/configz"',),
         )
@@ -139,14 +143,14 @@ def policies(evidence: Evidence) -> Iterator[Finding]:
     idle = {name: better for name, (now, better) in desired.items() if now.lower() == "none"}
     shown = ", ".join(f"{name}: {now}" for name, (now, _) in desired.items())
     if "topologyManagerPolicy" not in idle and "cpuManagerPolicy" not in idle:
-        yield fine("the kubelet", "places processors by NUMA node", Seen(kubelet.config_file, shown))
+        yield fine("the kubelet", "aligns processors with NUMA nodes", Seen(kubelet.config_file, shown))
         return
     yield problem(
         FindingCode.NUMA_NOT_ALIGNED,
         "the kubelet",
-        f"does not place processors by NUMA node, and the GPUs are on nodes {', '.join(map(str, nodes))}",
+        f"does not align processors with NUMA nodes, but the GPUs are on nodes {', '.join(map(str, nodes))}",
         (Seen(kubelet.config_file, shown),),
-        why="a machine on the other node reaches its GPU through the link between processors: slower",
+        why="a VM on another NUMA node reaches its GPU only through the slower link between processors",
         fix=(
             f"# in {kubelet.config_file}",
             *(f"{name}: {better}" for name, better in idle.items()),
@@ -157,7 +161,7 @@ def policies(evidence: Evidence) -> Iterator[Finding]:
 
 
 def vms_near_gpus(evidence: Evidence) -> Iterator[Finding]:
-    """No machine that has a GPU is pinned to processors of another NUMA node."""
+    """No VM with a GPU is pinned to processors of another NUMA node."""
     users = evidence.inventory.facts.users or {}
     for gpu in evidence.inventory.gpus.values():
         group, node = gpu.function.iommu_group, gpu.function.numa_node
@@ -174,24 +178,27 @@ def _pinned(evidence: Evidence, gpu: Gpu, node: int, pid: int, command: str) -> 
     may, local = parse_cpulist(allowed.text or "?"), parse_cpulist(near.text or "?")
     if may is None or local is None:
         yield unread(
-            f"{command} (pid {pid})", f"has {gpu.function.address}; whether it runs near it is not known", allowed, near
+            f"{command} (pid {pid})",
+            f"uses {gpu.function.address}; the NUMA nodes of its processors could not be read",
+            allowed,
+            near,
         )
     elif may and local and not may & local:
         yield problem(
             FindingCode.CPUS_ON_OTHER_NODE,
             f"{command} (pid {pid})",
-            f"has {gpu.function.address} of NUMA node {node}, and may run on processors of other nodes alone",
+            f"uses {gpu.function.address} of NUMA node {node}, but may run only on processors of other nodes",
             seen(allowed, near),
-            why="all it sends to its GPU goes through the link between processors",
+            why="all traffic to its GPU passes the slower link between processors",
             fix=(
                 "topologyManagerPolicy: single-numa-node, or restricted, in the kubelet's configuration",
-                "and dedicatedCpuPlacement: true in the machine; then restart the machine",
+                "and dedicatedCpuPlacement: true in the VM; then restart the VM",
             ),
         )
 
 
 def parse_cpulist(text: str) -> frozenset[int] | None:
-    """Return the processors in a list as the kernel writes it, `0-3,8`; None for what is no such list."""
+    """Return the processors in a list of the kernel's format, `0-3,8`; None for another format."""
     found: set[int] = set()
     for part in text.split(",") if text else ():
         first, dash, last = part.partition("-")

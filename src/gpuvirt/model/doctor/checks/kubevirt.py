@@ -1,4 +1,4 @@
-"""Checks of KubeVirt's configuration: whether machines may have what we offer, and who makes mediated devices."""
+"""Checks of KubeVirt's configuration: whether it permits the node's resources, and whether it deletes mdevs."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +12,7 @@ from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import FindingCode, Seen
 
 GRACE = {"10de:2342", "10de:2348", "10de:2941"}
-"""GPUs that KubeVirt gives away with these gates alone (its webhook for machines)."""
+"""GPUs that KubeVirt passes to VMs only with GRACE_GATES (its webhook for VMs)."""
 GRACE_GATES = ("GraceIOVirtualization", "PCINUMAAwareTopology", "IOMMUFD")
 
 GATES_FIELD = "developerConfiguration.featureGates"
@@ -20,7 +20,7 @@ HOST_DEVICES = "HostDevices"
 """The gate without which KubeVirt's webhook refuses VMIs with `hostDevices`."""
 
 MDEV_GATE = "DisableMDEVConfiguration"
-"""The older way of telling KubeVirt to leave mediated devices alone."""
+"""The older setting by which KubeVirt leaves mediated devices alone."""
 
 
 def _place(kubevirt: KubeVirt, path: str) -> str:
@@ -36,7 +36,7 @@ def _entries(kubevirt: KubeVirt) -> Mapping[str, list[tuple[str, Permitted]]]:
 
 
 def not_permitted_by(kubevirt: KubeVirt, name: str) -> Seen | None:
-    """Return where a KubeVirt would have to permit a resource that it does not permit, None where it does."""
+    """Return the field in which KubeVirt would have to permit a resource, None where it permits the resource."""
     entries = _entries(kubevirt)
     if kubevirt.configuration.permitted_host_devices is None or name in entries:
         return None
@@ -44,7 +44,7 @@ def not_permitted_by(kubevirt: KubeVirt, name: str) -> Seen | None:
 
 
 def host_device_gate(kubevirt: KubeVirt, subject: str) -> Finding | None:
-    """Return what is said of a VM that requests `hostDevices` where the gate is missing that it needs for them."""
+    """Return the finding for a VM that requests `hostDevices` without the feature gate for them."""
     if HOST_DEVICES in kubevirt.gates:
         return None
     return problem(
@@ -53,18 +53,18 @@ def host_device_gate(kubevirt: KubeVirt, subject: str) -> Finding | None:
         f"requests hostDevices, for which KubeVirt needs the feature gate {HOST_DEVICES}",
         (Seen(_place(kubevirt, GATES_FIELD), listed(sorted(kubevirt.gates)) or "none"),),
         why=f"KubeVirt {kubevirt.version} refuses to start such VMs; `gpus` in place of `hostDevices` needs no gate",
-        fix=(f"# add to spec.configuration.{GATES_FIELD}, and leave the others:", f"- {HOST_DEVICES}"),
+        fix=(f"# add to spec.configuration.{GATES_FIELD}, and keep the others:", f"- {HOST_DEVICES}"),
     )
 
 
 def permitted_names(evidence: Evidence) -> Iterator[Finding]:
-    """KubeVirt permits each resource of this node, and leaves offering it to us."""
+    """KubeVirt permits each resource of this node, and does not offer it itself."""
     for kubevirt in evidence.kubevirts or ():
         if kubevirt.configuration.permitted_host_devices is None:
             yield fine("KubeVirt", "permits all devices", Seen(_place(kubevirt, "permittedHostDevices"), "not set"))
             continue
         entries = _entries(kubevirt)
-        ours = {str(one.name): one for one in evidence.view.resources if one.devices}
+        ours = {str(resource.name): resource for resource in evidence.view.resources if resource.devices}
         for name, resource in ours.items():
             if name in entries:
                 yield from _permitted(kubevirt, resource, entries[name])
@@ -73,21 +73,21 @@ def permitted_names(evidence: Evidence) -> Iterator[Finding]:
 
 
 def near_misses(evidence: Evidence) -> Iterator[Finding]:
-    """KubeVirt permits no name that is nearly one of this node's."""
-    ours = [str(one.name) for one in evidence.view.resources]
-    offered = [str(one.name) for one in evidence.view.resources if one.devices]
+    """KubeVirt permits no name that looks like a misspelled resource of this node."""
+    ours = [str(resource.name) for resource in evidence.view.resources]
+    offered = [str(resource.name) for resource in evidence.view.resources if resource.devices]
     for kubevirt in evidence.kubevirts or ():
         permitted = _entries(kubevirt)
         for name, entries in permitted.items():
-            meant = None if name in ours else nearest(name, offered)
-            if meant is not None and meant in permitted:  # else it is told with the name that is not permitted
+            near = None if name in ours else nearest(name, offered)
+            if near is not None and near in permitted:  # otherwise _not_permitted reports the near name
                 yield problem(
                     FindingCode.PERMITTED_NAME_UNKNOWN,
                     name,
-                    f"is permitted, and this node offers no such resource; did you mean {meant}?",
+                    f"is permitted, but this node offers no such resource; did you mean {near}?",
                     (Seen(_place(kubevirt, entries[0][0]), f"resourceName: {name}"),),
-                    why="a machine that asks for it waits for a node that has it",
-                    fix=(f"resourceName: {meant}", "# unless another node offers it under that name"),
+                    why="a VM that requests it is not scheduled until a node offers it",
+                    fix=(f"resourceName: {near}", "# unless another node offers a resource of that name"),
                 )
 
 
@@ -99,18 +99,18 @@ def _permitted(kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[s
         yield problem(
             FindingCode.NOT_EXTERNAL,
             resource.name,
-            "is KubeVirt's to offer as well as ours",
+            "is offered both by KubeVirt and by gpuvirt",
             (Seen(_place(kubevirt, place), "externalResourceProvider: false"),),
-            why="KubeVirt's own plugin and gpuvirt take turns at the kubelet, with other ids for the same devices",
+            why="KubeVirt's plugin and gpuvirt replace each other at the kubelet, with other ids for the same devices",
             fix=(f"# in {place}", "externalResourceProvider: true"),
         )
-    if desired and not {normal(one) for one in selectors} & {normal(one) for one in desired}:
+    if desired and not {normal(text) for text in selectors} & {normal(text) for text in desired}:
         yield problem(
             FindingCode.SELECTOR_MISMATCH,
             resource.name,
-            f"is permitted by the selector {', '.join(selectors) or 'none'}, and its devices are {', '.join(desired)}",
+            f"is permitted by the selector {', '.join(selectors) or 'none'}, but its devices are {', '.join(desired)}",
             (Seen(_place(kubevirt, entries[0][0]), ", ".join(selectors) or "no selector"),),
-            why="the name alone counts while externalResourceProvider is true; else KubeVirt would offer another card",
+            why="with externalResourceProvider: true only the name counts; without, KubeVirt would offer another card",
             fix=_entry(resource, desired[0]),
         )
     elif not theirs:
@@ -122,15 +122,15 @@ def _permitted(kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[s
 def _not_permitted(
     kubevirt: KubeVirt, resource: ResourceView, entries: Mapping[str, list[tuple[str, Permitted]]]
 ) -> Finding:
-    meant = nearest(resource.name, entries)
-    also = f"; {meant} is permitted, which is nearly it" if meant is not None else ""
+    near = nearest(resource.name, entries)
+    also = f"; it permits the similar name {near}" if near is not None else ""
     desired = _selectors(resource)
     return problem(
         FindingCode.NOT_PERMITTED,
         resource.name,
-        f"is offered, and KubeVirt does not permit it{also}",
+        f"is offered, but KubeVirt does not permit it{also}",
         (Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty"),),
-        why="a machine that asks for it is refused: `is not permitted in permittedHostDevices configuration`",
+        why="KubeVirt refuses VMs that request it: `is not permitted in permittedHostDevices configuration`",
         fix=_entry(resource, desired[0] if desired else "VENDOR:DEVICE"),
     )
 
@@ -140,7 +140,7 @@ def _entry(resource: ResourceView, selector: str) -> tuple[str, ...]:
 
 
 def permitted_entry(name: str, selector: str, *, is_mdev: bool) -> tuple[str, ...]:
-    """Return the lines that have KubeVirt permit a resource."""
+    """Return the lines of KubeVirt's configuration that permit a resource."""
     kind, key = ("mediatedDevices", "mdevNameSelector") if is_mdev else ("pciHostDevices", "pciVendorSelector")
     return (
         f"# in spec.configuration.permittedHostDevices.{kind} (kubectl edit kubevirt -A):",
@@ -151,12 +151,12 @@ def permitted_entry(name: str, selector: str, *, is_mdev: bool) -> tuple[str, ..
 
 
 def _selectors(resource: ResourceView) -> tuple[str, ...]:
-    """Return what KubeVirt would select a resource's devices by: ids of PCI functions, types of mdevs."""
+    """Return KubeVirt's selectors for the devices of a resource: ids of PCI functions, types of mdevs."""
     return (*resource.pci_vendor_selectors, *resource.mdev_name_selectors)
 
 
 def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
-    """KubeVirt leaves the mediated devices alone that it did not make."""
+    """KubeVirt does not delete mediated devices that it did not create."""
     live = [vgpu for vgpu in evidence.inventory.vgpus.values() if vgpu.framework is Framework.MDEV]
     if not live:
         return
@@ -174,15 +174,15 @@ def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
         )
         if (mediated is not None and mediated.enabled is False) or MDEV_GATE in kubevirt.gates:
             yield fine("KubeVirt", "leaves mediated devices alone", shown)
-        elif {normal(one) for one in types} <= external:
-            yield fine("KubeVirt", "leaves mediated devices of our types alone", shown)
+        elif {normal(name) for name in types} <= external:
+            yield fine("KubeVirt", "leaves mediated devices of this node's types alone", shown)
         else:
             yield problem(
                 FindingCode.MDEVS_NOT_OURS,
                 "KubeVirt",
-                f"deletes mediated devices that it did not make, as the {len(live)} of this node",
+                f"deletes mediated devices that it did not create, such as the {len(live)} of this node",
                 (shown,),
-                why="virt-handler does so at each heartbeat, whether a machine has them or not",
+                why="virt-handler deletes them at each heartbeat, even if a VM uses them",
                 fix=(
                     f"kubectl patch kubevirt -n {kubevirt.metadata.namespace} {kubevirt.metadata.name} --type merge \\",
                     """  -p '{"spec":{"configuration":{"mediatedDevicesConfiguration":{"enabled":false}}}}'""",
@@ -191,7 +191,7 @@ def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
 
 
 def feature_gates(evidence: Evidence) -> Iterator[Finding]:
-    """KubeVirt has the gates on that this node's devices need."""
+    """KubeVirt has the feature gates that this node's devices need."""
     offered = [gpu for gpu in evidence.view.gpus if gpu.offered_as is not None]
     grace = [gpu for gpu in offered if gpu.pci_id in GRACE]
     for kubevirt in evidence.kubevirts or ():
@@ -204,8 +204,8 @@ def feature_gates(evidence: Evidence) -> Iterator[Finding]:
                 ", ".join(gpu.address for gpu in grace),
                 f"needs KubeVirt's feature gates {', '.join(missing)}",
                 (Seen(place, listed(sorted(kubevirt.gates)) or "none"),),
-                why=f"KubeVirt {kubevirt.version} refuses machines with a Grace GPU without them",
-                fix=("# add to spec.configuration.developerConfiguration.featureGates, and leave the others:", *needed),
+                why=f"KubeVirt {kubevirt.version} refuses VMs with a Grace GPU without them",
+                fix=(f"# add to spec.configuration.{GATES_FIELD}, and keep the others:", *needed),
             )
         elif grace:
             yield fine(

@@ -1,4 +1,4 @@
-"""Checks of container runtimes: whether they give pods the CDI devices that an answer names."""
+"""Checks of container runtimes: whether they apply the CDI devices that gpuvirt's answers to the kubelet name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,37 +13,37 @@ from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.reasons.codes import Level
 
 OUR_FOLDERS = frozenset({"/run/cdi", "/var/run/cdi"})
-"""Where gpuvirt keeps its specs; one is a link to the other."""
+"""The folder of gpuvirt's CDI specs by both of its names; `/var/run` is a link to `/run`."""
 
-CDI_UNASKED = 3
-"""The version of a containerd configuration from which on CDI is on unless it is switched off."""
+CDI_BY_DEFAULT = 3
+"""The first version of containerd's configuration in which CDI is on by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class CdiSettings:
-    """What a runtime's files together say of CDI."""
+    """The CDI settings in all configuration files of a runtime."""
 
     version: object
     of_containerd: bool
     enabled: object = None
     folders: object = None
     path: str = ""
-    """The file that decides."""
+    """The file with the value that counts."""
 
     @property
     def is_off(self) -> bool:
         """Whether CDI is off."""
-        unasked = self.enabled is None and self.of_containerd and not self.on_unasked
-        return self.enabled is False or unasked
+        off_by_default = self.enabled is None and self.of_containerd and not self.on_by_default
+        return self.enabled is False or off_by_default
 
     @property
-    def on_unasked(self) -> bool:
-        """Whether CDI is on where nothing is said."""
-        return isinstance(self.version, int) and self.version >= CDI_UNASKED
+    def on_by_default(self) -> bool:
+        """Whether CDI is on without a setting."""
+        return isinstance(self.version, int) and self.version >= CDI_BY_DEFAULT
 
 
 def container_cdi(evidence: Evidence) -> Iterator[Finding]:
-    """Container runtimes have CDI on, and read gpuvirt's folder."""
+    """Container runtimes have CDI on, and read gpuvirt's CDI specs."""
     if evidence.settings.cdi is CdiUse.NONE:
         return
     for runtime in evidence.setup.runtimes:
@@ -58,14 +58,14 @@ def _not_understood(runtime: Runtime) -> Iterator[Finding]:
         if isinstance(file.value, Unread):
             yield unread("the container runtime's configuration", "could not be read", file)
         elif parse_toml(file.text or "") is None:
-            yield unread("the container runtime's configuration", "is no TOML", Attribute(file.path, "not TOML"))
+            yield unread("the container runtime's configuration", "is not valid TOML", Attribute(file.path, "not TOML"))
 
 
 def cdi_settings(files: Sequence[tuple[str, str]], *, replacing: bool) -> CdiSettings:
-    """Return what files say of CDI, each a path and its TOML; a later file counts more than an earlier one.
+    """Return the CDI settings in files, each a path and its TOML; a later file overrides an earlier one.
 
-    `replacing`: a table of a later file stands in place of an earlier one's as a whole, as containerd 1 has it
-    (mergeConfig in services/server/config); recent containerd 2 merges them key by key.
+    `replacing`: a table of a later file replaces the whole table of an earlier one, as in containerd 1 (mergeConfig in
+    services/server/config); recent containerd 2 merges tables key by key.
     """
     version: object = None
     tables: dict[tuple[str, ...], dict[str, tuple[object, str]]] = {}
@@ -73,31 +73,31 @@ def cdi_settings(files: Sequence[tuple[str, str]], *, replacing: bool) -> CdiSet
         document = parse_toml(text) or {}
         version = document.get("version", 1) if version is None else version
         for name, table in cdi_tables(document):
-            said = {key: (table[key], path) for key in CDI_KEYS if key in table}
-            tables[name] = said if replacing else tables.get(name, {}) | said
+            values = {key: (table[key], path) for key in CDI_KEYS if key in table}
+            tables[name] = values if replacing else tables.get(name, {}) | values
     found = {key: value for name in CDI_TABLES for key, value in tables.get(name, {}).items()}
-    (enabled, said_in), (folders, _) = (found.get(key, (None, files[0][0])) for key in CDI_KEYS)
-    return CdiSettings(version, files[0][0].endswith("config.toml"), enabled, folders, said_in)
+    (enabled, source), (folders, _) = (found.get(key, (None, files[0][0])) for key in CDI_KEYS)
+    return CdiSettings(version, files[0][0].endswith("config.toml"), enabled, folders, source)
 
 
 def _of_runtime(evidence: Evidence, runtime: Runtime) -> Iterator[Finding]:
     files = [(file.path, file.text or "") for file in runtime.files]
-    settings, merged = (cdi_settings(files, replacing=one) for one in (True, False))
+    settings, merged = (cdi_settings(files, replacing=replacing) for replacing in (True, False))
     folders = settings.folders
     needed = evidence.settings.cdi is CdiUse.ANSWERS
-    unread_by = isinstance(folders, list) and not OUR_FOLDERS & {one for one in folders if isinstance(one, str)}
+    not_read = isinstance(folders, list) and not OUR_FOLDERS & {path for path in folders if isinstance(path, str)}
     shown = Seen(settings.path, f"enable_cdi: {settings.enabled if settings.enabled is not None else 'default'}")
     if not needed:
-        yield fine("the container runtime", "is not asked for CDI: KubeVirt and Kata take our devices without", shown)
+        yield fine("the container runtime", "needs no CDI: KubeVirt and Kata get gpuvirt's devices without it", shown)
     elif settings.is_off or merged.is_off:
         yield _off(runtime, settings, merged)
-    elif unread_by:
+    elif not_read:
         yield problem(
             FindingCode.CDI_FOLDER_NOT_READ,
             "the container runtime",
-            "does not look for CDI specs where gpuvirt keeps them",
+            "does not read the folder with gpuvirt's CDI specs",
             (Seen(_folders_in(files), f"cdi_spec_dirs = {folders}"[:200]),),
-            why="pods with our devices don't start: the runtime does not know the names",
+            why="pods with gpuvirt's devices don't start: the runtime can't find the CDI devices",
             fix=(
                 f'# in {_folders_in(files)}: cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]',
                 "and restart the runtime",
@@ -108,9 +108,9 @@ def _of_runtime(evidence: Evidence, runtime: Runtime) -> Iterator[Finding]:
 
 
 def _folders_in(files: Sequence[tuple[str, str]]) -> str:
-    """Return the last file that says which folders are read."""
+    """Return the last file that sets `cdi_spec_dirs`."""
     documents = ((path, parse_toml(text) or {}) for path, text in files)
-    found = [path for path, one in documents if any("cdi_spec_dirs" in table for _, table in cdi_tables(one))]
+    found = [path for path, content in documents if any("cdi_spec_dirs" in table for _, table in cdi_tables(content))]
     return found[-1] if found else files[0][0]
 
 
@@ -120,24 +120,26 @@ def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings) -> Findin
     missing = f"version = {shown.version}, no enable_cdi"
     places = [Seen(shown.path, "enable_cdi = false" if shown.enabled is False else missing)]
     if not certain:
-        said = (one for one in (settings, merged) if one.enabled is True)
-        places += [Seen(one.path, "enable_cdi = true") for one in said]
+        enabling = (reading for reading in (settings, merged) if reading.enabled is True)
+        places += [Seen(reading.path, "enable_cdi = true") for reading in enabling]
         places += [Seen(file.path, _tables_of(file)) for file in runtime.files[1:] if file.path != shown.path]
-    table = '[plugins."io.containerd.cri.v1.runtime"]' if shown.on_unasked else '[plugins."io.containerd.grpc.v1.cri"]'
+    table = (
+        '[plugins."io.containerd.cri.v1.runtime"]' if shown.on_by_default else '[plugins."io.containerd.grpc.v1.cri"]'
+    )
     return problem(
         FindingCode.CDI_OFF,
         "containerd",
-        "has CDI switched off, and answers to the kubelet name CDI devices"
+        "has CDI disabled, but gpuvirt's answers to the kubelet name CDI devices"
         if certain
-        else "has CDI on or off by its version: some take an imported file's table in place of the whole one before it",
+        else "has CDI on or off by its version: some versions replace a whole table by that of an imported file",
         tuple(places),
-        why="pods with our devices don't start: the runtime does not know the names (setting cdi: answers)",
+        why="pods with gpuvirt's devices don't start: the runtime can't find the CDI devices (setting cdi: answers)",
         fix=(
             f"# in {runtime.files[-1].path if not certain else shown.path}",
             table,
             "  enable_cdi = true",
             "systemctl restart containerd",
-            "or cdi: files in gpuvirt's settings",
+            "or set cdi: files in gpuvirt's settings",
         ),
         level=Level.ERROR if certain else Level.WARNING,
     )
@@ -145,4 +147,4 @@ def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings) -> Findin
 
 def _tables_of(file: Attribute) -> str:
     document: Mapping[str, object] = parse_toml(file.text or "") or {}
-    return ", ".join(f"[{'.'.join(path)}]" for path, _ in cdi_tables(document)) or "no table of CDI"
+    return ", ".join(f"[{'.'.join(path)}]" for path, _ in cdi_tables(document)) or "no table with CDI settings"

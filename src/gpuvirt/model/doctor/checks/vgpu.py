@@ -1,4 +1,4 @@
-"""Checks of vGPUs: whether the host's manager offers types, whether VFs are on, whether any vGPU was made."""
+"""Checks of vGPUs: whether the host's vGPU manager lists types, whether VFs are enabled, whether vGPUs exist."""
 
 from collections.abc import Iterator
 
@@ -13,17 +13,17 @@ from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 
 MANAGER = "nvidia_vgpu_vfio"
-"""The module that NVIDIA's vGPU manager brings, and its other drivers don't."""
+"""The kernel module that only NVIDIA's vGPU manager has."""
 
 
 def vgpus(evidence: Evidence) -> Iterator[Finding]:
-    """Every GPU that can carry vGPUs carries some."""
+    """Every GPU that can carry vGPUs has vGPUs."""
     for gpu in evidence.inventory.gpus.values():
         host = gpu.vgpu_host
         if host is None or gpu.function.on_vfio:
             continue
         if host.live:
-            kind = "mediated devices" if host.framework is Framework.MDEV else "VFs that carry a type"
+            kind = "mediated devices" if host.framework is Framework.MDEV else "VFs with a vGPU type"
             yield fine(gpu.function.address, f"carries {len(host.live)} vGPUs ({kind})")
         else:
             yield _without(gpu, host)
@@ -33,9 +33,9 @@ def _without(gpu: Gpu, host: VgpuHost) -> Finding:
     free = next(
         ((slot, name) for slot, types in host.slots.items() for name, count in sorted(types.items()) if count > 0), None
     )
-    lines: tuple[str, ...] = ("free what holds its capacity: no type can be made now",)
+    lines: tuple[str, ...] = ("no type can be created now: delete what occupies the GPU's capacity",)
     if free is not None:
-        lines = (f"# {free[1]}, or another type of those it can carry", *_make(host, *free))
+        lines = (f"# creates {free[1]}; any other creatable type works too", *_make(host, *free))
     types = sorted({name for types in host.slots.values() for name, count in types.items() if count > 0})
     folder = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
     return Finding(
@@ -43,14 +43,14 @@ def _without(gpu: Gpu, host: VgpuHost) -> Finding:
         gpu.function.address,
         "could carry vGPUs, but has none",
         ReasonCode.NO_VGPUS,
-        (Seen(f"{device_path(gpu.function.address)}/{folder}", ", ".join(types) or "no type is free"),),
-        why="as it stands nothing of it can be given to a machine",
-        fix=(*lines, f"or give it away whole: gpuvirt vfio bind {gpu.function.address}"),
+        (Seen(f"{device_path(gpu.function.address)}/{folder}", ", ".join(types) or "no creatable type"),),
+        why="in this state the GPU can't be used by any VM",
+        fix=(*lines, f"or pass it through whole: gpuvirt vfio bind {gpu.function.address}"),
     )
 
 
 def _make(host: VgpuHost, slot: PciAddress, name: VgpuType) -> tuple[str, ...]:
-    """Return the commands that make a vGPU of a type."""
+    """Return the commands that create a vGPU of a type."""
     if host.framework is Framework.MDEV:
         return (
             f"cd {MDEV_PARENTS}/{slot}/mdev_supported_types",
@@ -61,7 +61,7 @@ def _make(host: VgpuHost, slot: PciAddress, name: VgpuType) -> tuple[str, ...]:
 
 
 def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
-    """Where NVIDIA's vGPU manager runs, its GPUs offer types."""
+    """Where NVIDIA's vGPU manager runs, its GPUs list vGPU types."""
     managed = MANAGER in evidence.setup.modules.known
     for gpu in evidence.inventory.gpus.values():
         function = gpu.function
@@ -73,7 +73,7 @@ def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
         elif managed or function.virtfns:
             yield _no_types(evidence, gpu)
         elif not isinstance(evidence.setup.modules.names, Unread):
-            yield fine(function.address, "has nvidia without the vGPU manager: it serves the host and containers")
+            yield fine(function.address, "is on nvidia without the vGPU manager: the host and containers use it")
 
 
 def _vfs_off(gpu: Gpu, total: int) -> Finding:
@@ -81,31 +81,31 @@ def _vfs_off(gpu: Gpu, total: int) -> Finding:
     return problem(
         FindingCode.VFS_OFF,
         address,
-        f"has its VFs switched off, 0 of {total}, and offers no vGPU type",
+        f"has its VFs disabled, 0 of {total}, and lists no vGPU type",
         (Seen(device_path(address, "virtfn*"), "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
-        why="from Ampere on, vGPUs are made on VFs",
+        why="since Ampere, vGPUs are created on VFs",
         fix=(f"/usr/lib/nvidia/sriov-manage -e {address}",),
     )
 
 
 def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
     address, managed = gpu.function.address, MANAGER in evidence.setup.modules.known
-    why_not = "loaded" if managed else "not there"
+    module = "loaded" if managed else "not loaded"
     return problem(
         FindingCode.NO_VGPU_TYPES,
         address,
-        "is on nvidia, set up for vGPUs, and offers no type of them",
+        "is on nvidia and set up for vGPUs, but lists no vGPU type",
         (
-            Seen(f"/sys/module/{MANAGER}", why_not),
+            Seen(f"/sys/module/{MANAGER}", module),
             Seen(
                 f"{device_path(address)}/virtfn*", f"{len(gpu.function.virtfns)} of {gpu.function.sriov_total_vfs or 0}"
             ),
-            Seen(f"{MDEV_PARENTS}/{address}", "not there"),
+            Seen.absent(f"{MDEV_PARENTS}/{address}"),
         ),
-        why="without types nothing of it can be given to a machine",
+        why="without vGPU types the GPU can't carry vGPUs",
         fix=(
             "nvidia-smi vgpu -s; systemctl status nvidia-vgpu-mgr",
-            "see that the card is one for vGPUs and is not in graphics mode (displaymodeselector)",
+            "check that the card supports vGPUs and is not in graphics mode (displaymodeselector)",
         )
         if managed
         else ("install NVIDIA's vGPU manager (the package vgpu-kvm of the vGPU release) in place of its usual driver",),
@@ -113,13 +113,14 @@ def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
 
 
 def sriov(evidence: Evidence) -> Iterator[Finding]:
-    """No GPU that is to be given away whole has its VFs on."""
+    """No GPU for passthrough has its VFs enabled."""
     for shown in evidence.view.gpus:
-        yield from (of_reason(one, Level.WARNING) for one in shown.reasons if one.code is ReasonCode.VFS_ENABLED)
+        enabled = (reason for reason in shown.reasons if reason.code is ReasonCode.VFS_ENABLED)
+        yield from (of_reason(reason, Level.WARNING) for reason in enabled)
     counted = [
         f"{gpu.function.address} {len(gpu.function.virtfns)} of {gpu.function.sriov_total_vfs}"
         for gpu in evidence.inventory.gpus.values()
         if gpu.function.sriov_total_vfs and gpu.function.virtfns
     ]
     if counted:
-        yield fine("VFs", f"are on: {', '.join(counted)}")
+        yield fine("VFs", f"are enabled: {', '.join(counted)}")

@@ -1,4 +1,4 @@
-"""What a kubelet says of a pod that it did not admit, and our own refusal in it."""
+"""Finds gpuvirt's refusal in the kubelet's message on a pod that it did not admit."""
 
 import re
 
@@ -8,12 +8,12 @@ _REFUSAL = re.compile(r"desc = \S+: (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)(?:, 
 
 
 def refusal_in(message: str) -> Reason | None:
-    """Return the reason for which our plugin refused an Allocate, None where the message has none."""
+    """Return the reason for which gpuvirt refused an Allocate, None where the message has no such reason."""
     found = _REFUSAL.search(message)
     code = code_in(found["code"]) if found is not None else None
     if found is None or code is None:
         return None
     text, _, fix = found["text"].partition("; fix: ")
     text, _, seen = text.partition("; seen: ")
-    subject, _, said = text.partition(" ")
-    return Reason(code, subject, said, (Seen("", seen),) if seen else (), fix or None)
+    subject, _, words = text.partition(" ")
+    return Reason(code, subject, words, (Seen("", seen),) if seen else (), fix or None)

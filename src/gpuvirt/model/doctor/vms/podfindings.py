@@ -1,10 +1,10 @@
-"""What can keep a VM's pod, or any pod, from its GPUs: it is missing, has no node, was refused, or does not run."""
+"""What can prevent the pod of a VM, or any pod, from running with its GPUs: a function for each finding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpuvirt.model.doctor.findings import Finding, listed, of_reason, problem
 from gpuvirt.model.doctor.vms.admission import refusal_in
-from gpuvirt.model.doctor.vms.vmevidence import DeviceSeen, VmEvidence, condition
+from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, DeviceSeen, VmEvidence, condition
 from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
@@ -12,37 +12,45 @@ from gpuvirt.model.reasons.codes import Level
 
 
 def no_pod(evidence: VmEvidence) -> Finding:
-    """There is no virt-launcher pod, or it could not be read whether there is."""
+    """The VM has no virt-launcher pod, or the pods could not be read."""
     target = evidence.target
     if evidence.pod_unread:
         return problem(
             FindingCode.NOT_READ,
             target.text,
             "may have a pod: the pods of its namespace could not be read",
-            tuple(Seen("API server", one) for one in evidence.unread),
-            fix=("ask as somebody who may list pods in this namespace",),
+            tuple(Seen("API server", text) for text in evidence.unread),
+            fix=("run this command as a user who may list pods in this namespace",),
         )
     conditions = evidence.vmi.conditions if evidence.vmi is not None else ()
-    said = [one for one in conditions if one.status == "False" and one.message]
+    failed = _failed_conditions(conditions)
     return Finding(
         Level.ERROR,
         target.text,
-        f"has no virt-launcher pod{f': {said[0].text}' if said else ' yet'}",
+        f"has no virt-launcher pod{f': {failed[0].text}' if failed else ' yet'}",
         ReasonCode.POD_MISSING,
-        tuple(Seen(f"its VMI's condition {one.type}", one.text) for one in said)
-        or (Seen("pods with the label kubevirt.io=virt-launcher", "none of this VM"),),
-        fix=(f"kubectl describe vmi {target.name} -n {target.namespace}", "see that KubeVirt's virt-controller runs"),
+        tuple(_condition_seen(found) for found in failed)
+        or (Seen("pods with the label kubevirt.io=virt-launcher", "none for this VM"),),
+        fix=(f"kubectl describe vmi {target.name} -n {target.namespace}", "check that KubeVirt's virt-controller runs"),
     )
 
 
+def _failed_conditions(conditions: Iterable[ConditionSeen]) -> list[ConditionSeen]:
+    return [found for found in conditions if found.status == "False" and found.message]
+
+
+def _condition_seen(found: ConditionSeen) -> Seen:
+    return Seen(f"the VMI's condition {found.type}", found.text)
+
+
 def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeVerdict]) -> Finding | None:
-    """The scheduler has found no node; what is in the way on the node that is nearest to run the pod is named."""
+    """The scheduler has found no node; the finding is the obstacle of the node that could most easily run the pod."""
     pod = evidence.pod
     if pod is None or pod.node or pod.phase in {"Failed", "Succeeded"}:
         return None
     scheduled = condition(pod.conditions, "PodScheduled")
-    said = scheduled.text if scheduled is not None else ""
-    seen = Seen(f"{pod.user} $.status.conditions PodScheduled", said or "the scheduler has said nothing yet")
+    message = scheduled.text if scheduled is not None else ""
+    seen = Seen(f"{pod.user} $.status.conditions PodScheduled", message or "not set by the scheduler yet")
     if pod.gates:
         return problem(
             FindingCode.UNSCHEDULABLE,
@@ -63,47 +71,48 @@ def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeVerdict]) -> Find
         pod.user,
         f"has no node yet{where}",
         (seen,),
-        fix=tuple(_scheduler_fix(pod.name, pod.namespace, said)),
+        fix=tuple(_scheduler_fix(pod.name, pod.namespace, message)),
     )
 
 
 def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: Seen) -> Finding | None:
     if evidence.nodes is None:
         return None
-    if any(one.obstacle is None or one.obstacle.code is not FindingCode.NO_SUCH_RESOURCE for one in verdicts):
+    obstacles = [verdict.obstacle for verdict in verdicts]
+    if any(obstacle is None or obstacle.code is not FindingCode.NO_SUCH_RESOURCE for obstacle in obstacles):
         return None
-    offers = sorted({one.name for _, one in evidence.offers() if one.healthy})
+    offers = sorted({offer.name for _, offer in evidence.offers() if offer.healthy})
     offered = {*offers, *(name for node in evidence.nodes for name, count in node.allocatable.items() if count)}
     for name in evidence.requests:
         if name in offered:
             continue
-        meant = nearest(name, offers)
+        near = nearest(name, offers)
         return problem(
             FindingCode.NO_SUCH_RESOURCE,
             name,
-            f"is offered by no node{f'; did you mean {meant}?' if meant else ''}",
+            f"is offered by no node{f'; did you mean {near}?' if near else ''}",
             (Seen("offered in this cluster", listed(offers) or "nothing"), seen),
-            fix=(f"deviceName: {meant}",) if meant else ("gpuvirt status", "gpuvirt devices, on a node with GPUs"),
+            fix=(f"deviceName: {near}",) if near else ("gpuvirt status", "gpuvirt devices, on a node with GPUs"),
         )
     return None
 
 
-def _scheduler_fix(pod: str, namespace: str, said: str) -> Iterator[str]:
+def _scheduler_fix(pod: str, namespace: str, message: str) -> Iterator[str]:
     for resource in ("memory", "cpu"):
-        if f"Insufficient {resource}" in said:
+        if f"Insufficient {resource}" in message:
             yield f"request less {resource}, or free some on a node that has the devices"
-    if "Insufficient devices.kubevirt.io/" in said:
+    if "Insufficient devices.kubevirt.io/" in message:
         yield "gpuvirt doctor, on a node that has the devices: KubeVirt has no /dev/kvm there"
     yield f"kubectl describe pod {pod} -n {namespace}"
 
 
 def not_admitted(evidence: VmEvidence) -> Finding | None:
-    """The node's kubelet refused the pod, perhaps since our plugin refused to give it a device."""
+    """The node's kubelet refused the pod, perhaps because gpuvirt refused to allocate a device."""
     pod = evidence.pod
     if pod is None or pod.phase != "Failed" or not pod.reason:
         return None
     seen = Seen(f"{pod.user} $.status", f"{pod.reason}: {pod.message}")
-    again = f"kubectl delete pod {pod.name} -n {pod.namespace}, once it is mended"
+    again = f"kubectl delete pod {pod.name} -n {pod.namespace}, once that is fixed"
     refusal = refusal_in(pod.message)
     if refusal is not None:
         found = of_reason(refusal, Level.ERROR)
@@ -120,21 +129,21 @@ def not_admitted(evidence: VmEvidence) -> Finding | None:
 
 
 def not_running(evidence: VmEvidence) -> Finding | None:
-    """The pod has a node and does not run, or its guest does not."""
+    """The pod has a node, but the pod or its guest does not run."""
     pod, vmi = evidence.pod, evidence.vmi
     if pod is None or (pod.phase == "Running" and (vmi is None or vmi.phase in {"", "Running"})):
         return None
-    said = [one for one in (vmi.conditions if vmi is not None else ()) if one.status == "False" and one.message]
+    failed = _failed_conditions(vmi.conditions if vmi is not None else ())
     ended = pod.phase in {"Failed", "Succeeded"}
     state = f"VMI {vmi.phase}, pod {pod.phase}" if vmi is not None else f"pod {pod.phase}"
-    why = pod.waiting or pod.message or (said[0].text if said else "")
+    why = pod.waiting or pod.message or (failed[0].text if failed else "")
     return problem(
         FindingCode.POD_NOT_RUNNING,
         evidence.target.text,
         f"{'has ended' if ended else 'does not run yet'} ({state}){f': {why}' if why else ''}",
         (
             Seen(f"{pod.user} $.status.phase", pod.phase),
-            *(Seen(f"its VMI's condition {one.type}", one.text) for one in said),
+            *(_condition_seen(found) for found in failed),
         ),
         fix=(
             f"kubectl describe pod {pod.name} -n {pod.namespace}",
@@ -144,14 +153,14 @@ def not_running(evidence: VmEvidence) -> Finding | None:
 
 
 def unhealthy(devices: Sequence[DeviceSeen]) -> Finding | None:
-    """A device that the pod has can't be used."""
+    """A device of the pod is unhealthy."""
     for device in devices:
         for reason in device.reasons:
             text = reason.partition(": ")[2] or reason
             return Finding(
                 Level.ERROR,
                 device.id,
-                f"which it has can't be used: {text}",
+                f"is allocated to the pod, but can't be used: {text}",
                 code_in(reason) or FindingCode.NOT_COUNTED,
                 (Seen("the GpuNode's status", reason),),
                 fix=(f"gpuvirt why {device.id}, on its node",),

@@ -1,6 +1,6 @@
-"""What the API server knows of a VM, its VMI and its pod, and of the nodes that could run it.
+"""A VM, its VMI and its pod, and the nodes that could run it, as the API server returns them.
 
-None is what could not be read; an empty tuple is what there is none of.
+None stands for objects that could not be read, an empty tuple for objects that do not exist.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,11 +10,11 @@ from enum import StrEnum
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 
 OTHER_PROVIDERS = ("devices.kubevirt.io/",)
-"""How names of resources begin that every VM's pod requests, be it with a GPU or without."""
+"""Prefixes of the resources that the pods of all VMs request, with or without GPUs."""
 
 
 class ObjectKind(StrEnum):
-    """The kinds of objects that are asked about, by their short names."""
+    """The kinds of objects that `gpuvirt why` explains, by their short names."""
 
     VM = "vm"
     VMI = "vmi"
@@ -23,7 +23,7 @@ class ObjectKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """The object that is asked about."""
+    """The object to explain."""
 
     kind: ObjectKind
     name: str
@@ -46,13 +46,13 @@ class ConditionSeen:
 
     @property
     def text(self) -> str:
-        """What it says, on one line."""
+        """Its reason and message on one line."""
         return ": ".join(part for part in (self.reason, " ".join(self.message.split())) if part)
 
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """A taint that a pod tolerates; an empty key with `Exists` is every taint."""
+    """A taint that a pod tolerates; an empty key with `Exists` tolerates every taint."""
 
     key: str = ""
     operator: str = "Equal"
@@ -60,7 +60,7 @@ class Toleration:
     effect: str = ""
 
     def tolerates(self, taint: "Taint") -> bool:
-        """Return whether a pod with this toleration can be put on a node with a taint (core/v1)."""
+        """Return whether the toleration matches a taint (core/v1)."""
         if self.effect not in {"", taint.effect}:
             return False
         if self.operator == "Exists":
@@ -84,27 +84,27 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pod may run, as far as it says so in simple words."""
+    """The node selector and tolerations of a pod; affinity is not read."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
 
     def untolerated(self, taints: Iterable[Taint]) -> Taint | None:
-        """Return the first taint that keeps a pod away, None where none does."""
+        """Return the first taint that the pod does not tolerate, None where it tolerates all."""
         hard = (taint for taint in taints if taint.effect in {"NoSchedule", "NoExecute"})
-        return next((one for one in hard if not any(each.tolerates(one) for each in self.tolerations)), None)
+        return next((taint for taint in hard if not any(known.tolerates(taint) for known in self.tolerations)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequests:
-    """The devices that a VM or VMI asks for, a name for each device."""
+    """The devices that a VM or VMI requests: a resource name for each device."""
 
     gpus: tuple[str, ...] = ()
     host_devices: tuple[str, ...] = ()
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many of each resource."""
+        """How many devices it requests of each resource."""
         names = (*self.gpus, *self.host_devices)
         return {name: names.count(name) for name in names}
 
@@ -114,11 +114,11 @@ class VmSeen:
     """A VirtualMachine."""
 
     run_strategy: str
-    """`Always`, `Halted`, `Manual` and so on; `running: true` is Always, and false Halted."""
+    """`Always`, `Halted`, `Manual` and so on; `running: true` means Always, `running: false` means Halted."""
     status: str = ""
-    """What KubeVirt calls its state: `Stopped`."""
+    """`status.printableStatus`: `Stopped`."""
     has_run_strategy: bool = True
-    """Whether it says so by `runStrategy`, and not by the older `running`."""
+    """Whether the VM has `runStrategy`, not the older `running`."""
     requests: DeviceRequests = DeviceRequests()
     placement: Placement = Placement()
     conditions: tuple[ConditionSeen, ...] = ()
@@ -143,15 +143,15 @@ class PodSeen:
     namespace: str
     phase: str = ""
     node: str = ""
-    """Where the scheduler has put it."""
+    """The node on which the scheduler placed it."""
     reason: str = ""
     message: str = ""
     waiting: str = ""
-    """Why a container of it does not run yet."""
+    """Why one of its containers does not run yet."""
     gates: tuple[str, ...] = ()
     """Its scheduling gates."""
     requests: Mapping[str, int] = field(default_factory=dict)
-    """The extended resources that it requests."""
+    """How many devices it requests of each extended resource."""
     placement: Placement = Placement()
     conditions: tuple[ConditionSeen, ...] = ()
     vm: str = ""
@@ -159,12 +159,12 @@ class PodSeen:
 
     @property
     def user(self) -> str:
-        """The pod as GpuNodes name users."""
+        """The pod, as GpuNodes name users of devices."""
         return f"pod {self.namespace}/{self.name}"
 
     @property
     def devices(self) -> Mapping[str, int]:
-        """How many it requests of each resource that may be a GPU."""
+        """How many devices it requests of each resource that may be a GPU."""
         return {name: count for name, count in self.requests.items() if not name.startswith(OTHER_PROVIDERS)}
 
 
@@ -192,17 +192,17 @@ class OfferSeen:
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeSeen:
-    """What a node's agent reports."""
+    """The GpuNode of a node, in which its agent reports."""
 
     offers: tuple[OfferSeen, ...] = ()
     devices: tuple[DeviceSeen, ...] = ()
     withheld: Mapping[str, str] = field(default_factory=dict)
-    """By resource: why the controller has it not offered, a code first."""
+    """By resource: why the controller withholds it; the text begins with the code."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """A node, as the scheduler sees it."""
+    """A node with the fields that the scheduler uses."""
 
     name: str
     ready: bool = True
@@ -210,42 +210,42 @@ class NodeSeen:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     allocatable: Mapping[str, int] = field(default_factory=dict)
-    """The extended resources that its kubelet counts."""
+    """How many devices its kubelet counts of each extended resource."""
     gpu_node: GpuNodeSeen | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmEvidence:
-    """All that is known."""
+    """All objects from which the explanation is made."""
 
     target: ObjectRef
     vm: VmSeen | None = None
     vmi: VmiSeen | None = None
     pod: PodSeen | None = None
     pod_unread: bool = False
-    """Whether it is unknown which pod it has."""
+    """Whether the pods of the namespace could not be read."""
     kubevirts: tuple[KubeVirt, ...] | None = ()
     kubevirt_installed: bool = True
     nodes: tuple[NodeSeen, ...] | None = ()
     pods: tuple[PodSeen, ...] | None = ()
     """All pods of the cluster that have not ended."""
     neighbours: tuple[str, ...] = ()
-    """What else of the kind there is in the namespace, where the target is not there."""
+    """Where the target does not exist: the names of all objects of its kind in its namespace."""
     namespaces: tuple[str, ...] = ()
-    """Other namespaces that have one of the target's name."""
+    """Other namespaces with an object of the target's kind and name."""
     unread: tuple[str, ...] = ()
-    """What could not be read, and why."""
+    """The API objects that could not be read, and why."""
 
     @property
     def found(self) -> bool:
-        """Whether the target is there."""
+        """Whether the target exists."""
         return {ObjectKind.VM: self.vm, ObjectKind.VMI: self.vmi, ObjectKind.POD: self.pod}[
             self.target.kind
         ] is not None
 
     @property
     def requests(self) -> Mapping[str, int]:
-        """How many devices are asked for of each resource: by the pod, else by the VMI, else by the VM."""
+        """How many devices are requested of each resource: by the pod, else by the VMI, else by the VM."""
         if self.pod is not None:
             return self.pod.devices
         owner = self.vmi or self.vm
@@ -253,15 +253,15 @@ class VmEvidence:
 
     @property
     def placement(self) -> Placement:
-        """Where it may run."""
+        """The node selector and tolerations of the pod, else of the VMI, else of the VM."""
         owner = self.pod or self.vmi or self.vm
         return owner.placement if owner is not None else Placement()
 
     def offers(self) -> Sequence[tuple[str, OfferSeen]]:
-        """Return what nodes offer, each with the node's name."""
-        return [(node.name, one) for node in self.nodes or () if node.gpu_node for one in node.gpu_node.offers]
+        """Return the offers of all nodes, each with the node's name."""
+        return [(node.name, offer) for node in self.nodes or () if node.gpu_node for offer in node.gpu_node.offers]
 
 
 def condition(conditions: Iterable[ConditionSeen], kind: str) -> ConditionSeen | None:
     """Return the condition of a type."""
-    return next((one for one in conditions if one.type == kind), None)
+    return next((found for found in conditions if found.type == kind), None)

@@ -1,4 +1,4 @@
-"""What can keep a VM from its GPUs until KubeVirt has made its pod, one function for each thing, with its fix."""
+"""What can prevent KubeVirt from creating the pod of a VM with GPUs: a function for each finding."""
 
 from collections.abc import Mapping
 
@@ -14,13 +14,13 @@ KINDS = {
     ObjectKind.POD: "pods",
 }
 REFUSED = "is not permitted in permittedHostDevices configuration"
-"""What virt-controller says of a device that KubeVirt's configuration does not name."""
+"""virt-controller's message for a device that KubeVirt's configuration does not permit."""
 STARTS_BY_ITSELF = frozenset({"Always", "Once", "RerunOnFailure"})
-"""Run strategies under which KubeVirt starts a VM unasked."""
+"""Run strategies with which KubeVirt starts a VM by itself."""
 
 
 def not_found(evidence: VmEvidence) -> Finding | None:
-    """The object is not there."""
+    """The object does not exist."""
     target = evidence.target
     if evidence.found:
         return None
@@ -28,29 +28,29 @@ def not_found(evidence: VmEvidence) -> Finding | None:
         return problem(
             FindingCode.KUBEVIRT_NOT_INSTALLED,
             target.text,
-            "can't exist: this cluster has no KubeVirt",
-            (Seen(KINDS[target.kind], "the API server does not know this kind"),),
+            "can't exist, since KubeVirt is not installed in this cluster",
+            (Seen(KINDS[target.kind], "the API server does not serve this kind"),),
             fix=("gpuvirt why pod/NAME explains a pod",),
         )
-    meant = nearest(target.name, evidence.neighbours)
-    fixes = [f"gpuvirt why {target.kind}/{meant} -n {target.namespace}"] if meant else []
-    fixes += [f"gpuvirt why {target.kind}/{target.name} -n {one}" for one in evidence.namespaces[:3]]
+    near = nearest(target.name, evidence.neighbours)
+    fixes = [f"gpuvirt why {target.kind}/{near} -n {target.namespace}"] if near else []
+    fixes += [f"gpuvirt why {target.kind}/{target.name} -n {namespace}" for namespace in evidence.namespaces[:3]]
     return problem(
         FindingCode.NO_SUCH_OBJECT,
         target.text,
-        f"does not exist{f'; did you mean {meant}?' if meant else ''}",
+        f"does not exist{f'; did you mean {near}?' if near else ''}",
         (
             Seen(f"{KINDS[target.kind]} in namespace {target.namespace}", listed(evidence.neighbours) or "none"),
-            *(Seen(f"{target.kind} {one}/{target.name}", "exists") for one in evidence.namespaces),
+            *(Seen(f"{target.kind} {namespace}/{target.name}", "exists") for namespace in evidence.namespaces),
         ),
         fix=tuple(fixes) or (f"kubectl get {KINDS[target.kind]} -A",),
     )
 
 
 def no_requests(evidence: VmEvidence) -> Finding:
-    """It asks for no device."""
+    """The object requests no device."""
     target = evidence.target
-    names = sorted({one.name for _, one in evidence.offers() if one.healthy})
+    names = sorted({offer.name for _, offer in evidence.offers() if offer.healthy})
     name = names[0] if names else "nvidia.com/GA102GL_A10"
     fixes: tuple[str, ...] = ("# in spec.containers[].resources of the pod:", f"limits: {{{name}: 1}}")
     if target.kind is not ObjectKind.POD:
@@ -66,7 +66,7 @@ def no_requests(evidence: VmEvidence) -> Finding:
 
 
 def outdated(evidence: VmEvidence) -> Finding | None:
-    """The VM requests other devices since its pod was made."""
+    """The VM's requests have changed since its pod was created."""
     vm, pod, target = evidence.vm, evidence.pod, evidence.target
     changed = condition(vm.conditions, "RestartRequired") if vm is not None else None
     if vm is None or pod is None or changed is None or changed.status != "True" or vm.requests.counts == pod.devices:
@@ -74,9 +74,9 @@ def outdated(evidence: VmEvidence) -> Finding | None:
     return problem(
         FindingCode.RESTART_REQUIRED,
         target.text,
-        f"requests {in_words(vm.requests.counts)} since it was started, and its pod {in_words(pod.devices)}",
+        f"now requests {in_words(vm.requests.counts)}, but its running pod has {in_words(pod.devices)}",
         (Seen(f"{target.text} $.status.conditions", f"RestartRequired: {changed.text}"),),
-        why="KubeVirt adds no GPU to a VM that runs",
+        why="KubeVirt adds no GPU to a running VM",
         fix=(f"virtctl restart {target.name} -n {target.namespace}",),
     )
 
@@ -87,7 +87,7 @@ def in_words(requests: Mapping[str, int]) -> str:
 
 
 def not_started(evidence: VmEvidence) -> Finding | None:
-    """KubeVirt has not started it: nobody asked, or what was tried failed."""
+    """KubeVirt has not started the VM: it is stopped, or starting it failed."""
     vm, target = evidence.vm, evidence.target
     if vm is None or evidence.vmi is not None or evidence.pod is not None:
         return None
@@ -99,20 +99,20 @@ def not_started(evidence: VmEvidence) -> Finding | None:
         return problem(
             FindingCode.VM_NOT_STARTED,
             target.text,
-            f"was not started by KubeVirt: {failure.text}",
+            f"could not be started by KubeVirt: {failure.text}",
             (*seen, Seen(f"{target.text} $.status.conditions", f"Failure: {failure.text}")),
             fix=(f"kubectl describe vm {target.name} -n {target.namespace}",),
         )
     if vm.run_strategy in STARTS_BY_ITSELF:
-        waiting = [one.text for one in vm.conditions if one.status != "True" and one.message]
+        unmet = [found.text for found in vm.conditions if found.status != "True" and found.message]
         return problem(
             FindingCode.VM_NOT_STARTED,
             target.text,
             f"has no VMI yet ({vm.status or 'no status'})",
-            (*seen, *(Seen(f"{target.text} $.status.conditions", one) for one in waiting)),
+            (*seen, *(Seen(f"{target.text} $.status.conditions", text) for text in unmet)),
             fix=(
                 f"kubectl describe vm {target.name} -n {target.namespace}",
-                "see that KubeVirt's virt-controller runs",
+                "check that KubeVirt's virt-controller runs",
             ),
         )
     field, value = ("runStrategy", '"Always"') if vm.has_run_strategy else ("running", "true")
@@ -133,8 +133,8 @@ def _gate_missing(evidence: VmEvidence) -> Finding | None:
     owner = evidence.vmi or evidence.vm
     if owner is None or not owner.requests.host_devices:
         return None
-    found = (host_device_gate(one, evidence.target.text) for one in evidence.kubevirts or ())
-    return next((one for one in found if one is not None), None)
+    found = (host_device_gate(kubevirt, evidence.target.text) for kubevirt in evidence.kubevirts or ())
+    return next((finding for finding in found if finding is not None), None)
 
 
 def not_permitted(evidence: VmEvidence) -> Finding | None:
@@ -142,17 +142,18 @@ def not_permitted(evidence: VmEvidence) -> Finding | None:
     if (gate := _gate_missing(evidence)) is not None:
         return gate
     synchronized = condition(evidence.vmi.conditions, "Synchronized") if evidence.vmi is not None else None
-    said = synchronized.text if synchronized is not None and synchronized.status == "False" else ""
+    failure = synchronized.text if synchronized is not None and synchronized.status == "False" else ""
     for name in evidence.requests:
-        places = [place for one in evidence.kubevirts or () if (place := not_permitted_by(one, name)) is not None]
-        unknown_place = evidence.kubevirts is None and REFUSED in said and f" {name} " in said
+        fields = (not_permitted_by(kubevirt, name) for kubevirt in evidence.kubevirts or ())
+        places = [field for field in fields if field is not None]
+        unknown_place = evidence.kubevirts is None and REFUSED in failure and f" {name} " in failure
         if places or unknown_place:
             return problem(
                 FindingCode.NOT_PERMITTED,
                 name,
-                "is requested, and KubeVirt does not permit it",
-                (*places, *((Seen("its VMI's condition Synchronized", said),) if said else ())),
-                why="virt-controller makes no pod for a VM that requests it",
+                "is requested, but KubeVirt does not permit it",
+                (*places, *((Seen("the VMI's condition Synchronized", failure),) if failure else ())),
+                why="virt-controller creates no pod for a VM that requests it",
                 fix=_entry(evidence, name),
             )
     return None

@@ -1,4 +1,4 @@
-"""Which nodes could run a VM or pod that requests devices, and what is in the way on each."""
+"""The nodes that could run a VM or pod that requests devices, and the first obstacle on each."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ SCHEDULABLE = "kubevirt.io/schedulable"
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """What a node has of the requested resources, and what is in the way there."""
+    """A node's amounts of the requested resources, and its first obstacle."""
 
     node: str
     allocatable: Mapping[str, int]
     free: Mapping[str, int] | None
-    """Not requested by any pod; None where the cluster's pods could not be read."""
+    """The amounts that no pod requests; None where the cluster's pods could not be read."""
     obstacle: Finding | None
-    """None where the node could run it, as far as devices, labels and taints go."""
+    """None where devices, labels and taints would let the node run it."""
 
 
 def judge_nodes(evidence: VmEvidence) -> tuple[NodeVerdict, ...]:
-    """Return a verdict for each node that has GPUs or offers something requested, the nearest to run it first."""
-    found = [_Judge(evidence, node) for node in evidence.nodes or () if _concerns(evidence, node)]
-    judged = [(one.rank(), one.verdict()) for one in found]
+    """Return a verdict for each node that has GPUs or a requested resource, in order of how easily it could run it."""
+    judges = [_Judge(evidence, node) for node in evidence.nodes or () if _concerns(evidence, node)]
+    judged = [(judge.rank(), judge.verdict()) for judge in judges]
     return tuple(verdict for _, verdict in sorted(judged, key=lambda pair: (-pair[0], pair[1].node)))
 
 
@@ -37,18 +37,18 @@ def _concerns(evidence: VmEvidence, node: NodeSeen) -> bool:
 
 
 class _Judge:
-    """One node, and all that speaks against it: what makes it useless first, what is easily mended last."""
+    """The obstacles of one node: those that make it useless first, those that are easy to remove last."""
 
     def __init__(self, evidence: VmEvidence, node: NodeSeen) -> None:
         self._evidence = evidence
         self._node = node
         self._agent = node.gpu_node or GpuNodeSeen()
         pods = evidence.pods
-        self._here = None if pods is None else [one for one in pods if one.node == node.name]
+        self._here = None if pods is None else [pod for pod in pods if pod.node == node.name]
         self._against = list(self._obstacles())
 
     def rank(self) -> int:
-        """Return how near the node is to run it."""
+        """Return the rank of the first obstacle; a higher rank is easier to remove."""
         return len(ORDER) if not self._against else self._against[0][0]
 
     def verdict(self) -> NodeVerdict:
@@ -67,13 +67,14 @@ class _Judge:
                 yield rank, found
 
     def _offer(self, name: str) -> OfferSeen | None:
-        return next((one for one in self._agent.offers if one.name == name), None)
+        return next((offer for offer in self._agent.offers if offer.name == name), None)
 
     def _free(self, name: str) -> int:
-        return max(self._node.allocatable.get(name, 0) - sum(one.requests.get(name, 0) for one in self._here or ()), 0)
+        requested = sum(pod.requests.get(name, 0) for pod in self._here or ())
+        return max(self._node.allocatable.get(name, 0) - requested, 0)
 
     def _missing(self) -> Iterator[tuple[str, int]]:
-        """Yield the requested resources of which the node's kubelet does not count enough, with how many it counts."""
+        """Yield the requested resources of which the node's kubelet counts too few devices, with its count."""
         for name, count in self._evidence.requests.items():
             counted = self._node.allocatable.get(name, 0)
             if counted < count:
@@ -84,25 +85,25 @@ class _Judge:
             offer = self._offer(name)
             if counted or name in self._agent.withheld or (offer is not None and self._has(name)):
                 continue
-            offered = [one.name for one in self._agent.offers if one.healthy]
-            meant = nearest(name, offered)
+            offered = [other.name for other in self._agent.offers if other.healthy]
+            near = nearest(name, offered)
             return self._finding(
-                f"does not offer {name}{f'; did you mean {meant}?' if meant else ''}",
+                f"does not offer {name}{f'; did you mean {near}?' if near else ''}",
                 FindingCode.NO_SUCH_RESOURCE,
-                Seen(self._place, f"offered are: {listed(offered) or 'none'}"),
-                *([f"deviceName: {meant}"] if meant else [f"gpuvirt devices, on {self._node.name}, says why not"]),
+                Seen(self._place, f"offers {listed(offered) or 'no resource'}"),
+                f"deviceName: {near}" if near else f"gpuvirt devices, on {self._node.name}, shows why not",
             )
         return None
 
     def _has(self, name: str) -> bool:
-        return any(one.offered_as == name for one in self._agent.devices)
+        return any(device.offered_as == name for device in self._agent.devices)
 
     def withheld(self) -> Finding | None:
         for name, counted in self._missing():
             why = self._agent.withheld.get(name)
             if why is not None and not counted:
                 return self._finding(
-                    f"does not offer {name} by the controller's order",
+                    f"does not offer {name}, because the controller withholds it",
                     code_in(why) or FindingCode.NO_SUCH_RESOURCE,
                     Seen(f"GpuNode {self._node.name} $.spec.withheld", why),
                     f"kubectl get gpunode {self._node.name} -o yaml",
@@ -111,13 +112,13 @@ class _Judge:
 
     def unhealthy(self) -> Finding | None:
         for name, counted in self._missing():
-            ill = [one for one in self._agent.devices if one.offered_as == name and one.reasons]
-            if ill and counted + len(ill) >= self._evidence.requests[name]:
+            unhealthy = [device for device in self._agent.devices if device.offered_as == name and device.reasons]
+            if unhealthy and counted + len(unhealthy) >= self._evidence.requests[name]:
                 return self._finding(
-                    f"has {counted} healthy {name}, and {len(ill)} that can't be used: {ill[0].reasons[0]}",
-                    code_in(ill[0].reasons[0]) or FindingCode.NOT_COUNTED,
-                    Seen(self._place, listed([one.id for one in ill])),
-                    f"gpuvirt why {ill[0].id}, on {self._node.name}",
+                    f"has {counted} healthy {name}, and {len(unhealthy)} unhealthy: {unhealthy[0].reasons[0]}",
+                    code_in(unhealthy[0].reasons[0]) or FindingCode.NOT_COUNTED,
+                    Seen(self._place, listed([device.id for device in unhealthy])),
+                    f"gpuvirt why {unhealthy[0].id}, on {self._node.name}",
                 )
         return None
 
@@ -127,7 +128,7 @@ class _Judge:
             if offer is not None and offer.healthy >= self._evidence.requests[name]:
                 state = "" if offer.registered else ", and is not registered at the kubelet"
                 return self._finding(
-                    f"has {offer.healthy} healthy {name}, of which its kubelet counts {counted}{state}",
+                    f"has {offer.healthy} healthy {name}, but its kubelet counts {counted}{state}",
                     FindingCode.NOT_COUNTED,
                     Seen(f"node {self._node.name} $.status.allocatable", f"{name}: {counted}"),
                     f"gpuvirt doctor, on {self._node.name}",
@@ -138,10 +139,10 @@ class _Judge:
         for name, counted in self._missing():
             count = self._evidence.requests[name]
             return self._finding(
-                f"has {counted} {name} in all, and {count} are requested",
+                f"has {counted} {name} in all, but {count} {'is' if count == 1 else 'are'} requested",
                 FindingCode.TOO_FEW_DEVICES,
                 Seen(f"node {self._node.name} $.status.allocatable", f"{name}: {counted}"),
-                f"request {counted} at most" if counted else "request another resource",
+                f"request at most {counted}" if counted else "request another resource",
             )
         return None
 
@@ -152,12 +153,12 @@ class _Judge:
             free = self._free(name)
             if free < count:
                 total = self._node.allocatable.get(name, 0)
-                pods = [_holder(one.namespace, one.vm, one.name) for one in self._here if one.requests.get(name)]
+                pods = [_user(pod.namespace, pod.vm, pod.name) for pod in self._here if pod.requests.get(name)]
                 return self._finding(
-                    f"has {free} of {total} {name} free, and {count} {'is' if count == 1 else 'are'} requested",
+                    f"has {free} of {total} {name} free, but {count} {'is' if count == 1 else 'are'} requested",
                     FindingCode.ALL_ALLOCATED,
                     Seen("requested by", listed(pods)),
-                    "stop a VM or pod that has one, or request another resource",
+                    "stop a VM or pod that uses one, or request another resource",
                 )
         return None
 
@@ -178,9 +179,9 @@ class _Judge:
                 continue
             fix = f"kubectl label node {self._node.name} {key}={value}, or change the nodeSelector"
             if key == SCHEDULABLE:
-                fix = f"see that KubeVirt's virt-handler runs on {self._node.name}: it keeps this label"
+                fix = f"check that KubeVirt's virt-handler runs on {self._node.name}: it sets this label"
             return self._finding(
-                f"does not have the label {key}={value} that the nodeSelector demands",
+                f"does not have the label {key}={value} that the nodeSelector requires",
                 FindingCode.NODE_SELECTOR_MISMATCH,
                 Seen(f"node {self._node.name} $.metadata.labels", f"{key}: {has if has is not None else 'not set'}"),
                 fix,
@@ -191,7 +192,7 @@ class _Judge:
         if not self._node.unschedulable:
             return None
         return self._finding(
-            "is cordoned, so that no new pod is put there",
+            "is cordoned, so the scheduler places no new pod on it",
             FindingCode.NODE_CORDONED,
             Seen(f"node {self._node.name} $.spec.unschedulable", "true"),
             f"kubectl uncordon {self._node.name}",
@@ -204,10 +205,10 @@ class _Judge:
         value = f", value: {taint.value}" if taint.value else ""
         operator = "Equal" if taint.value else "Exists"
         return self._finding(
-            f"has the taint {taint.text}, which is not tolerated",
+            f"has the taint {taint.text}, which the pod does not tolerate",
             FindingCode.TAINT_NOT_TOLERATED,
             Seen(f"node {self._node.name} $.spec.taints", taint.text),
-            "# in tolerations of the VM's spec.template.spec, or of the pod's spec:",
+            "# in tolerations of the VM's spec.template.spec or of the pod's spec:",
             f"- {{key: {taint.key}, operator: {operator}{value}, effect: {taint.effect}}}",
         )
 
@@ -233,8 +234,8 @@ ORDER = (
     _Judge.cordoned,
     _Judge.tainted,
 )
-"""What can be in the way on a node: the first is the farthest from running the pod, the last the nearest."""
+"""The obstacles, from the hardest to remove to the easiest."""
 
 
-def _holder(namespace: str, vm: str, pod: str) -> str:
+def _user(namespace: str, vm: str, pod: str) -> str:
     return f"vm {namespace}/{vm}" if vm else f"pod {namespace}/{pod}"
