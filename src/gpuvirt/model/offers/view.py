@@ -1,7 +1,7 @@
-"""The one picture of a node that everything else shows: lists, tables, metrics, files.
+"""The view of a node from which all output is made: ListAndWatch, tables, metrics, files.
 
-It is written to `/run/gpuvirt/node.json` as it stands here, so its fields are a contract (docs/reference.md): they are
-added to, and not renamed. `version` counts changes that a reader must know of.
+The agent writes it to `/run/gpuvirt/node.json` in this form, so its fields are a contract (docs/reference.md): fields
+are added, never renamed. `version` grows with changes that readers must handle.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from gpuvirt.model.devices.selectors import ResourceKind, selectors_of
 from gpuvirt.model.inventory.inventory import Gpu, Inventory, Mode, Vgpu, mode_of
 from gpuvirt.model.inventory.malformed import malformed_entries
 from gpuvirt.model.inventory.naming import Naming
+from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
 from gpuvirt.model.offers.validation import Condition
 from gpuvirt.model.offers.withholding import Withholding
@@ -30,7 +31,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """The agent that wrote the picture."""
+    """The agent that wrote the view."""
 
     version: str
     pid: int
@@ -40,7 +41,7 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One device as the kubelet is told of it."""
+    """A device as the agent lists it to the kubelet."""
 
     id: DeviceId
     healthy: bool
@@ -48,35 +49,35 @@ class DeviceView:
     group: IommuGroup | None
     gpu: PciAddress
     nodes: tuple[HostPath, ...] = ()
-    """What a virtual machine opens to have it."""
+    """The device nodes that a VM opens to use it."""
     reasons: tuple[Reason, ...] = ()
     allocated_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceView:
-    """One resource."""
+    """A resource with its devices."""
 
     name: ResourceName
     devices: tuple[DeviceView, ...]
     also_called: tuple[str, ...] = ()
-    """What the PCI ID database calls it today, where it was first offered under another name."""
+    """The names from today's PCI ID database, where the resource was first offered under another name."""
     registered: bool = False
     not_registered_because: Reason | None = None
     kind: ResourceKind = ResourceKind.WHOLE
     pci_vendor_selectors: tuple[str, ...] = ()
-    """By what KubeVirt selects its devices: `10DE:2236`; none for mdevs, and where it has no devices now."""
+    """KubeVirt's selectors for its devices: `10DE:2236`; none for mdevs, and where it has no devices now."""
     mdev_name_selectors: tuple[str, ...] = ()
     """The same for mdevs: `NVIDIA A10-24Q`."""
     withheld: bool = False
-    """It is not to be offered; `not_registered_because` says why."""
+    """Whether the resource is withheld; `not_registered_because` has the reason."""
     silent: bool = False
-    """The kubelet is told nothing of it, whatever changes: another plugin registers the same name."""
+    """The agent sends the kubelet no more lists of it, because another plugin registers the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class VgpuView:
-    """One vGPU."""
+    """A vGPU."""
 
     id: VgpuId
     type: str
@@ -90,16 +91,16 @@ class VgpuView:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """How the vGPUs of one GPU share its time."""
+    """How the vGPUs of a GPU share its time."""
 
     policy: SchedulerPolicy
     timeslice_ms: int | None
-    """None under best effort, and where it is less than a millisecond."""
+    """None with best effort, and where it is less than a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU, or another function that is offered, with all that an admin asks of it."""
+    """A GPU, or another function that is offered."""
 
     address: PciAddress
     pci_id: str
@@ -111,18 +112,18 @@ class GpuView:
     numa_node: int | None
     offered_as: ResourceName | None
     healthy: bool | None
-    """Whether a virtual machine could use it as it is offered; None where it is not offered."""
+    """Whether a VM could use it; None where it is not offered."""
     desired: str | None = None
-    """The mode that the agent keeps it in: `vgpu`; None where it is left alone."""
+    """Its desired mode: `vgpu`; None where the agent does not manage it."""
     vgpu_config: str | None = None
-    """The vGPU config that the agent keeps applied; None where it does not."""
+    """Its desired vGPU config; None without one."""
     scheduler: SchedulerView | None = None
-    """None where that is not known: the agent asks of GPUs that it keeps in mode vgpu, and nobody else does."""
+    """None where it is unknown: only the agent reads it, and only for GPUs with the desired mode vgpu."""
     siblings: tuple[PciAddress, ...] = ()
     users: tuple[str, ...] = ()
     vgpus: tuple[VgpuView, ...] = ()
     vfs: int | None = None
-    """How many VFs it has; None where the agent is older than this field."""
+    """How many VFs it has; None in a view of an agent that is older than this field."""
     reasons: tuple[Reason, ...] = ()
     """Why it is unhealthy, or not offered."""
     vms: tuple[str, ...] = ()
@@ -131,32 +132,32 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """The picture."""
+    """The view of a node."""
 
     at: datetime
     gpus: tuple[GpuView, ...] = ()
     functions: tuple[GpuView, ...] = ()
-    """Functions beside GPUs that are offered or could be: audio, USB, NVSwitches."""
+    """Other functions that are offered or could be: audio, USB, NVSwitches."""
     resources: tuple[ResourceView, ...] = ()
     notes: tuple[Reason, ...] = ()
-    """What is wrong with the node or the agent and not with one device."""
+    """Problems of the node or the agent that do not belong to a single device."""
     boot_id: BootId | None = None
     agent: AgentView | None = None
-    """None in a picture that somebody took by hand, beside any agent."""
+    """None in a view that a command made without the agent."""
     workload: Workload = Workload.PASSTHROUGH
-    """What the node is for."""
+    """The purpose of the node."""
     conditions: tuple[Condition, ...] = ()
-    """Whether it is ready for that."""
+    """Whether the node is ready for this workload."""
     invalid: tuple[InvalidDesired, ...] = ()
-    """Desired state that is invalid, and changes nothing; its reasons are among the notes, too."""
+    """Invalid values of the desired state, which change nothing; their reasons are among `notes`, too."""
     looked: bool = True
-    """Whether the host was looked at; before, an empty picture says nothing of it."""
+    """Whether the host has been observed; an empty view from before that says nothing about the host."""
     version: int = VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Where the kubelet stands with a resource."""
+    """Whether a resource is registered at the kubelet, and why not."""
 
     registered: bool
     because: Reason | None = None
@@ -164,7 +165,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Sitter:
-    """A node as it is when the picture is taken."""
+    """The inputs of a NodeView."""
 
     inventory: Inventory
     offers: Offers
@@ -174,24 +175,29 @@ class Sitter:
     notes: tuple[Reason, ...] = ()
     agent: AgentView | None = None
     desired_by_gpu: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The modes that GPUs are kept in, where they are not left alone."""
+    """The desired modes of the GPUs that the agent manages."""
     vgpu_configs: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The vGPU configs that are kept applied."""
+    """The desired vGPU configs."""
     schedulers: Mapping[PciAddress, Scheduler | Unread] = field(default_factory=dict)
-    """How the vGPUs of GPUs share their time, where that was asked."""
+    """The schedulers of the GPUs for which they were read."""
     workload: Workload = Workload.PASSTHROUGH
     conditions: tuple[Condition, ...] = ()
     withholdings: Mapping[ResourceName, Withholding] = field(default_factory=dict)
-    """Resources that are not to be offered."""
+    """The withheld resources."""
     invalid: tuple[InvalidDesired, ...] = ()
+
+    @property
+    def users(self) -> DeviceUsers:
+        """The pods, VMs and processes that use its devices."""
+        return DeviceUsers(self.entries, self.inventory.facts.users or {})
 
 
 Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
-"""By device id: the resource that it is part of."""
+"""The offered devices with their resources, by device id."""
 
 
 def draw(sitter: Sitter, at: datetime) -> NodeView:
-    """Return the picture of a node."""
+    """Return the view of a node."""
     facts, gpus = sitter.inventory.facts, sitter.inventory.gpus
     offered: Offered = {device.id: (resource, device) for resource, device in sitter.offers.devices()}
     return NodeView(
@@ -216,7 +222,7 @@ def draw(sitter: Sitter, at: datetime) -> NodeView:
 def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu | None) -> GpuView:
     resource, device = offered.get(function.address, (None, None))
     withheld = sitter.offers.withheld.get(function.address)
-    group = function.iommu_group
+    group, scheduler = function.iommu_group, sitter.schedulers.get(function.address)
     vgpus = [vgpu for vgpu in sitter.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
     return GpuView(
         address=function.address,
@@ -231,18 +237,14 @@ def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu 
         healthy=device.health.healthy if device is not None else None,
         desired=sitter.desired_by_gpu.get(function.address),
         vgpu_config=sitter.vgpu_configs.get(function.address),
-        scheduler=_scheduler(sitter.schedulers.get(function.address)),
+        scheduler=SchedulerView(scheduler.policy, scheduler.timeslice_ms) if isinstance(scheduler, Scheduler) else None,
         siblings=gpu.siblings if gpu is not None else (),
-        users=_users(sitter, function.address, group),
+        users=sitter.users.of(function.address, group),
         vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
         vfs=len(function.virtfns),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
-        vms=_vms(sitter, function.address),
+        vms=sitter.users.vms(function.address),
     )
-
-
-def _scheduler(told: Scheduler | Unread | None) -> SchedulerView | None:
-    return SchedulerView(told.policy, told.timeslice_ms) if isinstance(told, Scheduler) else None
 
 
 def _vgpu(sitter: Sitter, offered: Offered, vgpu: Vgpu) -> VgpuView:
@@ -253,30 +255,15 @@ def _vgpu(sitter: Sitter, offered: Offered, vgpu: Vgpu) -> VgpuView:
         type=vgpu.live.type if isinstance(vgpu.live.type, str) else "unknown",
         slot=vgpu.live.slot,
         offered_as=resource,
-        users=_users(sitter, vgpu.live.id, vgpu.live.group),
+        users=sitter.users.of(vgpu.live.id, vgpu.live.group),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
-        vms=_vms(sitter, vgpu.live.id),
+        vms=sitter.users.vms(vgpu.live.id),
     )
-
-
-def _vms(sitter: Sitter, device: str) -> tuple[str, ...]:
-    """Return KubeVirt's VMs among the pods that hold a device."""
-    consumers = (entry.consumer for entry in sitter.entries if entry.device == device)
-    return tuple(dict.fromkeys(one.vm for one in consumers if one is not None and one.vm is not None))
-
-
-def _users(sitter: Sitter, device: str, group: IommuGroup | Unread | None) -> tuple[str, ...]:
-    """Return who uses a device: the pods that hold it, and processes of which no pod is known."""
-    pods = [entry.allocated_to for entry in sitter.entries if entry.device == device]
-    if pods or not isinstance(group, int):
-        return tuple(dict.fromkeys(pods))
-    using = (sitter.inventory.facts.users or {}).get(group, ())
-    return tuple(f"{user.command} (pid {user.pid})" for user in using)
 
 
 def _resource(sitter: Sitter, name: ResourceName) -> ResourceView:
     offer, held_back = sitter.offers.by_resource.get(name, Offer(name)), sitter.offers.held_back.get(name, ())
-    account = {entry.device: entry.allocated_to for entry in sitter.entries if entry.resource == name}
+    allocated_to = sitter.users.allocations(name)
     withholding = sitter.withholdings.get(name)
     registration = sitter.registrations.get(name, Registration(registered=False))
     if withholding is not None:
@@ -294,7 +281,7 @@ def _resource(sitter: Sitter, name: ResourceName) -> ResourceView:
                 gpu=device.candidate.target.gpu,
                 nodes=vm_nodes(sitter.inventory, device.candidate),
                 reasons=device.health.against,
-                allocated_to=account.get(device.id),
+                allocated_to=allocated_to.get(device.id),
             )
             for device in offer.devices.values()
         ),
