@@ -1,1 +1,1 @@
-"""What is offered under which name, how healthy it is, and the picture of a node."""
+"""Which devices are offered, under which names, how healthy they are, and the view of a node."""

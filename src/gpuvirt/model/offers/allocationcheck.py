@@ -1,7 +1,7 @@
-"""Judges devices that the kubelet asks for by facts that were read for that: the judgement is the one of each look.
+"""Checks the devices of an Allocate call against newly read facts, with the rules of every observation.
 
-A device may also have become another one since it was offered. The kubelet does not know that other one, so it is
-refused here, and offered as what it is after the next look.
+A device may have become another one since it was offered. The kubelet has not listed the new one, so the call is
+refused, and the new device is offered after the next observation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,18 +20,18 @@ from gpuvirt.model.offers.health import symptoms
 from gpuvirt.model.reasons import Reason, Seen, refusals, unhealthy
 
 Members = Mapping[IommuGroup, Sequence[str] | Unread | None]
-"""The devices of each group by the group's own account, None where there is no such group."""
+"""The devices in the `devices` folder of each group, None where the group does not exist."""
 
-_NOBODY = Holds({}, {}, frozenset())
-"""The kubelet asks for devices that no other pod has."""
+_NO_HOLDS = Holds({}, {}, frozenset())
+"""The kubelet requests only devices that are not allocated to another pod."""
 
 
 def why_refused(
     before: Inventory, now: Inventory, members: Members, settings: Settings, device: Candidate, former: Former
 ) -> Reason | None:
-    """Return what speaks against giving a device that was offered of the host `before` and is read again `now`.
+    """Return the reason to refuse a device that was offered from the inventory `before` and read again for `now`.
 
-    Nothing is debounced. `former`: the other pods that have had whole functions.
+    Nothing is debounced. `former`: the other pods that had whole functions.
     """
     changed = None
     if now is not before:
@@ -41,13 +41,13 @@ def why_refused(
             or next(_other_nodes(before, now, device), None)
         )
     changed = changed or _other_members(before, members, device)
-    return changed or next(symptoms(now, _NOBODY, device, former, allocations_known=True), None)
+    return changed or next(symptoms(now, _NO_HOLDS, device, former, allocations_known=True), None)
 
 
 def what_became(inventory: Inventory, device: Candidate, why_not: Reason | None) -> Reason | None:
-    """Return what a device that was offered has become that can't be given, None where it still can be.
+    """Return why an offered device can no longer be allocated, None where it still can be.
 
-    `why_not` is why it could not be offered now.
+    `why_not` is the reason not to offer it now.
     """
     function = inventory.facts.functions.get(device.carrier)
     if device.target.vgpu is not None:
@@ -74,7 +74,7 @@ def _of_vgpu(inventory: Inventory, device: Candidate, vgpu: VgpuId) -> Reason | 
 
 
 def _as_another(before: Inventory, now: Inventory, device: Candidate) -> Reason | None:
-    """Return that a device is another one, or in another group, though it could be offered."""
+    """Return the reason against a device that could be offered, but has another id or another group than before."""
     was, function = before.facts.functions.get(device.carrier), now.facts.functions.get(device.carrier)
     if was is not None and function is not None and function.id != was.id:
         return unhealthy.identity_changed(device.id, was.id, function.id, device_path(device.carrier, "device"))
@@ -88,22 +88,22 @@ def _as_another(before: Inventory, now: Inventory, device: Candidate) -> Reason 
 
 
 def _other_members(before: Inventory, members: Members, device: Candidate) -> Reason | None:
-    """Return that the group's own account of its members is another than that of the last look."""
+    """Return the reason against a device whose group has members that the last observation did not find."""
     if device.group is None or device.group not in members:
         return None
     found = members[device.group]
     if isinstance(found, Unread):
         return refusals.unread(device.id, found)
     if found is None:
-        return _group_changed(device, "the group is gone")
+        return _group_changed(device, "the group no longer exists")
     known = before.groups.get(device.group, ())
     if not (strange := ", ".join(member for member in found if member not in known)):
         return None
-    return _group_changed(device, f"shares it with {strange}, which the last look did not find there")
+    return _group_changed(device, f"shares it with {strange}, which the last observation did not find in it")
 
 
 def _other_nodes(before: Inventory, now: Inventory, device: Candidate) -> Iterator[Reason]:
-    """Yield the functions of a device's group whose own node, which a VM is told, is another by now."""
+    """Yield a reason for each function of a device's group whose VFIO device node has changed: VMs get its name."""
     if not now.facts.platform.iommufd or device.group is None:
         return
     for address in before.groups.get(device.group, ()):
@@ -119,16 +119,16 @@ def _group_changed(device: Candidate, now: str) -> Reason:
 
 def _driver_changed(device: Candidate, driver: str | None) -> Reason:
     needed = VENDOR_VFIO_DRIVER if device.framework is Framework.VENDOR_VFIO else "vfio-pci"
-    fix = f"bind it to {needed} again, or stop the VM that has it"
+    fix = f"bind it to {needed} again, or stop the VM that uses it"
     return unhealthy.driver_changed(device.id, device.carrier, driver, fix)
 
 
 def _type_changed(device: Candidate, found: str) -> Reason:
-    fix = "none is needed if no VM has it: it is offered as it is now; else restart the VM that has it"
+    fix = "none if no VM uses it, since gpuvirt offers it with its new type; otherwise restart the VM that uses it"
     return unhealthy.type_changed(device.id, device.target.type, found, fix)
 
 
 def gone(device: Candidate) -> Reason:
-    """Return that a device is there no longer."""
+    """Return the reason against a device that no longer exists."""
     is_mdev = device.target.vgpu is not None and device.framework is not Framework.VENDOR_VFIO
     return unhealthy.device_gone(device.id, MDEVS if is_mdev else PCI_DEVICES)

@@ -1,4 +1,4 @@
-"""The labels by which a node says that it has GPUs and which system it runs, where nobody else labels nodes so."""
+"""The labels for a node's GPUs and operating system, for clusters without Node Feature Discovery."""
 
 import re
 from collections.abc import Mapping
@@ -7,32 +7,32 @@ from gpuvirt.facts.discovery import Discovery
 from gpuvirt.model.inventory import osrelease
 
 PRESENT_LABEL = "gpuvirt.io/pci-10de.present"
-"""`true` where some PCI function is an NVIDIA GPU; not there where none is."""
+"""`true` where a PCI function is an NVIDIA GPU; absent where none is."""
 OS_ID_LABEL = "gpuvirt.io/os-release.id"
 OS_VERSION_LABEL = "gpuvirt.io/os-release.version-id"
 
 PRESENT = "true"
 MOST_VALUE = 63
-"""Characters of a label's value (Kubernetes: Labels and Selectors, Syntax and character set)."""
+"""The most characters of a label's value (Kubernetes: Labels and Selectors, Syntax and character set)."""
 
 Labels = Mapping[str, str | None]
-"""Labels by name; None for one that is to go. What is not named stays as it is."""
+"""Labels by name; None removes a label. Labels without an entry stay unchanged."""
 
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_.-]")
 _NO_END = "_.-"
 
 
 def labels_of(now: Discovery, before: Discovery | None) -> Labels:
-    """Return what a node is to say; what can't be told is not named.
+    """Return the labels of a node; a label whose value is unknown has no entry.
 
-    That there is no GPU is said once two looks have found none: one that is taken from the bus and found again, as for
-    a reset, is not missed.
+    The GPU label is removed after two observations without a GPU: a GPU that leaves the bus for a moment, as for a
+    reset, keeps the label.
     """
     return {**_present(now, before), **_system(now)}
 
 
 def label_value(text: str) -> str | None:
-    """Return `text` as a label's value, with `_` for what may not be in one; None where nothing is left."""
+    """Return `text` as a label's value, with `_` for invalid characters; None where nothing is left."""
     return _NOT_ALLOWED.sub("_", text).lstrip(_NO_END)[:MOST_VALUE].rstrip(_NO_END) or None
 
 

@@ -1,7 +1,7 @@
-"""Whether an offered device can be used: what speaks against it, how long it must stand, how long it must be gone.
+"""Whether an offered device can be used: the symptoms of each observation, debounced over time.
 
-Symptoms are what one look at the host shows. They are judged over time, since some pass: a device that a virtual
-machine resets answers 0xffff for a moment, and a group is not viable while its functions change drivers in turn.
+Some symptoms pass: a device answers 0xffff for a moment while a VM resets it, and a group is not viable while its
+functions change drivers in turn.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,13 +24,13 @@ Key = tuple[ResourceName, DeviceId]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What speaks against a device; nothing does when it is healthy."""
+    """The reasons against a device; a healthy device has none."""
 
     against: tuple[Reason, ...] = ()
 
     @property
     def healthy(self) -> bool:
-        """Whether a virtual machine could use the device."""
+        """Whether a VM could use the device."""
         return not self.against
 
 
@@ -39,7 +39,7 @@ HEALTHY = Health()
 
 @dataclass(frozen=True, slots=True)
 class Debounce:
-    """How long a symptom stands before it counts, and is gone before it no longer does, in seconds."""
+    """How long a symptom must last before it counts, and be gone before it no longer counts, in seconds."""
 
     raise_after_s: float = 0.0
     clear_after_s: float = 0.0
@@ -52,24 +52,24 @@ DEBOUNCE: Mapping[ReasonCode, Debounce] = {
     ReasonCode.UNREAD: Debounce(1.0, 0.0),
     ReasonCode.IN_USE_ELSEWHERE: Debounce(10.0, 0.0),
 }
-"""For the symptoms below; any other reason counts at once and is gone at once.
+"""The debounced symptoms; any other reason counts at once, and is cleared at once.
 
-A reset takes up to a second (PCIe 6.6.2 allows 1 s after a conventional reset), a bind of a group's functions a few
-tenths; a pod's end shows in the kubelet's account up to some seconds before its process has let go.
+A reset takes up to a second (PCIe 6.6.2 allows 1 s after a conventional reset), binding a group's functions a few
+tenths of a second. The kubelet reports a pod's end up to some seconds before its process closes the device.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One symptom of one device, over time."""
+    """A symptom of a device over time."""
 
     reason: Reason
     standing: bool
-    """Whether the last look showed it."""
+    """Whether the last observation showed it."""
     since_s: float
-    """Since when that is so."""
+    """The time since which `standing` has its value."""
     counts: bool
-    """Whether it speaks against the device."""
+    """Whether it makes the device unhealthy."""
 
 
 Traces = Mapping[ReasonCode, Trace]
@@ -77,19 +77,19 @@ Traces = Mapping[ReasonCode, Trace]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What health says now; it is handed back at the next look, as what was known before."""
+    """The health of all devices; it is an input of the next judgement."""
 
     traces: Mapping[Key, Traces] = field(default_factory=dict)
     again_in_s: float | None = None
-    """When to look again though nothing else happens: a symptom will have stood, or been gone, for long enough."""
+    """When to judge again even without a new event: a symptom will then have lasted, or been gone, long enough."""
 
     def health(self, key: Key) -> Health:
-        """Return what speaks against a device."""
+        """Return the health of a device."""
         return Health(tuple(trace.reason for trace in self.traces.get(key, {}).values() if trace.counts))
 
 
 def judge(before: Verdict, symptoms: Mapping[Key, tuple[Reason, ...]], now_s: float) -> Verdict:
-    """Return the verdict on the devices of `symptoms`, given what was known of them before."""
+    """Return the verdict on the devices of `symptoms`; `before` is the last verdict."""
     traces = {key: _follow(before.traces.get(key), reasons, now_s) for key, reasons in symptoms.items()}
     return Verdict(traces, min(_waits(traces.values(), now_s), default=None))
 
@@ -101,7 +101,7 @@ def _follow(before: Traces | None, reasons: Iterable[Reason], now_s: float) -> T
         past = before.get(code) if before is not None else None
         since_s = past.since_s if past is not None and past.standing else now_s
         stood = now_s - since_s >= DEBOUNCE.get(code, Debounce()).raise_after_s
-        # A device that was never seen without its symptom has not come down with it just now.
+        # A device that has had the symptom since its first observation is not debounced.
         traces[code] = Trace(reason, True, since_s, before is None or (past is not None and past.counts) or stood)
     for code, past in (before or {}).items():
         if code not in shown and past.counts:
@@ -123,7 +123,7 @@ def _waits(all_traces: Iterable[Traces], now_s: float) -> Iterator[float]:
 def symptoms(
     inventory: Inventory, holds: Holds, candidate: Candidate, former: Former, *, allocations_known: bool
 ) -> Iterator[Reason]:
-    """Yield what one look at the host shows against a device; `former` are the last pods that had functions."""
+    """Yield the symptoms that an inventory shows for a device; `former` are the last pods of whole functions."""
     facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
     if carrier is not None:
         yield from _of_function(carrier, candidate.id)
@@ -148,10 +148,10 @@ def symptoms(
 
 
 def _of_users(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Reason]:
-    """Yield who has a group open of which no pod has anything."""
-    users, said = (facts.users or {}).get(group, ()), facts.busy_groups.get(group)
-    if users or said is not None:
-        yield unhealthy.in_use_elsewhere(subject, users, *((Seen("", said),) if said else ()))
+    """Yield a reason where processes have a group open of which no device is allocated."""
+    users, busy = (facts.users or {}).get(group, ()), facts.busy_groups.get(group)
+    if users or busy is not None:
+        yield unhealthy.in_use_elsewhere(subject, users, *((Seen("", busy),) if busy else ()))
 
 
 def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
@@ -170,7 +170,7 @@ def _of_reset(inventory: Inventory, candidate: Candidate, function: PciFunction,
 
 
 def _missing_nodes(inventory: Inventory, group: IommuGroup) -> Iterator[str]:
-    """Yield what is missing to open a group: its own node, and VFIO's container that it is put into."""
+    """Yield the missing device nodes that opening a group needs: its own, and that of VFIO's container."""
     if group not in inventory.facts.group_nodes:
         yield f"/dev/vfio/{group}"
     if not inventory.facts.platform.vfio_container:
@@ -188,7 +188,7 @@ def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
 
 
 def _unread_drivers(inventory: Inventory, candidate: Candidate) -> Iterator[Unread]:
-    """Yield what can't be read of who has the other members: a driver, or a VFIO device that a VM is told."""
+    """Yield the unreadable values of the group's other members: a driver, or a VFIO device whose name VMs get."""
     for address in _others(inventory, candidate):
         function = inventory.facts.functions[address]
         if isinstance(function.driver, Unread):
@@ -198,6 +198,6 @@ def _unread_drivers(inventory: Inventory, candidate: Candidate) -> Iterator[Unre
 
 
 def _others(inventory: Inventory, candidate: Candidate) -> Iterator[PciAddress]:
-    """Yield the members of a candidate's group that are not itself: a VF that carries a vGPU stays on nvidia."""
+    """Yield the other members of a candidate's group; its own function is left out, as a vGPU's VF stays on nvidia."""
     members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
     return (address for address in members if address != candidate.carrier)

@@ -1,4 +1,4 @@
-"""What is offered to the kubelet: each resource with its devices and their health, and why the rest is not offered."""
+"""The offers to the kubelet: each resource with its devices and their health, and why other devices are not offered."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,20 +20,20 @@ from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
 
 @dataclass(frozen=True, slots=True)
 class OfferedDevice:
-    """One device of a resource."""
+    """A device of a resource."""
 
     candidate: Candidate
     health: Health = HEALTHY
 
     @property
     def id(self) -> DeviceId:
-        """What the kubelet knows it by."""
+        """The id of the device in ListAndWatch."""
         return self.candidate.id
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One resource. It stays when its last device goes, with an empty list: the kubelet counts unhealthy ids too."""
+    """A resource. It stays, with an empty list, when its last device goes: the kubelet counts unhealthy ids too."""
 
     resource: ResourceName
     devices: Mapping[DeviceId, OfferedDevice] = field(default_factory=dict)
@@ -41,14 +41,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """All resources of a node, and why other devices are in none of them."""
+    """All resources of a node, and why other devices are not offered."""
 
     by_resource: Mapping[ResourceName, Offer] = field(default_factory=dict)
     withheld: Mapping[str, Reason] = field(default_factory=dict)
-    """By what the reason is about: a PCI address or a vGPU's id."""
+    """Why a device is not offered, by the reason's subject: a PCI address or a vGPU's id."""
     verdict: Verdict = field(default_factory=Verdict)
     other_names: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
-    """What the PCI ID database calls a resource today, where its first name was another."""
+    """The names from today's PCI ID database, where a resource was first offered under another name."""
     held_back: Mapping[ResourceName, tuple[Candidate, ...]] = field(default_factory=dict)
     """Devices that would be offered if their resource were not withheld."""
 
@@ -66,34 +66,34 @@ class Offers:
 
 @dataclass(frozen=True, slots=True)
 class OfferInputs:
-    """What offers rest on, besides what the host shows."""
+    """The inputs of offers, besides the inventory."""
 
     naming: Naming
     settings: Settings
     entries: tuple[Entry, ...]
     resources: frozenset[ResourceName]
-    """Those that we have ever offered on this node."""
+    """The resources that gpuvirt has ever offered on this node."""
     allocations_known: bool
     now_s: float
     withdrawn: frozenset[PciAddress] = frozenset()
-    """Functions that are to go back to the host."""
+    """Functions that are being returned to the host."""
     undesired: frozenset[VgpuId] = frozenset()
-    """vGPUs that are to be removed."""
+    """vGPUs that are being removed."""
     withheld: Mapping[ResourceName, Reason] = field(default_factory=dict)
-    """Resources that are not to be offered; what pods have of them stays listed."""
+    """Withheld resources; their allocated devices stay listed."""
     changing: Scope = field(default_factory=Scope)
-    """The devices that changes under way may touch."""
+    """The devices that running changes may touch."""
     blocked: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The functions of slots in which the kernel blocks a step of a process that has ended, with that step."""
+    """The functions of slots in which the kernel still blocks a step of an ended process, with that step."""
     former: Former = field(default_factory=dict)
-    """The last pods of whole functions in this boot; none where functions may go on without a reset."""
+    """The last pods of whole functions in this boot; empty where the next pod may get a function without a reset."""
 
 
 def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Offers:
-    """Return what to offer now; `before` is what was offered last.
+    """Return the offers; `before` are the last ones.
 
-    A device that can't be read any more stays, unhealthy. One that is in somebody's hands stays listed whatever becomes
-    of it: the kubelet would not start a pod's container again without the devices that it knows.
+    A device that can't be read any more stays, unhealthy. A device that is allocated to a pod stays listed in any case:
+    the kubelet does not restart a container whose devices are no longer listed.
     """
     holds = find_holds(inputs.entries, inputs.resources)
     free: list[Candidate] = []
@@ -140,7 +140,7 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
 
 
 def _as_held(inventory: Inventory, inputs: OfferInputs, holds: Holds, candidate: Candidate) -> Candidate | Reason:
-    """Return a device as it may be offered while others are in use, or why it may not be."""
+    """Return the device to offer beside the allocated ones, or the reason not to offer it."""
     if candidate.carrier in inputs.withdrawn and candidate.framework is None:
         return notoffered.withdrawn(candidate.carrier)
     if candidate.target.vgpu in inputs.undesired:
@@ -165,7 +165,7 @@ def _why_held_back(inputs: OfferInputs, holds: Holds, candidate: Candidate) -> R
 
 
 def _of_another_kind(free: Iterable[Candidate], before: Offers) -> tuple[Candidate, ...]:
-    """Return the devices whose resource has devices of another kind: those that were offered before, else functions."""
+    """Return the devices whose resource has another kind of device: the kind offered before, else PCI functions."""
     kinds: dict[ResourceName, bool] = {resource: device.candidate.is_mdev for resource, device in before.devices()}
     free = sorted(free, key=lambda candidate: candidate.is_mdev)
     for candidate in free:
@@ -190,7 +190,7 @@ def _candidates(inventory: Inventory, inputs: OfferInputs) -> Iterator[Candidate
 def _kept(
     inventory: Inventory, before: Offers, holds: Holds, keys: set[Key], withheld: Mapping[str, Reason]
 ) -> Iterator[tuple[Candidate, Reason]]:
-    """Yield the devices that are no candidates now and stay listed all the same, with what speaks against them."""
+    """Yield the devices that stay listed though they are no candidates now, with the reason against them."""
     listed = {(resource, device.id): device.candidate for resource, device in before.devices()}
     entries = (entry for entry in holds.by_target.values() if entry.resource in holds.ours)
     held = {(entry.resource, entry.device): entry for entry in entries}
@@ -205,7 +205,7 @@ def _kept(
 
 
 def _from_entry(entry: Entry) -> Candidate:
-    """Return a device of which only its holder is known: it was gone when this agent started."""
+    """Return an allocated device of which only the ledger's entry is known: it was gone when this agent started."""
     return Candidate(
         id=entry.device,
         target=entry.target,
@@ -230,7 +230,7 @@ def _other_names(free: Iterable[Candidate]) -> Mapping[ResourceName, frozenset[s
 
 
 def first_names(offers: Offers, before: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the first names to remember: those of before, and the names of what is offered for the first time."""
+    """Return the first names to record: the earlier ones, and the names of resources that are offered first now."""
     found = dict(before)
     for _, device in offers.devices():
         named = device.candidate.named

@@ -1,8 +1,8 @@
-"""Whether a node is ready for its work: the checks of NVIDIA's sandbox validator, as states.
+"""Whether a node is ready for its workload: the checks of NVIDIA's sandbox validator, as conditions.
 
-There is one of each kind at any time, with the reason where it is not so: `vfio-pci` (all GPUs that machines are to
-have whole are on a VFIO driver), `vgpu-manager` (a driver that makes vGPUs has those that are to carry some),
-`vgpu-devices` (there are vGPUs). One that the node's work does not need holds.
+`vfio-pci` holds if all GPUs for passthrough are on a VFIO driver, `vgpu-manager` if a vGPU driver has a GPU that is to
+carry vGPUs, `vgpu-devices` if vGPUs exist. A check that the workload does not need holds. The others have a reason
+where they do not hold.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
 
 
 class Check(StrEnum):
-    """What is checked."""
+    """The checks."""
 
     VFIO_PCI = "vfio-pci"
     VGPU_MANAGER = "vgpu-manager"
@@ -28,18 +28,18 @@ class Check(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One check's state."""
+    """The result of a check."""
 
     check: Check
     holds: bool
     needed: bool
-    """Whether the node's work asks for it."""
+    """Whether the node's workload needs the check."""
     reason: Reason | None = None
     """Why it does not hold."""
 
 
 def workload_of(mode: DesiredMode, inventory: Inventory) -> Workload:
-    """Return what a node is for: by its mode, and where it is unmanaged by what its GPUs are good for as they are."""
+    """Return the workload of a node: by its mode; if it is unmanaged, by the current modes of its GPUs."""
     match mode:
         case DesiredMode.CONTAINER:
             return Workload.CONTAINER
@@ -53,7 +53,7 @@ def workload_of(mode: DesiredMode, inventory: Inventory) -> Workload:
 
 
 def conditions(inventory: Inventory, workload: Workload, desired_by_gpu: DesiredDrivers) -> tuple[Condition, ...]:
-    """Return the state of each check."""
+    """Return the result of each check."""
     whole, with_vgpus = workload is Workload.PASSTHROUGH, workload is Workload.VGPU
     return (
         _condition(Check.VFIO_PCI, needed=whole, against=_not_on_vfio(inventory, desired_by_gpu)),
@@ -91,7 +91,7 @@ def _without_manager(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> It
             "has no driver that creates vGPUs, nor has any other GPU of this host",
             Seen.absent("/sys/class/mdev_bus"),
             Seen.absent("nvidia/creatable_vgpu_types of VFs"),
-            fix="install NVIDIA's vGPU manager on the host; where GPUs have VFs, switch them on: sriov-manage -e ALL",
+            fix="install NVIDIA's vGPU manager on the host; where GPUs have VFs, enable them: sriov-manage -e ALL",
         )
 
 

@@ -1,9 +1,9 @@
-"""Which resources are not to be offered here, since KubeVirt offers the same devices itself.
+"""The resources that are withheld because KubeVirt offers the same devices itself.
 
-Two plugins of one name are a danger in the kubelet: it asks whoever has registered last, takes the lists of both for
-that one's, and when either stream ends it takes the other for gone (devicemanager of Kubernetes 1.36). So of a name
-that KubeVirt registers too, nothing more is said, and the stream is left open; where KubeVirt has another name for the
-devices, the list is cut down to what pods have.
+Two plugins of one name are a danger in the kubelet (devicemanager of Kubernetes 1.36). It calls the plugin that
+registered last, and takes the lists of both for the lists of that plugin. When the stream of either ends, it treats the
+other as gone. So for a name that KubeVirt registers too, the agent sends no more lists and leaves its stream open.
+Where KubeVirt has another name for the devices, the agent lists only the allocated ones.
 """
 
 from collections.abc import Mapping
@@ -16,21 +16,23 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 
 @dataclass(frozen=True, slots=True)
 class Withholding:
-    """One resource that is not to be offered."""
+    """A withheld resource."""
 
     reason: Reason
     silent: bool
-    """KubeVirt registers it under the same name."""
+    """Whether KubeVirt registers the same name."""
 
 
 def withholdings(spec: NodeSpec | None) -> Mapping[ResourceName, Withholding]:
-    """Return what a spec wants withheld."""
+    """Return the withheld resources of a GpuNode's spec."""
     return {
-        ResourceName(one.resource): Withholding(_reason(one), one.offered_as in {None, one.resource})
-        for one in (spec.withheld if spec is not None else ())
+        ResourceName(withheld.resource): Withholding(
+            _reason(withheld), withheld.offered_as in {None, withheld.resource}
+        )
+        for withheld in (spec.withheld if spec is not None else ())
     }
 
 
 def _reason(withheld: Withheld) -> Reason:
-    """Return a controller's reason; a later controller may have codes that this agent does not know."""
+    """Return the controller's reason; a newer controller may have codes that this agent does not have."""
     return Reason(ReasonCode.named(withheld.code) or ReasonCode.FOREIGN_PROVIDER, withheld.resource, withheld.message)
