@@ -32,10 +32,10 @@ def entry_of(text: str) -> Entry:
         ("vgpu-configs: {}", "f:1: $.version: expected 'v1', found None; write `version: v1`"),
         ("version: v2", "f:1: $.version: expected 'v1', found 'v2'"),
         ("version: 1", "f:1: $.version: Expected `str | null`, got `int`"),
-        ("version: v1\nvgpu-configs: {}", "f:2: $.vgpu-configs: holds no config"),
-        ("version: v1\nvgpu-configs:", "f:2: $.vgpu-configs: holds no config"),
+        ("version: v1\nvgpu-configs: {}", "f:2: $.vgpu-configs: has no config"),
+        ("version: v1\nvgpu-configs:", "f:2: $.vgpu-configs: has no config"),
         ("version: v1\nconfigs: {}", "f:2: $.configs: no such key; expected one of: version, vgpu-configs"),
-        ("version: v1\nvgpu-configs:\n  a: []", "f:3: $.vgpu-configs.a: holds no entry"),
+        ("version: v1\nvgpu-configs:\n  a: []", "f:3: $.vgpu-configs.a: has no entry"),
         (config("devices: all"), "f:4: $.vgpu-configs.mine[0]: Object missing required field `vgpu-devices`"),
         (config("vgpu-devices: {A10-4Q: 1}"), "f:4: $.vgpu-configs.mine[0]: Object missing required field `devices`"),
         (config("{devices: some, vgpu-devices: {}}"), "f:4: $.vgpu-configs.mine[0].devices: expected `all` or a list"),
@@ -51,7 +51,7 @@ def entry_of(text: str) -> Entry:
         ),
         (
             config("{devices: all, vgpu-devices: {A100-4C: 1, A100-1-5C: 1}}"),
-            "f:4: $.vgpu-configs.mine[0].vgpu-devices: time-sliced and MIG-backed types can't be on one GPU",
+            "f:4: $.vgpu-configs.mine[0].vgpu-devices: a GPU can't carry both time-sliced and MIG-backed types",
         ),
         (
             config("{devices: all, vgpu-devices: {}, device-filter: 0x223610DE}"),
@@ -72,11 +72,11 @@ def entry_of(text: str) -> Entry:
         ),
         (
             config("{devices: all, vgpu-devices: {A10-4Q: 1}, scheduler: fixed-share, sizes: mixed}"),
-            "f:4: $.vgpu-configs.mine[0].scheduler: fixed-share goes with vGPUs of one size alone",
+            "f:4: $.vgpu-configs.mine[0].scheduler: fixed-share needs vGPUs of one size",
         ),
         (
             config("{devices: all, vgpu-devices: {A100-1-5C: 1}, scheduler: fixed-share}"),
-            "f:4: $.vgpu-configs.mine[0].scheduler: MIG-backed vGPUs have their slices to themselves",
+            "f:4: $.vgpu-configs.mine[0].scheduler: MIG-backed vGPUs do not share slices",
         ),
     ],
 )
@@ -117,7 +117,7 @@ def test_files_without_configs(text: str) -> None:
         (
             "{devices: all, vgpu-devices: {A10-4Q: 1}, device-filter: '0x10DE2236'}",
             NoteCode.BAD_FILTER,
-            "f:4: $.vgpu-configs.mine[0].device-filter: '0x10DE2236' matches no GPU of NVIDIA's; the vendor 10DE comes",
+            "f:4: $.vgpu-configs.mine[0].device-filter: '0x10DE2236' matches no NVIDIA GPU; the vendor 10DE comes",
         ),
         (
             "{devices: all, vgpu-devices: {A10-4Q: 1}, device-filter: '10de:2236'}",
@@ -142,32 +142,32 @@ def test_files_without_configs(text: str) -> None:
         (
             "{devices: all, vgpu-devices: {A10-5Q: 1}}",
             NoteCode.UNKNOWN_TYPE,
-            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A10-5Q: no card has a type A10-5Q that gpuvirt knows of; there",
+            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A10-5Q: gpuvirt's catalog has no type A10-5Q; there",
         ),
         (
             "{devices: all, vgpu-devices: {A1O-4Q: 1}}",
             NoteCode.UNKNOWN_TYPE,
-            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A1O-4Q: no card's types are called A1O that gpuvirt knows of",
+            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A1O-4Q: gpuvirt's catalog has no card A1O;",
         ),
         (
             "{devices: all, vgpu-devices: {XYZZY-4Q: 1}}",
             NoteCode.UNKNOWN_TYPE,
-            "f:4: $.vgpu-configs.mine[0].vgpu-devices.XYZZY-4Q: no card's types are called XYZZY that gpuvirt knows of",
+            "f:4: $.vgpu-configs.mine[0].vgpu-devices.XYZZY-4Q: gpuvirt's catalog has no card XYZZY;",
         ),
         (
             "{devices: all, vgpu-devices: {A10-4Q: 7}}",
             NoteCode.TOO_MANY,
-            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A10-4Q: wants 7 on each GPU, and 6 fit on one (A10)",
+            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A10-4Q: sets 7 on each GPU, but 6 fit on one (A10)",
         ),
         (
             "{devices: all, vgpu-devices: {A10-4Q: 6}, sizes: mixed}",
             NoteCode.TOO_MANY,
-            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A10-4Q: wants 6 on each GPU, and 4 of mixed sizes fit on",
+            "f:4: $.vgpu-configs.mine[0].vgpu-devices.A10-4Q: sets 6 on each GPU, but 4 of mixed sizes fit on",
         ),
         (
             "{devices: all, vgpu-devices: {A10-4Q: 1, A10-8Q: 1}}",
             NoteCode.SIZES_DIFFER,
-            "f:4: $.vgpu-configs.mine[0].vgpu-devices: a GPU holds time-sliced vGPUs of one size at a time, and",
+            "f:4: $.vgpu-configs.mine[0].vgpu-devices: a GPU carries time-sliced vGPUs of one size at a time, but",
         ),
         ("{devices: all, vgpu-devices: {A10-4Q: 1, A10-8Q: 1}, sizes: mixed}", None, ""),
         ("{devices: all, vgpu-devices: {A10-4Q: 1, A10-4C: 1}}", None, ""),
@@ -193,18 +193,19 @@ def test_what_never_matches_is_reported_and_can_be_used(text: str, code: NoteCod
         ("T4-1-4Q", "there are T4-1Q, T4-2Q, T4-4Q, T4-8Q, T4-16Q"),
         ("A100-4Q", "did you mean A100-4C?"),
         ("L40X-4Q", "did you mean L40?"),
-        ("XYZZY-4Q", "a driver newer than gpuvirt may know it"),
+        ("XYZZY-4Q", "a driver newer than gpuvirt may have it"),
     ],
 )
 def test_what_may_be_meant_by_an_unknown_type(name: str, end: str) -> None:
     (note,) = vgpuconfig.parse(config(f"{{devices: all, vgpu-devices: {{{name}: 1}}}}"), where="f").notes
-    assert note.message.endswith(f" that gpuvirt knows of; {end}")
+    assert note.message.startswith("gpuvirt's catalog has no ")
+    assert note.message.endswith(f"; {end}")
 
 
 def test_sizes_that_differ_are_listed() -> None:
     text = "{devices: all, vgpu-devices: {A10-12Q: 1, A10-4Q: 1, A10-0B: 1}}"
     notes = vgpuconfig.parse(config(text), where="f").notes
-    assert any("and these have 512 MiB, 4 GB, 12 GB; take one size" in one.message for one in notes)
+    assert any("but these have 512 MiB, 4 GB, 12 GB; use one size" in one.message for one in notes)
 
 
 def test_what_an_entry_says() -> None:

@@ -1,9 +1,9 @@
-"""What a named vGPU config wants of each GPU of a node.
+"""Chooses the entry of a named vGPU config for each GPU of a node.
 
-As with vgpu-device-manager, a later entry overrides an earlier one for the GPUs that both are for. Unlike there, a GPU
-that no entry is for is left alone, and entries that pick the same GPUs in the same words are alternatives: each GPU
-gets the last that is for its card. That way two cards with one device id can be in one config, and an entry for `all`
-is for all cards of its types, as NVIDIA's documentation has it.
+As in vgpu-device-manager, a later entry overrides an earlier one for the GPUs that both select. Unlike there, a GPU
+that no entry selects keeps its vGPUs, and entries with the same selection are alternatives: each GPU gets the last one
+whose types its card has. So one config can have two cards with the same device id, and an entry for `all` applies to
+all cards that have its types, as NVIDIA's documentation describes it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,42 +18,42 @@ from gpuvirt.model.vgputypes.profiles import Profile, card_names
 
 @dataclass(frozen=True, slots=True)
 class ConfigGpu:
-    """A GPU as configs pick it: NVIDIA's, of class 0x0300 or 0x0302, and no VF."""
+    """A GPU that configs can select: NVIDIA's, of class 0x0300 or 0x0302, and no VF."""
 
     address: PciAddress
     device: PciId
     subsystem: PciId | None
-    """None where it could not be told."""
+    """None where it could not be read."""
     index: int
-    """Its place in the order of addresses, counting all such GPUs of the node."""
+    """Its index among all such GPUs of the node, in order of addresses."""
     types: frozenset[VgpuType] = frozenset()
-    """The types that the host has named for it so far; none where it hasn't spoken yet."""
+    """The vGPU types that its driver has listed so far; empty where it has listed none yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuConfig:
-    """What is wanted of one GPU."""
+    """The desired vGPUs, scheduler and sizes of a GPU."""
 
     types: Mapping[Profile, int]
     scheduler: Scheduler | None
     sizes: Sizes | None
     place: str
-    """The entry that wants it."""
+    """Where the chosen entry is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuConfigs:
-    """What a config desires of a node's GPUs; a GPU that it does not name is left alone."""
+    """The result of a config for a node's GPUs; a GPU without a result keeps its vGPUs."""
 
     gpus: Mapping[PciAddress, GpuConfig] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
 
 def desired(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> GpuConfigs:
-    """Return what the entries of a config want of each of these GPUs."""
+    """Return the chosen entries of a config for these GPUs."""
     notes = [*_unmatched(entries, gpus)]
     desired_by_gpu: dict[PciAddress, GpuConfig] = {}
-    for gpu in sorted(gpus, key=lambda one: one.index):
+    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
         chosen = _chosen(gpu, [entry for entry in entries if _is_for(entry, gpu)])
         if isinstance(chosen, Note):
             notes.append(chosen)
@@ -66,12 +66,12 @@ def desired(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> GpuConfigs
 
 
 def _is_for(entry: Entry, gpu: ConfigGpu) -> bool:
-    picked = entry.indices is None or gpu.index in entry.indices
-    return picked and (entry.filters is None or any(one.matches(gpu.device, gpu.subsystem) for one in entry.filters))
+    selected = entry.indices is None or gpu.index in entry.indices
+    return selected and (entry.filters is None or _matches(entry, gpu))
 
 
 def _chosen(gpu: ConfigGpu, entries: Sequence[Entry]) -> Entry | Note | None:
-    """Return which of the entries for a GPU it gets, or why none."""
+    """Return the entry that a GPU gets among those that select it, or why it gets none."""
     if not entries:
         return None
     last = entries[-1]
@@ -88,20 +88,20 @@ def _chosen(gpu: ConfigGpu, entries: Sequence[Entry]) -> Entry | Note | None:
         return Note(
             NoteCode.CARD_UNDECIDED,
             last.place,
-            f"{gpu.address} ({gpu.device}) may be a card of {names}, and its host has not named its types yet; it is"
-            " left alone until then",
+            f"{gpu.address} ({gpu.device}) may be a card of {names}; gpuvirt does not change it until its driver"
+            " lists its vGPU types",
         )
     if last.is_for_all:
-        message = f"{gpu.address} ({gpu.device}) is a card without {_listed(last)}, and is left alone"
+        message = f"{gpu.address} ({gpu.device}) is a card without {_listed(last)}, so gpuvirt does not change it"
         return Note(NoteCode.OTHER_CARD, last.place, message)
     return last
 
 
 def _suits(entry: Entry, gpu: ConfigGpu) -> bool | None:
-    """Return whether an entry's types are of a GPU's card; None where that can't be told yet.
+    """Return whether a GPU's card has the types of an entry; None where that is unknown yet.
 
-    What the host calls its types is asked first. Whether it could make them now is no question here: types come and go
-    with what exists on the GPU, and with MIG mode.
+    The types that the driver lists take precedence over the catalog. Whether the GPU could create them now does not
+    matter: the creatable types change with the GPU's vGPUs and its MIG mode.
     """
     desired = _cards(entry)
     if not desired:
@@ -121,45 +121,53 @@ def _listed(entry: Entry) -> str:
 
 
 def _unmatched(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> Iterator[Note]:
-    """Yield indices that no GPU has, and filters that match nothing here and no card that is known anywhere."""
+    """Yield notes on indices without a GPU, and on filters that match neither a GPU of the node nor a known card."""
     present = {gpu.index for gpu in gpus}
     for entry in entries:
         missing = sorted(index for index in entry.indices or () if index >= 0 and index not in present)
         if missing:
             listed = ", ".join(str(index) for index in missing)
-            yield Note(NoteCode.NO_SUCH_GPU, entry.place, f"there is no GPU {listed} here; there are {len(present)}")
+            message = f"this node has no GPU {listed}; it has {len(present)} GPUs, counted from 0"
+            yield Note(NoteCode.NO_SUCH_GPU, entry.place, message)
     if gpus and not any(_is_for(entry, gpu) for entry in entries for gpu in gpus):
         here = ", ".join(sorted({str(gpu.device) for gpu in gpus}))
         place = entries[0].place if entries else ""
-        yield Note(NoteCode.NOTHING_MATCHES, place, f"no entry is for any GPU of this node, which are {here}")
+        yield Note(NoteCode.NOTHING_MATCHES, place, f"no entry selects any GPU of this node, which has {here}")
         return
     for entry in entries:
         if entry.filters and not _matches_any(entry, gpus) and not _is_known(entry):
-            texts = ", ".join(sorted(one.text for one in entry.filters))
-            message = f"{texts} matches no GPU of this node, and no card that gpuvirt knows of"
+            texts = ", ".join(sorted(device_filter.text for device_filter in entry.filters))
+            message = f"{texts} matches no GPU of this node, and no card of gpuvirt's catalog"
             yield Note(NoteCode.NOTHING_MATCHES, entry.place, message)
 
 
 def _matches_any(entry: Entry, gpus: Iterable[ConfigGpu]) -> bool:
-    return any(one.matches(gpu.device, gpu.subsystem) for gpu in gpus for one in entry.filters or ())
+    return any(_matches(entry, gpu) for gpu in gpus)
+
+
+def _matches(entry: Entry, gpu: ConfigGpu) -> bool:
+    filters = entry.filters or ()
+    return any(device_filter.matches(gpu.device, gpu.subsystem) for device_filter in filters)
 
 
 def _is_known(entry: Entry) -> bool:
-    return any(catalog.cards_of(one.device, one.subsystem) for one in entry.filters or ())
+    filters = entry.filters or ()
+    return any(catalog.cards_of(device_filter.device, device_filter.subsystem) for device_filter in filters)
 
 
 def _other_card(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
-    """Yield why a GPU is left alone, where entries are for its device id and for other boards than its own."""
+    """Yield why a GPU gets no entry, where entries have its device id but only other boards."""
     near = [
         entry
         for entry in entries
         if entry.indices is None or gpu.index in entry.indices
-        if any(one.device == gpu.device for one in entry.filters or ())
+        if any(device_filter.device == gpu.device for device_filter in entry.filters or ())
     ]
     if near:
-        gpu_state = f"its subsystem {gpu.subsystem}" if gpu.subsystem else "its own, which could not be told"
+        own = gpu.subsystem or "which could not be read"
         message = (
-            f"{gpu.address} ({gpu.device}) is left alone: filters for its device id name other boards, not {gpu_state}"
+            f"gpuvirt does not change {gpu.address} ({gpu.device}): the filters for its device id name other"
+            f" subsystems than its own, {own}"
         )
         yield Note(NoteCode.OTHER_BOARD, near[-1].place, message)
 
@@ -167,5 +175,5 @@ def _other_card(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
 def _never_mixed(entry: Entry, gpu: ConfigGpu) -> Iterator[Note]:
     cards = catalog.cards_of(gpu.device, gpu.subsystem)
     if entry.sizes is Sizes.MIXED and cards and all(card.mixed_sizes is False for card in cards):
-        message = f"{gpu.address} is a {cards[0].board}, which holds vGPUs of one size at a time; leave `sizes` out"
+        message = f"{gpu.address} is a {cards[0].board}, which carries vGPUs of one size at a time; remove `sizes`"
         yield Note(NoteCode.NEVER_MIXED, entry.place, message)

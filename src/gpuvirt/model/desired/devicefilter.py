@@ -1,6 +1,6 @@
-"""The filters of vGPU configs that pick GPUs by their PCI ids: `0x223610DE`, `0x25B610DE:0x157E10DE`.
+"""The filters of vGPU configs that select GPUs by their PCI ids: `0x223610DE`, `0x25B610DE:0x157E10DE`.
 
-Source: vgpu-device-manager. Each half is a number of 32 bits, the device above the vendor, written as Go writes
+Source: vgpu-device-manager. Each half is a number of 32 bits, the device above the vendor, in Go's syntax for
 integers; without the second half, every subsystem matches.
 """
 
@@ -20,18 +20,18 @@ _MOST_CHARACTERS = 48
 
 @dataclass(frozen=True, slots=True)
 class DeviceFilter:
-    """What a GPU's PCI ids must be."""
+    """The PCI ids that a GPU must have."""
 
     device: PciId
     subsystem: PciId | None = None
 
     @property
     def text(self) -> str:
-        """The filter as configs have it."""
-        return ":".join(f"0x{one.device:04X}{one.vendor:04X}" for one in (self.device, self.subsystem) if one)
+        """The filter in the syntax of configs."""
+        return ":".join(f"0x{ids.device:04X}{ids.vendor:04X}" for ids in (self.device, self.subsystem) if ids)
 
     def matches(self, device: PciId, subsystem: PciId | None) -> bool:
-        """Return whether a GPU has these ids; one whose subsystem could not be told matches none with a subsystem."""
+        """Return whether a GPU has these ids; an unreadable subsystem (None) matches no filter with a subsystem."""
         return self.device == device and self.subsystem in {None, subsystem}
 
 

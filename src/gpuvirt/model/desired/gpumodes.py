@@ -1,4 +1,4 @@
-"""The modes in which GPUs are wanted, by the settings and the cluster."""
+"""The desired modes of GPUs, from the settings and the cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,31 +6,31 @@ from enum import StrEnum
 
 
 class DesiredMode(StrEnum):
-    """What an admin may want of a GPU."""
+    """The modes that an admin can set for a GPU."""
 
     UNMANAGED = "unmanaged"
-    """Whatever it is; nothing is done to it."""
+    """gpuvirt does not change the GPU."""
     PASSTHROUGH = "passthrough"
-    """Whole, for virtual machines."""
+    """On a VFIO driver, for one VM as a whole."""
     CONTAINER = "container"
-    """With its native driver, for containers and the host."""
+    """On its native driver, for containers and the host."""
     VGPU = "vgpu"
-    """With the driver that makes vGPUs of it; those that exist are offered."""
+    """On the driver that creates vGPUs; the existing vGPUs are offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """What is wanted of the GPUs of a node."""
+    """The desired modes of the GPUs of a node."""
 
     default: DesiredMode = DesiredMode.UNMANAGED
     by_gpu: Mapping[str, DesiredMode] = field(default_factory=dict)
-    """What is wanted of single GPUs instead."""
+    """The desired modes of single GPUs."""
 
     def of(self, gpu: str) -> DesiredMode:
-        """Return what is wanted of a GPU."""
+        """Return the desired mode of a GPU."""
         return self.by_gpu.get(gpu, self.default)
 
     @property
     def are_at_odds(self) -> bool:
-        """Whether some need what others can't be beside: the kernel module nvidia.ko, each from another driver."""
+        """Whether container and vgpu are both desired: each needs the kernel module nvidia.ko of another driver."""
         return {DesiredMode.CONTAINER, DesiredMode.VGPU} <= {self.default, *self.by_gpu.values()}

@@ -1,7 +1,7 @@
-"""Desired state that is invalid: where it was set, what was found, what is expected, and the nearest valid names.
+"""Invalid desired state: where it was set, the value found, the expected value, and the nearest valid names.
 
-An invalid value changes nothing on any device. It is found once, as data, and every outlet shows that data: log,
-metrics, node.json, command line, GpuNode, events, labels and ClusterPolicy.
+An invalid value changes no device. It is detected once, as data, and every output shows that data: log, metrics,
+node.json, command line, GpuNode, events, labels and ClusterPolicy.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,13 +13,13 @@ from gpuvirt.model.inventory.nearness import nearest, nearest_names
 from gpuvirt.model.reasons import Reason, Seen, nodeproblems
 
 MOST_NEAR = 5
-"""Valid names that a message lists."""
+"""The most valid names that a message lists."""
 MOST_FOUND = 80
-"""Characters of a found value that a message repeats."""
+"""The most characters of a found value that a message repeats."""
 
 
 class Origin(StrEnum):
-    """The kinds of places in which desired state is set, as the metric's label `origin` has them."""
+    """The kinds of places in which desired state is set; the values of the metric's label `origin`."""
 
     LABEL = "label"
     GPU_NODE = "gpunode"
@@ -33,7 +33,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one value of the desired state is set."""
+    """Where a value of the desired state is set."""
 
     origin: Origin
     where: str
@@ -42,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class InvalidDesired:
-    """One invalid value of the desired state."""
+    """An invalid value of the desired state."""
 
     origin: Origin
     where: str
@@ -51,10 +51,10 @@ class InvalidDesired:
     near: tuple[str, ...]
     """The nearest valid values, the nearest first."""
     reason: Reason
-    """The same in a sentence, as all other reasons are."""
+    """The same as a sentence."""
 
 
-def invalid(  # noqa: PLR0913  what an error says: where, found, expected, effect
+def invalid(  # noqa: PLR0913  the parts of an error
     source: Source,
     found: str,
     problem: str,
@@ -66,8 +66,8 @@ def invalid(  # noqa: PLR0913  what an error says: where, found, expected, effec
 ) -> InvalidDesired:
     """Return an invalid value; `problem` is a sentence about the source, `known` are the valid values."""
     names = tuple(dict.fromkeys(known))
-    near, meant = _nearest(found, names)
-    hint = f"did you mean {meant}? " if meant is not None else ""
+    near, nearest_name = _nearest(found, names)
+    hint = f"did you mean {nearest_name}? " if nearest_name is not None else ""
     more = f"; {fix}" if fix is not None else ""
     reason = nodeproblems.config_invalid(
         source.where,
@@ -80,20 +80,20 @@ def invalid(  # noqa: PLR0913  what an error says: where, found, expected, effec
 
 @lru_cache(maxsize=64)
 def _nearest(found: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
-    """Return the nearest names, and the one that is probably meant.
+    """Return the nearest names, and the probably intended one.
 
-    It is kept, since conclusions are drawn again and again while a value is invalid, and there may be a thousand names.
+    The result is cached: the agent evaluates an invalid value again and again, and there may be a thousand names.
     """
     return nearest_names(found, names, MOST_NEAR), nearest(found, names)
 
 
 def refused(source: Source, found: str, expected: str, known: Collection[str], reason: Reason) -> InvalidDesired:
-    """Return a value that is invalid for a reason which is known already."""
+    """Return a value that is invalid for an existing reason."""
     return InvalidDesired(source.origin, source.where, found, expected, _nearest(found, tuple(known))[0], reason)
 
 
 def _listed(near: Sequence[str], total: int) -> str:
-    """Return the nearest of a number of valid values, as the end of a sentence."""
+    """Return the nearest of all valid values, as the end of a sentence."""
     if not near:
         return ""
     more = f" and {total - len(near)} more" if total > len(near) else ""
@@ -101,12 +101,12 @@ def _listed(near: Sequence[str], total: int) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return a value as messages repeat it."""
+    """Return a value in quotes, shortened for messages."""
     return repr(value if len(value) <= MOST_FOUND else f"{value[:MOST_FOUND]}...")
 
 
 def unknown_addresses(sources: Mapping[str, Source], gpus: Collection[str]) -> tuple[InvalidDesired, ...]:
-    """Return the addresses, by where each is named, at which the host has no GPU."""
+    """Return the addresses at which the host has no GPU; `sources` has the place of each address."""
     return tuple(
         invalid(
             source,

@@ -1,7 +1,7 @@
-"""What the cluster wants of a node's vGPUs, as it was heard, and what it is told in return.
+"""The desired state of a node as observed at the API server, and the progress that the agent reports there.
 
-Three values keep apart what must not be mixed up: `Heard("A10-4Q")`, `Heard(None)` (there is none, and that was heard),
-and None (nothing was heard). Where nothing was heard, all stays as it was.
+Three values must not be confused: `Observed("A10-4Q")`, `Observed(None)` (observed: there is no value), and None (not
+observed yet). While something is not observed, the last desired state stays in force.
 """
 
 from collections.abc import Mapping
@@ -14,74 +14,74 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Observed(Generic[T]):
-    """What was heard of something."""
+    """An observed value."""
 
     value: T | None
-    """None: there is no such thing."""
+    """None: there is no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigText:
-    """The text of a vGPU configuration, not yet read."""
+    """The unparsed text of vGPU configs."""
 
     text: str
     where: str
-    """What it is called in messages: `ConfigMap gpuvirt/default-vgpu-devices-config, key config.yaml`."""
+    """Its name in messages: `ConfigMap gpuvirt/default-vgpu-devices-config, key config.yaml`."""
     other_keys: tuple[str, ...] | None = None
-    """The keys of a ConfigMap that lacks the one with the text; None where the text was found."""
+    """The keys of a ConfigMap that lacks the key with the text; None where the text was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """A resource that is not to be offered."""
+    """A resource that the agent must not offer."""
 
     resource: str
     code: str
-    """Why, as a ReasonCode; one of a later controller may be unknown."""
+    """Why, as a ReasonCode; that of a newer controller may be unknown."""
     message: str
     offered_as: str | None = None
-    """What KubeVirt offers its devices as; None: as the same."""
+    """The resource under which KubeVirt offers its devices; None: under the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """What the cluster has concluded that is wanted of a node; it goes before labels and settings."""
+    """The spec of a GpuNode: it takes precedence over labels and settings."""
 
     mode: str
-    """What all GPUs are kept as, a WantedMode."""
+    """The desired mode of all GPUs, a DesiredMode."""
     gpus: Mapping[str, str] = field(default_factory=dict)
-    """The same for single GPUs, by address."""
+    """The desired modes of single GPUs, by address."""
     vgpu_config: str | None = None
     withheld: tuple[Withheld, ...] = ()
-    """What is not to be offered to the kubelet."""
+    """The resources that the agent must not offer."""
     mode_origin: str = ""
-    """Where the controller has `mode` from: `label nvidia.com/gpu.workload.config`; empty without a controller."""
+    """The source of `mode`: `label nvidia.com/gpu.workload.config`; empty without a controller."""
     config_origin: str = ""
-    """The same for `vgpu_config`."""
+    """The source of `vgpu_config`."""
     reviewed: tuple[str, ...] | None = None
-    """The resources of which the controller has decided whether they are withheld; None: no controller decides it."""
+    """The resources for which the controller has decided about `withheld`; None: no controller decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """What is wanted; each part None until it was heard."""
+    """The desired state of a node; each part is None until it is observed."""
 
     config: Observed[str] | None = None
-    """The name of the configuration: the node's label `nvidia.com/vgpu.config`."""
+    """The name of the vGPU config: the node's label `nvidia.com/vgpu.config`."""
     configs: Observed[ConfigText] | None = None
-    """The configurations that there are: the ConfigMap. None of the value: it is not there."""
+    """The existing vGPU configs: the ConfigMap. The value None: the ConfigMap does not exist."""
     workload: Observed[str] | None = None
-    """What the node is for: its label `nvidia.com/gpu.workload.config`."""
+    """The node's workload: its label `nvidia.com/gpu.workload.config`."""
     spec: Observed[NodeSpec] | None = None
-    """The spec of its GpuNode; None of the value: it has none."""
+    """The spec of its GpuNode. The value None: it has no GpuNode."""
 
     @property
     def has_spec(self) -> bool:
-        """Whether a GpuNode says what is wanted."""
+        """Whether a GpuNode has the desired state."""
         return self.spec is not None and self.spec.value is not None
 
     def updated(self, request: "NodeRequest") -> "NodeRequest":
-        """Return this with what `news` has heard in the place of what was heard before."""
+        """Return this request with the observed parts of `request` in place of its own."""
         return NodeRequest(
             request.config or self.config,
             request.configs or self.configs,
@@ -91,7 +91,7 @@ class NodeRequest:
 
 
 class StateName(StrEnum):
-    """Values of the node's label `nvidia.com/vgpu.config.state`; NVIDIA's device manager and its users know them."""
+    """Values of the node's label `nvidia.com/vgpu.config.state`, as NVIDIA's vgpu-device-manager writes them."""
 
     PENDING = "pending"
     SUCCESS = "success"
@@ -100,18 +100,18 @@ class StateName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far what is wanted has come."""
+    """How far the desired state has been applied."""
 
     name: StateName
     reason: str = ""
-    """Why, for a person; empty where nothing needs to be said."""
+    """Why, as text for users; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperandsObserved:
-    """What was heard of programs in other pods that offer this node's devices, or look at them."""
+    """The observed operands in other pods that offer or read this node's devices."""
 
     desired: tuple[str, ...] = ()
-    """The node's labels by which they are still wanted here."""
+    """The node's labels that still deploy them to this node."""
     pods: tuple[str, ...] = ()
-    """Their pods on this node that are not gone: `gpu-operator/nvidia-sandbox-validator-x2vkq`."""
+    """Their pods that still exist on this node: `gpu-operator/nvidia-sandbox-validator-x2vkq`."""

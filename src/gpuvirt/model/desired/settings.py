@@ -1,4 +1,4 @@
-"""What an admin may set for a node's agent: the file that `--config` names."""
+"""The settings of a node's agent: the file that `--config` names."""
 
 from enum import StrEnum
 
@@ -12,85 +12,85 @@ from gpuvirt.model.inventory.naming import env_name
 
 
 class Spread(StrEnum):
-    """Which of several equal vGPUs a virtual machine gets."""
+    """Which of several equal vGPUs a VM gets."""
 
     SPREAD = "spread"
-    """One on the GPU that has most to spare: machines disturb each other least."""
+    """A vGPU of the GPU with the most free capacity: VMs disturb each other least."""
     PACK = "pack"
-    """One on the GPU that is fullest: other GPUs stay free for another config."""
+    """A vGPU of the fullest GPU: other GPUs stay free for another config."""
 
 
 class CdiUse(StrEnum):
-    """What is done with CDI, by which Kata finds its devices."""
+    """How gpuvirt uses CDI, by which Kata finds its devices."""
 
     NONE = "none"
     FILES = "files"
-    """Specs are kept in `/run/cdi`, where Kata looks for what the kubelet says a pod has."""
+    """Write specs to `/run/cdi`, where Kata looks up the devices that the kubelet reports for a pod."""
     ANSWERS = "answers"
-    """Answers to the kubelet name the CDI devices too, so that container runtimes apply them to every pod."""
+    """Also name the CDI devices in answers to the kubelet, so that container runtimes apply them to every pod."""
 
 
 class Compat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Switches back to what the kubevirt-gpu-device-plugin does, where gpuvirt deliberately does otherwise."""
+    """Switches for the behaviour of the kubevirt-gpu-device-plugin, where gpuvirt deliberately differs."""
 
     unknown_numa_is_node_0: bool = False
-    """Say that a device without a NUMA node is on node 0. Default: say nothing, since it would be a false hint."""
+    """Report NUMA node 0 for a device without a NUMA node. Default: report none, since 0 would be a false hint."""
     whole_vfio_folder: bool = False
-    """Give a vGPU's pod all of `/dev/vfio`. Default: its own group alone, since the others are other tenants'."""
+    """Give a vGPU's pod all of `/dev/vfio`. Default: only its own group, since the others belong to other tenants."""
     drop_mismatched_vgpus: bool = False
-    """Leave a vGPU that is gone or of another type out of the answer. Default: refuse, and say so."""
+    """Leave a vGPU that is gone or has another type out of the answer. Default: refuse with the reason."""
     offer_companions: bool = False
-    """Offer audio, USB and NVSwitch functions that are on a VFIO driver. Default: those that `offer` names."""
+    """Offer audio, USB and NVSwitch functions on a VFIO driver. Default: only the kinds that `offer` names."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The agent's settings; everything has a default, so an empty file is a valid one."""
+    """The agent's settings; all have defaults, so an empty file is valid."""
 
     offer: tuple[FunctionKind, ...] = (FunctionKind.GPU,)
-    """Kinds of functions that are offered when a VFIO driver has them: gpu, audio, usb, serial, nvswitch."""
+    """The kinds of functions that are offered when they are on a VFIO driver: gpu, audio, usb, serial, nvswitch."""
     aliases: dict[str, str] = {}
-    """Other names for resources: `GA102GL_A10: a10` makes `nvidia.com/GA102GL_A10` be `nvidia.com/a10`.
+    """Other names for resources: with `GA102GL_A10: a10`, `nvidia.com/GA102GL_A10` is offered as `nvidia.com/a10`.
 
-    Several names may share one alias; `GA102GL_A10: example.com/a10` changes the domain too. The name may be given with
-    its domain, and may be the first one offered or the one that the PCI ID database has today.
+    Several names may share one alias; `GA102GL_A10: example.com/a10` changes the domain too. The name may have its
+    domain. It may be the resource's first name or the one of today's PCI ID database.
     """
     vgpu_placement: Spread = Spread.SPREAD
-    """Which of several equal vGPUs a virtual machine gets: `spread` or `pack`."""
+    """Which of several equal vGPUs a VM gets: `spread` or `pack`."""
     require_reset: bool = True
-    """Whether a whole GPU that can't be reset is withheld once a pod has had it, until the host is rebooted.
+    """Whether a whole GPU that can't be reset is withheld after its first pod, until the host is rebooted.
 
-    `false` gives it to the next pod, with the memory as the last one left it.
+    With `false` the next pod gets it, with the memory that the last one left in it.
     """
     cdi: CdiUse = CdiUse.FILES
-    """What is done with CDI: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
+    """How CDI is used: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
     compat: Compat = Compat()
     mode: DesiredMode = DesiredMode.UNMANAGED
-    """What is wanted of all GPUs of the node: `unmanaged` leaves them as they are."""
+    """The desired mode of all GPUs of the node; gpuvirt does not change `unmanaged` GPUs."""
     modes: dict[str, DesiredMode] = {}
-    """What is wanted of single GPUs instead: `"0000:65:00.0": passthrough`."""
+    """The desired modes of single GPUs: `"0000:65:00.0": passthrough`."""
     workload_label: bool = False
     """Follow the node's label `nvidia.com/gpu.workload.config`: `container`, `vm-passthrough`, `vm-vgpu`.
 
-    It goes before `mode`, which holds where the label is not there; `modes` go before it.
+    Precedence: `modes`, then the label, then `mode`.
     """
     vgpu_config: str | None = None
     """The vGPU config of GPUs in mode `vgpu`: `default`, `A10-4Q`; the node's label takes precedence.
 
-    Without both, the GPUs of a node in a cluster get the config `default`, and others are left as they are.
+    Without both, GPUs get the config `default` if the node is in a cluster; otherwise their vGPUs stay unchanged.
     """
     vgpu_config_file: str | None = None
-    """A file of vGPU configs beside the built-in ones, where no ConfigMap is heard."""
+    """A file of vGPU configs besides the built-in ones, used while no ConfigMap is observed."""
     vgpu_config_map: str = "default-vgpu-devices-config"
-    """The ConfigMap in the agent's namespace whose key `config.yaml` has the vGPU configurations."""
+    """The ConfigMap in the agent's namespace whose key `config.yaml` has the vGPU configs."""
 
     @property
     def own_modes(self) -> Modes:
-        """Return what is wanted of GPUs where no label says otherwise."""
+        """Return the desired modes without a label."""
         return Modes(self.mode, self.modes)
 
     @property
     def manages(self) -> bool:
-        """Return whether any GPU is to be brought anywhere."""
+        """Return whether the agent may manage any GPU."""
         return self.workload_label or {self.mode, *self.modes.values()} != {DesiredMode.UNMANAGED}
 
     def offers(self, kind: FunctionKind) -> bool:
@@ -100,7 +100,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def check(settings: Settings, *, where: str) -> Settings:
-    """Return `settings` when they make sense, else raise ConfigError."""
+    """Return `settings` if they are valid, else raise ConfigError."""
     for index, kind in enumerate(settings.offer):
         if kind in {FunctionKind.BRIDGE, FunctionKind.OTHER}:
             raise ConfigError(
@@ -123,8 +123,8 @@ def check(settings: Settings, *, where: str) -> Settings:
         other = variables.setdefault(env_name("", ResourceName(full)), full)
         if other != full:
             raise ConfigError(
-                f"{full} and {other} differ only in case or punctuation, and a virtual machine would find both in one"
-                " environment variable; make them one name, or two that differ more",
+                f"{full} and {other} differ only in case or punctuation, so both would have the same environment"
+                " variable in a VM's pod; use one name, or two that differ in letters or digits",
                 where=where,
                 path=f"$.aliases.{name}",
             )
@@ -138,10 +138,11 @@ def _check_modes(settings: Settings, where: str) -> None:
         except InvalidIdError as error:
             raise ConfigError(str(error), where=where, path=f"$.modes.{address}") from error
     if settings.own_modes.are_at_odds:
-        path = next((f"$.modes.{one}" for one, mode in settings.modes.items() if mode is not settings.mode), "$.mode")
+        others = (f"$.modes.{address}" for address, mode in settings.modes.items() if mode is not settings.mode)
+        path = next(others, "$.mode")
         raise ConfigError(
             "container and vgpu can't be on one node: both need the kernel module nvidia.ko, each from another driver;"
-            " expected one of them, which goes with passthrough",
+            " expected only one of them; either can be combined with passthrough",
             where=where,
             path=path,
         )

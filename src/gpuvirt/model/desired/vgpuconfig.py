@@ -1,7 +1,7 @@
-"""Named vGPU configs: which vGPUs are wanted on which GPUs, in the grammar of NVIDIA's vgpu-device-manager (v1).
+"""Named vGPU configs: the desired vGPUs of GPUs, in the grammar of NVIDIA's vgpu-device-manager (v1).
 
-What that program rejects is an error here. What it takes and then never matches, or can't make, is a note with its
-place: a file that works for it works here too. `scheduler` and `sizes` are gpuvirt's own.
+A file that vgpu-device-manager rejects is an error here. A part that it accepts, but that never matches or can't be
+created, is a note with its place: a file that works there works here too. `scheduler` and `sizes` are gpuvirt's own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ CONFIGS = "vgpu-configs"
 
 @dataclass(frozen=True, slots=True)
 class VgpuConfigs:
-    """The configs of a file by name, and what is odd about them."""
+    """The configs of a file by name, and notes on them."""
 
     configs: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
@@ -60,7 +60,7 @@ def parse(text: str, *, where: str) -> VgpuConfigs:
     if file.vgpu_configs is msgspec.UNSET:
         return VgpuConfigs()
     if not file.vgpu_configs:
-        raise written.fault("holds no config; name one, or leave the key out", [CONFIGS])
+        raise written.fault("has no config; add one, or remove the key", [CONFIGS])
     notes: list[Note] = []
     configs = {name: _entries(written, name, entries, notes) for name, entries in file.vgpu_configs.items()}
     return VgpuConfigs(configs, tuple(notes))
@@ -68,27 +68,27 @@ def parse(text: str, *, where: str) -> VgpuConfigs:
 
 def _entries(written: Written[_File], name: str, entries: tuple[_Entry, ...], notes: list[Note]) -> tuple[Entry, ...]:
     if not entries:
-        raise written.fault("holds no entry; expected at least one, as in `- devices: all`", [CONFIGS, name])
+        raise written.fault("has no entry; expected at least one, as in `- devices: all`", [CONFIGS, name])
     readings = [_Reading(written, [CONFIGS, name, index], notes) for index in range(len(entries))]
     return tuple(reading.read(entry) for reading, entry in zip(readings, entries, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One entry being read."""
+    """The reading of one entry."""
 
     written: Written[_File]
     steps: Sequence[Step]
     notes: list[Note]
 
     def read(self, entry: _Entry) -> Entry:
-        """Return what the entry says, or raise ConfigError."""
+        """Return the entry with parsed types and filters, or raise ConfigError."""
         types = self._types(entry.vgpu_devices or {})
         scheduler = Scheduler(entry.scheduler) if isinstance(entry.scheduler, SchedulerPolicy) else entry.scheduler
         if scheduler is not None:
             self._check_scheduler(scheduler, types, entry.sizes)
-        for odd in review(types, entry.sizes):
-            self._note(odd.code, ("vgpu-devices", *([odd.type.text] if odd.type else [])), odd.message)
+        for note in review(types, entry.sizes):
+            self._note(note.code, ("vgpu-devices", *([note.type.text] if note.type else [])), note.message)
         return Entry(
             types=types,
             indices=self._indices(entry.devices),
@@ -107,12 +107,10 @@ class _Reading:
             except InvalidIdError as error:
                 raise self.written.fault(str(error), steps) from error
             if count < 1:
-                message = f"expected at least 1, found {count}; leave the type out, or write {{}} for no vGPUs"
+                message = f"expected at least 1, found {count}; remove the type, or write {{}} for no vGPUs"
                 raise self.written.fault(message, steps)
         if len({profile.is_mig for profile in types}) > 1:
-            message = (
-                "time-sliced and MIG-backed types can't be on one GPU at a time; make two entries for different GPUs"
-            )
+            message = "a GPU can't carry both time-sliced and MIG-backed types; make two entries for different GPUs"
             raise self.written.fault(message, [*self.steps, "vgpu-devices"])
         return types
 
@@ -123,29 +121,29 @@ class _Reading:
                 raise self.written.fault(message, [*self.steps, "devices"])
             return None
         if not devices:
-            self._note(NoteCode.BAD_INDEX, ("devices",), "names no GPU, so the entry is for none")
+            self._note(NoteCode.BAD_INDEX, ("devices",), "names no GPU, so the entry has no effect")
         for place, index in enumerate(devices):
             if index < 0:
-                self._note(NoteCode.BAD_INDEX, ("devices", place), f"there is no GPU {index}; they are counted from 0")
+                self._note(NoteCode.BAD_INDEX, ("devices", place), f"there is no GPU {index}; GPUs are counted from 0")
         return frozenset(devices)
 
     def _filters(self, texts: str | tuple[str, ...] | None) -> frozenset[DeviceFilter] | None:
         if not texts:
             return None
-        several: Iterable[tuple[tuple[Step, ...], str]] = (
+        by_place: Iterable[tuple[tuple[Step, ...], str]] = (
             [((), texts)] if isinstance(texts, str) else [((place,), text) for place, text in enumerate(texts)]
         )
         filters = set()
-        for steps, text in several:
+        for steps, text in by_place:
             place = ("device-filter", *steps)
             try:
-                one = parse_filter(text)
+                device_filter = parse_filter(text)
             except InvalidIdError as error:
                 self._note(NoteCode.BAD_FILTER, place, f"{error}; it matches nothing")
                 continue
-            filters.add(one)
-            if one.device.vendor != NVIDIA:
-                message = f"{text!r} matches no GPU of NVIDIA's; the vendor 10DE comes last, as in 0x223610DE"
+            filters.add(device_filter)
+            if device_filter.device.vendor != NVIDIA:
+                message = f"{text!r} matches no NVIDIA GPU; the vendor 10DE comes last, as in 0x223610DE"
                 self._note(NoteCode.BAD_FILTER, place, message)
         return frozenset(filters)
 
@@ -163,15 +161,15 @@ class _Reading:
 
 
 def _scheduler_faults(scheduler: Scheduler, types: Iterable[Profile], sizes: Sizes | None) -> Iterator[str]:
-    """Yield why a scheduler can't be; source: NVIDIA's vGPU user guide, RmPVMRL and mixed-size mode."""
+    """Yield why a scheduler is impossible; source: NVIDIA's vGPU user guide, RmPVMRL and mixed-size mode."""
     if scheduler.timeslice_ms is not None and scheduler.policy is SchedulerPolicy.BEST_EFFORT:
-        yield "best-effort has no timeslice; leave timeslice-ms out, or take equal-share or fixed-share"
+        yield "best-effort has no timeslice; remove timeslice-ms, or use equal-share or fixed-share"
     elif scheduler.timeslice_ms is not None and not 1 <= scheduler.timeslice_ms <= 30:
         yield f"expected a timeslice-ms of 1 to 30, found {scheduler.timeslice_ms}"
     if scheduler.policy is SchedulerPolicy.FIXED_SHARE and sizes is Sizes.MIXED:
-        yield "fixed-share goes with vGPUs of one size alone; take equal-share, or leave `sizes: mixed` out"
+        yield "fixed-share needs vGPUs of one size; use equal-share, or remove `sizes: mixed`"
     if any(profile.is_mig for profile in types):
-        yield "MIG-backed vGPUs have their slices to themselves, and no scheduler; leave it out"
+        yield "MIG-backed vGPUs do not share slices, so they have no scheduler; remove it"
 
 
 def written(configs: Mapping[str, Sequence[Entry]]) -> str:
@@ -184,10 +182,10 @@ def _plain(entry: Entry) -> Plain:
     content: dict[str, Plain] = {}
     indices: Iterable[int] | None = entry.indices
     if entry.filters:
-        texts: list[Plain] = [*sorted(one.text for one in entry.filters)]
+        texts: list[Plain] = [*sorted(device_filter.text for device_filter in entry.filters)]
         content["device-filter"] = texts[0] if len(texts) == 1 else texts
     elif entry.filters is not None:
-        # No filter at all would match everything, where this entry matches nothing.
+        # The entry matches nothing; written without a filter, it would match everything.
         indices = ()
     content["devices"] = "all" if indices is None else [*sorted(indices)]
     content["vgpu-devices"] = {profile.text: count for profile, count in entry.types.items()}

@@ -1,6 +1,6 @@
-"""The vGPU configs that every node knows without a file: `default`, and one for each type of the catalog.
+"""The built-in vGPU configs, which need no file: `default`, and one for each type of the catalog.
 
-They are made when somebody asks for them, since there are a thousand, and a node needs one.
+A config is made when it is looked up: there are a thousand, and a node needs one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from gpuvirt.model.vgputypes.catalog import Card, CardType
 from gpuvirt.model.vgputypes.profiles import Profile, Series, parse_profile
 
 DEFAULT = "default"
-"""Q-series vGPUs of half the framebuffer; C-series where a card has no Q; the whole card where none fits twice."""
+"""Q-series vGPUs with half of the framebuffer; C-series where a card has no Q; one vGPU where none fits twice."""
 
 
 class BuiltinConfigs(Mapping[str, tuple[Entry, ...]]):
@@ -32,7 +32,10 @@ class BuiltinConfigs(Mapping[str, tuple[Entry, ...]]):
     def __iter__(self) -> Iterator[str]:
         yield DEFAULT
         yield from dict.fromkeys(
-            profile.text for card in catalog.cards() for one in card.types() for profile in (one.profile, *one.spelled)
+            profile.text
+            for card in catalog.cards()
+            for kind in card.types()
+            for profile in (kind.profile, *kind.spelled)
         )
 
     @override
@@ -51,24 +54,24 @@ def _default() -> tuple[Entry, ...]:
     Filters name the subsystem where two cards have one device id, so that each GPU has one entry.
     """
     return tuple(
-        Entry({one.profile: min(one.most, 2)}, filters=_filters(card), place=f"built-in {DEFAULT}: {card.board}")
+        Entry({half.profile: min(half.most, 2)}, filters=_filters(card), place=f"built-in {DEFAULT}: {card.board}")
         for card in catalog.cards()
-        for one in (_half(card),)
+        for half in (_half(card),)
     )
 
 
 def _half(card: Card) -> CardType:
-    sliced = [one for one in card.types() if not one.profile.is_mig]
-    series = Series.Q if any(one.profile.series is Series.Q for one in sliced) else Series.C
-    ours = sorted((one for one in sliced if one.profile.series is series), key=lambda one: one.profile.gb)
-    return next((one for one in reversed(ours) if one.most > 1), ours[-1])
+    sliced = [kind for kind in card.types() if not kind.profile.is_mig]
+    series = Series.Q if any(kind.profile.series is Series.Q for kind in sliced) else Series.C
+    of_series = sorted((kind for kind in sliced if kind.profile.series is series), key=lambda kind: kind.profile.gb)
+    return next((kind for kind in reversed(of_series) if kind.most > 1), of_series[-1])
 
 
 def _of_type(name: str) -> tuple[Entry, ...]:
-    """Return the entries that make as many of a type as fit; none for an unknown name.
+    """Return the entries that create as many vGPUs of a type as fit; none for an unknown name.
 
-    Cards that hold different numbers of a type of one name (`DC-16Q`) are told apart by their ids. Otherwise ids are
-    left out: a board that is newer than the catalog may have the type too.
+    The entries filter by id only where cards carry different numbers of a type of the same name (`DC-16Q`). Otherwise
+    they have no filter, so that boards newer than the catalog match too.
     """
     try:
         profile = parse_profile(name)
@@ -84,10 +87,10 @@ def _of_type(name: str) -> tuple[Entry, ...]:
 
 
 def _exact(card: Card, profile: Profile) -> CardType | None:
-    """Return the type of that very name, or one that configs spell so."""
+    """Return the type of exactly that name, or of a name that configs use for it."""
     found = card.find(profile)
     return found if found and profile in {found.profile, *found.spelled} else None
 
 
 def _filters(card: Card) -> frozenset[DeviceFilter]:
-    return frozenset(DeviceFilter(one.device, one.subsystem) for one in card.ids)
+    return frozenset(DeviceFilter(ids.device, ids.subsystem) for ids in card.ids)

@@ -1,4 +1,4 @@
-"""Entries of vGPU configs: which vGPUs are wanted on which GPUs of a node, and what is odd about that."""
+"""Entries of vGPU configs: the desired vGPUs of a node's GPUs, and notes on them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from gpuvirt.model.vgputypes.profiles import Profile
 
 
 class Sizes(StrEnum):
-    """Whether vGPUs of several sizes may be on a GPU at a time."""
+    """Whether a GPU may carry vGPUs of several framebuffer sizes at the same time."""
 
     EQUAL = "equal"
     MIXED = "mixed"
 
 
 class NoteCode(StrEnum):
-    """What is odd about a config, though it can be used."""
+    """What a valid config does not do as written."""
 
     BAD_FILTER = "BadFilter"
     BAD_INDEX = "BadIndex"
@@ -34,41 +34,41 @@ class NoteCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something in a config that does not do what its author may think."""
+    """A part of a config that may not do what its author expects."""
 
     code: NoteCode
     place: str
-    """Where it stands: `config.yaml:7: $.vgpu-configs.mine[0]`."""
+    """Where it is written: `config.yaml:7: $.vgpu-configs.mine[0]`."""
     message: str
 
     @property
     def text(self) -> str:
-        """The note for a person."""
+        """The note with its place."""
         return f"{self.place}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a named config."""
+    """An entry of a named config."""
 
     types: Mapping[Profile, int]
-    """How many of each type are wanted on each GPU; none at all where it is empty."""
+    """How many vGPUs of each type are desired on each GPU; where it is empty, no vGPUs are desired."""
     indices: frozenset[int] | None = None
-    """GPUs by their place in the order of PCI addresses; None for all."""
+    """The GPUs by their index in order of PCI addresses; None for all."""
     filters: frozenset[DeviceFilter] | None = None
-    """Any of which must match; None for no filter, and an empty one, where all were malformed, matches nothing."""
+    """Filters, one of which must match; None matches all GPUs, an empty set (all were malformed) matches none."""
     scheduler: Scheduler | None = None
-    """None leaves the GPU's scheduler alone."""
+    """None keeps the GPU's scheduler."""
     sizes: Sizes | None = None
-    """None leaves the GPU's mode alone."""
+    """None keeps the GPU's mode of sizes."""
     place: str = ""
-    """Where the entry stands."""
+    """Where the entry is written."""
 
     @property
     def is_for_all(self) -> bool:
-        """Return whether it picks no GPUs."""
+        """Return whether it selects all GPUs."""
         return self.indices is None and self.filters is None
 
     def picks_as(self, other: "Entry") -> bool:
-        """Return whether it picks the same GPUs as another entry, in the same words."""
+        """Return whether it has the same `devices` and `device-filter` as another entry."""
         return (self.indices, self.filters) == (other.indices, other.filters)

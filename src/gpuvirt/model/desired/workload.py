@@ -1,7 +1,8 @@
-"""What a node is for, as its label says, and which modes of its GPUs follow from that.
+"""The workload of a node, by its label, and the modes of its GPUs that follow from it.
 
-Source: NVIDIA's operator, whose label `nvidia.com/gpu.workload.config` and values these are. It takes an invalid value
-for its default, and says so in its log alone; here all stays as it was, and the node says why.
+Source: NVIDIA's operator, which has the same label `nvidia.com/gpu.workload.config` and values. For an invalid value
+NVIDIA's operator uses its default, and reports that only in its log. gpuvirt keeps the modes, and the GpuNode has the
+reason.
 """
 
 from collections.abc import Mapping
@@ -16,11 +17,11 @@ from gpuvirt.model.reasons import Seen
 
 LABEL = "nvidia.com/gpu.workload.config"
 VGPU_CONFIG_LABEL = "nvidia.com/vgpu.config"
-"""Which vGPU config a node is to have."""
+"""The label with the desired vGPU config of a node."""
 
 
 class Workload(StrEnum):
-    """What a node is for."""
+    """The purpose of a node."""
 
     CONTAINER = "container"
     PASSTHROUGH = "vm-passthrough"
@@ -35,9 +36,9 @@ MODES = {
 
 
 def modes_of(settings: Settings, request: NodeRequest, before: Modes) -> tuple[Modes, InvalidDesired | None]:
-    """Return what is wanted of GPUs, and what of it is invalid; `before` is what was wanted until now.
+    """Return the desired modes of GPUs, and an invalid value among their sources; `before` are the last modes.
 
-    A spec goes before all else. Where the label is to be followed and was not heard yet, nothing is wanted again.
+    A GpuNode's spec takes precedence. While a label that the agent must follow is not observed, the modes stay.
     """
     if request.spec is not None and request.spec.value is not None:
         return _of_spec(request.spec.value, before)
@@ -55,7 +56,7 @@ def modes_of(settings: Settings, request: NodeRequest, before: Modes) -> tuple[M
 
 
 def overridden_label(request: NodeRequest) -> InvalidDesired | None:
-    """Return what is invalid of the label that a controller follows, which then leaves the spec as it was."""
+    """Return an invalid label of a node whose spec follows the label: the controller then keeps the spec."""
     spec = request.spec.value if request.spec is not None else None
     value = request.workload.value if request.workload is not None else None
     follows = spec is not None and spec.mode_origin and spec.mode != DesiredMode.CONTAINER
@@ -63,7 +64,7 @@ def overridden_label(request: NodeRequest) -> InvalidDesired | None:
 
 
 def named_addresses(settings: Settings, request: NodeRequest) -> Mapping[str, Source]:
-    """Return the addresses of single GPUs that somebody wants in a mode, with where each is named."""
+    """Return the addresses of single GPUs with a desired mode, with the place of each."""
     spec = request.spec.value if request.spec is not None else None
     if spec is not None:
         return {
@@ -73,12 +74,12 @@ def named_addresses(settings: Settings, request: NodeRequest) -> Mapping[str, So
 
 
 def addresses_of_settings(settings: Settings) -> Mapping[str, Source]:
-    """Return the addresses in the agent's settings, with where each is named."""
+    """Return the addresses in the agent's settings, with the place of each."""
     return {gpu: Source(Origin.SETTINGS, f"settings $.modes.{plain.told(gpu)}") for gpu in settings.modes}
 
 
 def mode_source(settings: Settings, request: NodeRequest) -> Source:
-    """Return where it is set what all GPUs of the node are kept as."""
+    """Return the source of the desired mode of all GPUs of the node."""
     if request.spec is not None and request.spec.value is not None:
         return source_of_spec(request.spec.value.mode_origin, "mode")
     if settings.workload_label and request.workload is not None and request.workload.value is not None:
@@ -87,7 +88,7 @@ def mode_source(settings: Settings, request: NodeRequest) -> Source:
 
 
 def source_of_spec(origin: str, field: str) -> Source:
-    """Return where a field of a GpuNode's spec has its value from, as the controller has written it down there."""
+    """Return the source of a field of a GpuNode's spec; `origin` is what the controller has written there."""
     if origin.startswith("label "):
         return Source(Origin.LABEL, origin)
     if origin.startswith("ClusterPolicy "):
@@ -100,7 +101,7 @@ def _of_spec(spec: NodeSpec, before: Modes) -> tuple[Modes, InvalidDesired | Non
     for field, mode in fields.items():
         if mode not in set(DesiredMode):
             source = Source(Origin.GPU_NODE, f"GpuNode $.spec.{field}")
-            problem = f"is {quoted(mode)}, which is no mode, so the node keeps its modes"
+            problem = f"is {quoted(mode)}, which is not a mode, so the node keeps its modes"
             return before, invalid(source, mode, problem, expected="a mode", known=DesiredMode)
     modes = Modes(DesiredMode(spec.mode), {gpu: DesiredMode(mode) for gpu, mode in spec.gpus.items()})
     if modes.are_at_odds:
@@ -112,12 +113,12 @@ def _of_spec(spec: NodeSpec, before: Modes) -> tuple[Modes, InvalidDesired | Non
 
 
 def unknown_workload(value: str) -> InvalidDesired:
-    """Return that a node's label has a value that is none."""
+    """Return an invalid value of a node's workload label."""
     return invalid(
         Source(Origin.LABEL, f"label {LABEL}"),
         value,
         f"is {quoted(value)}, so the node keeps its modes",
-        expected="what the node is for",
+        expected="a workload",
         known=Workload,
         fix="without the label, the default applies",
     )
@@ -127,8 +128,8 @@ def _at_odds(value: str) -> InvalidDesired:
     return invalid(
         Source(Origin.LABEL, f"label {LABEL}"),
         value,
-        f"is {value!r}, and the settings set modes for single GPUs that can't be beside it on one node;"
+        f"is {value!r}, but the settings set modes for single GPUs that can't be on the same node;"
         " so the node keeps its modes",
-        expected="a label and settings ($.modes) that do not set container and vgpu for one node",
+        expected="a label and settings ($.modes) that do not set both container and vgpu for one node",
         seen=Seen("", "container and vgpu both need the kernel module nvidia.ko, each from another driver"),
     )
