@@ -1,1 +1,1 @@
-"""What the agent serves on the network: probes and metrics, and nothing else."""
+"""The HTTP pages of the agent and the controller: probes and metrics."""

@@ -1,4 +1,4 @@
-"""The agent's metrics page: a node's view and the agent's counters."""
+"""The agent's metrics page: the NodeView and the agent's counters."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ NOT_OFFERED = "not-offered"
 
 
 def page(view: NodeView, telemetry: Telemetry) -> str:
-    """Return the page."""
+    """Return the page in Prometheus' text format."""
     return text_of(
         _gpus(view),
         _schedulers(view),
@@ -25,7 +25,7 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
         _conditions(view),
         counter(
             "gpuvirt_allocations_total",
-            "Allocate calls by outcome: given, or the code of the reason for a refusal.",
+            "Allocate calls by outcome: given, or the code of the refusal's reason.",
             ("resource", "outcome"),
             telemetry.allocations.items(),
         ),
@@ -38,13 +38,13 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
         ),
         counter(
             "gpuvirt_looks_total",
-            "Looks at the host by depth and cause.",
+            "Observations of the host by depth and cause.",
             ("depth", "cause"),
             telemetry.looks.items(),
         ),
         counter(
             "gpuvirt_moves_total",
-            "Changes of GPUs by what was desired and by outcome: done, or the code of the reason why not.",
+            "Changes of GPUs by desired state and outcome: done, or the code of the reason of the failure.",
             ("desired", "outcome"),
             telemetry.moves.items(),
         ),
@@ -53,7 +53,7 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
 
 
 def _gpus(view: NodeView) -> Iterator[str]:
-    """GPUs and vGPUs by mode and health; the reason is the first that speaks against one."""
+    """Count GPUs and vGPUs by mode, health, and their first reason."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for gpu in view.gpus:
         health = NOT_OFFERED if gpu.healthy is None else HEALTHY if gpu.healthy else UNHEALTHY
@@ -63,7 +63,7 @@ def _gpus(view: NodeView) -> Iterator[str]:
             counts[f"{gpu.mode}-device", health, str(vgpu.reasons[0].code) if vgpu.reasons else ""] += 1
     yield from gauge(
         "gpuvirt_devices",
-        "GPUs and vGPUs (mode vgpu-device) by mode, health, and the reason against them.",
+        "GPUs and vGPUs (mode vgpu-device) by mode, health, and the first reason against them.",
         ("mode", "health", "reason"),
         counts.items(),
     )
@@ -72,7 +72,7 @@ def _gpus(view: NodeView) -> Iterator[str]:
 def _schedulers(view: NodeView) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_vgpu_scheduler",
-        "1 for the policy by which vGPUs share a GPU's time, where that is known.",
+        "1 for the scheduling policy of a GPU's vGPUs, where it is known.",
         ("gpu", "policy"),
         [((gpu.address, str(gpu.scheduler.policy)), 1) for gpu in view.gpus if gpu.scheduler is not None],
     )
@@ -82,7 +82,7 @@ def _timeslices(view: NodeView) -> Iterator[str]:
     slices_ms = {gpu.address: gpu.scheduler.timeslice_ms for gpu in view.gpus if gpu.scheduler is not None}
     yield from gauge(
         "gpuvirt_vgpu_timeslice_seconds",
-        "The time slice of a GPU's vGPUs, where it is known and they have one.",
+        "The time slice of a GPU's vGPUs, where the policy has one and it is known.",
         ("gpu",),
         [((gpu,), timeslice_ms / 1000) for gpu, timeslice_ms in slices_ms.items() if timeslice_ms is not None],
     )
@@ -95,13 +95,17 @@ def _resources(view: NodeView) -> Iterator[str]:
         for health in (HEALTHY, UNHEALTHY)
     }
     yield from gauge(
-        "gpuvirt_resource_devices", "Devices as the kubelet is told.", ("resource", "health"), counts.items()
+        "gpuvirt_resource_devices",
+        "Devices that the agent lists to the kubelet, by health.",
+        ("resource", "health"),
+        counts.items(),
     )
-    held = {
+    allocated = {
         (resource.name,): float(sum(device.allocated_to is not None for device in resource.devices))
         for resource in view.resources
     }
-    yield from gauge("gpuvirt_resource_devices_held", "Devices that pods have.", ("resource",), held.items())
+    text = "Devices that are allocated to pods."
+    yield from gauge("gpuvirt_resource_devices_held", text, ("resource",), allocated.items())
 
 
 def _registered(view: NodeView) -> Iterator[str]:
@@ -113,7 +117,7 @@ def _registered(view: NodeView) -> Iterator[str]:
     }
     yield from gauge(
         "gpuvirt_resource_registered",
-        "1 when the kubelet knows a resource.",
+        "1 if the resource is registered at the kubelet.",
         ("resource", "reason"),
         registered.items(),
     )
@@ -121,14 +125,14 @@ def _registered(view: NodeView) -> Iterator[str]:
 
 def _notes(view: NodeView) -> Iterator[str]:
     counts = Counter((str(note.code),) for note in view.notes)
-    yield from gauge("gpuvirt_notes", "What is wrong with the node or the agent, by code.", ("reason",), counts.items())
+    yield from gauge("gpuvirt_notes", "Problems of the node or the agent, by code.", ("reason",), counts.items())
 
 
 def _invalid(view: NodeView) -> Iterator[str]:
-    counts = Counter((str(one.origin), str(one.reason.code)) for one in view.invalid)
+    counts = Counter((str(value.origin), str(value.reason.code)) for value in view.invalid)
     yield from gauge(
         "gpuvirt_desired_state_invalid",
-        "Values of the desired state that are invalid, by where they are set, and by code.",
+        "Invalid values of the desired state, by origin and code.",
         ("origin", "reason"),
         counts.items(),
     )
@@ -136,13 +140,15 @@ def _invalid(view: NodeView) -> Iterator[str]:
 
 def _conditions(view: NodeView) -> Iterator[str]:
     values = {
-        (str(one.check), str(one.reason.code) if one.reason is not None else ""): float(one.holds)
-        for one in view.conditions
-        if one.needed
+        (str(condition.check), str(condition.reason.code) if condition.reason is not None else ""): float(
+            condition.holds
+        )
+        for condition in view.conditions
+        if condition.needed
     }
     yield from gauge(
         "gpuvirt_condition",
-        "1 where the node is ready, by check: vfio-pci, vgpu-manager, vgpu-devices.",
+        "1 if a check of the node's workload holds: vfio-pci, vgpu-manager, vgpu-devices.",
         ("check", "reason"),
         values.items(),
     )
@@ -155,11 +161,11 @@ def _info(view: NodeView) -> Iterator[str]:
 
 def _allocate_seconds(telemetry: Telemetry) -> Iterator[str]:
     name, histogram = "gpuvirt_allocate_seconds", telemetry.allocate_s
-    yield from head(name, "How long an Allocate that gave something took.", "histogram")
-    running = 0
+    yield from head(name, "Duration of successful Allocate calls.", "histogram")
+    cumulative = 0
     for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=False):
-        running += count
-        yield f'{name}_bucket{{le="{number(bound_s)}"}} {running}'
+        cumulative += count
+        yield f'{name}_bucket{{le="{number(bound_s)}"}} {cumulative}'
     total = sum(histogram.counts)
     yield f'{name}_bucket{{le="+Inf"}} {total}'
     yield f"{name}_sum {number(histogram.total_s)}"

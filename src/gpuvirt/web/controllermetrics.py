@@ -1,6 +1,6 @@
 """The controller's metrics page.
 
-Those of `gpu_operator_...` are NVIDIA's operator's, for dashboards and alerts that exist; the others are ours.
+The metrics `gpu_operator_...` are those of NVIDIA's operator, for its dashboards and alerts; the others are gpuvirt's.
 """
 
 from collections import Counter
@@ -13,12 +13,12 @@ from gpuvirt.cluster.operator.policy.status import verdict_of
 from gpuvirt.web.exposition import counter, gauge, text_of
 
 READY, NOT_READY, NO_POLICY = 1, 0, -1
-"""Values of `gpu_operator_reconciliation_status`; NVIDIA's operator has -2 for its own failures, too."""
+"""Values of `gpu_operator_reconciliation_status`; NVIDIA's operator also has -2, for its own failures."""
 
 
 def page(term: Controller | None) -> str:
-    """Return the page; None for a process that does not lead."""
-    leads = gauge("gpuvirt_controller_leads", "1 in the process that leads.", (), [((), float(term is not None))])
+    """Return the page; `term` is None in a process that does not lead."""
+    leads = gauge("gpuvirt_controller_leads", "1 in the leading process.", (), [((), float(term is not None))])
     info = gauge("gpuvirt_info", "The controller's version.", ("version",), [((__version__,), 1)])
     if term is None or term.decisions is None:
         return text_of(leads, info)
@@ -26,12 +26,12 @@ def page(term: Controller | None) -> str:
 
 
 def of_decisions(decided: Decisions) -> tuple[Iterator[str], ...]:
-    """Return what there is to say of what was decided last."""
+    """Return the metrics of the last decisions."""
     return (
         _status(decided),
         _gpu_nodes(decided),
         _nodes(decided),
-        _late(decided),
+        _not_ready(decided),
         _operands(decided),
         _reasons(decided),
         _invalid(decided),
@@ -42,7 +42,7 @@ def _status(decided: Decisions) -> Iterator[str]:
     status = NO_POLICY if not decided.policy else READY if verdict_of(decided.progress).ready else NOT_READY
     yield from gauge(
         "gpu_operator_reconciliation_status",
-        "1 where all is as the ClusterPolicy wants it, 0 where it is not, -1 where there is none.",
+        "1 if the cluster is as the ClusterPolicy describes, 0 if it is not, -1 without a ClusterPolicy.",
         (),
         [((), status)],
     )
@@ -53,51 +53,51 @@ def _gpu_nodes(decided: Decisions) -> Iterator[str]:
 
 
 def _nodes(decided: Decisions) -> Iterator[str]:
-    counts = Counter((str(one.workload or "unknown"), str(one.against is None).lower()) for one in decided.nodes)
+    counts = Counter((str(node.workload or "unknown"), str(node.against is None).lower()) for node in decided.nodes)
     yield from gauge(
         "gpuvirt_nodes",
-        "Nodes with GPUs, by what they are for, and whether they are as they should be.",
+        "Nodes with GPUs, by workload and by whether they are ready.",
         ("workload", "ready"),
         counts.items(),
     )
 
 
-def _late(decided: Decisions) -> Iterator[str]:
+def _not_ready(decided: Decisions) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_node_not_ready",
-        "1 for each node that is not as it should be; its GpuNode says why.",
+        "1 for each node that is not ready; its GpuNode has the reason.",
         ("node", "workload"),
-        [((one.name, str(one.workload or "unknown")), 1) for one in decided.nodes if one.against is not None],
+        [((node.name, str(node.workload or "unknown")), 1) for node in decided.nodes if node.against is not None],
     )
 
 
 def _operands(decided: Decisions) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_operand_not_ready",
-        "1 for each DaemonSet that is not as it should be; the ClusterPolicy says why.",
+        "1 for each DaemonSet that is not ready; the ClusterPolicy has the reason.",
         ("operand",),
-        [((one.name,), 1) for one in decided.operands if one.against is not None],
+        [((operand.name,), 1) for operand in decided.operands if operand.against is not None],
     )
 
 
 def _reasons(decided: Decisions) -> Iterator[str]:
-    found = [str(one.code) for one in decided.progress.problems]
-    found += [str(code) for one in decided.nodes for code in one.codes]
+    codes = [str(problem.code) for problem in decided.progress.problems]
+    codes += [str(code) for node in decided.nodes for code in node.codes]
     kubevirt = decided.progress.kubevirt
-    found += [kubevirt.reason] if kubevirt is not None and not kubevirt.ready else []
+    codes += [kubevirt.reason] if kubevirt is not None and not kubevirt.ready else []
     yield from gauge(
         "gpuvirt_controller_reasons",
-        "What keeps the controller from its work or nodes from being served, and what is not right with KubeVirt.",
+        "Reasons that stop the controller or make nodes not ready, and problems with KubeVirt.",
         ("reason",),
-        [((code,), count) for code, count in Counter(found).items()],
+        [((code,), count) for code, count in Counter(codes).items()],
     )
 
 
 def _invalid(decided: Decisions) -> Iterator[str]:
-    counts = Counter((one.node, one.origin, one.code) for one in decided.progress.invalid)
+    counts = Counter((value.node, value.origin, value.code) for value in decided.progress.invalid)
     yield from gauge(
         "gpuvirt_desired_state_invalid",
-        "Values of the desired state that are invalid, by node (empty: the cluster), by where they are set, by code.",
+        "Invalid values of the desired state, by node (empty: the cluster), origin and code.",
         ("node", "origin", "reason"),
         counts.items(),
     )

@@ -1,32 +1,32 @@
-"""Prometheus' text format (exposition format 0.0.4): what every page of metrics is written in."""
+"""Prometheus' text format (exposition format 0.0.4), the format of all metrics pages."""
 
 from collections.abc import Iterable, Iterator
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
-"""Values by their labels' values."""
+"""Values of a metric, by the values of its labels."""
 
 
 def text_of(*metrics: Iterable[str]) -> str:
-    """Return a page of some metrics."""
+    """Return a page of metrics."""
     return "".join(f"{line}\n" for metric in metrics for line in metric)
 
 
 def counter(name: str, text: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
-    """Yield a metric that only grows."""
+    """Yield the lines of a counter."""
     yield from head(name, text, "counter")
     yield from _samples(name, labels, values)
 
 
 def gauge(name: str, text: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
-    """Yield a metric that goes up and down."""
+    """Yield the lines of a gauge."""
     yield from head(name, text, "gauge")
     yield from _samples(name, labels, values)
 
 
 def head(name: str, text: str, kind: str) -> Iterable[str]:
-    """Return what stands before a metric's values."""
+    """Return the HELP and TYPE lines of a metric."""
     return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
 
 
@@ -37,7 +37,7 @@ def _samples(name: str, labels: tuple[str, ...], values: Samples) -> Iterator[st
 
 
 def number(value: float) -> str:
-    """Return a number with all its digits: a counter that is rounded stands still, and its rate with it."""
+    """Return a number with all its digits: a rounded counter would not grow, and its rate would be 0."""
     return str(int(value)) if float(value).is_integer() else repr(value)
 
 

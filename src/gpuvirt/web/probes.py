@@ -1,6 +1,6 @@
 """A small HTTP server for the agent: `/metrics`, `/healthz`, `/readyz`, and nothing else.
 
-It answers GET and HEAD with one response a connection. A web framework would cost the agent 5 MiB for three pages.
+It answers GET and HEAD, with one response for each connection. A web framework would cost the agent 5 MiB.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ READ_TIMEOUT_S = 1.0
 ANSWER_TIMEOUT_S = 30.0
 MOST_REQUEST_BYTES = 8192
 MOST_CONNECTIONS = 64
-"""One more client takes the place of the oldest silent one, else of the oldest: the kubelet's probe gets through."""
+"""With more connections, the oldest one without a request is closed, else the oldest: the kubelet's probe gets in."""
 TURNS_TO_READ = 4
-"""Turns of the event loop after which a request that came with its connection was read: one to watch the socket, one to
-read it, one to wake the reader, and one to spare. The loop accepts up to a hundred clients in one turn."""
+"""Turns of the event loop after which a request that arrived with its connection has been read: one to watch the
+socket, one to read it, one to wake the reader, and one to spare. The loop accepts up to a hundred clients in a turn."""
 
 _STATUS_TEXTS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a page says."""
+    """The response of a page."""
 
     status: int
     body: str
@@ -36,23 +36,22 @@ Page = Callable[[], Answer]
 
 
 class Probes:
-    """Serves pages."""
+    """Serves pages over HTTP."""
 
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self.port: int | None = None
-        """Where it serves, once it does."""
+        """The port of the server; None before it listens."""
         self._pages = pages
         self._silent: dict[asyncio.StreamWriter, None] = {}
-        """Connections whose request has not come yet, the oldest first."""
+        """Connections without a request so far, the oldest first."""
         self._answered: dict[asyncio.StreamWriter, None] = {}
-        """Connections whose answer is under way, the oldest first."""
+        """Connections whose answer is being sent, the oldest first."""
 
     async def run(self, host: str, port: int) -> None:
-        """Serve at an address for ever; raises OSError when the address can't be had.
+        """Serve at an address until cancelled; raises OSError if the server can't listen there.
 
-        Whoever is being served when this is cancelled is hung up on: an agent that ends waits for no client. That is
-        why connections have tasks of our own, and not those of asyncio's server, which waits for them, or (3.11)
-        forgets them.
+        Cancelling closes all connections at once: an agent that ends waits for no client. So connections have their own
+        tasks here. asyncio's server would wait for its tasks, or (Python 3.11) lose them.
         """
         ending = False
 
@@ -82,22 +81,22 @@ class Probes:
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a client that went away, that does not read, or that is none
+            pass  # the client has closed the connection, does not read, or does not speak HTTP
         except Exception:
-            log.exception("a page failed")  # it is one answer's end; the other pages are asked whether the agent lives
+            log.exception("a metrics or probe page failed")  # only this response fails: probes use the other pages
         finally:
             self._silent.pop(writer, None)
             self._answered.pop(writer, None)
             writer.transport.abort()
 
     async def _make_room(self) -> None:
-        """Hang up on the client that is worth least, where there are too many, once the latest could be heard."""
+        """Close a connection where there are too many, once the request of the newest one could be read."""
         for _ in range(TURNS_TO_READ):
             await asyncio.sleep(0)  # noqa: TID251  a turn of the event loop, and no time
         if len(self._silent) + len(self._answered) > MOST_CONNECTIONS:
-            crowd = self._silent or self._answered
-            oldest = next(iter(crowd))
-            del crowd[oldest]
+            connections = self._silent or self._answered
+            oldest = next(iter(connections))
+            del connections[oldest]
             oldest.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -123,7 +122,7 @@ class Probes:
         method, target, _version = parts
         page = self._pages.get(target.partition("?")[0])
         if page is None:
-            return method, Answer(404, f"no such page; there are {', '.join(self._pages)}\n")
+            return method, Answer(404, f"no such page; pages are {', '.join(self._pages)}\n")
         if method not in {"GET", "HEAD"}:
-            return method, Answer(405, "only GET and HEAD\n")
+            return method, Answer(405, "only GET and HEAD are supported\n")
         return method, page()
