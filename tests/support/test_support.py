@@ -131,7 +131,7 @@ def test_what_is_in_it(host: Path, log: Path, tmp_path: Path) -> None:
     ]
     told = done.stderr.decode()
     assert str(path.name) in told
-    assert "Look inside before you send it" in told
+    assert "Check the content before you send it" in told
     assert "--hide-names" in told
 
 
@@ -185,7 +185,7 @@ def test_a_host_with_nothing_on_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = run("support", "--host-root", "empty", "-o", "-", cwd=tmp_path)
     assert done.returncode == 0
-    assert b"not there: " in done.stderr
+    assert b"files that do not exist: " in done.stderr
     assert manifest_of(opened(done.stdout)).node == "host"
 
 
@@ -198,7 +198,7 @@ def test_a_damaged_file_is_left_out_and_reported(host: Path, tmp_path: Path, nam
         assert done.returncode == 0, done.stderr
         files = opened(done.stdout)
         assert not any(b"\xff[" in content for content in files.values())
-        assert any(one.what == str(path) and "can't be understood" in one.why for one in manifest_of(files).left_out)
+        assert any(one.what == str(path) and "can't be parsed" in one.why for one in manifest_of(files).left_out)
 
 
 def test_settings_that_are_wrong_are_packed_all_the_same(host: Path, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Support archives of a host: what each section collects, and how names are hidden."""
+"""Support archives of a host: their sections, and how names are hidden."""

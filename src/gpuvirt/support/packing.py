@@ -1,4 +1,4 @@
-"""What the sections of a support archive share: what is asked for, what could not be read, and how names are hidden."""
+"""The state that the sections of a support archive share: the request, unreadable files, and pseudonyms."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -22,28 +22,28 @@ from gpuvirt.model.offers.view import NodeView
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.plain import Plain
 
-TELLING = frozenset({"users", "allocated_to", "subject", "message", "seen", "places", "fix"})
-"""The fields of a node's picture that may tell names."""
+WITH_NAMES = frozenset({"users", "allocated_to", "subject", "message", "seen", "places", "fix"})
+"""The fields of a NodeView that may contain names."""
 WITHOUT_PSEUDONYM = frozenset({"vms"})
-"""Fields of names that follow from those of pods, and go where names are hidden."""
+"""Fields with names that are derived from names of pods; they are removed where names are hidden."""
 
 Collected = Mapping[str, Entry]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be packed, and of what."""
+    """The request for a support archive."""
 
     kernel: Kernel
     roots: HostRoots
     kubelet: KubeletPaths
     ledgers: tuple[Path, ...]
-    """Where an agent keeps its ledger; the first that is there counts."""
+    """The paths of an agent's ledger; the first existing one is packed."""
     settings: Settings
     ids: PciIds
     clock: Clock
     nodes: tuple[str, ...]
-    """What the node is called, in the cluster and by itself; none where that is not known."""
+    """The names of the node in the cluster and on the host; empty where they are unknown."""
     config: Path | None = None
     logs: tuple[Path, ...] = ()
     hide_names: bool = False
@@ -51,7 +51,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Packing:
-    """An archive being packed: what the sections share."""
+    """An archive that is being packed: the state that its sections share."""
 
     asked: Asked
     at: datetime
@@ -62,7 +62,7 @@ class Packing:
     left_out: list[LeftOut] = field(default_factory=list)
 
     def content(self, path: Path, *, most: int = archive.MOST_FILE_BYTES) -> bytes | None:
-        """Return a small file; None, and a word of it, where it can't be read or is too large."""
+        """Return a small file; None, with a note, where it can't be read or is too large."""
         try:
             with path.open("rb") as file:
                 content = file.read(most + 1)
@@ -75,51 +75,54 @@ class Packing:
         return content
 
     def refused(self, path: Path, error: OSError) -> None:
-        """Note that something could not be read."""
+        """Note that a file could not be read."""
         why = meaning(error.errno) if error.errno is not None else str(error)
         self.unread.append(NotRead(str(path), error.errno, why))
 
     def understood(self, path: Path, place: str, content: bytes, fit: Callable[[bytes], bytes]) -> Collected:
-        """Return what `fit` makes of a file; one that can't be understood may hold anything, and is left out."""
+        """Return a file as `fit` converts it; one that can't be parsed may have names or secrets, and is left out."""
         try:
             return {place: fit(content)}
         except DamagedError as error:
-            why = f"it can't be understood, so nobody knows what is in it: {error}"
+            why = f"it can't be parsed, so it may have names or secrets: {error}"
             self.left_out.append(LeftOut(str(path), why))
             return {}
 
     def text(self, content: bytes, *, is_log: bool = False) -> bytes:
-        """Return a text, without names where they are hidden."""
+        """Return a text, with pseudonyms where names are hidden."""
         if self.names is None:
             return content
         return self.names.text(content.decode(errors="surrogateescape"), is_log=is_log).encode(errors="surrogateescape")
 
     def nameless(self, text: str) -> str:
-        """Return a word of our own, without names where they are hidden."""
+        """Return a text of the manifest, with pseudonyms where names are hidden."""
         return text if self.names is None else self.names.text(text, is_log=True)
 
     def picture(self, view: NodeView) -> bytes:
-        """Return a node's picture as `gpuvirt devices -o json` prints it."""
+        """Return a NodeView as `gpuvirt devices -o json` prints it."""
         value: Plain = msgspec.json.decode(msgspec.json.encode(view))
         if self.names is not None:
             value = self._nameless(value)
         return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
-    def _nameless(self, value: Plain, *, telling: bool = False) -> Plain:
+    def _nameless(self, value: Plain, *, has_names: bool = False) -> Plain:
         match value:
             case str():
-                return self.names.text(value) if telling and self.names is not None else value
+                return self.names.text(value) if has_names and self.names is not None else value
             case list():
-                return [self._nameless(one, telling=telling) for one in value]
+                return [self._nameless(element, has_names=has_names) for element in value]
             case dict():
-                kept = {key: one for key, one in value.items() if key not in WITHOUT_PSEUDONYM}
-                return {key: self._nameless(one, telling=telling or key in TELLING) for key, one in kept.items()}
+                kept = {key: element for key, element in value.items() if key not in WITHOUT_PSEUDONYM}
+                return {
+                    key: self._nameless(element, has_names=has_names or key in WITH_NAMES)
+                    for key, element in kept.items()
+                }
             case _:
                 return value
 
 
 def is_absent(path: Path) -> bool:
-    """Return whether there is nothing at `path`; what may not be looked at is there."""
+    """Return whether `path` does not exist; a path that may not be read counts as existing."""
     try:
         path.stat()
     except OSError as error:
@@ -128,5 +131,5 @@ def is_absent(path: Path) -> bool:
 
 
 def meaning(number: int) -> str:
-    """Return an errno in words."""
+    """Return the name and the meaning of an errno."""
     return f"{errorcode.get(number, number)}: {os.strerror(number)}"

@@ -1,6 +1,6 @@
-"""Packs a support archive: what a person who has never seen a host needs, to say what is wrong with its GPUs.
+"""Packs a support archive: the files that a person without access to a host needs to diagnose its GPUs.
 
-Each section collects one part and tells what it could not read or left out. Nothing is written but the archive.
+Each section collects one part, and notes the files that it could not read or left out. Only the archive is written.
 """
 
 import errno
@@ -28,27 +28,27 @@ from gpuvirt.node.store import journal, originaldrivers
 from gpuvirt.support.packing import Asked, Collected, Packing, is_absent, meaning
 
 LOG_BYTES = 4 << 20
-"""Of each log the end is packed."""
+"""How much of each log is packed, from its end."""
 MOST_LOGS = 16
 MOST_LINES = 20
 UNNAMED = "host"
 KUBELET = f"{archive.HOST}/var/lib/kubelet"
-"""Where the kubelet's folder is in the archive, wherever it is on the host."""
+"""The kubelet's folder in the archive, whatever its path on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """An archive."""
+    """A packed archive."""
 
     name: str
-    """What its file is called, without `.tar.gz`."""
+    """The name of its file, without `.tar.gz`."""
     content: bytes
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the archive."""
+    """A part of the archive."""
 
     name: str
     about: str
@@ -62,12 +62,12 @@ def pack(asked: Asked) -> Packed:
     sections: list[archive.Section] = []
     for section in SECTIONS:
         found = section.collect(packing)
-        files_of_it = [entry for entry in found.values() if isinstance(entry, bytes)]
-        sections.append(archive.Section(section.name, section.about, len(files_of_it), sum(map(len, files_of_it))))
+        contents = [entry for entry in found.values() if isinstance(entry, bytes)]
+        sections.append(archive.Section(section.name, section.about, len(contents), sum(map(len, contents))))
         members |= found
     if packing.names is not None:
         packing.left_out.append(
-            LeftOut("names", "of the node, namespaces, pods, their UIDs and containers: pseudonyms")
+            LeftOut("names", "of the node, namespaces, pods, their UIDs and containers: replaced by pseudonyms")
         )
     node = packing.names.node if packing.names is not None else next(iter(asked.nodes), UNNAMED)
     manifest = Manifest(
@@ -78,15 +78,15 @@ def pack(asked: Asked) -> Packed:
         names_hidden=asked.hide_names,
         privileged=os.geteuid() == 0,
         collected=tuple(sections),
-        unread=tuple(NotRead(packing.nameless(one.path), one.errno, one.why) for one in packing.unread),
-        left_out=tuple(LeftOut(packing.nameless(one.what), packing.nameless(one.why)) for one in packing.left_out),
+        unread=tuple(NotRead(packing.nameless(file.path), file.errno, file.why) for file in packing.unread),
+        left_out=tuple(LeftOut(packing.nameless(part.what), packing.nameless(part.why)) for part in packing.left_out),
     )
     name = f"gpuvirt-support-{_fit_for_files(node)}-{packing.at:%Y%m%dT%H%M%SZ}"
     return Packed(name, archive.pack(name, manifest, members), manifest)
 
 
 def _begin(asked: Asked) -> Packing:
-    """Look at the host as `gpuvirt devices` does, and learn the names that are to be hidden."""
+    """Observe the host as `gpuvirt devices` does, and learn the names to hide."""
     ledger = snapshot.read_ledger(*asked.ledgers)
     view = snapshot.take(asked.kernel, asked.settings, asked.ids, asked.clock, ledger)
     packing = Packing(asked, asked.clock.now().replace(microsecond=0), None, ledger, view)
@@ -95,7 +95,7 @@ def _begin(asked: Asked) -> Packing:
         consumers = [entry.consumer for entry in ledger.entries]
         consumers += [tenant.consumer for tenant in ledger.former.values()]
         names.learn(consumer for consumer in consumers if consumer is not None)
-        # What can't be read is told where it is packed.
+        # The section that packs a file notes that it could not be read.
         with suppress(OSError, DamagedError):
             names.learn(checkpoint.consumers(checkpoint.parse(asked.kubelet.checkpoint.read_bytes())).values())
         with suppress(OSError, DamagedError):
@@ -108,7 +108,7 @@ def _begin(asked: Asked) -> Packing:
 
 def _host(packing: Packing) -> Collected:
     copy = copy_host(packing.asked.kernel)
-    packing.unread += map(_told, copy.unread)
+    packing.unread += map(_not_read, copy.unread)
     packing.left_out += (LeftOut(what, why) for what, why in LEFT_OUT.items())
     return {f"{archive.HOST}{path}": entry for path, entry in copy.members.items()}
 
@@ -117,7 +117,7 @@ def _kubelet(packing: Packing) -> Collected:
     paths, found = packing.asked.kubelet, dict[str, Entry]()
     if (content := packing.content(paths.root / "config.yaml")) is not None:
         found |= packing.understood(paths.root / "config.yaml", f"{KUBELET}/config.yaml", content, files.fit_config)
-        packing.left_out.append(LeftOut(str(paths.root / "config.yaml"), "keys that don't decide on devices"))
+        packing.left_out.append(LeftOut(str(paths.root / "config.yaml"), "keys that do not concern devices"))
     if (content := packing.content(paths.checkpoint)) is not None:
         ours = {*packing.ledger.resources, *(resource.name for resource in packing.view.resources)}
 
@@ -126,7 +126,7 @@ def _kubelet(packing: Packing) -> Collected:
 
         place = f"{KUBELET}/device-plugins/{paths.checkpoint.name}"
         found |= packing.understood(paths.checkpoint, place, content, fit)
-        packing.left_out.append(LeftOut(str(paths.checkpoint), "answers of plugins that are not gpuvirt"))
+        packing.left_out.append(LeftOut(str(paths.checkpoint), "answers of other plugins than gpuvirt"))
     if sockets := "".join(f"{name}\n" for name in _sockets(packing)):
         found["kubelet/sockets.txt"] = sockets.encode()
     return found
@@ -146,27 +146,27 @@ def _agent(packing: Packing) -> Collected:
     state_file = asked.roots.run / statefile.FILE
     if (content := packing.content(state_file)) is not None:
         place = f"{archive.HOST}/run/{statefile.FILE}"
-        found |= packing.understood(state_file, place, content, lambda it: packing.picture(from_json(it, NodeView)))
+        found |= packing.understood(state_file, place, content, lambda json: packing.picture(from_json(json, NodeView)))
     ledger = next((path for path in asked.ledgers if not is_absent(path)), asked.ledgers[0])
     if (content := packing.content(ledger)) is not None:
         place = f"{archive.HOST}/var/lib/gpuvirt/ledger.json"
-        found |= packing.understood(ledger, place, content, lambda it: _fit_ledger(packing, it))
+        found |= packing.understood(ledger, place, content, lambda json: _fit_ledger(packing, json))
     drivers = asked.roots.local(originaldrivers.FILE)
     if not is_absent(drivers) and (content := packing.content(drivers)) is not None:
         found[f"{archive.HOST}{originaldrivers.FILE}"] = content
     if asked.config is not None and (content := packing.content(asked.config)) is not None:
         place = "config/node.yaml"
-        found |= packing.understood(asked.config, place, content, lambda it: packing.text(_without_comments(it)))
+        found |= packing.understood(asked.config, place, content, lambda yaml: packing.text(_without_comments(yaml)))
         packing.left_out.append(LeftOut(str(asked.config), "comments"))
     return found
 
 
 def _without_comments(content: bytes) -> bytes:
-    """Return a YAML file's values alone: what people write beside them may name anything."""
+    """Return the values of a YAML file; comments may contain any names, and are left out."""
     try:
         return plain.write(plain.read(content.decode(), where="node.yaml").content).encode()
     except (ConfigError, UnicodeDecodeError) as error:
-        raise DamagedError(f"can't be understood: {error}") from error
+        raise DamagedError(f"can't be parsed: {error}") from error
 
 
 def _fit_ledger(packing: Packing, content: bytes) -> bytes:
@@ -195,7 +195,7 @@ def _doctor(packing: Packing) -> Collected:
 
 def _logs(packing: Packing) -> Collected:
     if not packing.asked.logs:
-        how = "none was given: kubectl logs -n gpuvirt POD > agent.log, then gpuvirt support --log agent.log"
+        how = "no --log given: kubectl logs -n gpuvirt POD > agent.log, then gpuvirt support --log agent.log"
         packing.left_out.append(LeftOut("logs", how))
     found: dict[str, Entry] = {}
     for number, path in enumerate(packing.asked.logs, start=1):
@@ -209,53 +209,54 @@ def _logs(packing: Packing) -> Collected:
             continue
         if size > LOG_BYTES:
             packing.left_out.append(LeftOut(str(path), f"all but its last {LOG_BYTES >> 20} MiB"))
-        # Who keeps logs of pods calls them by their names.
+        # Names of log files often are names of pods.
         name = f"{number}-{_fit_for_files(path.name)}" if packing.names is None else f"{number}.log"
         found[f"logs/{name}"] = packing.text(content, is_log=True)
     return found
 
 
 SECTIONS: tuple[Section, ...] = (
-    Section("host", "what the host's devices are: files of /sys, /proc and /dev in their places", _host),
-    Section("kubelet", "how it places devices, who has which, the sockets of plugins", _kubelet),
-    Section("agent", "its state, ledger, settings, and the drivers that functions came from", _agent),
-    Section("devices", "what a look at the host finds now, as `gpuvirt devices -o json` prints it", _devices),
-    Section("doctor", "what is wrong with the host, as `gpuvirt doctor -o json` prints it", _doctor),
-    Section("logs", "logs that were given with --log", _logs),
+    Section("host", "the host's devices: files of /sys, /proc and /dev by their paths", _host),
+    Section("kubelet", "its device settings, the allocations of pods, the sockets of plugins", _kubelet),
+    Section("agent", "its state, ledger, settings, and the original drivers of functions", _agent),
+    Section("devices", "the devices of the host now, as `gpuvirt devices -o json` prints them", _devices),
+    Section("doctor", "the findings on the host, as `gpuvirt doctor -o json` prints them", _doctor),
+    Section("logs", "the logs of --log", _logs),
 )
-"""The parts of an archive; a part more is a function and a line here."""
+"""The sections of an archive; a new section needs a function and a line here."""
 
 
-# --- what they share
+# --- shared by the sections
 
 
-def _told(unread: Unread) -> NotRead:
+def _not_read(unread: Unread) -> NotRead:
     return NotRead(unread.path, unread.errno, unread.said if unread.errno is None else meaning(unread.errno))
 
 
 def _fit_for_files(name: str) -> str:
-    return "".join(one if one.isascii() and (one.isalnum() or one in "-._") else "_" for one in name)[:100] or "host"
+    allowed = (char if char.isascii() and (char.isalnum() or char in "-._") else "_" for char in name)
+    return "".join(allowed)[:100] or "host"
 
 
 def report(packed: Packed, written: str) -> Iterable[str]:
-    """Yield what a person is told of an archive: what is in it, what is not, and why."""
+    """Yield the lines that `gpuvirt support` prints: the content of an archive, what is missing, and why."""
     manifest = packed.manifest
     yield f"{written}: {max(1, len(packed.content) >> 10):,} KiB, of node {manifest.node}"
     for section in manifest.collected:
         what = f"{section.files:>5} files, {section.bytes:>9,} bytes" if section.files else "nothing"
         yield f"  {section.name:<8} {what:<23}  {section.about}"
-    absent = [one for one in manifest.unread if one.errno == errno.ENOENT]
-    failed = [one for one in manifest.unread if one.errno != errno.ENOENT]
+    absent = [file for file in manifest.unread if file.errno == errno.ENOENT]
+    failed = [file for file in manifest.unread if file.errno != errno.ENOENT]
     if failed:
-        yield f"{len(failed)} could not be read:"
-        yield from (f"  {one.path}: {one.why}" for one in failed[:MOST_LINES])
+        yield f"{len(failed)} files could not be read:"
+        yield from (f"  {file.path}: {file.why}" for file in failed[:MOST_LINES])
     if len(failed) > MOST_LINES:
-        yield f"  and {len(failed) - MOST_LINES} more, which {archive.MANIFEST} lists"
+        yield f"  and {len(failed) - MOST_LINES} more; {archive.MANIFEST} lists all"
     if absent:
-        yield f"not there: {', '.join(one.path for one in absent[:MOST_LINES])}"
+        yield f"files that do not exist: {', '.join(file.path for file in absent[:MOST_LINES])}"
     if not manifest.privileged:
-        yield "root could have read more"
-    yield from (f"no logs: {one.why}" for one in manifest.left_out if one.what == "logs")
+        yield "as root, gpuvirt support can read more files"
+    yield from (f"no logs: {part.why}" for part in manifest.left_out if part.what == "logs")
     if not manifest.names_hidden:
-        yield "the names of the node, pods and namespaces are in it; without them: --hide-names"
-    yield f"Look inside before you send it (tar xf); {archive.MANIFEST} says what was left out, and why."
+        yield "the archive has the names of the node, pods and namespaces; --hide-names replaces them"
+    yield f"Check the content before you send it (tar xf); {archive.MANIFEST} lists what was left out, and why."
