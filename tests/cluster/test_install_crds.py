@@ -23,7 +23,7 @@ def test_one_try_installs_all_kinds_and_the_next_changes_nothing(lab: Cluster) -
     """The API server answers with `conditions: null` while it has not looked at a new kind."""
     first = install(lab)
     assert (first.returncode, first.stderr) == (0, "")
-    assert first.stdout.splitlines() == [f"{name}: made" for name in NAMES]
+    assert first.stdout.splitlines() == [f"{name}: created" for name in NAMES]
     for name in NAMES:
         assert lab.kubectl("get", name).returncode == 0, "the kind is served once the command has ended"
     assert install(lab).stdout.splitlines() == [f"{name}: up to date" for name in NAMES]

@@ -123,7 +123,7 @@ ADMIN = f"token: {TOKEN}"
 async def test_what_kubectl_takes_is_taken(place: Place, cluster: str, user: str) -> None:
     theirs, ours = await both(place, place.kubeconfig(cluster, user))
     assert (theirs.returncode, theirs.stdout) == (0, "namespace/default\n"), theirs.stderr
-    said = "namespace default: takes privileged pods\n"
+    said = "namespace default: admits privileged pods\n"
     assert (ours.returncode, ours.stdout, ours.stderr) == (0, said, "")
 
 

@@ -40,7 +40,7 @@ def test_our_own_kinds_say_that_they_are_ours() -> None:
 
 
 def test_what_is_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no definitions; expected files \*.yaml"):
+    with pytest.raises(ConfigError, match=r"has no CRDs; expected files \*.yaml"):
         read_kinds(tmp_path)
     with pytest.raises(ConfigError, match=r"\$.kind: expected a ClusterPolicy of nvidia.com/v1, found Custom"):
         read_policy(DEPLOY / "gpunodes.yaml")

@@ -1,1 +1,1 @@
-"""Installing what helm can't, and uninstalling all that the controller has put into a cluster."""
+"""The parts of an installation that helm can't do, and the removal of all that the controller has created."""

@@ -1,4 +1,4 @@
-"""What an install writes that helm can't: kinds that are to be upgraded, too, and an object of such a kind."""
+"""The objects that an installation writes and helm can't: CRDs, which helm does not upgrade, and the ClusterPolicy."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,23 +23,23 @@ T = TypeVar("T")
 
 NAMESPACES = Resource("namespaces")
 WITHIN_S = 60.0
-LOOK_EVERY_S = 0.2
+POLL_EVERY_S = 0.2
 
 
 class NotServedError(GpuvirtError):
-    """The API server has a definition and does not serve its kind."""
+    """The API server has a CRD, but does not serve its kind."""
 
 
 def read_kinds(folder: Path) -> Sequence[Manifest]:
-    """Return the definitions that lie in a folder, one a file; raises ConfigError."""
+    """Return the CRDs of a folder, one in each file; raises ConfigError."""
     files = sorted(folder.glob("*.yaml"))
     if not files:
-        raise ConfigError("no definitions; expected files *.yaml", where=str(folder))
+        raise ConfigError("has no CRDs; expected files *.yaml", where=str(folder))
     return [_read(file, definitions.API_VERSION, definitions.KIND) for file in files]
 
 
 def read_policy(file: Path) -> Manifest:
-    """Return the ClusterPolicy that lies in a file; raises ConfigError."""
+    """Return the ClusterPolicy of a file; raises ConfigError."""
     return _read(file, clusterpolicy.API_VERSION, clusterpolicy.KIND)
 
 
@@ -54,9 +54,9 @@ def _read(file: Path, api_version: str, kind: str) -> Manifest:
 async def install_kinds(
     client: Client, manifests: Sequence[Manifest], clock: Clock, *, only_missing: bool
 ) -> Sequence[str]:
-    """Have the API server serve our kinds as the manifests say; return what was done to each, for people.
+    """Apply the CRDs of gpuvirt's kinds and wait until they are served; return a line for each.
 
-    One that another product has defined is left as it is. Raises ApiError, NotServedError.
+    A CRD of another product stays unchanged. Raises ApiError, NotServedError.
     """
     return [await _install(client, manifest, clock, only_missing=only_missing) for manifest in manifests]
 
@@ -65,27 +65,27 @@ async def _install(client: Client, manifest: Manifest, clock: Clock, *, only_mis
     name = manifest.metadata.name
     before = await _found(client, DEFINITIONS, name, Definition)
     if before is not None and not definitions.is_ours(before):
-        return f"{name}: another product's, and left as it is"
+        return f"{name}: unchanged, since it belongs to another product"
     if before is not None and only_missing:
-        return f"{name}: there, and left as it is"
+        return f"{name}: exists, unchanged"
     after = await retried(lambda: client.apply(DEFINITIONS, name, manifest, Definition), clock)
     deadline_s = clock.monotonic_s() + WITHIN_S
     while not definitions.is_served(after):
         if clock.monotonic_s() > deadline_s:
             raise NotServedError(
-                f"{name}: the API server does not serve it after {WITHIN_S:g} s; its conditions say why:"
+                f"{name}: the API server does not serve it after {WITHIN_S:g} s; its conditions have the reason:"
                 f" kubectl describe crd {name}"
             )
-        await clock.sleep(LOOK_EVERY_S)
+        await clock.sleep(POLL_EVERY_S)
         after = await client.get(DEFINITIONS, name, Definition)
     if before is None:
-        return f"{name}: made"
+        return f"{name}: created"
     same = before.metadata.generation == after.metadata.generation
-    return f"{name}: {'up to date' if same else 'brought up to date'}"
+    return f"{name}: {'up to date' if same else 'updated'}"
 
 
 async def lift_hold(client: Client, namespace: str, clock: Clock) -> str | None:
-    """Let controllers lead again where an uninstall keeps them from it; return what was done, for people.
+    """Delete the lease by which an uninstall prevents controllers from leading; return a line if one was deleted.
 
     Raises ApiError.
     """
@@ -98,38 +98,38 @@ async def _lift_hold(client: Client, namespace: str) -> str | None:
         return None
     with suppress(NotFoundError):
         await client.delete(leases(namespace), CONTROLLER_LEASE, held.metadata.uid)
-    return "controllers may lead again, after an uninstall"
+    return "deleted the lease of an uninstall, so controllers can lead again"
 
 
 async def install_namespace(client: Client, name: str, clock: Clock) -> str:
-    """Have a namespace take privileged pods, as agents are; return what was done, for people. Raises ApiError."""
-    labels = {f"pod-security.kubernetes.io/{how}": "privileged" for how in ("enforce", "audit", "warn")}
+    """Label a namespace so that it admits privileged pods, as agents are; return a line. Raises ApiError."""
+    labels = {f"pod-security.kubernetes.io/{mode}": "privileged" for mode in ("enforce", "audit", "warn")}
     patch = {"metadata": {"labels": labels}}
     await retried(lambda: client.patch(NAMESPACES, name, patch, PatchType.MERGE, AnyObject), clock)
-    return f"namespace {name}: takes privileged pods"
+    return f"namespace {name}: admits privileged pods"
 
 
 async def install_policy(client: Client, manifest: Manifest, clock: Clock) -> str:
-    """Have the cluster's ClusterPolicy be as the manifest says; return what was done, for people.
+    """Apply the ClusterPolicy of the manifest; return a line.
 
-    Raises ApiError, ConfigError where there is one of that name that is another installation's.
+    Raises ApiError, and ConfigError if a ClusterPolicy of that name belongs to another installation.
     """
     name = manifest.metadata.name
     before = await _found(client, CLUSTER_POLICIES, name, AnyObject)
     if before is not None and before.metadata.labels.get(PART_OF) != OURS:
         owner = before.metadata.annotations.get("meta.helm.sh/release-name", "")
         raise ConfigError(
-            f"is another installation's{f' (helm release {owner})' if owner else ''}; expected none, or one with the"
-            f" label {PART_OF}={OURS}; uninstall that, or set clusterPolicy.deployCR=false; to have it written from the"
-            f" chart's values: kubectl label clusterpolicy {name} {PART_OF}={OURS}",
+            f"belongs to another installation{f' (helm release {owner})' if owner else ''}; expected none, or one with"
+            f" the label {PART_OF}={OURS}; uninstall the other, or set clusterPolicy.deployCR=false; to let this"
+            f" one write it from the chart's values: kubectl label clusterpolicy {name} {PART_OF}={OURS}",
             where=f"ClusterPolicy {name}",
             path="$.metadata.labels",
         )
     after = await retried(lambda: client.apply(CLUSTER_POLICIES, name, manifest, AnyObject), clock)
     if before is None:
-        return f"ClusterPolicy {name}: made"
+        return f"ClusterPolicy {name}: created"
     same = before.metadata.resource_version == after.metadata.resource_version
-    return f"ClusterPolicy {name}: {'as it was' if same else 'changed'}"
+    return f"ClusterPolicy {name}: {'unchanged' if same else 'changed'}"
 
 
 async def _found(client: Client, resource: Resource, name: str, shape: type[T]) -> T | None:

@@ -1,7 +1,7 @@
-"""Taking away what the controller has put into a cluster: operands, labels, entries of KubeVirt's, GpuNodes, kinds.
+"""Removes what the controller has created in a cluster: operands, labels, KubeVirt's entries, GpuNodes, CRDs.
 
-No device changes by it: GPUs stay on their drivers, vGPUs and what machines have stay. It may be done again at any
-time, after any failure: each step takes away what is there.
+No device changes: GPUs keep their drivers, and vGPUs and the devices of VMs stay. It can be repeated at any time, after
+any failure: each step removes what still exists.
 """
 
 import socket
@@ -35,34 +35,34 @@ from gpuvirt.model.offers import discovery
 T = TypeVar("T", bound=KubernetesObject)
 
 HOLDER = "uninstall-"
-"""What the identity of one who uninstalls begins with, in the lease that keeps controllers from leading."""
+"""The prefix of the holder's identity in the lease by which an uninstall prevents controllers from leading."""
 HELD_S = 600
-"""For how long no controller leads afterwards: it is taken away meanwhile, or puts all back."""
+"""How long no controller leads afterwards. A controller that still exists then creates everything again."""
 GONE_WITHIN_S = 120.0
-LOOK_S = 1.0
+POLL_S = 1.0
 KINDS = ("gpunodes.gpuvirt.io", "clusterpolicies.nvidia.com")
 DISCOVERER = {"app.kubernetes.io/name": "gpuvirt", "app.kubernetes.io/component": "discover"}
 """The labels of the discoverer's DaemonSet and of its pods, as an install brings them."""
 DISCOVERED = (discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL)
 
 
-class StillThereError(GpuvirtError):
-    """Something that was to go is still there."""
+class NotDeletedError(GpuvirtError):
+    """An object that was to be deleted still exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What is to go."""
+    """What to remove."""
 
     namespace: str
     beside: bool = False
-    """NVIDIA's operator has nodes here too: its labels stay."""
+    """Whether NVIDIA's operator manages nodes of the cluster too: its labels stay."""
     crds: bool = False
-    """The kinds, too, with all their objects; those that we have not made stay."""
+    """Whether to delete the CRDs too, with all their objects; CRDs of other products stay."""
 
 
 async def run(credentials: Credentials, goals: Goals, say: Callable[[str], None]) -> None:
-    """Take away what is to go, and say each thing that was done; raises ApiError, StillThereError."""
+    """Remove what `goals` names, and report each step by `say`; raises ApiError, NotDeletedError."""
     client, clock = Client(credentials), RealClock()
     candidacy = Candidacy(goals.namespace, CONTROLLER_LEASE, f"{HOLDER}{socket.gethostname()}")
     election = Election(client, candidacy, clock, Random())  # noqa: S311  no secrets
@@ -71,18 +71,18 @@ async def run(credentials: Credentials, goals: Goals, say: Callable[[str], None]
 
 
 def used_nodes(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
-    """Return the nodes on which machines have vGPUs: the driver beneath them stays."""
+    """Return the nodes on which VMs use vGPUs: the vGPU driver stays there."""
     return frozenset(
-        one.metadata.name
-        for one in gpu_nodes
-        if one.status is not None and any(vgpu.users for gpu in one.status.gpus for vgpu in gpu.vgpus)
+        node.metadata.name
+        for node in gpu_nodes
+        if node.status is not None and any(vgpu.users for gpu in node.status.gpus for vgpu in gpu.vgpus)
     )
 
 
 def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool = False) -> Keys:
-    """Return what a node is to say: nothing of ours, and nothing of its pods' once these can't say it again."""
+    """Return the labels and annotations to remove; those that pods write are removed once the pods are gone."""
     keys = taken_back(metadata, beside=beside)
-    # By these the driver's pod is where it is.
+    # The driver's pod is scheduled by these labels.
     kept = {deploy_label(VGPU_DRIVER), VGPU_DRIVER_LABEL, OS_LABEL} if used else set[str]()
     labels = {label: value for label, value in keys.labels.items() if label not in kept}
     annotations = dict(keys.annotations)
@@ -97,7 +97,7 @@ def _writes_again(pod: Pod) -> bool:
 
 
 class Uninstaller:
-    """Takes all away, step by step; each says what it did."""
+    """Removes everything, step by step."""
 
     def __init__(self, client: Client, goals: Goals, clock: Clock, election: Election) -> None:
         self._client = client
@@ -108,7 +108,7 @@ class Uninstaller:
         self._gpu_nodes: tuple[GpuNode, ...] = ()
 
     async def run(self) -> AsyncIterator[str]:
-        """Do it, and yield a line for each thing that was done; raises ApiError, StillThereError."""
+        """Remove everything, and yield a line for each change; raises ApiError, NotDeletedError."""
         await self._election.usurp(HELD_S)
         await self._clock.sleep(2 * RENEW_S)
         yield f"no controller leads for {HELD_S // 60} minutes"
@@ -142,7 +142,7 @@ class Uninstaller:
             if (patch := patch_of([keys], node.metadata)) is not None:
                 await retried(partial(self._client.patch, NODES, name, patch, PatchType.MERGE, Node), self._clock)
                 gone = sorted({**patch.metadata.labels, **patch.metadata.annotations})
-                yield f"node {name}: took away {', '.join(gone)}"
+                yield f"node {name}: removed {', '.join(gone)}"
 
     async def _delete_operands(self, *collections: Resource) -> AsyncIterator[str]:
         for resource in collections:
@@ -150,23 +150,25 @@ class Uninstaller:
                 name = found.metadata.name
                 if self._used and found.metadata.labels.get(OPERAND_LABEL) == OperandName.VGPU_MANAGER:
                     nodes = ", ".join(sorted(self._used))
-                    yield f"left {resource.plural} {name}: machines have vGPUs on {nodes}; delete it when they end"
+                    yield f"kept {resource.plural} {name}: VMs use vGPUs on {nodes}; delete it after they end"
                     continue
                 await self._delete(resource, found, labelled=OPERAND_LABEL)
                 yield f"deleted {resource.plural} {name}"
 
     async def _wait(self) -> AsyncIterator[str]:
-        """Wait until no agent and no discoverer runs: these label their nodes again, and an agent makes its GpuNode."""
+        """Wait until no agent and no discoverer runs: both label their node again, and an agent creates its GpuNode."""
         deadline_s = self._clock.monotonic_s() + GONE_WITHIN_S
-        while there := [one for one in await self._pods() if _writes_again(one)]:
+        while remaining := [pod for pod in await self._pods() if _writes_again(pod)]:
             if self._clock.monotonic_s() > deadline_s:
-                names = ", ".join(f"{pod.metadata.name} on {pod.spec.node_name}" for pod in there)
-                raise StillThereError(f"pods of agents are there after {GONE_WITHIN_S:g} s: {names}; run it again")
-            await self._clock.sleep(LOOK_S)
+                names = ", ".join(f"{pod.metadata.name} on {pod.spec.node_name}" for pod in remaining)
+                raise NotDeletedError(
+                    f"pods of agents still exist after {GONE_WITHIN_S:g} s: {names}; run gpuvirt uninstall again"
+                )
+            await self._clock.sleep(POLL_S)
         yield "no agent runs any more"
 
     async def _leave_kubevirt(self) -> AsyncIterator[str]:
-        """Take back what was written into KubeVirt's configuration, and what is kept of that."""
+        """Revert gpuvirt's entries in KubeVirt's configuration, and delete their history."""
         async for line in KubeVirtUndoer(self._client, self._clock, self._gpu_nodes).run():
             yield line
         kept = config_maps(self._goals.namespace)
@@ -189,32 +191,32 @@ class Uninstaller:
         with suppress(NotFoundError):
             found = await self._client.get(DEFINITIONS, name, Definition)
             if not is_ours(found):
-                return f"left the kind {name}, which another product has made"
+                return f"kept the CRD {name}, which belongs to another product"
             await self._client.delete(DEFINITIONS, name, found.metadata.uid)
-            return f"deleted the kind {name}, and all of it"
+            return f"deleted the CRD {name}, and all its objects"
         return None
 
     async def _pods(self) -> tuple[Pod, ...]:
         return await self._listed(pods(self._goals.namespace), Pod)
 
     async def _listed(self, resource: Resource, shape: type[T], *, labelled: str = "") -> tuple[T, ...]:
-        """Return what there is of a collection: nothing of a kind that is not installed."""
+        """Return the objects of a collection; none if the kind is not installed."""
         try:
             return (await self._client.list(Collection(resource, shape, labelled=labelled))).items
         except NotFoundError:
             return ()
 
     async def _delete(self, resource: Resource, found: KubernetesObject, *, labelled: str = "") -> None:
-        """Delete an object, and one that was made in its place meanwhile and has the labels, too."""
+        """Delete an object, and one with the labels that was created in its place meanwhile."""
         name = found.metadata.name
         with suppress(NotFoundError):
             try:
                 await self._client.delete(resource, name, found.metadata.uid)
             except ConflictError:
                 await retried(
-                    partial(self._delete_afresh, Collection(resource, AnyObject, name, labelled=labelled)), self._clock
+                    partial(self._delete_again, Collection(resource, AnyObject, name, labelled=labelled)), self._clock
                 )
 
-    async def _delete_afresh(self, collection: Collection[AnyObject]) -> None:
+    async def _delete_again(self, collection: Collection[AnyObject]) -> None:
         for found in (await self._client.list(collection)).items:
             await self._client.delete(collection.resource, found.metadata.name, found.metadata.uid)
