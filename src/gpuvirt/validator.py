@@ -1,6 +1,7 @@
-"""Checks a node for containers until the check passes, and writes a marker file for the operands that wait for it.
+"""Checks that a node is ready for containers with GPUs, and the files for which the operands wait.
 
-The file is written when its check passes, and removed as soon as a check fails.
+A file is written once its check succeeds, and removed as soon as the check fails: an operand that finds the file starts
+on a node that was ready a moment ago.
 """
 
 import asyncio
@@ -30,12 +31,12 @@ DRIVER, TOOLKIT, PLUGIN = (f"{name}-ready" for name in ("driver", "toolkit", "pl
 EVERY_S = 5.0
 
 Check = Callable[[], Awaitable[str]]
-"""Returns the content of the marker file; raises GpuvirtError where the check fails."""
+"""Returns the content of the file; raises GpuvirtError if the check fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A file that exists while a check passes."""
+    """A file that exists while its check succeeds."""
 
     path: Path
 
@@ -45,17 +46,17 @@ class Marker:
         return self.path.exists()
 
     def write(self, content: str) -> None:
-        """Create or replace the file."""
+        """Write the file."""
         replace_file(self.path, content.encode(), durable=False, mode=0o644)
-        log.info("%s written", self.path)
+        log.info("wrote %s", self.path)
 
     def remove(self) -> None:
-        """Remove the file where it exists."""
+        """Remove the file, if it exists."""
         self.path.unlink(missing_ok=True)
 
 
 def driver_check(roots: DriverRoots, run: Run = run_program) -> Check:
-    """Return the check whether a driver for containers works."""
+    """Return the check that the NVIDIA driver works."""
 
     async def check() -> str:
         return find_driver(roots, run).lines
@@ -64,7 +65,7 @@ def driver_check(roots: DriverRoots, run: Run = run_program) -> Check:
 
 
 def toolkit_check(run: Run = run_program, has: Callable[[Path], bool] = is_there) -> Check:
-    """Return the check whether the container toolkit gives GPUs to containers."""
+    """Return the check that containers get GPUs from the NVIDIA Container Toolkit."""
 
     async def check() -> str:
         check_toolkit(run, has)
@@ -74,36 +75,38 @@ def toolkit_check(run: Run = run_program, has: Callable[[Path], bool] = is_there
 
 
 def plugin_check(client: Client, node: NodeName) -> Check:
-    """Return the check whether a node offers GPUs, or parts of GPUs, to containers."""
+    """Return the check that a node has allocatable GPUs, or MIG devices, for containers."""
 
     async def check() -> str:
         allocatable = (await client.get(NODES, node, Node)).status.allocatable
         if not any(name.startswith(GPU_RESOURCES) and count != "0" for name, count in allocatable.items()):
             raise NotReadyError(
-                f"node {node} offers no nvidia.com/gpu and no nvidia.com/mig-...: no device plugin has registered"
+                f"node {node} has no allocatable nvidia.com/gpu or nvidia.com/mig-...: no device plugin offers any"
             )
         return ""
 
     return check
 
 
-def unused_check(look: Callable[[], UnitState]) -> Check:
-    """Return the check whether all GPUs are free of VMs, before a driver for containers binds all of them."""
+def unused_check(observe: Callable[[], UnitState]) -> Check:
+    """Return the check that no VM can be using a GPU, before the driver for containers binds all GPUs."""
 
     async def check() -> str:
-        state = look()
-        if not state.inventory.gpus:
-            raise NotReadyError("no GPU found on this host, so it is unknown whether VMs use one: is /sys mounted?")
-        if reasons := why_not_unused(state):
-            raise NotReadyError(f"a driver for containers would take GPUs from VMs: {in_words(reasons)}")
+        observed = observe()
+        if not observed.inventory.gpus:
+            raise NotReadyError(
+                "no GPU is found on this host, so it is unknown whether VMs use any: is its /sys mounted?"
+            )
+        if reasons := why_not_unused(observed):
+            raise NotReadyError(f"the driver for containers would take GPUs from VMs: {in_words(reasons)}")
         return ""
 
     return check
 
 
 async def validate(check: Check, marker: Marker | None, clock: Clock, *, wait: bool) -> None:
-    """Run a check and write its file. With `wait`, repeat it until it passes; else raise its GpuvirtError."""
-    logged = ""
+    """Run a check and write its file; if it fails, repeat it with `wait`, else raise GpuvirtError."""
+    last_error = ""
     while True:
         try:
             content = await check()
@@ -114,16 +117,16 @@ async def validate(check: Check, marker: Marker | None, clock: Clock, *, wait: b
                 marker.remove()
             if not wait:
                 raise
-            if str(error) != logged:
+            if str(error) != last_error:
                 log.warning("%s", error)
-            logged = str(error)
+            last_error = str(error)
         else:
             return
         await clock.sleep(EVERY_S)
 
 
 async def await_marker(marker: Marker, clock: Clock) -> None:
-    """Return once a file exists."""
+    """Wait until a file exists."""
     if not marker.is_there:
         log.info("waiting for %s", marker.path)
     while not marker.is_there:
@@ -131,11 +134,11 @@ async def await_marker(marker: Marker, clock: Clock) -> None:
 
 
 async def rest(folder: Path) -> None:
-    """Wait for SIGTERM or SIGINT, and then remove the files, because no process repeats their checks any more."""
-    stopping = asyncio.Event()
+    """Wait for SIGTERM or SIGINT, and remove the files then: no process repeats the checks any more."""
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     log.info("this node is ready for containers with GPUs")
-    await stopping.wait()
+    await stop.wait()
     for name in (DRIVER, TOOLKIT, PLUGIN):
         Marker(folder / name).remove()

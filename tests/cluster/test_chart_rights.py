@@ -186,7 +186,7 @@ def agents_do_their_part(walk: Walk) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
     user.apply({**pod, "spec": {**spec, "containers": [{**asks, "args": command}]}})
     walk.until("get", "pod", "validator", "-n", NAMESPACE, "-o", "jsonpath={.status.phase}", says="Failed")
-    assert "offers no nvidia.com/gpu" in user.pods()
+    assert "has no allocatable nvidia.com/gpu" in user.pods()
     user.kubectl("delete", "pod", "validator", "-n", NAMESPACE, "--wait=false")
 
 

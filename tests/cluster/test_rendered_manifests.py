@@ -54,7 +54,7 @@ def test_a_node_is_ready_for_containers_once_it_offers_gpus(lab: Cluster, tmp_pa
     asked = ("--node-name", NODE, "--kubeconfig", str(lab.kubeconfig), "--validations-dir", str(tmp_path))
     refused = ran("validate", "plugin", *asked)
     assert refused.returncode == 1
-    assert f"node {NODE} offers no nvidia.com/gpu" in refused.stderr
+    assert f"node {NODE} has no allocatable nvidia.com/gpu" in refused.stderr
     api = ApiLab(lab, tmp_path)
     counts = {"nvidia.com/gpu": "2"}
     patch = ("patch", "node", NODE, "--subresource=status", "--type=merge", "-p")

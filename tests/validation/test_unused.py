@@ -61,4 +61,4 @@ def test_the_command_on_a_mounted_host(tmp_path: Path) -> None:
         assert "a driver for containers would take GPUs from VMs: CarriesVgpus: 0000:3b:00.0" in carries.stderr
     nothing = shell(UNUSED, tmp_path)
     assert nothing.returncode == 1
-    assert "no GPU found on this host" in nothing.stderr
+    assert "no GPU is found on this host" in nothing.stderr
