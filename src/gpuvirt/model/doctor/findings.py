@@ -10,6 +10,7 @@ from gpuvirt.model.reasons.codes import Code, Level
 
 VERSION = 1
 GRAVITY = tuple(Level)
+AS_ROOT = "run this command as root, with the host's own /sys, /proc, /dev, /etc and /lib/modules below --host-root"
 NEVER_ABSENT = "gpuvirt treats a value that could not be read as unknown, neither as absent nor as correct"
 
 
@@ -42,14 +43,14 @@ class Shown(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One statement of a check: a problem, or that something is in order."""
+    """A result of a check for one subject: a problem, or the confirmation that the subject is in order."""
 
     level: Level
     subject: str
     message: str
     """The words that follow the subject."""
     code: Code | None = None
-    """The code of the problem; None where nothing is wrong."""
+    """The code of the problem; None if the subject is in order."""
     seen: tuple[Seen, ...] = ()
     why: str | None = None
     """Why it matters."""
@@ -81,7 +82,7 @@ def worst(findings: Iterable[Finding]) -> Level:
 
 
 def seen(*things: Shown) -> tuple[Seen, ...]:
-    """Return where something was read, with the content."""
+    """Return the paths and the contents that were read."""
     return tuple(Seen(thing.path, thing.shown) for thing in things)
 
 
@@ -100,22 +101,13 @@ def problem(  # noqa: PLR0913  the fields of a finding
 
 
 def fine(subject: str, message: str, *things: Shown) -> Finding:
-    """Return the finding that something is in order."""
+    """Return the finding that a subject is in order."""
     return Finding(Level.OK, subject, message, seen=seen(*things))
 
 
-def unread(subject: str, message: str, *things: Shown) -> Finding:
-    """Return the finding that something could not be read."""
-    return problem(
-        FindingCode.NOT_READ,
-        subject,
-        message,
-        seen(*things),
-        why=NEVER_ABSENT,
-        fix=(
-            "run this command as root, with the host's own /sys, /proc, /dev, /etc and /lib/modules below --host-root",
-        ),
-    )
+def unread(subject: str, message: str, *things: Shown, fix: str = AS_ROOT) -> Finding:
+    """Return the finding that a subject could not be read."""
+    return problem(FindingCode.NOT_READ, subject, message, seen(*things), why=NEVER_ABSENT, fix=(fix,))
 
 
 def listed(names: Iterable[str], *, most: int = 10) -> str:
@@ -125,7 +117,7 @@ def listed(names: Iterable[str], *, most: int = 10) -> str:
 
 
 def of_reason(reason: Reason, level: Level) -> Finding:
-    """Return a reason as a finding with the same code and words."""
+    """Return a finding with the code and the words of a reason."""
     return Finding(
         level,
         reason.subject,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.findings import NEVER_ABSENT, Finding, fine, of_reason, problem, seen, unread
+from gpuvirt.model.doctor.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import FindingCode, Seen
@@ -12,17 +12,11 @@ from gpuvirt.model.reasons.codes import Level
 
 MOST_CPUS = 8192
 """The largest NR_CPUS (arch/x86/Kconfig)."""
+AS_ROOT = "run this command as root, and set the kubelet's folder with --kubelet-dir"
 
 
 def _not_read(subject: str, message: str, path: str, found: Unread) -> Finding:
-    return problem(
-        FindingCode.NOT_READ,
-        subject,
-        message,
-        (Seen(path, found.said),),
-        why=NEVER_ABSENT,
-        fix=("run this command as root, and set the kubelet's folder with --kubelet-dir",),
-    )
+    return unread(subject, message, Seen(path, found.said), fix=AS_ROOT)
 
 
 def listening(evidence: Evidence) -> Iterator[Finding]:
