@@ -36,36 +36,36 @@ def why_refused(
     changed = None
     if now is not before:
         changed = (
-            _as_another(before, now, device)
-            or what_became(now, device, candidates.why_not(now, settings, device))
-            or next(_other_nodes(before, now, device), None)
+            _identity_change(before, now, device)
+            or why_changed(now, device, candidates.why_not(now, settings, device))
+            or next(_node_changes(before, now, device), None)
         )
-    changed = changed or _other_members(before, members, device)
+    changed = changed or _member_change(before, members, device)
     return changed or next(symptoms(now, _NO_HOLDS, device, former, allocations_known=True), None)
 
 
-def what_became(inventory: Inventory, device: Candidate, why_not: Reason | None) -> Reason | None:
+def why_changed(inventory: Inventory, device: Candidate, why_not: Reason | None) -> Reason | None:
     """Return why an offered device can no longer be allocated, None where it still can be.
 
     `why_not` is the reason not to offer it now.
     """
     function = inventory.facts.functions.get(device.carrier)
     if device.target.vgpu is not None:
-        return _of_vgpu(inventory, device, device.target.vgpu) or why_not
+        return _vgpu_change(inventory, device, device.target.vgpu) or why_not
     if function is None:
-        return gone(device)
+        return device_gone(device)
     if isinstance(function.driver, str) and not function.on_vfio:
         return _driver_changed(device, function.driver)
     return why_not
 
 
-def _of_vgpu(inventory: Inventory, device: Candidate, vgpu: VgpuId) -> Reason | None:
+def _vgpu_change(inventory: Inventory, device: Candidate, vgpu: VgpuId) -> Reason | None:
     found, function = inventory.vgpus.get(vgpu), inventory.facts.functions.get(device.carrier)
     if found is not None:
         live = found.live.type
         return None if isinstance(live, Unread) or live == device.target.type else _type_changed(device, live)
     if device.framework is not Framework.VENDOR_VFIO or function is None:
-        return gone(device)
+        return device_gone(device)
     if isinstance(function.driver, Unread):
         return refusals.unread(device.id, function.driver)
     if function.driver != VENDOR_VFIO_DRIVER:
@@ -73,7 +73,7 @@ def _of_vgpu(inventory: Inventory, device: Candidate, vgpu: VgpuId) -> Reason | 
     return _type_changed(device, "no vGPU")
 
 
-def _as_another(before: Inventory, now: Inventory, device: Candidate) -> Reason | None:
+def _identity_change(before: Inventory, now: Inventory, device: Candidate) -> Reason | None:
     """Return the reason against a device that could be offered, but has another id or another group than before."""
     was, function = before.facts.functions.get(device.carrier), now.facts.functions.get(device.carrier)
     if was is not None and function is not None and function.id != was.id:
@@ -87,7 +87,7 @@ def _as_another(before: Inventory, now: Inventory, device: Candidate) -> Reason 
     return None
 
 
-def _other_members(before: Inventory, members: Members, device: Candidate) -> Reason | None:
+def _member_change(before: Inventory, members: Members, device: Candidate) -> Reason | None:
     """Return the reason against a device whose group has members that the last observation did not find."""
     if device.group is None or device.group not in members:
         return None
@@ -102,7 +102,7 @@ def _other_members(before: Inventory, members: Members, device: Candidate) -> Re
     return _group_changed(device, f"shares it with {strange}, which the last observation did not find in it")
 
 
-def _other_nodes(before: Inventory, now: Inventory, device: Candidate) -> Iterator[Reason]:
+def _node_changes(before: Inventory, now: Inventory, device: Candidate) -> Iterator[Reason]:
     """Yield a reason for each function of a device's group whose VFIO device node has changed: VMs get its name."""
     if not now.facts.platform.iommufd or device.group is None:
         return
@@ -128,7 +128,7 @@ def _type_changed(device: Candidate, found: str) -> Reason:
     return unhealthy.type_changed(device.id, device.target.type, found, fix)
 
 
-def gone(device: Candidate) -> Reason:
+def device_gone(device: Candidate) -> Reason:
     """Return the reason against a device that no longer exists."""
     is_mdev = device.target.vgpu is not None and device.framework is not Framework.VENDOR_VFIO
     return unhealthy.device_gone(device.id, MDEVS if is_mdev else PCI_DEVICES)

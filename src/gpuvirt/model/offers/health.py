@@ -126,12 +126,12 @@ def symptoms(
     """Yield the symptoms that an inventory shows for a device; `former` are the last pods of whole functions."""
     facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
     if carrier is not None:
-        yield from _of_function(carrier, candidate.id)
+        yield from _function_symptoms(carrier, candidate.id)
     gpu = facts.functions.get(candidate.target.gpu)
     if gpu is not None and gpu is not carrier:
-        yield from _of_function(gpu, candidate.id)
+        yield from _function_symptoms(gpu, candidate.id)
     if carrier is not None and candidate.target not in holds.by_target:
-        yield from _of_reset(inventory, candidate, carrier, former)
+        yield from _reset_symptoms(inventory, candidate, carrier, former)
     if candidate.group is None:
         return
     missing = next(_missing_nodes(inventory, candidate.group), None)
@@ -139,22 +139,22 @@ def symptoms(
         yield unhealthy.node_missing(candidate.id, missing)
     if unread := next(_unread_drivers(inventory, candidate), None):
         yield refusals.unread(candidate.id, unread)
-    if spoiling := spoilers(facts.functions, _others(inventory, candidate)):
+    if spoiling := spoilers(facts.functions, _other_members(inventory, candidate)):
         yield unhealthy.group_not_viable(
             candidate.id, candidate.group, [(function.address, str(function.driver)) for function in spoiling]
         )
     if allocations_known and candidate.group not in holds.by_group:
-        yield from _of_users(facts, candidate.id, candidate.group)
+        yield from _user_symptoms(facts, candidate.id, candidate.group)
 
 
-def _of_users(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Reason]:
+def _user_symptoms(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Reason]:
     """Yield a reason where processes have a group open of which no device is allocated."""
     users, busy = (facts.users or {}).get(group, ()), facts.busy_groups.get(group)
     if users or busy is not None:
         yield unhealthy.in_use_elsewhere(subject, users, *((Seen("", busy),) if busy else ()))
 
 
-def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
+def _function_symptoms(function: PciFunction, subject: str) -> Iterator[Reason]:
     if function.fell_off_bus:
         yield refusals.fell_off_bus(subject, function.address)
     matters = (found for found in function.unread if found.path.rpartition("/")[2] not in HARMLESS_ATTRIBUTES)
@@ -163,7 +163,9 @@ def _of_function(function: PciFunction, subject: str) -> Iterator[Reason]:
         yield refusals.unread(subject, unread)
 
 
-def _of_reset(inventory: Inventory, candidate: Candidate, function: PciFunction, former: Former) -> Iterator[Reason]:
+def _reset_symptoms(
+    inventory: Inventory, candidate: Candidate, function: PciFunction, former: Former
+) -> Iterator[Reason]:
     tenant = former.get(function.address) if candidate.target.vgpu is None else None
     if tenant is not None and is_reset(inventory.facts.functions, function.address, function.reset) is False:
         yield why_withheld(function.address, tenant.allocated_to)
@@ -189,7 +191,7 @@ def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
 
 def _unread_drivers(inventory: Inventory, candidate: Candidate) -> Iterator[Unread]:
     """Yield the unreadable values of the group's other members: a driver, or a VFIO device whose name VMs get."""
-    for address in _others(inventory, candidate):
+    for address in _other_members(inventory, candidate):
         function = inventory.facts.functions[address]
         if isinstance(function.driver, Unread):
             yield function.driver
@@ -197,7 +199,7 @@ def _unread_drivers(inventory: Inventory, candidate: Candidate) -> Iterator[Unre
             yield from (found for found in function.unread if found.path.endswith("/vfio-dev"))
 
 
-def _others(inventory: Inventory, candidate: Candidate) -> Iterator[PciAddress]:
+def _other_members(inventory: Inventory, candidate: Candidate) -> Iterator[PciAddress]:
     """Yield the other members of a candidate's group; its own function is left out, as a vGPU's VF stays on nvidia."""
     members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
     return (address for address in members if address != candidate.carrier)

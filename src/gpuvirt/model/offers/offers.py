@@ -13,7 +13,7 @@ from gpuvirt.model.devices import candidates as possible
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Named, Naming
-from gpuvirt.model.offers.allocationcheck import gone, what_became
+from gpuvirt.model.offers.allocationcheck import device_gone, why_changed
 from gpuvirt.model.offers.health import HEALTHY, Health, Key, Verdict, judge, symptoms
 from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
 
@@ -54,7 +54,7 @@ class Offers:
 
     @property
     def names(self) -> frozenset[ResourceName]:
-        """Every resource that there is, offered or withheld."""
+        """All resources, offered or withheld."""
         return frozenset(self.by_resource.keys() | self.held_back.keys())
 
     def devices(self) -> Iterator[tuple[ResourceName, OfferedDevice]]:
@@ -100,14 +100,14 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
     withheld: dict[str, Reason] = {}
     held_back: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
     for found in _candidates(inventory, inputs):
-        standing = found if isinstance(found, Reason) else _as_held(inventory, inputs, holds, found)
-        if isinstance(standing, Reason):
-            withheld[standing.subject] = standing
-        elif (why := _why_held_back(inputs, holds, standing)) is not None:
-            withheld[standing.id] = why
-            held_back[standing.named.resource].append(standing)
+        offerable = found if isinstance(found, Reason) else _offerable(inventory, inputs, holds, found)
+        if isinstance(offerable, Reason):
+            withheld[offerable.subject] = offerable
+        elif (why := _why_held_back(inputs, holds, offerable)) is not None:
+            withheld[offerable.id] = why
+            held_back[offerable.named.resource].append(offerable)
         else:
-            free.append(standing)
+            free.append(offerable)
     for candidate in _of_another_kind(free, before):
         free.remove(candidate)
         withheld[candidate.id] = _name_taken(candidate)
@@ -139,7 +139,7 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
     )
 
 
-def _as_held(inventory: Inventory, inputs: OfferInputs, holds: Holds, candidate: Candidate) -> Candidate | Reason:
+def _offerable(inventory: Inventory, inputs: OfferInputs, holds: Holds, candidate: Candidate) -> Candidate | Reason:
     """Return the device to offer beside the allocated ones, or the reason not to offer it."""
     if candidate.carrier in inputs.withdrawn and candidate.framework is None:
         return notoffered.withdrawn(candidate.carrier)
@@ -197,7 +197,7 @@ def _kept(
     for key, entry in held.items():
         if key not in keys:
             candidate = listed.get(key) or _from_entry(entry)
-            yield candidate, what_became(inventory, candidate, withheld.get(candidate.id)) or gone(candidate)
+            yield candidate, why_changed(inventory, candidate, withheld.get(candidate.id)) or device_gone(candidate)
     for key, candidate in listed.items():
         reason = withheld.get(candidate.id)
         if key not in keys and key not in held and reason is not None and reason.code is ReasonCode.UNREAD:
@@ -205,7 +205,7 @@ def _kept(
 
 
 def _from_entry(entry: Entry) -> Candidate:
-    """Return an allocated device of which only the ledger's entry is known: it was gone when this agent started."""
+    """Return an allocated device that only the ledger has: it was gone when this agent started."""
     return Candidate(
         id=entry.device,
         target=entry.target,

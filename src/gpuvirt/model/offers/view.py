@@ -68,7 +68,7 @@ class ResourceView:
     pci_vendor_selectors: tuple[str, ...] = ()
     """KubeVirt's selectors for its devices: `10DE:2236`; none for mdevs, and where it has no devices now."""
     mdev_name_selectors: tuple[str, ...] = ()
-    """The same for mdevs: `NVIDIA A10-24Q`."""
+    """KubeVirt's selectors for its mdevs: `NVIDIA A10-24Q`."""
     withheld: bool = False
     """Whether the resource is withheld; `not_registered_because` has the reason."""
     silent: bool = False
