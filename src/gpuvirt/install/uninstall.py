@@ -52,7 +52,7 @@ class NotDeletedError(GpuvirtError):
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What to remove."""
+    """The options of an uninstallation."""
 
     namespace: str
     beside: bool = False

@@ -1,4 +1,4 @@
-"""A small HTTP server for the agent: `/metrics`, `/healthz`, `/readyz`, and nothing else.
+"""A small HTTP server for the pages `/metrics`, `/healthz` and `/readyz`.
 
 It answers GET and HEAD, with one response for each connection. A web framework would cost the agent 5 MiB.
 """

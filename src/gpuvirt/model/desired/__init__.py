@@ -1,1 +1,1 @@
-"""What labels, configs, settings and GpuNodes ask for."""
+"""The desired state, from labels, configs, settings and GpuNodes."""

@@ -51,7 +51,7 @@ class InvalidDesired:
     near: tuple[str, ...]
     """The nearest valid values, the nearest first."""
     reason: Reason
-    """The same as a sentence."""
+    """The reason with these facts in its words."""
 
 
 def invalid(  # noqa: PLR0913  the parts of an error

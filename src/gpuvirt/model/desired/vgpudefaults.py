@@ -1,6 +1,6 @@
 """The built-in vGPU configs, which need no file: `default`, and one for each type of the catalog.
 
-A config is made when it is looked up: there are a thousand, and a node needs one.
+A config is created when it is looked up: the catalog has a thousand types, and a node needs one config.
 """
 
 from collections.abc import Iterator, Mapping

@@ -17,7 +17,7 @@ class Sizes(StrEnum):
 
 
 class NoteCode(StrEnum):
-    """What a valid config does not do as written."""
+    """The kinds of notes on a valid config."""
 
     BAD_FILTER = "BadFilter"
     BAD_INDEX = "BadIndex"

@@ -1,1 +1,1 @@
-"""What is wrong, and why a VM or a device is blocked."""
+"""Diagnosis: the findings of `gpuvirt doctor`, and the explanations of `gpuvirt why`."""

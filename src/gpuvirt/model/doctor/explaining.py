@@ -1,6 +1,6 @@
 """Follows one device through its stages: `gpuvirt why`.
 
-A blocker has the code and the words of `gpuvirt devices` or of the check of `gpuvirt doctor` that reports the same.
+A blocker has the code and words of a reason of `gpuvirt devices`, or of a finding of `gpuvirt doctor`.
 """
 
 from collections.abc import Iterator

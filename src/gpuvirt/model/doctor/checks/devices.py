@@ -1,4 +1,4 @@
-"""Checks of the devices: the reasons that `gpuvirt devices` prints, with the same codes and words."""
+"""Checks of the devices: the reasons that `gpuvirt devices` prints, with their codes and words."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What can prevent the pod of a VM, or any pod, from running with its GPUs: a function for each finding."""
+"""Findings on the pod of a VM, or any pod, that does not run with its GPUs: one function for each."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -155,7 +155,7 @@ class PodSeen:
     placement: Placement = Placement()
     conditions: tuple[ConditionSeen, ...] = ()
     vm: str = ""
-    """The VM whose virt-launcher pod it is."""
+    """The VM, if the pod is a virt-launcher pod."""
 
     @property
     def user(self) -> str:
@@ -216,7 +216,7 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmEvidence:
-    """All objects from which the explanation is made."""
+    """The objects that the explanation of a VM, a VMI or a pod uses."""
 
     target: ObjectRef
     vm: VmSeen | None = None

@@ -1,4 +1,4 @@
-"""What can prevent KubeVirt from creating the pod of a VM with GPUs: a function for each finding."""
+"""Findings on a VM for which KubeVirt has not created a pod yet: one function for each."""
 
 from collections.abc import Mapping
 
