@@ -84,7 +84,7 @@ def test_what_is_of_nvidias_operator_is_left_as_it_is(user: Install) -> None:
     assert refused.returncode != 0
     # Helm prints what the Job said, but for here: the lab's node has a name that is not to be resolved.
     assert "ClusterPolicy cluster-policy: $.metadata.labels: belongs to another installation" in user.pods()
-    assert "to have it written from the chart's values: kubectl label" in user.pods()
+    assert "to let this one write it from the chart's values: kubectl label" in user.pods()
     user.must("uninstall", *user.releases(), "-n", NAMESPACE, "--wait", "--no-hooks")
     spec = user.kubectl("get", "clusterpolicy", "cluster-policy", "-o", "jsonpath={.spec.vgpuManager.version}")
     assert spec == "510.73.06"
