@@ -63,7 +63,7 @@ async def install_kinds(
 
 async def _install(client: Client, manifest: Manifest, clock: Clock, *, only_missing: bool) -> str:
     name = manifest.metadata.name
-    before = await _found(client, DEFINITIONS, name, Definition)
+    before = await _get(client, DEFINITIONS, name, Definition)
     if before is not None and not definitions.is_ours(before):
         return f"{name}: unchanged, since it belongs to another product"
     if before is not None and only_missing:
@@ -93,7 +93,7 @@ async def lift_hold(client: Client, namespace: str, clock: Clock) -> str | None:
 
 
 async def _lift_hold(client: Client, namespace: str) -> str | None:
-    held = await _found(client, leases(namespace), CONTROLLER_LEASE, Lease)
+    held = await _get(client, leases(namespace), CONTROLLER_LEASE, Lease)
     if held is None or not (held.spec.holder_identity or "").startswith(HOLDER):
         return None
     with suppress(NotFoundError):
@@ -115,7 +115,7 @@ async def install_policy(client: Client, manifest: Manifest, clock: Clock) -> st
     Raises ApiError, and ConfigError if a ClusterPolicy of that name belongs to another installation.
     """
     name = manifest.metadata.name
-    before = await _found(client, CLUSTER_POLICIES, name, AnyObject)
+    before = await _get(client, CLUSTER_POLICIES, name, AnyObject)
     if before is not None and before.metadata.labels.get(PART_OF) != OURS:
         owner = before.metadata.annotations.get("meta.helm.sh/release-name", "")
         raise ConfigError(
@@ -132,7 +132,7 @@ async def install_policy(client: Client, manifest: Manifest, clock: Clock) -> st
     return f"ClusterPolicy {name}: {'unchanged' if same else 'changed'}"
 
 
-async def _found(client: Client, resource: Resource, name: str, shape: type[T]) -> T | None:
+async def _get(client: Client, resource: Resource, name: str, shape: type[T]) -> T | None:
     try:
         return await client.get(resource, name, shape)
     except NotFoundError:

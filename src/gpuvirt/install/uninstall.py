@@ -113,17 +113,17 @@ class Uninstaller:
         await self._clock.sleep(2 * RENEW_S)
         yield f"no controller leads for {HELD_S // 60} minutes"
         daemon_sets, *others = made_in(self._goals.namespace)
-        self._gpu_nodes = await self._listed(GPU_NODES, GpuNode)
-        if await self._listed(daemon_sets, AnyObject, labelled=f"{OPERAND_LABEL}={OperandName.VGPU_MANAGER}"):
+        self._gpu_nodes = await self._list(GPU_NODES, GpuNode)
+        if await self._list(daemon_sets, AnyObject, labelled=f"{OPERAND_LABEL}={OperandName.VGPU_MANAGER}"):
             self._used = used_nodes(self._gpu_nodes)
         steps = (
-            self._label(agents_gone=False),
+            self._remove_labels(agents_gone=False),
             self._delete_operands(daemon_sets),
             self._delete_ours(daemon_sets, "DaemonSet", labelled=",".join(f"{k}={v}" for k, v in DISCOVERER.items())),
-            self._wait(),
+            self._wait_for_agents(),
             self._delete_operands(*others),
-            self._label(agents_gone=True),
-            self._leave_kubevirt(),
+            self._remove_labels(agents_gone=True),
+            self._revert_kubevirt(),
             self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
             self._delete_ours(GPU_NODES, "GpuNode"),
         )
@@ -134,9 +134,9 @@ class Uninstaller:
             async for line in self._delete_kinds():
                 yield line
 
-    async def _label(self, *, agents_gone: bool) -> AsyncIterator[str]:
+    async def _remove_labels(self, *, agents_gone: bool) -> AsyncIterator[str]:
         goals = self._goals
-        for node in await self._listed(NODES, Node):
+        for node in await self._list(NODES, Node):
             name = node.metadata.name
             keys = left_of(node.metadata, used=name in self._used, agents_gone=agents_gone, beside=goals.beside)
             if (patch := patch_of([keys], node.metadata)) is not None:
@@ -146,7 +146,7 @@ class Uninstaller:
 
     async def _delete_operands(self, *collections: Resource) -> AsyncIterator[str]:
         for resource in collections:
-            for found in await self._listed(resource, AnyObject, labelled=OPERAND_LABEL):
+            for found in await self._list(resource, AnyObject, labelled=OPERAND_LABEL):
                 name = found.metadata.name
                 if self._used and found.metadata.labels.get(OPERAND_LABEL) == OperandName.VGPU_MANAGER:
                     nodes = ", ".join(sorted(self._used))
@@ -155,7 +155,7 @@ class Uninstaller:
                 await self._delete(resource, found, labelled=OPERAND_LABEL)
                 yield f"deleted {resource.plural} {name}"
 
-    async def _wait(self) -> AsyncIterator[str]:
+    async def _wait_for_agents(self) -> AsyncIterator[str]:
         """Wait until no agent and no discoverer runs: both label their node again, and an agent creates its GpuNode."""
         deadline_s = self._clock.monotonic_s() + GONE_WITHIN_S
         while remaining := [pod for pod in await self._pods() if _writes_again(pod)]:
@@ -167,18 +167,18 @@ class Uninstaller:
             await self._clock.sleep(POLL_S)
         yield "no agent runs any more"
 
-    async def _leave_kubevirt(self) -> AsyncIterator[str]:
+    async def _revert_kubevirt(self) -> AsyncIterator[str]:
         """Revert gpuvirt's entries in KubeVirt's configuration, and delete their history."""
         async for line in KubeVirtUndoer(self._client, self._clock, self._gpu_nodes).run():
             yield line
         kept = config_maps(self._goals.namespace)
-        for found in await self._listed(kept, AnyObject):
+        for found in await self._list(kept, AnyObject):
             if found.metadata.name == HISTORY:
                 await self._delete(kept, found)
                 yield f"deleted configmaps {HISTORY}"
 
     async def _delete_ours(self, resource: Resource, kind: str, *, labelled: str = "") -> AsyncIterator[str]:
-        for found in await self._listed(resource, AnyObject, labelled=labelled):
+        for found in await self._list(resource, AnyObject, labelled=labelled):
             await self._delete(resource, found, labelled=labelled)
             yield f"deleted {kind} {found.metadata.name}"
 
@@ -197,9 +197,9 @@ class Uninstaller:
         return None
 
     async def _pods(self) -> tuple[Pod, ...]:
-        return await self._listed(pods(self._goals.namespace), Pod)
+        return await self._list(pods(self._goals.namespace), Pod)
 
-    async def _listed(self, resource: Resource, shape: type[T], *, labelled: str = "") -> tuple[T, ...]:
+    async def _list(self, resource: Resource, shape: type[T], *, labelled: str = "") -> tuple[T, ...]:
         """Return the objects of a collection; none if the kind is not installed."""
         try:
             return (await self._client.list(Collection(resource, shape, labelled=labelled))).items
