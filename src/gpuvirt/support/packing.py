@@ -102,19 +102,19 @@ class Packing:
         """Return a NodeView as `gpuvirt devices -o json` prints it."""
         value: Plain = msgspec.json.decode(msgspec.json.encode(view))
         if self.names is not None:
-            value = self._nameless(value)
+            value = self._without_names(value)
         return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
-    def _nameless(self, value: Plain, *, has_names: bool = False) -> Plain:
+    def _without_names(self, value: Plain, *, has_names: bool = False) -> Plain:
         match value:
             case str():
                 return self.names.text(value) if has_names and self.names is not None else value
             case list():
-                return [self._nameless(element, has_names=has_names) for element in value]
+                return [self._without_names(element, has_names=has_names) for element in value]
             case dict():
                 kept = {key: element for key, element in value.items() if key not in WITHOUT_PSEUDONYM}
                 return {
-                    key: self._nameless(element, has_names=has_names or key in WITH_NAMES)
+                    key: self._without_names(element, has_names=has_names or key in WITH_NAMES)
                     for key, element in kept.items()
                 }
             case _:

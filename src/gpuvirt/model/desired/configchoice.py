@@ -59,9 +59,9 @@ def desired(entries: Sequence[Entry], gpus: Collection[ConfigGpu]) -> GpuConfigs
             notes.append(chosen)
         elif chosen is not None:
             desired_by_gpu[gpu.address] = GpuConfig(chosen.types, chosen.scheduler, chosen.sizes, chosen.place)
-            notes.extend(_never_mixed(chosen, gpu))
+            notes.extend(_sizes_not_mixed(chosen, gpu))
         else:
-            notes.extend(_other_card(entries, gpu))
+            notes.extend(_other_board(entries, gpu))
     return GpuConfigs(desired_by_gpu, tuple(notes))
 
 
@@ -76,9 +76,9 @@ def _chosen(gpu: ConfigGpu, entries: Sequence[Entry]) -> Entry | Note | None:
         return None
     last = entries[-1]
     alternatives = [entry for entry in reversed(entries) if entry.picks_as(last)]
-    suited = [(entry, _suits(entry, gpu)) for entry in alternatives]
-    certain = next((entry for entry, suits in suited if suits), None)
-    possible = [entry for entry, suits in suited if suits is None]
+    by_entry = [(entry, _has_types(entry, gpu)) for entry in alternatives]
+    certain = next((entry for entry, has_types in by_entry if has_types), None)
+    possible = [entry for entry, has_types in by_entry if has_types is None]
     if certain is not None:
         return certain
     if possible:
@@ -97,7 +97,7 @@ def _chosen(gpu: ConfigGpu, entries: Sequence[Entry]) -> Entry | Note | None:
     return last
 
 
-def _suits(entry: Entry, gpu: ConfigGpu) -> bool | None:
+def _has_types(entry: Entry, gpu: ConfigGpu) -> bool | None:
     """Return whether a GPU's card has the types of an entry; None where that is unknown yet.
 
     The types that the driver lists take precedence over the catalog. Whether the GPU could create them now does not
@@ -155,7 +155,7 @@ def _is_known(entry: Entry) -> bool:
     return any(catalog.cards_of(device_filter.device, device_filter.subsystem) for device_filter in filters)
 
 
-def _other_card(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
+def _other_board(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
     """Yield why a GPU gets no entry, where entries have its device id but only other boards."""
     near = [
         entry
@@ -172,7 +172,7 @@ def _other_card(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
         yield Note(NoteCode.OTHER_BOARD, near[-1].place, message)
 
 
-def _never_mixed(entry: Entry, gpu: ConfigGpu) -> Iterator[Note]:
+def _sizes_not_mixed(entry: Entry, gpu: ConfigGpu) -> Iterator[Note]:
     cards = catalog.cards_of(gpu.device, gpu.subsystem)
     if entry.sizes is Sizes.MIXED and cards and all(card.mixed_sizes is False for card in cards):
         message = f"{gpu.address} is a {cards[0].board}, which carries vGPUs of one size at a time; remove `sizes`"

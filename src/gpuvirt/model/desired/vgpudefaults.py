@@ -56,11 +56,11 @@ def _default() -> tuple[Entry, ...]:
     return tuple(
         Entry({half.profile: min(half.most, 2)}, filters=_filters(card), place=f"built-in {DEFAULT}: {card.board}")
         for card in catalog.cards()
-        for half in (_half(card),)
+        for half in (_half_of(card),)
     )
 
 
-def _half(card: Card) -> CardType:
+def _half_of(card: Card) -> CardType:
     sliced = [kind for kind in card.types() if not kind.profile.is_mig]
     series = Series.Q if any(kind.profile.series is Series.Q for kind in sliced) else Series.C
     of_series = sorted((kind for kind in sliced if kind.profile.series is series), key=lambda kind: kind.profile.gb)

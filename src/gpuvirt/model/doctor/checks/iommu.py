@@ -161,10 +161,10 @@ def _remapping_sources(evidence: Evidence) -> tuple[Attribute, ...]:
 def _not_remapped(evidence: Evidence, chip: Attribute, *, unsafe: bool) -> Finding:
     setup = evidence.setup
     off = [word for word in ("intremap=off", "nointremap", "intremap=nosid") if word in evidence.cmdline]
-    able = [can_remap(ecap.text or "") for ecap in setup.ecaps]
+    remaps = [can_remap(ecap.text or "") for ecap in setup.ecaps]
     if off:
         fix = drop_arguments(setup, *off)
-    elif able and not any(able):
+    elif remaps and not any(remaps):
         fix = ("this IOMMU can't remap interrupts; use another host for VMs that you don't trust",)
     else:
         fix = ("in the firmware's setup: enable interrupt remapping, and x2APIC where it is a setting", "reboot")
@@ -183,8 +183,8 @@ def _not_remapped(evidence: Evidence, chip: Attribute, *, unsafe: bool) -> Findi
 
 
 def _in_words(ecap: Attribute) -> str | Unread | None:
-    able = can_remap(ecap.text or "")
-    return ecap.value if able is None else f"{ecap.text} (bit 3, interrupt remapping, is {int(able)})"
+    remaps = can_remap(ecap.text or "")
+    return ecap.value if remaps is None else f"{ecap.text} (bit 3, interrupt remapping, is {int(remaps)})"
 
 
 def can_remap(ecap: str) -> bool | None:
@@ -202,18 +202,18 @@ def shared_groups(evidence: Evidence) -> Iterator[Finding]:
         group = gpu.function.iommu_group
         if not isinstance(group, int) or group in done:
             continue
-        strangers = _strangers(evidence, gpu)
-        if gpu.function.on_vfio and any(_is_hosts(function) for function in strangers):
+        foreign = _foreign_functions(evidence, gpu)
+        if gpu.function.on_vfio and any(_may_be_hosts(function) for function in foreign):
             done.add(group)  # no VM can open the group at all; the check group_viability reports that
-        elif strangers:
+        elif foreign:
             done.add(group)
-            yield _shared(evidence, gpu, group, strangers)
+            yield _shared(evidence, gpu, group, foreign)
     alone = sum(isinstance(gpu.function.iommu_group, int) for gpu in gpus.values())
     if alone and not done:
         yield fine(f"{alone} GPUs", "share their IOMMU groups only with functions of their own card")
 
 
-def _strangers(evidence: Evidence, gpu: Gpu) -> tuple[PciFunction, ...]:
+def _foreign_functions(evidence: Evidence, gpu: Gpu) -> tuple[PciFunction, ...]:
     group = gpu.function.iommu_group
     members = evidence.inventory.groups.get(group, ()) if isinstance(group, int) else ()
     found = (evidence.inventory.facts.functions[address] for address in members)
@@ -223,9 +223,9 @@ def _strangers(evidence: Evidence, gpu: Gpu) -> tuple[PciFunction, ...]:
     )
 
 
-def _shared(evidence: Evidence, gpu: Gpu, group: int, strangers: tuple[PciFunction, ...]) -> Finding:
+def _shared(evidence: Evidence, gpu: Gpu, group: int, foreign: tuple[PciFunction, ...]) -> Finding:
     named = ", ".join(
-        f"{function.address} ({function.kind}, {function.id}, {_driver(function)})" for function in strangers
+        f"{function.address} ({function.kind}, {function.id}, {_driver(function)})" for function in foreign
     )
     functions = evidence.inventory.facts.functions
     members = [address for address, function in functions.items() if function.iommu_group == group]
@@ -239,14 +239,14 @@ def _shared(evidence: Evidence, gpu: Gpu, group: int, strangers: tuple[PciFuncti
             "move the card to a slot below another root port, or enable ACS (and ARI) in the firmware's setup",
             *(
                 ()
-                if any(_is_hosts(function) for function in strangers)
+                if any(_may_be_hosts(function) for function in foreign)
                 else ("or leave it as it is: one VM gets the whole group",)
             ),
         ),
     )
 
 
-def _is_hosts(function: PciFunction) -> bool:
+def _may_be_hosts(function: PciFunction) -> bool:
     """Return whether the host may need a function: it is not part of a GPU's card, and has a host driver."""
     unknown = isinstance(function.driver, Unread)
     return function.kind is FunctionKind.OTHER and (unknown or function.spoils_group)

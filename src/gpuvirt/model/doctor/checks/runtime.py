@@ -47,13 +47,13 @@ def container_cdi(evidence: Evidence) -> Iterator[Finding]:
     if evidence.settings.cdi is CdiUse.NONE:
         return
     for runtime in evidence.setup.runtimes:
-        if unknown := list(_not_understood(runtime)):
+        if unknown := list(_unreadable_files(runtime)):
             yield from unknown
         else:
             yield from _of_runtime(evidence, runtime)
 
 
-def _not_understood(runtime: Runtime) -> Iterator[Finding]:
+def _unreadable_files(runtime: Runtime) -> Iterator[Finding]:
     for file in runtime.files:
         if isinstance(file.value, Unread):
             yield unread("the container runtime's configuration", "could not be read", file)

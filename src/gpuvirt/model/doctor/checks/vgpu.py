@@ -26,16 +26,17 @@ def vgpus(evidence: Evidence) -> Iterator[Finding]:
             kind = "mediated devices" if host.framework is Framework.MDEV else "VFs with a vGPU type"
             yield fine(gpu.function.address, f"carries {len(host.live)} vGPUs ({kind})")
         else:
-            yield _without(gpu, host)
+            yield _no_vgpus(gpu, host)
 
 
-def _without(gpu: Gpu, host: VgpuHost) -> Finding:
+def _no_vgpus(gpu: Gpu, host: VgpuHost) -> Finding:
     free = next(
-        ((slot, name) for slot, types in host.slots.items() for name, count in sorted(types.items()) if count > 0), None
+        ((parent, name) for parent, types in host.slots.items() for name, count in sorted(types.items()) if count > 0),
+        None,
     )
     lines: tuple[str, ...] = ("no type can be created now: delete what occupies the GPU's capacity",)
     if free is not None:
-        lines = (f"# creates {free[1]}; any other creatable type works too", *_make(host, *free))
+        lines = (f"# creates {free[1]}; any other creatable type works too", *_create_commands(host, *free))
     types = sorted({name for types in host.slots.values() for name, count in types.items() if count > 0})
     folder = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
     return Finding(
@@ -49,15 +50,15 @@ def _without(gpu: Gpu, host: VgpuHost) -> Finding:
     )
 
 
-def _make(host: VgpuHost, slot: PciAddress, name: VgpuType) -> tuple[str, ...]:
+def _create_commands(host: VgpuHost, parent: PciAddress, name: VgpuType) -> tuple[str, ...]:
     """Return the commands that create a vGPU of a type."""
     if host.framework is Framework.MDEV:
         return (
-            f"cd {MDEV_PARENTS}/{slot}/mdev_supported_types",
+            f"cd {MDEV_PARENTS}/{parent}/mdev_supported_types",
             f"uuidgen > $(dirname $(grep -lx '{name}' */name))/create",
         )
     ids = {type_name: type_id for type_id, type_name in host.type_names.items()}
-    return (f"echo {ids.get(name, 'TYPE')} > {device_path(slot)}/nvidia/current_vgpu_type",)
+    return (f"echo {ids.get(name, 'TYPE')} > {device_path(parent)}/nvidia/current_vgpu_type",)
 
 
 def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
