@@ -16,13 +16,13 @@ READY, NOT_READY, NO_POLICY = 1, 0, -1
 """Values of `gpu_operator_reconciliation_status`; NVIDIA's operator also has -2, for its own failures."""
 
 
-def page(term: Controller | None) -> str:
-    """Return the page; `term` is None in a process that does not lead."""
-    leads = gauge("gpuvirt_controller_leads", "1 in the leading process.", (), [((), float(term is not None))])
+def page(controller: Controller | None) -> str:
+    """Return the page; `controller` is None in a process that does not lead."""
+    leads = gauge("gpuvirt_controller_leads", "1 in the leading process.", (), [((), float(controller is not None))])
     info = gauge("gpuvirt_info", "The controller's version.", ("version",), [((__version__,), 1)])
-    if term is None or term.decisions is None:
+    if controller is None or controller.decisions is None:
         return text_of(leads, info)
-    return text_of(leads, info, *of_decisions(term.decisions), _writes(term))
+    return text_of(leads, info, *of_decisions(controller.decisions), _writes(controller))
 
 
 def of_decisions(decided: Decisions) -> tuple[Iterator[str], ...]:
@@ -103,10 +103,10 @@ def _invalid(decided: Decisions) -> Iterator[str]:
     )
 
 
-def _writes(term: Controller) -> Iterator[str]:
+def _writes(controller: Controller) -> Iterator[str]:
     yield from counter(
         "gpuvirt_controller_writes_total",
         "Writes to the API server, by outcome.",
         ("outcome",),
-        [(("done",), term.writes_done), (("failed",), term.writes_failed)],
+        [(("done",), controller.writes_done), (("failed",), controller.writes_failed)],
     )
