@@ -95,11 +95,11 @@ def _member_change(before: Inventory, members: Members, device: Candidate) -> Re
     if isinstance(found, Unread):
         return refusals.unread(device.id, found)
     if found is None:
-        return _group_changed(device, "the group no longer exists")
+        return _group_changed(device, "the group does not exist")
     known = before.groups.get(device.group, ())
     if not (strange := ", ".join(member for member in found if member not in known)):
         return None
-    return _group_changed(device, f"shares it with {strange}, which the last observation did not find in it")
+    return _group_changed(device, f"the group also has {strange}")
 
 
 def _node_changes(before: Inventory, now: Inventory, device: Candidate) -> Iterator[Reason]:
