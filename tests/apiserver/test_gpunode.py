@@ -131,7 +131,7 @@ def test_a_spec_that_is_taken_away_has_labels_and_settings_count_again() -> None
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (NodeSpec("whole"), "is no mode"),
+        (NodeSpec("whole"), "is not a mode"),
         (NodeSpec("vgpu", {GPU: "container"}), "sets container and vgpu"),
     ],
 )
