@@ -13,7 +13,7 @@ from gpuvirt.model.allocation import ledger
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.holds import Holds
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
-from gpuvirt.model.change import driverplanning, drivers, planner
+from gpuvirt.model.change import driverrefusals, drivers, planner
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import VgpuPlan
@@ -159,9 +159,9 @@ GUARDS: Mapping[str, Guard] = {
     "executor: the driver after a step is the expected one": Guard(
         driverexecutor, "_expect", _nothing, ("driver-refuses-for-good",)
     ),
-    "planning: pods": Guard(driverplanning, "_allocated", _none, ("known-pod-of-another-plugin",), (_NEWEST,)),
+    "planning: pods": Guard(driverrefusals, "_allocated", _none, ("known-pod-of-another-plugin",), (_NEWEST,)),
     "planning: pods whose device is not found here": Guard(
-        driverplanning, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
+        driverrefusals, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
     ),
     "allocation check: devices are read again": Guard(
         allocator, "read_devices", _as_before, ("neighbour-rebound-by-hand",)

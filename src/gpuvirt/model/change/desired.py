@@ -1,4 +1,4 @@
-"""What is desired of GPUs: the driver that a GPU is bound to, and the vGPUs that it carries."""
+"""The desired state of GPUs: the driver that a GPU is bound to, and the vGPUs that it carries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from gpuvirt.model.desired.vgpuentries import Sizes
 
 
 class DesiredDriver(StrEnum):
-    """The kind of driver that is desired for a GPU; a GPU without one is left alone."""
+    """The desired kind of driver of a GPU. A GPU without a desired driver keeps its driver."""
 
     PASSTHROUGH = "passthrough"
     """A VFIO driver, for VMs."""
@@ -26,32 +26,32 @@ class DesiredVgpus:
     """The vGPUs that are desired on one GPU."""
 
     types: Mapping[str, int] = field(default_factory=dict)
-    """How many of each type, as a config (`A10-4Q`) or the host (`NVIDIA A10-4Q`) names it."""
+    """The number of vGPUs of each type. A type has its name in a config (`A10-4Q`) or on the host (`NVIDIA A10-4Q`)."""
     sizes: Sizes | None = None
-    """None leaves alone whether vGPUs of several sizes may be on the GPU."""
+    """Whether vGPUs of several sizes may share the GPU. None keeps the GPU's setting."""
     scheduler: Scheduler | None = None
-    """None leaves the scheduler alone."""
+    """None keeps the GPU's scheduler."""
     whole: bool = False
-    """Whether the GPU is used whole: it carries no vGPU then, and its VFs are off."""
+    """Whether the GPU is used whole: it then carries no vGPU, and its VFs are switched off."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredGpu:
-    """What is desired of one GPU; what is None is left alone."""
+    """The desired state of one GPU. A field that is None keeps what the GPU has."""
 
     driver: DesiredDriver | None = None
     vgpus: DesiredVgpus | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether the GPU is used whole, and what it carries goes for that."""
+        """Whether the GPU is used whole, so that its vGPUs are removed."""
         return self.vgpus is not None and self.vgpus.whole
 
 
 DesiredUnit = Mapping[PciAddress, DesiredGpu]
-"""What is desired of the GPUs of one isolation unit, which are planned for together."""
+"""The desired state of the GPUs of one isolation unit, which have one plan."""
 
 
 def desired_drivers(desired: DesiredUnit) -> DesiredDrivers:
-    """Return the drivers that are desired for the GPUs of a unit."""
+    """Return the desired drivers of the GPUs of an isolation unit."""
     return {gpu: target.driver for gpu, target in desired.items() if target.driver is not None}

@@ -1,4 +1,4 @@
-"""What gpuvirt has recorded of functions whose drivers it changes: written before each change, read after a crash."""
+"""The driver journal: gpuvirt records each change of a driver in it before the change, and reads it after a crash."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,36 +8,36 @@ from gpuvirt.facts.ids import BootId, PciAddress
 
 @dataclass(frozen=True, slots=True)
 class StartedChange:
-    """A change of one function's driver that has been started, and not been seen to end."""
+    """A change of one function's driver that was started and whose end is not recorded."""
 
     to_vfio: bool
-    """Whether the function is to get a VFIO driver; else its native one."""
+    """Whether the change binds the function to a VFIO driver; else it binds the function to its native driver."""
     driver: str | None = None
-    """The driver that it had when the change was started."""
+    """The driver that the function had when the change started."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverJournal:
-    """What is recorded of all functions of a host."""
+    """The records of all functions of a host."""
 
     drivers: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The native drivers that functions had before gpuvirt gave them to a VFIO driver. They outlive a reboot."""
+    """The native drivers that functions had before gpuvirt bound them to a VFIO driver. They outlive a reboot."""
     overrides: Mapping[PciAddress, str] = field(default_factory=dict)
-    """What gpuvirt has written into `driver_override` since the host was started, and not taken back."""
+    """The values that gpuvirt has written into `driver_override` in this boot and not cleared."""
     changes: Mapping[PciAddress, StartedChange] = field(default_factory=dict)
-    """The changes of this boot that have been started and not ended: their process was killed, or is still at it."""
+    """The changes of this boot that have not ended: their process was killed, or still runs."""
     boot_id: BootId | None = None
-    """The boot that overrides and changes are of."""
+    """The boot in which the overrides were written and the changes started."""
     damaged: bool = False
-    """Whether the file was damaged in this boot: it is unknown then who wrote an override that is not recorded."""
+    """Whether the file was damaged in this boot, so that an override without a record may be gpuvirt's own."""
 
     def of_boot(self, boot_id: BootId | None) -> "DriverJournal":
-        """Return what still holds: a reboot clears every override, and ends every change."""
+        """Return the records that hold in a boot: a reboot clears every override, and ends every change."""
         if boot_id is None or self.boot_id in {None, boot_id}:
             return self if boot_id is None else replace(self, boot_id=boot_id)
         return DriverJournal(drivers=self.drivers, boot_id=boot_id)
 
     @property
     def open(self) -> frozenset[PciAddress]:
-        """The functions of which something has not been taken back, or not been ended."""
+        """The functions that have an override of gpuvirt's, or a change that has not ended."""
         return frozenset({*self.overrides, *self.changes})

@@ -1,4 +1,4 @@
-"""Which drivers the modes of GPUs need, and where GPUs have others."""
+"""The drivers that the modes of GPUs need, and the isolation units whose GPUs have other drivers."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,12 +18,12 @@ _DRIVERS: Mapping[str, DesiredDriver] = {
 
 
 def driver_of(mode: str) -> DesiredDriver | None:
-    """Return which driver a mode needs, None for a mode that leaves a GPU alone."""
+    """Return the driver that a mode needs; None for a mode that leaves the GPU's driver as it is."""
     return _DRIVERS.get(mode)
 
 
 def drivers_of(modes: Modes, gpus: Iterable[PciAddress]) -> DesiredDrivers:
-    """Return the desired driver of each GPU; a GPU without one is left alone."""
+    """Return the desired driver of each GPU; GPUs whose mode needs none are left out."""
     desired = {gpu: modes.of(gpu) for gpu in gpus}
     return {gpu: _DRIVERS[mode] for gpu, mode in desired.items() if mode in _DRIVERS}
 
@@ -31,13 +31,13 @@ def drivers_of(modes: Modes, gpus: Iterable[PciAddress]) -> DesiredDrivers:
 def unmet(inventory: Inventory, desired: DesiredDrivers, journal: DriverJournal) -> Mapping[UnitId, DesiredDrivers]:
     """Return the units in which a GPU does not have its desired driver, each with all desired drivers.
 
-    It is cheap, and tells whether a plan is worth making: a function of a slot is on the wrong side, or a change of it
-    was started and has not ended.
+    This is cheaper than a plan. A unit needs one if a function of a GPU's slot has the other kind of driver, or if a
+    change of it was started and has not ended.
     """
     units = {
         inventory.gpus[gpu].unit
         for gpu, driver in desired.items()
-        if any(_is_elsewhere(inventory, one, driver, journal) for one in (gpu, *inventory.gpus[gpu].siblings))
+        if any(_is_elsewhere(inventory, address, driver, journal) for address in (gpu, *inventory.gpus[gpu].siblings))
     }
     return {
         unit: {gpu: driver for gpu, driver in desired.items() if inventory.gpus[gpu].unit == unit} for unit in units
@@ -45,28 +45,28 @@ def unmet(inventory: Inventory, desired: DesiredDrivers, journal: DriverJournal)
 
 
 def interrupted(inventory: Inventory, desired: DesiredDrivers, journal: DriverJournal) -> DesiredDrivers:
-    """Return where GPUs go that a change which was killed has left half done, and of which nothing is wished.
+    """Return the drivers of GPUs that have no desired driver and whose change was killed.
 
-    Whatever needs the fewest steps: a GPU that a VFIO driver has keeps it, one that had no driver gets the one that it
-    was to get, any other goes back to its native driver.
+    Each GPU gets the driver that takes the fewest steps. A GPU on a VFIO driver keeps it. A GPU that had no driver
+    before the change gets the driver of the change. Any other GPU returns to its native driver.
     """
     found: dict[PciAddress, DesiredDriver] = {}
     for address, gpu in inventory.gpus.items():
-        changes = [journal.changes[one] for one in (address, *gpu.siblings) if one in journal.changes]
+        changes = [journal.changes[member] for member in (address, *gpu.siblings) if member in journal.changes]
         if address in desired or not changes:
             continue
-        had_none = gpu.function.driver is None and all(one.to_vfio and one.driver is None for one in changes)
+        had_none = gpu.function.driver is None and all(change.to_vfio and change.driver is None for change in changes)
         found[address] = DesiredDriver.PASSTHROUGH if gpu.function.on_vfio or had_none else DesiredDriver.NATIVE
     return found
 
 
 def withdrawn(inventory: Inventory, desired: DesiredDrivers) -> frozenset[PciAddress]:
-    """Return the functions that are offered no more, since their GPU is to go back to the host."""
+    """Return the functions that the agent no longer offers, since their GPU returns to its native driver."""
     return frozenset(
-        one
+        address
         for gpu, driver in desired.items()
         if driver is DesiredDriver.NATIVE
-        for one in (gpu, *inventory.gpus[gpu].siblings)
+        for address in (gpu, *inventory.gpus[gpu].siblings)
     )
 
 

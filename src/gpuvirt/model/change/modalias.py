@@ -1,7 +1,7 @@
-"""Which drivers know a function, by what the kernel's modules say of themselves (modules.alias).
+"""The drivers that support a function, by the kernel's list of modules (modules.alias).
 
-`alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci` is a driver that wants to be asked for by name
-(driver_override); the line with the fewest wildcards is the best, the first among equals.
+`alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci` is a driver that binds only to functions whose
+`driver_override` names it. The line with the fewest wildcards is the best, the first among equals.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ FALLBACK = "vfio-pci"
 
 
 def best_vfio_driver(aliases: str, function: PciFunction) -> str:
-    """Return the driver for a function; `aliases` is the text of modules.alias, odd lines of which are passed over."""
+    """Return the best VFIO driver by `aliases`, the text of modules.alias, whose malformed lines are skipped."""
     name = modalias(function)
     best, fewest = FALLBACK, len(name)
     for line in aliases.splitlines():
@@ -30,14 +30,14 @@ def best_vfio_driver(aliases: str, function: PciFunction) -> str:
 
 
 def native_modules(aliases: str, functions: Iterable[PciFunction]) -> Mapping[PciAddress, tuple[str, ...]]:
-    """Return the modules that say they drive each function natively, in the file's order; one may be blacklisted."""
+    """Return the native modules of each function, in the file's order. A module among them may be blacklisted."""
     names = {function.address: modalias(function) for function in functions}
     found: dict[PciAddress, dict[str, None]] = {address: {} for address in names}
     for line in aliases.splitlines():
         if not line.startswith(NATIVE_PREFIX):
             continue
         pattern, _, module = line.removeprefix(NATIVE_PREFIX).strip().partition(" ")
-        literal = pattern.partition("*")[0]  # most lines are another device's, and need no further look
+        literal = pattern.partition("*")[0]  # cheap to compare, and rules out most lines
         for address, name in names.items():
             if name.startswith(literal) and module and "[" not in pattern and fnmatchcase(name, pattern):
                 found[address][module.strip()] = None
@@ -45,7 +45,7 @@ def native_modules(aliases: str, functions: Iterable[PciFunction]) -> Mapping[Pc
 
 
 def modalias(function: PciFunction) -> str:
-    """Return how the kernel names a function to modules, without `pci:` (file2alias.c); no subsystem is all zeros."""
+    """Return the function's modalias without `pci:` (file2alias.c). A missing subsystem is all zeros."""
     ids = f"v{function.id.vendor:08X}d{function.id.device:08X}"
     vendor, device = (function.subsystem.vendor, function.subsystem.device) if function.subsystem else (0, 0)
     base, sub, interface = function.class_code.to_bytes(3, "big")

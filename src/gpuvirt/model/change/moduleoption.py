@@ -1,7 +1,7 @@
-"""The modprobe file that tells NVIDIA's driver vGPU schedulers for good: its text, and what stands in its way.
+"""The modprobe file that sets the vGPU schedulers of GPUs at each load of NVIDIA's driver: its text, and conflicts.
 
 Format: kernel-open/nvidia/nv-reg.h, NVreg_RegistryDwordsPerDevice="pci=DDDD:BB:DD.F;KEY=VALUE;...;pci=...". The driver
-reads it when it is loaded, so a host takes it over when it is started again.
+reads the parameter when it is loaded, so a change of the file takes effect at the next boot.
 """
 
 import re
@@ -24,9 +24,9 @@ _PAIR = re.compile(r"[A-Za-z0-9_]+=0x[0-9a-fA-F]{1,8}")
 
 
 def merge(existing: str | None, gpu: PciAddress, value: int | None) -> str | None:
-    """Return the text of our file with a GPU's RmPVMRL set, or taken out; None where nothing is left to be told.
+    """Return the text of gpuvirt's file with a GPU's RmPVMRL set or removed; None if the file would be empty.
 
-    Raises DamagedError where the file is not as we write it: then somebody else has a hand in it.
+    Raises DamagedError if the file does not have gpuvirt's form, since another program or a user has then written it.
     """
     entries = {address: dict(pairs) for address, pairs in _parse(existing or "")}
     keys = entries.setdefault(gpu, {})
@@ -34,21 +34,21 @@ def merge(existing: str | None, gpu: PciAddress, value: int | None) -> str | Non
         keys.pop(KEY, None)
     else:
         keys[KEY] = f"0x{value:08x}" if value > 0xFF else f"0x{value:02x}"
-    told = ";".join(_told(address, pairs) for address, pairs in sorted(entries.items()) if pairs)
-    return f'{HEAD}\noptions nvidia {PARAMETER}="{told}"\n' if told else None
+    option = ";".join(_option_of(address, pairs) for address, pairs in sorted(entries.items()) if pairs)
+    return f'{HEAD}\noptions nvidia {PARAMETER}="{option}"\n' if option else None
 
 
 def kept(existing: str) -> Mapping[PciAddress, int]:
-    """Return the values of RmPVMRL that our file has; raise DamagedError where it is not as we write it."""
+    """Return the values of RmPVMRL in gpuvirt's file; raise DamagedError if it does not have gpuvirt's form."""
     return {address: int(value, 16) for address, pairs in _parse(existing) for key, value in pairs if key == KEY}
 
 
-def _told(address: PciAddress, pairs: Mapping[str, str]) -> str:
+def _option_of(address: PciAddress, pairs: Mapping[str, str]) -> str:
     return ";".join([f"pci={address}", *(f"{key}={value}" for key, value in pairs.items())])
 
 
 def _parse(text: str) -> Iterator[tuple[PciAddress, list[tuple[str, str]]]]:
-    """Yield each GPU's keys in the order in which they stand."""
+    """Yield the keys and values of each GPU, in the file's order."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not lines:
         return
@@ -80,14 +80,14 @@ def _address(text: str) -> PciAddress:
 def _damaged(found: str) -> DamagedError:
     return DamagedError(
         f'{FILE}: expected one line, options nvidia {PARAMETER}="pci=ADDRESS;{KEY}=VALUE;..."; found {found.strip()!r};'
-        " move what somebody else wrote into another file, or delete this one, and set the schedulers again"
+        " move the other options into another file, or delete this one, and set the schedulers again"
     )
 
 
 def in_the_way(files: Iterable[Attribute], gpu: PciAddress) -> tuple[Reason, ...]:
-    """Return why our file would not be heard, or would silence another: the kernel takes one value of the parameter.
+    """Return the options of other files that conflict with gpuvirt's: the kernel takes one value of the parameter.
 
-    `files` are those of modprobe's folders; one that can't be read may have it.
+    `files` are those of modprobe's folders. A file that can't be read may have the parameter, so it is a conflict too.
     """
     return tuple(_obstacles(files, gpu))
 

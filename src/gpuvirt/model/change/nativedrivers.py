@@ -1,7 +1,7 @@
-"""Decides which native driver a function goes back to, whether it must be loaded first, and what of ours is in its way.
+"""Decides which native driver a function returns to, whether a module must be loaded, and which overrides are cleared.
 
-The recorded driver is the first choice, another that modules.alias names for the function the second. Modules are
-loaded before anything is unbound, so that a function is never taken from a driver without another that could have it.
+The first choice is the recorded driver, the second another driver that modules.alias names for the function. Modules
+are loaded before the unbind, so that a function leaves its driver only if another driver can take it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,92 +25,93 @@ HEADS = frozenset({FunctionKind.GPU, FunctionKind.NVSWITCH})
 
 @dataclass(frozen=True, slots=True)
 class NativeDriver:
-    """Where a function goes."""
+    """The native driver that a function returns to."""
 
     drivers: tuple[str, ...] = ()
-    """The drivers that may have it, the best first; none: the kernel knows."""
+    """The drivers that may take the function, the best first; empty if the kernel chooses."""
     load: LoadModule | None = None
     required: bool = True
     refusal: Reason | None = None
-    """Why no driver could have it."""
+    """Why no driver can take the function."""
 
 
-def native_driver(seen: UnitState, address: PciAddress) -> NativeDriver:
-    """Return which driver a function goes back to; a GPU's other functions may stay without one."""
-    function = seen.inventory.facts.functions[address]
-    recorded = seen.journal.drivers.get(address)
-    known = seen.native_modules.get(address)
+def native_driver(state: UnitState, address: PciAddress) -> NativeDriver:
+    """Return the driver that a function returns to. A GPU's sibling functions may stay without one."""
+    function = state.function(address)
+    recorded = state.journal.drivers.get(address)
+    known = state.native_modules.get(address)
     drivers = tuple(dict.fromkeys((*((recorded,) if recorded else ()), *(known or ()))))
-    if recorded is not None and is_loaded(seen.drivers, recorded):
+    if recorded is not None and is_loaded(state.drivers, recorded):
         return NativeDriver(drivers)
-    if recorded is not None and recorded not in seen.missing_modules:
+    if recorded is not None and recorded not in state.missing_modules:
         return NativeDriver(drivers, LoadModule(recorded, may_need_device=True))
-    if loaded := tuple(one for one in known or () if is_loaded(seen.drivers, one)):
+    if loaded := tuple(driver for driver in known or () if is_loaded(state.drivers, driver)):
         return NativeDriver(loaded)
     alias = alias_of(function)
-    if known and alias not in seen.missing_modules:
+    if known and alias not in state.missing_modules:
         return NativeDriver(known, LoadModule(alias, known, may_need_device=True))
     is_unknown = known is None and recorded is None
-    comes_later = seen.driver_may_come and function.id.vendor == NVIDIA
+    comes_later = state.driver_may_come and function.id.vendor == NVIDIA
     if is_unknown or comes_later or function.kind not in HEADS:
         return NativeDriver(required=function.kind in HEADS)
-    said = seen.missing_modules.get(recorded or alias)
-    return NativeDriver(refusal=nativerefusals.no_native_driver(address, recorded, known, said))
+    error = state.missing_modules.get(recorded or alias)
+    return NativeDriver(refusal=nativerefusals.no_native_driver(address, recorded, known, error))
 
 
 def alias_of(function: PciFunction) -> str:
-    """Return the name by which modprobe finds a function's modules."""
+    """Return the alias by which modprobe finds a function's modules."""
     return f"pci:{modalias(function)}"
 
 
 def is_loaded(drivers: frozenset[str], driver: str) -> bool:
-    """Return whether a driver is among those that are loaded: modules are named with `_`, drivers at times with `-`."""
+    """Return whether a driver is loaded. Names of modules have `_` where those of their drivers may have `-`."""
     return bool({driver, driver.replace("_", "-")} & drivers)
 
 
-def our_overrides(seen: UnitState, address: PciAddress) -> frozenset[str]:
-    """Return the values of `driver_override` that may be taken back: gpuvirt's own.
+def our_overrides(state: UnitState, address: PciAddress) -> frozenset[str]:
+    """Return the values of `driver_override` that gpuvirt may clear, since it wrote them.
 
-    Of a function that goes from a VFIO driver to its native one these are all that keep it on VFIO. driverctl's stay.
+    For a function that returns from a VFIO driver to its native driver these are all values that keep it on VFIO.
+    driverctl's overrides stay.
     """
-    function, ours = seen.inventory.facts.functions[address], seen.journal.overrides.get(address)
-    if address in seen.pinned:
+    function, ours = state.function(address), state.journal.overrides.get(address)
+    if address in state.pinned:
         return frozenset()
     found = {ours} if ours is not None else set[str]()
-    if ours in VFIO_DRIVERS or function.on_vfio or seen.journal.damaged:
-        found |= VFIO_DRIVERS | {seen.best_drivers.get(address, "vfio-pci")}
+    if ours in VFIO_DRIVERS or function.on_vfio or state.journal.damaged:
+        found |= VFIO_DRIVERS | {state.best_drivers.get(address, "vfio-pci")}
     if function.on_vfio and isinstance(function.driver, str):
         found.add(function.driver)
-    return frozenset({*found, *(one.replace("_", "-") for one in found)})
+    return frozenset({*found, *(driver.replace("_", "-") for driver in found)})
 
 
-def pinned_to_vfio(seen: UnitState, address: PciAddress) -> str | None:
-    """Return the VFIO driver on which driverctl keeps a function."""
-    driver = seen.pinned.get(address)
-    vfio = VFIO_DRIVERS | {seen.best_drivers.get(address, "vfio-pci"), seen.inventory.facts.functions[address].driver}
+def pinned_to_vfio(state: UnitState, address: PciAddress) -> str | None:
+    """Return the VFIO driver on which driverctl keeps a function, None if it does not."""
+    driver = state.pinned.get(address)
+    vfio = VFIO_DRIVERS | {state.best_drivers.get(address, "vfio-pci"), state.function(address).driver}
     return driver if driver in vfio else None
 
 
-def leftovers(seen: UnitState, addresses: Iterable[PciAddress]) -> Iterator[DriverStep]:
-    """Yield the steps that take back what changes that were killed have left at functions with a native driver."""
+def leftovers(state: UnitState, addresses: Iterable[PciAddress]) -> Iterator[DriverStep]:
+    """Yield the steps that undo the overrides and locks of killed changes, for functions on a native driver."""
     for address in addresses:
-        function = seen.inventory.facts.functions[address]
-        if address in seen.journal.overrides:
+        function = state.function(address)
+        if address in state.journal.overrides:
             desired = (function.driver,) if isinstance(function.driver, str) else ()
-            yield ClearOverride(address, our_overrides(seen, address), desired, required=False)
-        if address in seen.journal.changes and function.driver == "nvidia":
+            yield ClearOverride(address, our_overrides(state, address), desired, required=False)
+        if address in state.journal.changes and function.driver == "nvidia":
             yield Unlock(address)
 
 
 def steps_to_native(
-    seen: UnitState, addresses: list[PciAddress], unbinds: Iterable[DriverStep], *, probe: bool
+    state: UnitState, addresses: list[PciAddress], unbinds: Iterable[DriverStep], *, probe: bool
 ) -> Iterator[DriverStep]:
-    """Yield the steps that give functions to their native drivers; without `probe` they are left without one."""
-    found = {address: native_driver(seen, address) for address in addresses}
+    """Yield the steps that bind functions to their native drivers; without `probe` they only unbind the functions."""
+    found = {address: native_driver(state, address) for address in addresses}
     if probe:
-        yield from dict.fromkeys(one.load for one in found.values() if one.load is not None)
+        yield from dict.fromkeys(native.load for native in found.values() if native.load is not None)
     for address, native in found.items():
-        yield ClearOverride(address, our_overrides(seen, address), native.drivers)
+        yield ClearOverride(address, our_overrides(state, address), native.drivers)
     yield from unbinds
     if probe:
         for address, native in found.items():

@@ -1,4 +1,4 @@
-"""What is to be done to the GPUs of an isolation unit, as data: a dry run prints it, the executor carries it out."""
+"""The plan of an isolation unit, as data: a dry run prints it, `node.change` carries it out."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from gpuvirt.model.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class VgpuPlan:
-    """What is to be done to the vGPUs of one GPU, and to the VFs and modes on which they stand."""
+    """The plan for the vGPUs of one GPU, and for the VFs and modes that they need."""
 
     gpu: PciAddress
     steps: tuple[VgpuStep, ...] = ()
     pending: tuple[Reason, ...] = ()
-    """What is waited for; the steps are what can be done meanwhile."""
+    """Why some steps must wait. `steps` has those that can be taken meanwhile."""
     refusals: tuple[Reason, ...] = ()
-    """Why nothing is done; there are no steps then."""
+    """Why the plan has no steps."""
     undesired: frozenset[VgpuId] = frozenset()
     """The vGPUs that are removed, now or when they are free."""
     follows: bool = False
-    """Whether the vGPUs are planned when the GPU has its native driver, which it has not yet."""
+    """Whether the vGPUs are planned later, once the GPU is bound to its native driver."""
 
     @property
     def met(self) -> bool:
@@ -32,22 +32,22 @@ class VgpuPlan:
 
     @property
     def destroys(self) -> bool:
-        """Whether the steps touch anything that exists, which a pod may have."""
+        """Whether a step changes something that exists and may be allocated to a pod."""
         return any(not isinstance(step, CreateInstance | CreateVgpu | SetScheduler) for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class DriverPlan:
-    """How the functions of one isolation unit change their drivers."""
+    """The plan for the drivers of one isolation unit."""
 
     unit: UnitId
     steps: tuple[DriverStep, ...] = ()
     refusals: tuple[Reason, ...] = ()
-    """Why nothing is done; there are no steps then."""
+    """Why the plan has no steps."""
     leases: tuple[IommuGroup, ...] = ()
-    """The groups that are held while the steps are taken."""
+    """The groups that gpuvirt leases while it takes the steps."""
     locks: tuple[PciAddress, ...] = ()
-    """The GPUs whose native driver is asked to admit no new client before they are unbound from it."""
+    """The GPUs whose driver must admit no new client before the unbind (NVIDIA's `unbindLock`)."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -61,20 +61,20 @@ Phase = VgpuPlan | DriverPlan
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What brings one isolation unit to its desired state: phases, of which each begins when those before are met.
+    """The phases that bring one isolation unit to its desired state; each begins when those before it are met.
 
-    The unit is observed again after each phase, and planned for again from that; what stands here of later phases is
-    what they will do if nothing else changes.
+    The unit is observed and planned again after each phase, so the later phases show what will be done if nothing else
+    changes.
     """
 
     unit: UnitId
     emptied: tuple[VgpuPlan, ...]
-    """The GPUs that are to be used whole: their vGPUs are removed, and their VFs switched off."""
+    """The GPUs that will be used whole: their vGPUs are removed, and their VFs switched off."""
     drivers: DriverPlan
     filled: tuple[VgpuPlan, ...]
-    """The GPUs that are to carry vGPUs."""
+    """The GPUs that will carry vGPUs."""
     later: tuple[str, ...] = ()
-    """What follows and can't be planned yet, in words."""
+    """The steps that follow but can't be planned yet, in words."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -93,18 +93,18 @@ class Plan:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why steps are not taken, or not yet."""
+        """Why steps are refused or must wait."""
         vgpus = chain.from_iterable((*plan.refusals, *plan.pending) for plan in self.vgpus)
         return tuple(dict.fromkeys((*vgpus, *self.drivers.refusals)))
 
     @property
     def ready(self) -> Iterator[Phase]:
-        """Yield the phases that may begin now: drivers are changed when the GPUs that are used whole are empty."""
+        """Yield the phases that may begin now. Drivers change once the GPUs that will be used whole are empty."""
         yield from (plan for plan in self.emptied if plan.steps)
         if self.drivers.steps and all(plan.met for plan in self.emptied):
             yield self.drivers
         yield from (plan for plan in self.filled if plan.steps)
 
     def vgpus_of(self, gpu: PciAddress) -> VgpuPlan:
-        """Return what is to be done to the vGPUs of a GPU: nothing where none are desired."""
+        """Return the plan for the vGPUs of a GPU, an empty one where none are desired."""
         return next((plan for plan in self.vgpus if plan.gpu == gpu), VgpuPlan(gpu))

@@ -1,4 +1,4 @@
-"""Plans for one isolation unit: vGPUs removed, VFs off, drivers, VFs on, modes, vGPUs created, schedulers."""
+"""Plans one isolation unit: vGPUs removed, VFs off, drivers, VFs on, modes, vGPUs created, schedulers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,22 +21,22 @@ from gpuvirt.model.reasons import refusals, shortfalls
 
 
 def plan_unit(state: UnitState, unit: UnitId, desired: DesiredUnit) -> Plan:
-    """Return what brings the GPUs of a unit to what is desired; GPUs that are not there are left out.
+    """Return the plan that brings the GPUs of a unit to their desired state; GPUs that the host lacks are left out.
 
-    Drivers are planned for as if the GPUs that are to be used whole were empty already.
+    Drivers are planned as if the GPUs that will be used whole were empty already.
     """
-    there = {gpu: target for gpu, target in sorted(desired.items()) if gpu in state.inventory.facts.functions}
-    vgpus = {gpu: _plan(state, gpu, target) for gpu, target in there.items() if target.vgpus is not None}
-    emptied = [plan for gpu, plan in vgpus.items() if there[gpu].is_whole]
-    filled = [plan for gpu, plan in vgpus.items() if not there[gpu].is_whole]
+    present = {gpu: target for gpu, target in sorted(desired.items()) if gpu in state.inventory.facts.functions}
+    vgpus = {gpu: _plan(state, gpu, target) for gpu, target in present.items() if target.vgpus is not None}
+    emptied = [plan for gpu, plan in vgpus.items() if present[gpu].is_whole]
+    filled = [plan for gpu, plan in vgpus.items() if not present[gpu].is_whole]
     then = state.emptied([plan.gpu for plan in emptied if not plan.met])
-    drivers = driverplanning.plan_drivers(then, unit, desired_drivers(there))
-    later = tuple(text for plan in filled for text in _later(state, plan, there[plan.gpu].vgpus))
+    drivers = driverplanning.plan_drivers(then, unit, desired_drivers(present))
+    later = tuple(text for plan in filled for text in _later(state, plan, present[plan.gpu].vgpus))
     return Plan(unit, tuple(emptied), drivers, tuple(filled), later)
 
 
 def plan_vgpus(function: PciFunction, gpu_state: GpuState | None, desired: DesiredGpu) -> VgpuPlan:
-    """Return what brings one GPU to the vGPUs that are desired on it, as far as the GPU itself is concerned."""
+    """Return the plan that brings one GPU to its desired vGPUs, before allocations are taken into account."""
     gpu = function.address
     if desired.vgpus is None or (desired.is_whole and function.on_vfio):
         return VgpuPlan(gpu)
@@ -48,7 +48,7 @@ def plan_vgpus(function: PciFunction, gpu_state: GpuState | None, desired: Desir
 
 
 def _has_vfs_of_native_driver(gpu_state: GpuState | None) -> bool:
-    """Return whether the native driver of a GPU serves its VFs, to containers too, as AMD's and Intel's do."""
+    """Return whether the GPU's native driver serves its VFs, also to containers, as AMD's and Intel's drivers do."""
     return gpu_state is not None and gpu_state.host.framework is Framework.SRIOV_VF
 
 
@@ -58,9 +58,9 @@ def _plan(state: UnitState, gpu: PciAddress, desired: DesiredGpu) -> VgpuPlan:
 
 
 def plan_removal(state: UnitState, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
-    """Return what removes one vGPU: no step where it is in use."""
+    """Return the plan that removes one vGPU; it has no steps while the vGPU is in use."""
     gpu_state = state.gpu_states.get(gpu)
-    live = next((one for one in gpu_state.host.live if one.id == vgpu), None) if gpu_state is not None else None
+    live = next((live for live in gpu_state.host.live if live.id == vgpu), None) if gpu_state is not None else None
     if gpu_state is None or live is None:
         return VgpuPlan(gpu)
     if isinstance(live.type, Unread):
@@ -71,7 +71,7 @@ def plan_removal(state: UnitState, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
 
 
 def plan_scheduler(state: UnitState, gpu: PciAddress, scheduler: Scheduler) -> VgpuPlan:
-    """Return what gives a GPU a scheduler while it keeps its vGPUs."""
+    """Return the plan that sets a GPU's scheduler and keeps its vGPUs."""
     gpu_state = state.gpu_states.get(gpu)
     if gpu_state is None:
         return VgpuPlan(gpu, refusals=(no_host(state.inventory.facts.functions[gpu]),))
@@ -82,7 +82,7 @@ def plan_scheduler(state: UnitState, gpu: PciAddress, scheduler: Scheduler) -> V
 
 
 def _unless_allocated(state: UnitState, plan: VgpuPlan) -> VgpuPlan:
-    """Return a plan, without its steps where a pod has the GPU whole, or where it is unknown what pods have."""
+    """Return a plan, without its steps if the GPU is allocated whole to a pod, or if allocations are unknown."""
     if not plan.steps:
         return plan
     gpu, pods = plan.gpu, state.pods
@@ -96,7 +96,7 @@ def _unless_allocated(state: UnitState, plan: VgpuPlan) -> VgpuPlan:
 
 
 def _later(state: UnitState, plan: VgpuPlan, vgpus: DesiredVgpus | None) -> Iterator[str]:
-    """Yield in words what is done to a GPU once its native driver has it and has VFs: only then it names its types."""
+    """Yield the later steps in words: a GPU names its vGPU types only on its native driver, with its VFs on."""
     gpu, vfs_first = plan.gpu, any(isinstance(step, EnableVfs) for step in plan.steps)
     if vgpus is None or not (plan.follows or vfs_first):
         return

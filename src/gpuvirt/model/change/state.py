@@ -1,9 +1,10 @@
-"""What was observed of a host, as the plan of an isolation unit follows from it."""
+"""The observed state of a host that the plan of an isolation unit follows from."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.podallocations import Allocation
@@ -15,47 +16,55 @@ from gpuvirt.model.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
-    """All that a plan follows from."""
+    """The inventory of the host, with everything else that a plan depends on."""
 
     inventory: Inventory
     drivers: frozenset[str]
-    """The drivers of PCI functions that are loaded."""
+    """The PCI drivers that are loaded."""
     best_drivers: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The VFIO driver that knows a function best, where that is not vfio-pci."""
+    """The VFIO driver that fits a function best, if that is not vfio-pci."""
     host_uses: Mapping[PciAddress, str] = field(default_factory=dict)
-    """What the host itself needs a function for: `drives the console`."""
+    """The use that the host makes of a function: `drives the console`."""
     native_users: Mapping[PciAddress, tuple[User, ...]] | None = None
-    """Processes that use a function through its native driver; None where that could not be looked for."""
+    """Processes that use a function through its native driver; None if they could not be listed."""
     pods: Allocations | Unknown = field(kw_only=True)
-    """Pods that have a GPU, or a part of it."""
+    """The pods that each GPU, or a part of it, is allocated to."""
     unmapped: tuple[Allocation, ...] = ()
-    """GPUs that pods have, and that could not be found on this host."""
+    """Allocations of GPUs whose ids can't be mapped to a GPU of this host."""
     journal: DriverJournal = field(default_factory=DriverJournal)
-    """What gpuvirt has recorded of the drivers that it took from functions."""
     native_modules: Mapping[PciAddress, tuple[str, ...]] = field(default_factory=dict)
-    """The drivers and modules that are for a function; a function is missing where modules.alias was not read."""
+    """The native drivers and modules of a function, which is missing if modules.alias was not read."""
     missing_modules: Mapping[str, str] = field(default_factory=dict)
-    """Modules that modprobe can't load, with what it said."""
+    """Modules that modprobe can't load, with its error."""
     pinned: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The drivers that driverctl keeps functions on."""
+    """The drivers on which driverctl keeps functions."""
     driver_may_come: bool = False
-    """Whether a container may yet bring NVIDIA's driver: its module is loaded only while a GPU is free."""
+    """Whether a container may still load NVIDIA's driver, whose module loads only while a GPU is free."""
     allowed: frozenset[PciAddress] = frozenset()
-    """Functions of other slots that the admin lets move with a GPU of their group."""
+    """Functions of other slots that may move with a GPU of their group, by the admin's list."""
     forced: bool = False
-    """Processes that use a function natively don't keep it from being moved; pods and VFIO's users always do."""
+    """Whether functions move although processes use them natively. Pods and users of VFIO always prevent a move."""
     gpu_states: Mapping[PciAddress, GpuState] = field(default_factory=dict)
-    """The GPUs of the unit that make vGPUs now."""
+    """The state of each GPU of the unit whose driver can create vGPUs now."""
     whole: Mapping[PciAddress, tuple[str, ...]] = field(default_factory=dict)
-    """The pods that have a function whole, or a part of a GPU that is no vGPU."""
+    """The pods that a function is allocated to whole, or as a part of a GPU that is not a vGPU."""
     unknown: Reason | None = None
-    """Why no account of what pods have could be read, so that nothing is changed."""
+    """Why no account of the allocations could be read, so that nothing is changed."""
+
+    def function(self, address: PciAddress) -> PciFunction:
+        """Return a function of the host."""
+        return self.inventory.facts.functions[address]
+
+    def neighbours(self, addresses: Iterable[PciAddress]) -> set[PciAddress]:
+        """Return the functions that share an IOMMU group with these, and these themselves."""
+        groups = {self.function(address).iommu_group for address in addresses}
+        return {member for group in groups if isinstance(group, int) for member in self.inventory.groups.get(group, ())}
 
     def emptied(self, gpus: Collection[PciAddress]) -> "UnitState":
-        """Return what is there once these GPUs carry no vGPUs and have no VFs."""
+        """Return the state in which these GPUs carry no vGPUs and have no VFs."""
         facts = self.inventory.facts
         gone = {vf for gpu in gpus for vf in facts.functions[gpu].virtfns}
-        functions = {address: one for address, one in facts.functions.items() if address not in gone}
+        functions = {address: function for address, function in facts.functions.items() if address not in gone}
         functions |= {gpu: replace(functions[gpu], virtfns=()) for gpu in gpus}
         hosts = {gpu: replace(host, live=()) if gpu in gpus else host for gpu, host in facts.vgpu_hosts.items()}
         return replace(self, inventory=build_inventory(replace(facts, functions=functions, vgpu_hosts=hosts)))

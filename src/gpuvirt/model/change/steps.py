@@ -1,4 +1,4 @@
-"""The steps that a plan is made of, as data: each touches one device of a host, or loads a kernel module."""
+"""The steps of a plan, as data: each changes one device of a host, or loads a kernel module."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from gpuvirt.facts.vgpu import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class LoadModule:
-    """Have a driver in the kernel."""
+    """Load a driver into the kernel."""
 
     driver: str
-    """Its name, or `pci:` and the modalias of the function that needs one: modprobe then minds its blacklist."""
+    """The driver's name, or `pci:` and the modalias of the function, for which modprobe applies its blacklist."""
     provides: tuple[str, ...] = ()
-    """The drivers of which one must be there afterwards, where that is not `driver`."""
+    """The drivers of which one must be loaded afterwards, if that is not `driver`."""
     may_need_device: bool = False
-    """NVIDIA's module refuses to be loaded while no GPU is free; it is loaded again after the unbind."""
+    """Whether a failure is tried again after the unbind: NVIDIA's module does not load while no GPU is free."""
 
     @property
     def text(self) -> str:
@@ -25,7 +25,7 @@ class LoadModule:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Say which driver alone may have a function."""
+    """Write `driver_override`, which names the only driver that may take a function."""
 
     address: PciAddress
     driver: str
@@ -38,7 +38,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Unbind:
-    """Take a function from its driver."""
+    """Unbind a function from its driver."""
 
     address: PciAddress
     driver: str
@@ -51,11 +51,11 @@ class Unbind:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Let the kernel give a function to the driver that its override names."""
+    """Have the kernel bind a function to the driver that its override names."""
 
     address: PciAddress
     driver: str
-    """Which must have it then."""
+    """The driver that must have the function afterwards."""
 
     @property
     def text(self) -> str:
@@ -65,15 +65,15 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ClearOverride:
-    """Take back what somebody wrote into `driver_override`, where that was gpuvirt."""
+    """Clear `driver_override` if gpuvirt has written it."""
 
     address: PciAddress
     ours: frozenset[str]
-    """The values that may be taken back; any other stays."""
+    """The values that may be cleared; any other stays."""
     desired: tuple[str, ...] = ()
-    """The drivers that may have the function; with another's override none of them could."""
+    """The drivers that may take the function, which an override that stays may rule out."""
     required: bool = True
-    """Whether an override that stays, and keeps these drivers off, stops the change."""
+    """Whether the change fails if an override stays and rules these drivers out."""
 
     @property
     def text(self) -> str:
@@ -83,7 +83,7 @@ class ClearOverride:
 
 @dataclass(frozen=True, slots=True)
 class Unlock:
-    """Have NVIDIA's driver let clients in again, which a change that was killed has locked out."""
+    """Have NVIDIA's driver admit clients again, after a change that locked them out was killed."""
 
     address: PciAddress
 
@@ -95,20 +95,18 @@ class Unlock:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """Give a function that no driver has to a native one."""
+    """Bind a function that has no driver to a native one."""
 
     address: PciAddress
     drivers: tuple[str, ...] = ()
-    """Those that may have it, the best first; none: the one that the kernel has for it."""
+    """The drivers that may take the function, the best first; empty if the kernel chooses."""
     required: bool = True
-    """Whether it is a failure that no driver takes it."""
+    """Whether the change fails if no driver takes the function."""
 
     @property
     def text(self) -> str:
         """The step in words."""
-        return (
-            f"{self.address}: probe, for {self.drivers[0] if self.drivers else 'the driver that the kernel has for it'}"
-        )
+        return f"{self.address}: probe, for {self.drivers[0] if self.drivers else 'the driver that the kernel chooses'}"
 
 
 DriverStep = LoadModule | Override | ClearOverride | Unlock | Unbind | Probe | Return
@@ -120,7 +118,7 @@ def _switched(*, on: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EnableVfs:
-    """Have the VFs of a GPU, on which its vGPUs stand."""
+    """Switch the VFs of a GPU on, which will carry its vGPUs."""
 
     gpu: PciAddress
 
@@ -132,7 +130,7 @@ class EnableVfs:
 
 @dataclass(frozen=True, slots=True)
 class DisableVfs:
-    """Have a GPU without its VFs, which nobody uses and which carry nothing."""
+    """Switch the VFs of a GPU off, which are free and carry no vGPU."""
 
     gpu: PciAddress
 
@@ -144,7 +142,7 @@ class DisableVfs:
 
 @dataclass(frozen=True, slots=True)
 class RemoveVgpu:
-    """Take a vGPU away that nobody has."""
+    """Remove a vGPU that is free."""
 
     vgpu: VgpuId
     type: VgpuType
@@ -158,7 +156,7 @@ class RemoveVgpu:
 
 @dataclass(frozen=True, slots=True)
 class CreateVgpu:
-    """Make a vGPU."""
+    """Create a vGPU."""
 
     vgpu: VgpuId
     type: VgpuType
@@ -172,7 +170,7 @@ class CreateVgpu:
 
 @dataclass(frozen=True, slots=True)
 class SetMixedSizes:
-    """Let vGPUs of several sizes be on a GPU at a time, or of one alone, while it carries none."""
+    """Switch mixed sizes of a GPU that carries no vGPU."""
 
     gpu: PciAddress
     on: bool
@@ -185,7 +183,7 @@ class SetMixedSizes:
 
 @dataclass(frozen=True, slots=True)
 class SetMigMode:
-    """Switch MIG mode of a GPU that carries nothing and that nobody uses."""
+    """Switch MIG mode of a GPU that carries no vGPU and is free."""
 
     gpu: PciAddress
     on: bool
@@ -198,7 +196,7 @@ class SetMigMode:
 
 @dataclass(frozen=True, slots=True)
 class DestroyInstance:
-    """Take a GPU instance away that no vGPU can stand on."""
+    """Destroy a GPU instance that carries no vGPU."""
 
     gpu: PciAddress
     instance: int
@@ -212,12 +210,12 @@ class DestroyInstance:
 
 @dataclass(frozen=True, slots=True)
 class CreateInstance:
-    """Make a GPU instance for MIG-backed vGPUs."""
+    """Create a GPU instance for MIG-backed vGPUs."""
 
     gpu: PciAddress
     profile: str
     start: int
-    """The first memory slice that it takes."""
+    """The first memory slice of the instance."""
 
     @property
     def text(self) -> str:
@@ -227,7 +225,7 @@ class CreateInstance:
 
 @dataclass(frozen=True, slots=True)
 class SetScheduler:
-    """Let a GPU's vGPUs share its time in another way, while no machine runs on them."""
+    """Set the scheduler of a GPU while no VM runs on its vGPUs."""
 
     gpu: PciAddress
     scheduler: Scheduler
@@ -246,7 +244,7 @@ Step = DriverStep | VgpuStep
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """The steps that follow undo those of a change that has failed."""
+    """A mark: the steps that follow undo those of a failed change."""
 
     subject: str
 

@@ -1,4 +1,4 @@
-"""Whether a driver for containers may take a host's GPUs: not while a VM can be using one of them."""
+"""Whether a driver for containers may take a host's GPUs: it may not while a VM can be using one of them."""
 
 from collections.abc import Iterator
 
@@ -9,17 +9,17 @@ from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.reasons import Reason, refusals
 
 
-def why_not_unused(seen: UnitState) -> tuple[Reason, ...]:
-    """Return why a VM can be using one of NVIDIA's GPUs; what could not be read counts as used."""
-    return tuple(dict.fromkeys(_reasons(seen)))
+def why_not_unused(state: UnitState) -> tuple[Reason, ...]:
+    """Return why a VM can be using one of NVIDIA's GPUs. A GPU whose use could not be read counts as used."""
+    return tuple(dict.fromkeys(_reasons(state)))
 
 
-def _reasons(seen: UnitState) -> Iterator[Reason]:
-    gpus = {address: gpu for address, gpu in seen.inventory.gpus.items() if gpu.function.id.vendor == NVIDIA}
+def _reasons(state: UnitState) -> Iterator[Reason]:
+    gpus = {address: gpu for address, gpu in state.inventory.gpus.items() if gpu.function.id.vendor == NVIDIA}
     for address, gpu in gpus.items():
         if gpu.vgpu_host is not None and gpu.vgpu_host.live:
             yield refusals.carries_vgpus(address, len(gpu.vgpu_host.live))
-        if gpu.function.on_vfio and seen.inventory.facts.users is None:
+        if gpu.function.on_vfio and state.inventory.facts.users is None:
             yield refusals.users_unseen(address)
-    for plan in plan_units(seen, dict.fromkeys(gpus, DesiredDriver.NATIVE)):
+    for plan in plan_units(state, dict.fromkeys(gpus, DesiredDriver.NATIVE)):
         yield from plan.refusals

@@ -1,0 +1,133 @@
+"""Why the functions of an isolation unit do not change their drivers."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.snapshot import User
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.podallocations import unmapped_reasons
+from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
+from gpuvirt.model.change.nativedrivers import native_driver, pinned_to_vfio
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.inventory.isolation import spoilers
+from gpuvirt.model.reasons import Reason, nativerefusals, refusals
+
+
+def driver_refusals(
+    state: UnitState,
+    desired_drivers: DesiredDrivers,
+    to_vfio: list[PciAddress],
+    to_native: list[PciAddress],
+    *,
+    by_hand: bool,
+) -> tuple[Reason, ...]:
+    """Return why these functions must not change their drivers; `by_hand`: an admin must probe the native driver."""
+    return tuple(dict.fromkeys(_refusals(state, desired_drivers, to_vfio, to_native, by_hand=by_hand)))
+
+
+def _refusals(
+    state: UnitState,
+    desired_drivers: DesiredDrivers,
+    to_vfio: list[PciAddress],
+    to_native: list[PciAddress],
+    *,
+    by_hand: bool,
+) -> Iterator[Reason]:
+    for address in to_vfio:
+        yield from _why_not_to_vfio(state, address)
+    staying = sorted(state.neighbours(to_vfio) - desired_drivers.keys())
+    for other in spoilers(state.inventory.facts.functions, staying):
+        same_group = [address for address in to_vfio if state.function(address).iommu_group == other.iommu_group]
+        yield refusals.foreign(other, same_group)
+    for address in to_vfio:
+        for neighbour in sorted(state.neighbours([address]) & desired_drivers.keys()):
+            if desired_drivers[neighbour] is DesiredDriver.NATIVE:
+                yield refusals.torn(address, neighbour)
+    for address in to_native:
+        yield from _why_not_to_native(state, desired_drivers, address)
+        if by_hand and state.function(address).driver is None and address not in state.journal.overrides:
+            yield nativerefusals.probe_by_hand(address)
+        elif not by_hand and (reason := native_driver(state, address).refusal) is not None:
+            yield reason
+
+
+def _why_not_to_vfio(state: UnitState, address: PciAddress) -> Iterator[Reason]:
+    function = state.function(address)
+    vfio_folders = [unread for unread in function.unread if unread.path.endswith("/vfio-dev")]
+    for attribute in (function.driver, function.iommu_group, *vfio_folders):
+        if isinstance(attribute, Unread):
+            yield refusals.unread(address, attribute)
+    if function.iommu_group is None:
+        yield refusals.no_group(address)
+    if function.fell_off_bus:
+        yield refusals.fell_off_bus(address, address)
+    if (use := state.host_uses.get(address)) is not None:
+        yield refusals.host_needs(address, use)
+    if function.driver is None and (users := _vfio_users(state, function)):
+        yield refusals.unbind_pending(address, users, certain=False)
+    yield from _vgpus_and_vfs(state, function)
+    yield from _allocated(state, address)
+    yield from unmapped_reasons(function, state.unmapped)
+    if not state.forced:
+        yield from _native_users(state, function)
+
+
+def _vgpus_and_vfs(state: UnitState, function: PciFunction) -> Iterator[Reason]:
+    """Yield the vGPUs or VFs that a function would lose with its native driver."""
+    gpu = state.inventory.gpus.get(function.address)
+    if gpu is not None and gpu.vgpu_host is not None and gpu.vgpu_host.live:
+        yield refusals.carries_vgpus(function.address, len(gpu.vgpu_host.live))
+    elif function.virtfns:
+        yield refusals.vfs_enabled(function)
+
+
+def _native_users(state: UnitState, function: PciFunction) -> Iterator[Reason]:
+    if function.driver is not None and state.native_users is None:
+        yield refusals.users_unseen(function.address)
+    if users := refusals.serious((state.native_users or {}).get(function.address, ())):
+        yield refusals.in_use(function.address, users, forcible=True)
+
+
+def _allocated(state: UnitState, address: PciAddress) -> Iterator[Reason]:
+    """Yield the pods that a function is allocated to; or, for a function that has a driver, that they are unknown."""
+    known = state.pods.known if isinstance(state.pods, Unknown) else state.pods
+    if pods := known.get(address, ()):
+        yield refusals.held(address, pods)
+    if isinstance(state.pods, Unknown) and state.function(address).driver is not None:
+        reason = state.pods.reason
+        yield refusals.allocations_unknown(address) if reason is None else replace(reason, subject=address)
+
+
+def _why_not_to_native(state: UnitState, desired_drivers: DesiredDrivers, address: PciAddress) -> Iterator[Reason]:
+    function = state.function(address)
+    if function.on_vfio and function.virtfns:  # an unbind removes the VFs, even while a VM uses them
+        yield refusals.vfs_enabled(function)
+    yield from _why_no_native_driver(state, function)
+    if users := _vfio_users(state, function):
+        yield refusals.in_use(address, users, forcible=False)
+    for member in sorted({address, *state.neighbours([address])}):  # the lease takes the whole group
+        if state.function(member).on_vfio or member == address:
+            yield from _allocated(state, member)
+    for other in sorted(state.neighbours([address]) & state.inventory.gpus.keys()):
+        if state.function(other).on_vfio and desired_drivers.get(other) is not DesiredDriver.NATIVE:
+            yield refusals.torn(other, address)
+
+
+def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[Reason]:
+    """Yield why a native driver must not, or can't, take a function."""
+    if function.fell_off_bus:
+        yield refusals.fell_off_bus(function.address, function.address)
+    if (pinned := pinned_to_vfio(state, function.address)) is not None:
+        yield nativerefusals.pinned(function.address, pinned)
+    for vf in function.virtfns:  # the driver may reset them
+        if vf in state.inventory.facts.functions and (users := _vfio_users(state, state.function(vf))):
+            yield refusals.in_use(vf, users, forcible=False)
+
+
+def _vfio_users(state: UnitState, function: PciFunction) -> tuple[User, ...]:
+    facts = state.inventory.facts
+    group = function.iommu_group
+    users = (facts.users or {}).get(group, ()) if isinstance(group, int) else ()
+    return users + (facts.users_of_lost_nodes if function.driver is None else ())
