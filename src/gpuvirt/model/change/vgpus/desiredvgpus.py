@@ -1,7 +1,7 @@
-"""Which vGPUs are wanted on a node's GPUs: by the config that the node's label names, or its settings.
+"""The desired vGPUs of a node's GPUs: those of the vGPU config that the node's label or the settings name.
 
-A config's name is looked for in the configs that were heard, and then in the built-in ones, so that `A10-4Q` means
-something on every node. What was not heard is not taken for absent: nothing is wanted again until it was.
+A config's name is looked up in the reported configs first, and then in the built-in ones, so `A10-4Q` is a config on
+every node. While the label or the configs have not been reported, no vGPUs are desired and none are removed.
 """
 
 from collections.abc import Mapping
@@ -24,53 +24,53 @@ from gpuvirt.model.desired.workload import VGPU_CONFIG_LABEL, mode_source, sourc
 from gpuvirt.model.inventory.inventory import Inventory
 
 CLASSES = frozenset({0x030000, 0x030200})
-"""Of the GPUs that configs count, as vgpu-device-manager does."""
+"""The PCI classes of the GPUs that configs count, as vgpu-device-manager does."""
 
 Configs = Mapping[str, tuple[Entry, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """The configs that there are."""
+    """The vGPU configs of a node, beside the built-in ones."""
 
     configs: Configs = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     problem: InvalidDesired | None = None
-    """Why what was heard last can't be used."""
+    """Why the text that was reported last can't be used."""
     good: ConfigText | None = None
-    """The text that the configs are of; None for the built-in ones alone."""
+    """The text that has the configs; None if there are only the built-in ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredTypes:
-    """What is wanted, or why that is not known."""
+    """The desired vGPUs of each GPU, or why they can't be derived."""
 
     name: str | None = None
-    """The config; None where none is wanted, or it was not heard which."""
+    """The config; None if none is desired, or if it has not been reported."""
     desired_by_gpu: Mapping[PciAddress, DesiredVgpus] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     problem: InvalidDesired | None = None
-    """Why nothing follows from the name."""
+    """Why the name can't be resolved."""
 
     @property
     def undecided(self) -> tuple[Note, ...]:
-        """Why nothing follows yet: hosts have not said which cards their GPUs are. That is not invalid."""
+        """The notes that the host has not shown yet which cards its GPUs are. The config is not invalid then."""
         return () if self.desired_by_gpu else tuple(note for note in self.notes if note.code is NoteCode.CARD_UNDECIDED)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigName:
-    """The name of the config that is wanted, and where it is set."""
+    """The name of the desired config, and the place that sets it."""
 
     name: str
     source: Source
 
 
 def config_name(request: NodeRequest, settings: Settings, *, in_cluster: bool) -> ConfigName | None:
-    """Return which config is wanted, None for none, or where it was not heard yet.
+    """Return the desired config; None if there is none, or if it has not been reported yet.
 
-    A node in a cluster that has no label gets the config of the settings, else `default`, which whoever wants mode vgpu
-    has asked for.
+    A node of a cluster that has no label gets the config of the settings. If these have none, it gets `default`, which
+    mode vgpu then means.
     """
     own = settings.vgpu_config
     of_settings = ConfigName(own, Source(Origin.SETTINGS, "settings $.vgpu_config")) if own is not None else None
@@ -89,7 +89,7 @@ def config_name(request: NodeRequest, settings: Settings, *, in_cluster: bool) -
 
 
 def read_book(text: ConfigText, before: Book) -> Book:
-    """Return the configs of a text; where it can't be used, those from before, with the reason."""
+    """Return the configs of a text; if it can't be used, the previous configs with the problem."""
     if text.other_keys is not None:
         return Book(before.configs, before.notes, invalidvgpus.no_key(text, text.other_keys), before.good)
     try:
@@ -100,17 +100,17 @@ def read_book(text: ConfigText, before: Book) -> Book:
 
 
 def without_text(before: Book, base: Book, named: str | None = None) -> Book:
-    """Return the configs when it was heard that there is no text: those from before, where there were any.
+    """Return the configs once the text is reported as absent: the previous ones, if there were any.
 
-    `base` are those of a node that never had one; `named` is the ConfigMap that somebody has asked for by its name.
+    `base` has the configs of a node that never had a text. `named` is the ConfigMap that the settings name.
     """
     if before.good is not None and before.good != base.good:
         return Book(before.configs, before.notes, invalidvgpus.gone(before.good), before.good)
     return base if named is None else replace(base, problem=invalidvgpus.missing_map(named))
 
 
-def config_gpus(inventory: Inventory, boards: Mapping[PciAddress, GpuState]) -> list[ConfigGpu]:
-    """Return the GPUs of a host as configs pick them."""
+def config_gpus(inventory: Inventory, gpu_states: Mapping[PciAddress, GpuState]) -> list[ConfigGpu]:
+    """Return the GPUs of a host in the form in which configs select them."""
     ours = [
         gpu.function
         for _, gpu in sorted(inventory.gpus.items())
@@ -122,14 +122,14 @@ def config_gpus(inventory: Inventory, boards: Mapping[PciAddress, GpuState]) -> 
             function.id,
             function.subsystem,
             index,
-            frozenset(boards[function.address].known_types if function.address in boards else ()),
+            frozenset(gpu_states[function.address].known_types if function.address in gpu_states else ()),
         )
         for index, function in enumerate(ours)
     ]
 
 
 def resolve(config: ConfigName | None, book: Book, gpus: list[ConfigGpu]) -> DesiredTypes:
-    """Return what a config wants of each GPU; one that it is not for is left alone."""
+    """Return the vGPUs that a config desires of each GPU; GPUs that it does not select are left out."""
     if config is None:
         return DesiredTypes()
     name, source = config.name, config.source
@@ -145,7 +145,7 @@ def resolve(config: ConfigName | None, book: Book, gpus: list[ConfigGpu]) -> Des
 
 
 def desired_vgpus_of(config_gpu: GpuConfig) -> DesiredVgpus:
-    """Return what a config desires of a GPU, as the planner takes it."""
+    """Return a config's choice for one GPU in the form that the planner takes."""
     return DesiredVgpus(
         {profile.text: count for profile, count in config_gpu.types.items()}, config_gpu.sizes, config_gpu.scheduler
     )

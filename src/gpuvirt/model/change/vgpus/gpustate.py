@@ -1,4 +1,4 @@
-"""The state of one GPU whose vGPUs are planned: its vGPUs, who uses them, and what pods had before a reboot."""
+"""The state of one GPU whose vGPUs are planned: its vGPUs, their users, and the vGPUs of pods from before a reboot."""
 
 import uuid
 from collections.abc import Iterable, Mapping
@@ -17,125 +17,129 @@ from gpuvirt.model.vgputypes.catalog import Card
 from gpuvirt.model.vgputypes.profiles import Profile, card_names, parse_profile, profile_name
 
 NAMESPACE = uuid.UUID("6f1e5a0c-93c5-5d0e-8d0b-2f9b1f1f7a11")
-"""Of all ids that are made here; a host's own follows from it and the host's name."""
+"""The UUID namespace of gpuvirt, from which each host's own namespace follows."""
 
 
 GIVER = "the kubelet, which may give it to a pod at any moment"
-"""Who has a vGPU that is offered: it is not removed, though nothing of it runs."""
+"""The user of a vGPU that is offered: it is not removed, although no process uses it."""
 
 Counts = Mapping[VgpuType, int]
-"""How many of each type, by the host's names."""
+"""The number of vGPUs of each type, by the host's names of types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A vGPU that a pod has, by the ledger."""
+    """A vGPU that is allocated to a pod, by the ledger."""
 
     gpu: PciAddress
     vgpu: VgpuId
     type: VgpuType | None
     allocated_to: str
     seen_this_boot: bool
-    """Whether the host has shown it since it was started."""
+    """Whether the host has shown the vGPU since it booted."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """All that the plan of one GPU follows from."""
+    """The state of one GPU, from which the plan of its vGPUs follows."""
 
     host: VgpuHost
     users: Mapping[VgpuId, tuple[str, ...]] = field(default_factory=dict)
-    """Who has which of its vGPUs."""
+    """The pods and processes that each vGPU is allocated to or used by."""
     running: frozenset[VgpuId] = frozenset()
-    """Those that processes have open; what a pod has may wait for its machine."""
+    """The vGPUs that processes have open. An allocated vGPU may wait for its VM to start."""
     remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
-    """What was there before, and comes back with the same ids: what pods had when the host was last up, to begin with,
-    since the kubelet starts them again with these."""
+    """The vGPUs that are created again with their former ids: those that pods had before the host rebooted, since the
+    kubelet starts the pods again with the same ids."""
     leaving: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
-    """What pods have and the host no longer shows: somebody is removing it, and its place is taken until then."""
+    """The allocated vGPUs that the host no longer shows. They are being removed, and take their place until then."""
     most: Counts = field(default_factory=dict)
-    """How many of a type fit at most, where that is known."""
+    """The number of vGPUs of each type that fit, if it is known."""
     card: Card | None = None
-    """The card that it is, where ids and types leave only one."""
+    """The GPU's card, if its ids and types leave only one."""
     smi: SmiReport | None = None
-    """What nvidia-smi said of it; None where it was not asked."""
+    """The report of nvidia-smi; None if it has not been run."""
     namespace: uuid.UUID = NAMESPACE
 
     @property
     def known_types(self) -> tuple[VgpuType, ...]:
-        """The types that the host has been heard to name."""
-        named = {one for left in self.host.slots.values() for one in left}
-        live = {one.type for one in self.host.live if not isinstance(one.type, Unread)}
+        """The types that the host or nvidia-smi has named."""
+        named = {vgpu_type for creatable in self.host.slots.values() for vgpu_type in creatable}
+        live = {vgpu.type for vgpu in self.host.live if not isinstance(vgpu.type, Unread)}
         supported = _supported(self.smi) if self.smi is not None else {}
         return tuple(sorted({*named, *live, *supported.values(), *self.host.type_names.values()}))
 
     @property
     def types(self) -> Mapping[VgpuId, VgpuType]:
-        """The types of the vGPUs that it carries, as far as they could be read."""
+        """The types of the GPU's vGPUs, as far as they could be read."""
         return {vgpu.id: vgpu.type for vgpu in self.host.live if not isinstance(vgpu.type, Unread)}
 
     @property
     def shares_time(self) -> bool:
-        """Whether the host shows that it is not in MIG mode: it has, or could make, a time-sliced vGPU."""
-        live = (one.type for one in self.host.live if not isinstance(one.type, Unread))
-        offered = (one for types in self.host.slots.values() for one, left in types.items() if left)
-        return any(profile_of(one) is not None and not is_mig(one) for one in (*live, *offered))
+        """Whether the host shows that the GPU is not in MIG mode: it has, or can create, a time-sliced vGPU."""
+        live = (vgpu.type for vgpu in self.host.live if not isinstance(vgpu.type, Unread))
+        creatable = (vgpu_type for types in self.host.slots.values() for vgpu_type, left in types.items() if left)
+        return any(profile_of(vgpu_type) is not None and not is_mig(vgpu_type) for vgpu_type in (*live, *creatable))
 
     @property
     def mixed_sizes(self) -> bool:
-        """Whether vGPUs of several sizes may share the GPU, as far as that was asked."""
+        """Whether nvidia-smi reports that vGPUs of several sizes may share the GPU."""
         return self.smi is not None and self.smi.modes.mixed_sizes is True
 
 
-def host_namespace(machine: str) -> uuid.UUID:
-    """Return the namespace of a host's ids, by what tells it from all others: `/etc/machine-id`, or its name."""
-    return uuid.uuid5(NAMESPACE, machine)
+def host_namespace(host_id: str) -> uuid.UUID:
+    """Return the UUID namespace of a host, by its `/etc/machine-id` or its name."""
+    return uuid.uuid5(NAMESPACE, host_id)
 
 
 def holdings_of(entries: Iterable[Entry], *, same_boot: bool) -> tuple[Holding, ...]:
-    """Return what pods have by a ledger; `same_boot`: the host was not restarted since it was written."""
+    """Return the devices that are allocated to pods by a ledger. `same_boot`: the ledger was written in this boot."""
     return tuple(
         Holding(
-            one.target.gpu,
-            one.target.vgpu or VgpuId(one.target.gpu),
-            one.target.type,
-            one.allocated_to,
-            seen_this_boot=same_boot and one.group is not None,
+            entry.target.gpu,
+            entry.target.vgpu or VgpuId(entry.target.gpu),
+            entry.target.type,
+            entry.allocated_to,
+            seen_this_boot=same_boot and entry.group is not None,
         )
-        for one in entries
+        for entry in entries
     )
 
 
 def gpu_state_of(
     inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding], namespace: uuid.UUID
 ) -> GpuState | None:
-    """Return what the plan of a GPU follows from, None where nothing on it makes vGPUs now."""
+    """Return the state of a GPU, None if its driver can't create vGPUs now."""
     function = inventory.facts.functions[gpu]
     host = inventory.gpus[gpu].vgpu_host or host_of_vfs(function)
     if host is None:
         return None
-    # A GPU without room for another vGPU no longer names the types that it carries; the inventory still knows.
-    host = replace(host, live=tuple(_as_known(inventory, one) for one in host.live))
+    # The host does not name the types of a GPU without room for another vGPU; the inventory has their names.
+    host = replace(host, live=tuple(_as_known(inventory, vgpu) for vgpu in host.live))
     if host.framework is Framework.SRIOV_VF:
         counts = range(1, (function.sriov_total_vfs or 0) + 1)
         host = replace(host, type_names={str(count): vf_type(count) for count in counts})
-    live = {one.id for one in host.live}
-    ours = [_as_ours(host, function, one) for one in holdings if one.gpu == gpu or one.gpu in function.virtfns]
-    gone = {one.vgpu: one for one in ours if one.vgpu not in live and one.type is not None}
+    live = {vgpu.id for vgpu in host.live}
+    of_gpu = [
+        _holding_of_gpu(host, function, holding)
+        for holding in holdings
+        if holding.gpu == gpu or holding.gpu in function.virtfns
+    ]
+    gone = {holding.vgpu: holding for holding in of_gpu if holding.vgpu not in live and holding.type is not None}
     gpu_state = GpuState(
         host,
-        users=_users(inventory, host, ours),
-        running=frozenset(one.id for one in host.live if _processes(inventory, host, one)),
-        remembered={id_: one.type for id_, one in gone.items() if one.type and not one.seen_this_boot},
-        leaving={id_: one.type for id_, one in gone.items() if one.type and one.seen_this_boot},
+        users=_users(inventory, host, of_gpu),
+        running=frozenset(vgpu.id for vgpu in host.live if _processes(inventory, host, vgpu)),
+        remembered={id_: holding.type for id_, holding in gone.items() if holding.type and not holding.seen_this_boot},
+        leaving={id_: holding.type for id_, holding in gone.items() if holding.type and holding.seen_this_boot},
         namespace=namespace,
     )
     return _by_catalog(gpu_state, function)
 
 
 def with_report(gpu_state: GpuState, function: PciFunction, report: SmiReport) -> GpuState:
-    """Return the board of a GPU with what nvidia-smi said of it, and of types that the host names no more."""
-    live = tuple(_renamed(one, _supported(report)) for one in gpu_state.host.live)
+    """Return the state of a GPU with the report of nvidia-smi, which names types that the host no longer names."""
+    live = tuple(_with_type_name(vgpu, _supported(report)) for vgpu in gpu_state.host.live)
     return _by_catalog(replace(gpu_state, host=replace(gpu_state.host, live=live), smi=report), function)
 
 
@@ -143,9 +147,9 @@ def _supported(report: SmiReport) -> Mapping[str, VgpuType]:
     return {} if isinstance(report.types, Unread) else report.types
 
 
-def _renamed(one: LiveVgpu, names: Mapping[str, VgpuType]) -> LiveVgpu:
-    name = names.get(one.type_id) if one.type_id is not None and isinstance(one.type, Unread) else None
-    return one if name is None else replace(one, type=name)
+def _with_type_name(vgpu: LiveVgpu, names: Mapping[str, VgpuType]) -> LiveVgpu:
+    name = names.get(vgpu.type_id) if vgpu.type_id is not None and isinstance(vgpu.type, Unread) else None
+    return vgpu if name is None else replace(vgpu, type=name)
 
 
 def _by_catalog(gpu_state: GpuState, function: PciFunction) -> GpuState:
@@ -156,18 +160,18 @@ def _by_catalog(gpu_state: GpuState, function: PciFunction) -> GpuState:
 
 
 def _most(cards: Iterable[Card], known: Iterable[VgpuType]) -> Counts:
-    """Return how many of each type fit by the catalog, where all cards that the GPU can be say the same."""
-    found: dict[VgpuType, int] = {}
+    """Return how many vGPUs of each type fit, for the types on which all possible cards of the catalog agree."""
+    counts: dict[VgpuType, int] = {}
     for vgpu_type in known:
         profile = profile_of(vgpu_type)
-        types = {one.most if (one := card.find(profile)) is not None else None for card in cards} if profile else set()
-        if len(types) == 1 and (most := types.pop()) is not None:
-            found[vgpu_type] = most
-    return found
+        limits = {found.most if (found := card.find(profile)) else None for card in cards} if profile else set()
+        if len(limits) == 1 and (most := limits.pop()) is not None:
+            counts[vgpu_type] = most
+    return counts
 
 
 def profile_of(vgpu_type: str) -> Profile | None:
-    """Return what a type's name says, a host's own or that of configs; None for a name of another grammar."""
+    """Return the profile of a type's name on the host or in configs, None for a name of another grammar."""
     try:
         return parse_profile(profile_name(vgpu_type))
     except InvalidIdError:
@@ -175,44 +179,44 @@ def profile_of(vgpu_type: str) -> Profile | None:
 
 
 def size_of(vgpu_type: VgpuType) -> int | None:
-    """Return the framebuffer of a type in MiB by its name, None for a name of another grammar."""
+    """Return the framebuffer of a type in MiB by its name; None for a name of another grammar."""
     profile = profile_of(vgpu_type)
     return profile.framebuffer_mib if profile is not None else None
 
 
 def is_mig(vgpu_type: VgpuType) -> bool:
-    """Return whether a type stands on a GPU instance of its own."""
+    """Return whether a type is MIG-backed."""
     profile = profile_of(vgpu_type)
     return profile is not None and profile.is_mig
 
 
-def _as_ours(host: VgpuHost, function: PciFunction, holding: Holding) -> Holding:
-    """Return a holding by the id that the GPU's report has for it: one VF in use keeps the whole set."""
+def _holding_of_gpu(host: VgpuHost, function: PciFunction, holding: Holding) -> Holding:
+    """Return a holding of a GPU; for VFs that exist only as a set, an allocated VF counts as the whole set."""
     if host.framework is Framework.SRIOV_VF and holding.gpu in function.virtfns:
         return replace(holding, gpu=function.address, vgpu=VgpuId(function.address))
     return holding
 
 
-def _as_known(inventory: Inventory, one: LiveVgpu) -> LiveVgpu:
-    vgpu = inventory.vgpus.get(one.id)
-    return vgpu.live if vgpu is not None else one
+def _as_known(inventory: Inventory, live: LiveVgpu) -> LiveVgpu:
+    vgpu = inventory.vgpus.get(live.id)
+    return vgpu.live if vgpu is not None else live
 
 
 def _users(inventory: Inventory, host: VgpuHost, holdings: Iterable[Holding]) -> Mapping[VgpuId, tuple[str, ...]]:
-    """Return who has what: pods, and processes that have the nodes open."""
+    """Return the users of each vGPU: the pods that it is allocated to, else the processes that have it open."""
     found: dict[VgpuId, tuple[str, ...]] = {}
     for holding in holdings:
         found[holding.vgpu] = (*found.get(holding.vgpu, ()), holding.allocated_to)
-    for one in host.live:
-        processes = _processes(inventory, host, one)
-        if processes and one.id not in found:
-            found[one.id] = (named(processes),)
+    for vgpu in host.live:
+        processes = _processes(inventory, host, vgpu)
+        if processes and vgpu.id not in found:
+            found[vgpu.id] = (named(processes),)
     return found
 
 
-def _processes(inventory: Inventory, host: VgpuHost, one: LiveVgpu) -> tuple[User, ...]:
+def _processes(inventory: Inventory, host: VgpuHost, vgpu: LiveVgpu) -> tuple[User, ...]:
     facts = inventory.facts
-    groups = [one.group]
+    groups = [vgpu.group]
     if host.framework is Framework.SRIOV_VF:
         groups = [facts.functions[vf].iommu_group for vf in facts.functions[host.gpu].virtfns if vf in facts.functions]
     return tuple(user for group in groups if isinstance(group, int) for user in (facts.users or {}).get(group, ()))

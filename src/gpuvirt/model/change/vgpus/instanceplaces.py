@@ -1,8 +1,8 @@
-"""Where a card's GPU instances lie: how many memory slices each takes, and where one may begin.
+"""The placements of a card's GPU instances: how many memory slices each takes, and at which slice it may start.
 
-An instance takes as many memory slices as its framebuffer is of the card's; it begins at a multiple of these, and its
-compute slices must end by the card's last. So are the placements that `nvidia-smi mig -lgipp` lists (NVIDIA's MIG user
-guide), and so many of each profile fit as NVIDIA documents for each card that the catalog has.
+An instance's share of the memory slices is its share of the card's framebuffer. It starts at a multiple of its size,
+and its compute slices must end by the card's last. These are the placements that `nvidia-smi mig -lgipp` lists
+(NVIDIA's MIG user guide), and they give the number of instances that NVIDIA documents for each card of the catalog.
 """
 
 import re
@@ -16,20 +16,20 @@ _MIB_PER_GB = 1024
 
 
 def kind_of(profile: str) -> str:
-    """Return what instances are told apart by: `1g.24gb` for `1g.24gb+gfx`, since a type may stand on both."""
+    """Return the kind of a profile, `1g.24gb` for `1g.24gb+gfx`: a type may use instances of both."""
     match = _KIND.match(profile)
     return match[0] if match else profile
 
 
 def place(card: Card, standing: Iterable[GpuInstance], profiles: Iterable[str]) -> list[tuple[str, int]]:
-    """Return where instances of these profiles can begin beside those that stand, as many as find a place.
+    """Return the profiles that fit beside the `standing` instances, each with the memory slice at which it starts.
 
-    Large ones come first, and each takes the last place that is free, which leaves the most to others: the last of an
-    A100's eight memory slices is of use only to an instance that takes more than one.
+    Large instances come first, and each takes the last place that is free, which leaves the most room for others: only
+    an instance of more than one memory slice can use the last of an A100's eight.
     """
-    taken = {number for one in standing for number in range(one.start, one.start + one.size)}
+    taken = {number for instance in standing for number in range(instance.start, instance.start + instance.size)}
     placed: list[tuple[str, int]] = []
-    for profile in sorted(profiles, key=lambda one: (-_size(card, one), -_compute_slices(one), one)):
+    for profile in sorted(profiles, key=lambda name: (-_size(card, name), -_compute_slices(name), name)):
         size = _size(card, profile)
         free = (start for start in reversed(starts(card, profile)) if taken.isdisjoint(range(start, start + size)))
         if (start := next(free, None)) is not None:
@@ -39,7 +39,7 @@ def place(card: Card, standing: Iterable[GpuInstance], profiles: Iterable[str]) 
 
 
 def starts(card: Card, profile: str) -> list[int]:
-    """Return the memory slices at which an instance may begin; none for what is no profile of a GPU instance."""
+    """Return the memory slices at which an instance may start; none if `profile` is not one of a GPU instance."""
     size, compute_slices = _size(card, profile), _compute_slices(profile)
     if not size:
         return []
@@ -47,7 +47,7 @@ def starts(card: Card, profile: str) -> list[int]:
 
 
 def _memory_slices(card: Card) -> int:
-    """Return how many there are: the next power of two, so eight for seven compute slices."""
+    """Return the number of memory slices: the next power of two, so eight for seven compute slices."""
     return 1 << (card.slices - 1).bit_length()
 
 

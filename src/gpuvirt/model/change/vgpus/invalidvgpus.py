@@ -1,4 +1,4 @@
-"""What is invalid of the vGPUs that are wanted: configs, their files and names, and types that no card here carries."""
+"""Invalid desired vGPUs: vGPU configs, their files and names, and types that none of the node's cards carries."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -13,7 +13,7 @@ from gpuvirt.model.vgputypes.profiles import profile_name
 
 
 def unreadable(text: ConfigText, error: ConfigError) -> InvalidDesired:
-    """Return that a text of configs can't be used."""
+    """Report a text of vGPU configs that can't be used."""
     return invalid(
         _source_of(text),
         error.message,
@@ -25,29 +25,29 @@ def unreadable(text: ConfigText, error: ConfigError) -> InvalidDesired:
 
 
 def no_key(text: ConfigText, keys: Sequence[str]) -> InvalidDesired:
-    """Return that a ConfigMap lacks the key under which the configs stand."""
+    """Report a ConfigMap without the key that has the configs."""
     found = ", ".join(map(quoted, keys)) or "no key"
-    problem = f"is not there, so the previous vGPU configs stay in force: the ConfigMap has {found}"
+    problem = f"does not exist, so the previous vGPU configs stay in force: the ConfigMap has {found}"
     return invalid(_source_of(text), found, problem, expected="the key config.yaml")
 
 
 def gone(text: ConfigText) -> InvalidDesired:
-    """Return that the configs which were there have been taken away."""
+    """Report vGPU configs that have been deleted."""
     return invalid(
         _source_of(text),
         "nothing",
-        "is no longer there, so the previous vGPU configs stay in force",
+        "no longer exists, so the previous vGPU configs stay in force",
         expected="the previous configs",
         fix="create it again; to use none, remove the agent's file wishes.json and restart the agent",
     )
 
 
 def missing_map(name: str) -> InvalidDesired:
-    """Return that the ConfigMap which the settings name is not there, and never was."""
+    """Report that the ConfigMap which the settings name has never existed."""
     return invalid(
         Source(Origin.SETTINGS, "settings $.vgpu_config_map"),
         name,
-        f"names the ConfigMap {quoted(name)}, which is not there, so only the built-in configs exist",
+        f"names the ConfigMap {quoted(name)}, which does not exist, so only the built-in configs can be used",
         expected="a ConfigMap in the agent's namespace with the key config.yaml",
     )
 
@@ -55,12 +55,12 @@ def missing_map(name: str) -> InvalidDesired:
 def no_config(
     source: Source, name: str, configs: Iterable[str], text: ConfigText | None, gpus: Iterable[ConfigGpu]
 ) -> InvalidDesired:
-    """Return that a name is that of no config; `configs` are those of the text, beside the built-in ones."""
+    """Report a name that no config has; `configs` are those of the text, beside the built-in ones."""
     ours = "the built-in ones (gpuvirt vgpu default-config)"
     return invalid(
         source,
         name,
-        f"is {quoted(name)}, which is the name of no vGPU config, so vGPUs stay as they are",
+        f"is {quoted(name)}, but no vGPU config has this name, so vGPUs stay as they are",
         expected="a vGPU config, or a vGPU type of this node's cards",
         known=_valid_names(configs, gpus) or builtin_configs(),
         seen=Seen("vGPU configs", f"those of {text.where}, and {ours}" if text is not None else ours),
@@ -70,27 +70,27 @@ def no_config(
 def for_no_gpu(
     source: Source, name: str, configs: Iterable[str], found: GpuConfigs, gpus: Iterable[ConfigGpu]
 ) -> InvalidDesired:
-    """Return that a config has nothing for any GPU of the node."""
+    """Report a config whose entries select none of the node's GPUs."""
     return invalid(
         source,
         name,
-        f"names the vGPU config {quoted(name)}, which is for no GPU of this node, so vGPUs stay as they are",
+        f"names the vGPU config {quoted(name)}, which selects no GPU of this node, so vGPUs stay as they are",
         expected="a config for these cards",
-        known=[one for one in _valid_names(configs, gpus) if one != name],
+        known=[valid for valid in _valid_names(configs, gpus) if valid != name],
         seen=Seen("", "; ".join(note.text for note in found.notes)) if found.notes else None,
-        fix="gpuvirt vgpu types lists what the GPUs can carry",
+        fix="gpuvirt vgpu types lists the vGPU types of the GPUs",
     )
 
 
 def without_vgpus(
     sources: Mapping[str, Source], config: str, desired: Collection[str], gpus: Iterable[ConfigGpu]
 ) -> tuple[InvalidDesired, ...]:
-    """Return the GPUs that are named one by one for mode vgpu, and for which the config has nothing."""
+    """Report the GPUs that are set to mode vgpu by their address, but that the config does not select."""
     return tuple(
         invalid(
             sources[gpu.address],
             config,
-            f"sets mode vgpu for {gpu.address}, and the vGPU config {quoted(config)} has nothing for that card, so the"
+            f"sets mode vgpu for {gpu.address}, but the vGPU config {quoted(config)} does not select that card, so the"
             " GPU stays as it is",
             expected="another GPU, or a config with vGPUs of its card",
             known=_types_of(gpu),
@@ -101,7 +101,7 @@ def without_vgpus(
 
 
 def unknown_types(source: Source, gpu: ConfigGpu, config: str, refusals: Iterable[Reason]) -> Iterator[InvalidDesired]:
-    """Yield the types of a config that a GPU's host does not know, by the refusals of the GPU's plan."""
+    """Yield the types of a config that the host does not have for a GPU, by the refusals of the GPU's plan."""
     for reason in refusals:
         if reason.code is ReasonCode.NO_SUCH_TYPE:
             yield refused(source, config, f"a config of types that {gpu.address} carries", _types_of(gpu), reason)
@@ -113,12 +113,14 @@ def _source_of(text: ConfigText) -> Source:
 
 
 def _valid_names(configs: Iterable[str], gpus: Iterable[ConfigGpu]) -> list[str]:
-    """Return the configs that can be meant on a node: those of its ConfigMap or file, and its cards' types."""
-    types = [one for gpu in gpus for one in _types_of(gpu)]
+    """Return the names of a node's configs: those of its ConfigMap or file, and its cards' types."""
+    types = [name for gpu in gpus for name in _types_of(gpu)]
     return [*configs, *([DEFAULT, *dict.fromkeys(types)] if types else ())]
 
 
 def _types_of(gpu: ConfigGpu) -> list[str]:
-    """Return the vGPU types of a GPU's card: those of the catalog, else those that its host has named."""
+    """Return the vGPU types of a GPU's card: those of the catalog, else those that the host has named."""
     cards = catalog.cards_of(gpu.device, gpu.subsystem)
-    return [one.profile.text for card in cards for one in card.types()] or sorted(map(profile_name, gpu.types))
+    return [card_type.profile.text for card in cards for card_type in card.types()] or sorted(
+        map(profile_name, gpu.types)
+    )

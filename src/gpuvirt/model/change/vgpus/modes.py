@@ -1,4 +1,4 @@
-"""Decides in which modes a GPU must be for the vGPUs that are wanted of it, and why it can't be in them."""
+"""Decides which modes the desired vGPUs of a GPU need, and why the GPU can't have these modes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,32 +23,32 @@ from gpuvirt.model.vgputypes.profiles import resolve_type
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What nvidia-smi is to be asked of a GPU, beside its modes."""
+    """The queries of nvidia-smi about a GPU, beside its modes."""
 
     types: bool = False
-    """What its types are called: the host does not name one that is wished, or one that is there."""
+    """The names of the GPU's types, if the host does not name a desired or an existing one."""
     scheduler: bool = False
 
 
 def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus) -> Questions | None:
-    """Return what must be asked before a plan is made, None where the host's files say enough.
+    """Return the queries that a plan needs, None if the host's files have everything.
 
-    Asking takes seconds, and opens the GPU for a moment.
+    nvidia-smi takes seconds, and opens the GPU for a moment.
     """
     if function.id.vendor != NVIDIA or gpu_state.host.framework is Framework.SRIOV_VF:
         return None
     names = [name for name, number in desired.types.items() if number]
     profiles = [profile for name in names if (profile := profile_of(name)) is not None]
-    live = [profile for one in gpu_state.host.live if (profile := profile_of(str(one.type))) is not None]
-    unnamed = any(isinstance(one.type, Unread) and one.type_id is not None for one in gpu_state.host.live)
+    live = [profile for vgpu in gpu_state.host.live if (profile := profile_of(str(vgpu.type))) is not None]
+    unnamed = any(isinstance(vgpu.type, Unread) and vgpu.type_id is not None for vgpu in gpu_state.host.live)
     needed = (
         unnamed
         or desired.sizes is not None
         or desired.scheduler is not None
-        or any(one.is_mig for one in profiles)
-        or len({one.gb for one in profiles}) > 1
-        or (bool(names) and len({one.gb for one in live}) > 1)
-        or (bool(names) and _may_be_cut(function, gpu_state) and not gpu_state.shares_time)
+        or any(profile.is_mig for profile in profiles)
+        or len({profile.gb for profile in profiles}) > 1
+        or (bool(names) and len({profile.gb for profile in live}) > 1)
+        or (bool(names) and _may_have_mig(function, gpu_state) and not gpu_state.shares_time)
     )
     if not needed:
         return None
@@ -56,13 +56,13 @@ def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus)
     return Questions(unnamed or any(resolve_type(name, known) is None for name in names), desired.scheduler is not None)
 
 
-def _may_be_cut(function: PciFunction, gpu_state: GpuState) -> bool:
+def _may_have_mig(function: PciFunction, gpu_state: GpuState) -> bool:
     cards = catalog.cards_of(function.id, function.subsystem)
-    return any(card.is_mig for card in cards) or any(is_mig(one) for one in gpu_state.known_types)
+    return any(card.is_mig for card in cards) or any(is_mig(vgpu_type) for vgpu_type in gpu_state.known_types)
 
 
 def switches(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> tuple[ModeStep, ...]:
-    """Return the switches that bring a GPU into the modes that are wanted; nothing of it may be there then."""
+    """Return the steps that switch a GPU to its desired modes, for which it must carry no vGPU."""
     if gpu_state.smi is None:
         return ()
     gpu, modes = gpu_state.host.gpu, gpu_state.smi.modes
@@ -77,8 +77,8 @@ def switches(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus)
 
 
 def modes_then(modes: GpuModes, desired_counts: Counts, desired: DesiredVgpus) -> GpuModes:
-    """Return the modes that a GPU is to be in."""
-    if any(is_mig(one) for one in desired_counts):
+    """Return the desired modes of a GPU, with its present ones where the desired vGPUs leave them open."""
+    if any(is_mig(vgpu_type) for vgpu_type in desired_counts):
         return replace(modes, mig=True, mixed_sizes=None)
     then = replace(modes, mig=False, gpu_instances=()) if modes.mig is True and desired_counts else modes
     if desired.sizes is not None and then.mig is not True:
@@ -87,36 +87,36 @@ def modes_then(modes: GpuModes, desired_counts: Counts, desired: DesiredVgpus) -
 
 
 def is_mixed(gpu_state: GpuState, desired: DesiredVgpus) -> bool:
-    """Return whether vGPUs of several sizes may share a GPU once it is as it is wished."""
+    """Return whether vGPUs of several sizes may share a GPU in its desired state."""
     return gpu_state.mixed_sizes if desired.sizes is None else desired.sizes is Sizes.MIXED
 
 
 def refuse(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
-    """Yield why a GPU can't be in the modes that are wanted, or is in one that they don't fit."""
-    gpu, cut = gpu_state.host.gpu, sorted(one for one in desired_counts if is_mig(one))
-    shared = sorted(one for one in desired_counts if profile_of(one) is not None and not is_mig(one))
-    if cut and shared:
-        yield shortfalls.modes_differ(gpu, [*cut, *shared])
+    """Yield why a GPU can't have its desired modes, or why the desired vGPUs do not fit its modes."""
+    gpu, mig_backed = gpu_state.host.gpu, sorted(name for name in desired_counts if is_mig(name))
+    time_sliced = sorted(name for name in desired_counts if profile_of(name) is not None and not is_mig(name))
+    if mig_backed and time_sliced:
+        yield shortfalls.modes_differ(gpu, [*mig_backed, *time_sliced])
         return
     if gpu_state.smi is not None:
         yield from _refuse_mig(gpu_state, gpu_state.smi.modes, desired_counts)
-        if not cut:
+        if not mig_backed:
             yield from _refuse_sizes(gpu_state, gpu_state.smi.modes, desired_counts, desired)
         if desired.scheduler is not None:
             yield from scheduling.refuse(modes_then(gpu_state.smi.modes, desired_counts, desired), desired.scheduler)
-    sizes = {size: one for one in shared if (size := size_of(one)) is not None}
+    sizes = {size: vgpu_type for vgpu_type in time_sliced if (size := size_of(vgpu_type)) is not None}
     unread = gpu_state.smi is not None and isinstance(gpu_state.smi.modes.mixed_sizes, Unread)
     if len(sizes) > 1 and not is_mixed(gpu_state, desired) and not unread:
         yield shortfalls.sizes_differ(gpu, sorted(sizes.values()))
 
 
 def _refuse_mig(gpu_state: GpuState, modes: GpuModes, desired_counts: Counts) -> Iterator[Reason]:
-    gpu, on = gpu_state.host.gpu, any(is_mig(one) for one in desired_counts)
+    gpu, on = gpu_state.host.gpu, any(is_mig(vgpu_type) for vgpu_type in desired_counts)
     if not desired_counts:
         return
-    for said in (modes.mig, modes.mig_pending, modes.gpu_instances):
-        if isinstance(said, Unread):
-            yield refusals.unread(gpu, said)
+    for reported in (modes.mig, modes.mig_pending, modes.gpu_instances):
+        if isinstance(reported, Unread):
+            yield refusals.unread(gpu, reported)
             return
     if on and modes.mig is None:
         yield shortfalls.no_mode(gpu, "MIG mode", "MIG Mode / Current", "N/A")
@@ -127,14 +127,14 @@ def _refuse_mig(gpu_state: GpuState, modes: GpuModes, desired_counts: Counts) ->
 def _refuse_sizes(
     gpu_state: GpuState, modes: GpuModes, desired_counts: Counts, desired: DesiredVgpus
 ) -> Iterator[Reason]:
-    several = len({size_of(one) for one in desired_counts}) > 1
+    several = len({size_of(vgpu_type) for vgpu_type in desired_counts}) > 1
     if isinstance(modes.mixed_sizes, Unread):
         if several or desired.sizes is not None:
             yield refusals.unread(gpu_state.host.gpu, modes.mixed_sizes)
         return
     if desired.sizes is not Sizes.MIXED:
         return
-    # In MIG mode it may not say whether it could; the catalog does then.
+    # In MIG mode nvidia-smi may not report whether the GPU has mixed-size mode; the catalog has it.
     by_catalog = modes.mig is True and gpu_state.card is not None and bool(gpu_state.card.mixed_sizes)
     if modes.can_mix_sizes is False:
         yield shortfalls.no_mode(

@@ -1,4 +1,4 @@
-"""Which vGPU scheduler a GPU takes, how it comes to have it, and as what the driver is told so for good (RmPVMRL)."""
+"""The vGPU schedulers that a GPU can have, the plan that sets one, and its value of RmPVMRL, the driver's option."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ WITH_DEFAULT_SLICE = {
     SchedulerPolicy.FIXED_SHARE: 0x11,
 }
 WITH_SLICE = {SchedulerPolicy.EQUAL_SHARE: 0x0003, SchedulerPolicy.FIXED_SHARE: 0x0011}
-"""To which the milliseconds are added from bit 16 on; NVIDIA's examples: 0x00030003, 0x00180011 (user guide, 7.3)."""
+"""The low bits; the milliseconds start at bit 16. NVIDIA's examples: 0x00030003, 0x00180011 (user guide, 7.3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
-    """What a GPU's scheduler stands on: the driver has its own again when it is loaded, and perhaps when VFs change."""
+    """The conditions that keep a scheduler: a load of the driver resets it, and a change of VFs may."""
 
     driver: str
     framework: Framework
@@ -33,7 +33,7 @@ class SchedulerContext:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerReport:
-    """The scheduler of a GPU as nvidia-smi told it."""
+    """The scheduler of a GPU as nvidia-smi reported it."""
 
     scheduler: Scheduler | Unread
     scheduler_context: SchedulerContext
@@ -41,7 +41,7 @@ class SchedulerReport:
 
 
 def scheduler_context_of(function: PciFunction, gpu_state: GpuState) -> SchedulerContext | None:
-    """Return what a GPU's scheduler stands on, None where it shares its time between no vGPUs that NVIDIA's makes."""
+    """Return the scheduler context of a GPU; None if NVIDIA's driver does not create time-sliced vGPUs on it."""
     if function.id.vendor != NVIDIA or not isinstance(function.driver, str) or function.on_vfio:
         return None
     return (
@@ -50,7 +50,7 @@ def scheduler_context_of(function: PciFunction, gpu_state: GpuState) -> Schedule
 
 
 def refuse(modes: GpuModes, desired: Scheduler) -> tuple[Reason, ...]:
-    """Return why a GPU does not take a scheduler as it stands; nothing where it may be set."""
+    """Return why a GPU in its present modes can't have a scheduler; nothing if the scheduler may be set."""
     return tuple(_refusals(modes, desired))
 
 
@@ -61,18 +61,18 @@ def _refusals(modes: GpuModes, desired: Scheduler) -> Iterator[Reason]:
     elif modes.mig:
         yield shortfalls.scheduler_unfit(
             modes.gpu,
-            "is in MIG mode, where each vGPU has processors of its own and no time is shared",
+            "is in MIG mode, where each vGPU has its own processors and vGPUs do not share time",
             "MIG Mode / Current: Enabled",
-            f"nvidia-smi -i {modes.gpu} -mig 0, when it carries nothing",
+            f"nvidia-smi -i {modes.gpu} -mig 0, when the GPU carries no vGPU",
         )
     if fixed and isinstance(modes.mixed_sizes, Unread):
         yield refusals.unread(modes.gpu, modes.mixed_sizes)
     elif fixed and modes.mixed_sizes:
         yield shortfalls.scheduler_unfit(
             modes.gpu,
-            "is in mixed-size mode, which knows no fixed share: the parts of vGPUs of several sizes don't add up",
+            "is in mixed-size mode, which has no fixed share: the shares of vGPUs of several sizes do not add up",
             "vGPU Heterogeneous Mode: Enabled",
-            f"equal-share; or nvidia-smi vgpu -i {modes.gpu} -shm 0, when it carries no vGPU",
+            f"set equal-share; or nvidia-smi vgpu -i {modes.gpu} -shm 0, when the GPU carries no vGPU",
         )
     yield from _bad_slice(modes.gpu, desired)
 
@@ -83,50 +83,53 @@ def _bad_slice(gpu: PciAddress, desired: Scheduler) -> Iterator[Reason]:
         return
     if desired.policy is SchedulerPolicy.BEST_EFFORT:
         yield shortfalls.scheduler_unfit(
-            gpu, "has no time slice to be set under best-effort", f"{timeslice_ms} ms", "leave the time slice out"
+            gpu, "has no time slice under best-effort", f"{timeslice_ms} ms", "leave the time slice out"
         )
     elif not LEAST_SLICE_MS <= timeslice_ms <= MOST_SLICE_MS:
-        expected = f"a time slice from {LEAST_SLICE_MS} to {MOST_SLICE_MS} ms"
+        fix = f"set a time slice from {LEAST_SLICE_MS} to {MOST_SLICE_MS} ms"
         yield shortfalls.scheduler_unfit(
-            gpu, f"takes no time slice of {timeslice_ms} ms", f"{timeslice_ms} ms", expected
+            gpu, f"can't have a time slice of {timeslice_ms} ms", f"{timeslice_ms} ms", fix
         )
 
 
 def not_nvidias(gpu: PciAddress) -> Reason:
-    """Return why a GPU of another vendor's gets no scheduler."""
+    """Return why a GPU of another vendor has no scheduler."""
     return shortfalls.scheduler_unfit(
-        gpu, "has no vGPU scheduler: NVIDIA's vGPU manager alone has one", "another vendor's", "leave it out"
+        gpu,
+        "has no vGPU scheduler: only NVIDIA's vGPU manager has one",
+        "a GPU of another vendor",
+        "leave the scheduler out",
     )
 
 
 def is_met(found: Scheduler, desired: Scheduler) -> bool:
-    """Return whether a GPU's scheduler is as wanted; without a wished time slice any is."""
+    """Return whether a GPU has the desired scheduler; any time slice will do if none is desired."""
     return found.policy is desired.policy and desired.timeslice_ms in {None, found.timeslice_ms}
 
 
 def plan(gpu_state: GpuState, desired: Scheduler) -> VgpuPlan:
-    """Return how a GPU comes to have a scheduler that its mode takes; nothing to do where nobody asked what it has."""
+    """Return the plan that sets a scheduler which the GPU's modes allow; it is empty if nvidia-smi has not reported."""
     gpu, found = gpu_state.host.gpu, gpu_state.smi.scheduler if gpu_state.smi is not None else None
     if isinstance(found, Unread):
         return VgpuPlan(gpu, refusals=(refusals.unread(gpu, found),))
     if found is None or is_met(found, desired):
         return VgpuPlan(gpu)
     if gpu_state.running:
-        users = sorted({user for one in gpu_state.running for user in gpu_state.users.get(one, ())})
+        users = sorted({user for vgpu in gpu_state.running for user in gpu_state.users.get(vgpu, ())})
         return VgpuPlan(gpu, pending=(shortfalls.scheduler_waits(gpu, users, desired.text),))
     return VgpuPlan(gpu, steps=(SetScheduler(gpu, desired),))
 
 
 def registry_value(desired: Scheduler) -> int:
-    """Return the value of RmPVMRL for a scheduler that `refuse` has nothing against."""
+    """Return the value of RmPVMRL for a scheduler that `refuse` allows."""
     if desired.timeslice_ms is None:
         return WITH_DEFAULT_SLICE[desired.policy]
     return desired.timeslice_ms << 16 | WITH_SLICE[desired.policy]
 
 
 def registry_scheduler(value: int) -> Scheduler | None:
-    """Return the scheduler that a value of RmPVMRL tells, None for one that `registry_value` never gives."""
-    told = {number: Scheduler(policy) for policy, number in WITH_DEFAULT_SLICE.items()}
+    """Return the scheduler of a value of RmPVMRL, None for a value that `registry_value` never returns."""
+    schedulers = {number: Scheduler(policy) for policy, number in WITH_DEFAULT_SLICE.items()}
     for policy, low in WITH_SLICE.items():
-        told |= {ms << 16 | low: Scheduler(policy, ms) for ms in range(LEAST_SLICE_MS, MOST_SLICE_MS + 1)}
-    return told.get(value)
+        schedulers |= {ms << 16 | low: Scheduler(policy, ms) for ms in range(LEAST_SLICE_MS, MOST_SLICE_MS + 1)}
+    return schedulers.get(value)
