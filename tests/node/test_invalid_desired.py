@@ -148,7 +148,7 @@ CASES: Mapping[str, Case] = {
         ("ConfigMap gpuvirt/configs, key config.yaml", "'v2'", "'v1'"), good=labels("mine").updated(config_map(GOOD)),
     ),
     "ConfigMap: gone": Case(
-        config_map(None), Origin.CONFIG_MAP, ("ConfigMap gpuvirt/configs, key config.yaml", "is no longer there"),
+        config_map(None), Origin.CONFIG_MAP, ("ConfigMap gpuvirt/configs, key config.yaml", "no longer exists"),
         good=labels("mine").updated(config_map(GOOD)),
     ),
     "ConfigMap: under another key": Case(

@@ -124,8 +124,8 @@ async def test_a_config_that_cannot_be_is_reported_and_touches_nothing(simulated
         await want(node, "T4-8Q")
         kernel.writes.clear()
         for name, said in (
-            ("T4-5Q", "is the name of no vGPU config"),
-            ("A10-4Q", "is for no GPU of this node"),
+            ("T4-5Q", "but no vGPU config has this name"),
+            ("A10-4Q", "selects no GPU of this node"),
         ):
             await want(node, name)
             told = node.agent.vgpu_states.get()

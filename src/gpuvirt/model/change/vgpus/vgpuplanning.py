@@ -1,7 +1,7 @@
-"""Decides how a GPU comes to carry the vGPUs that are wanted of it: the least that must be removed and made.
+"""Plans the vGPUs of a GPU, with the fewest vGPUs removed and created.
 
-What is in somebody's hands stays, wanted or not, and is waited for; what is wanted and there stays with its id, but for
-a switch of the GPU's mode, for which it must carry nothing: then it comes back with its id.
+A vGPU that is allocated or in use stays, desired or not, and the plan waits for its user. A desired vGPU that exists
+stays with its id. A switch of the GPU's mode needs a GPU without vGPUs: these are created again with their ids.
 """
 
 from collections import Counter
@@ -36,9 +36,9 @@ NO_DESIRED_VGPUS = DesiredVgpus()
 
 
 def plan_gpu(function: PciFunction, gpu_state: GpuState | None, desired: DesiredVgpus) -> VgpuPlan:
-    """Return what is to be done to a GPU next; once that is done, the next plan follows from what is there then.
+    """Return the plan for a GPU. The GPU is observed and planned again after its steps.
 
-    A GPU whose VFs are not there yet says of no type that it knows it: they come first.
+    If the GPU's VFs are off, the plan switches them on and nothing else, since the GPU names its types only then.
     """
     gpu = function.address
     if desired.whole:
@@ -59,15 +59,15 @@ def plan_gpu(function: PciFunction, gpu_state: GpuState | None, desired: Desired
         elif gpu_state.smi is not None and isinstance(gpu_state.smi.types, Unread):
             unknown.append(refusals.unread(gpu, gpu_state.smi.types))
         else:
-            unknown.append(shortfalls.no_such_type(gpu, name, [profile_name(one) for one in known]))
+            unknown.append(shortfalls.no_such_type(gpu, name, [profile_name(known_type) for known_type in known]))
     return VgpuPlan(gpu, refusals=tuple(unknown)) if unknown else plan_vgpus(gpu_state, desired_counts, desired)
 
 
 def _plan_whole(function: PciFunction, state: GpuState | None) -> VgpuPlan:
-    """Return a plan by which a GPU comes to carry nothing, and then to have no VFs."""
+    """Return a plan that removes a GPU's vGPUs, and then switches its VFs off."""
     plan = plan_vgpus(state, {}) if state is not None else VgpuPlan(function.address)
-    goes_with_its_vgpus = state is not None and state.host.framework is Framework.SRIOV_VF and bool(plan.steps)
-    if plan.pending or plan.refusals or not function.virtfns or goes_with_its_vgpus:
+    steps_remove_vfs = state is not None and state.host.framework is Framework.SRIOV_VF and bool(plan.steps)
+    if plan.pending or plan.refusals or not function.virtfns or steps_remove_vfs:
         return plan
     return replace(plan, steps=(*plan.steps, DisableVfs(function.address)))
 
@@ -78,28 +78,28 @@ def _lacks_vfs(function: PciFunction) -> bool:
 
 
 def no_host(function: PciFunction) -> Reason:
-    """Return why nothing makes vGPUs of a GPU."""
+    """Return why a GPU can't carry vGPUs with its present driver."""
     return shortfalls.no_vgpu_host(function, _why_no_host(function))
 
 
 def _why_no_host(function: PciFunction) -> str:
     if isinstance(function.driver, Unread):
-        return "it could not be read which driver it has"
+        return "its driver could not be read"
     if function.on_vfio:
-        return "it is bound to a VFIO driver, whole"
+        return "it is bound to a VFIO driver, which gives it whole to one VM"
     if function.driver is None:
-        return "no driver has it"
+        return "it has no driver"
     if function.is_idle:
-        return f"it is on {function.driver}, which serves nobody"
-    return f"its driver {function.driver} makes no vGPUs of it; the one of the vGPU manager does, on a card that can"
+        return f"it is bound to {function.driver}, a driver that only reserves it"
+    return f"its driver {function.driver} creates no vGPUs on it; the vGPU manager's driver does, on cards with vGPUs"
 
 
 def plan_vgpus(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus = NO_DESIRED_VGPUS) -> VgpuPlan:
-    """Return what is to be done to a GPU so that it carries what is wanted, by the host's names of types.
+    """Return the plan that leads to the desired numbers of vGPUs, by the host's names of types.
 
-    Of `desired`, the modes and the scheduler count, and the names by which it has the types.
+    `desired` has the modes, the scheduler, and the types' names in the config.
     """
-    desired_counts = {one: number for one, number in desired_counts.items() if number}
+    desired_counts = {vgpu_type: number for vgpu_type, number in desired_counts.items() if number}
     refusals = tuple(_refusals(gpu_state, desired_counts, desired))
     if refusals:
         return VgpuPlan(gpu_state.host.gpu, refusals=refusals)
@@ -115,14 +115,14 @@ def plan_vgpus(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpu
 def _plan_switches(
     gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus, switches: Sequence[ModeStep]
 ) -> VgpuPlan:
-    """Return a plan in which all goes first, then modes are switched, then what is wanted is made."""
+    """Return a plan that removes all vGPUs, switches the modes, and then creates the desired vGPUs."""
     gpu, live = gpu_state.host.gpu, _typed(gpu_state.host.live)
-    stuck = [one for one in live if one.id in gpu_state.users]
-    removed = {one.id: vgpu_type for one, vgpu_type in live.items() if one.id not in gpu_state.users}
+    in_use = [vgpu for vgpu in live if vgpu.id in gpu_state.users]
+    removed = {vgpu.id: vgpu_type for vgpu, vgpu_type in live.items() if vgpu.id not in gpu_state.users}
     removes = _removes(live, removed)
-    pending = [shortfalls.vgpu_keeps_mode(one, gpu_state.users[one.id], switches[0].text) for one in stuck]
+    pending = [shortfalls.vgpu_keeps_mode(vgpu, gpu_state.users[vgpu.id], switches[0].text) for vgpu in in_use]
     pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(gpu_state.leaving)]
-    undesired = frozenset(one.id for one in live)
+    undesired = frozenset(vgpu.id for vgpu in live)
     if pending or gpu_state.smi is None:
         return VgpuPlan(gpu, removes, tuple(pending), undesired=undesired)
     then = modes.modes_then(gpu_state.smi.modes, desired_counts, desired)
@@ -135,7 +135,7 @@ def _plan_switches(
     rest = _plan_vgpus(cleared, desired_counts, desired, removed)
     if rest.refusals:
         return rest
-    destroys = (DestroyInstance(gpu, one.id, one.profile) for one in destroyed)
+    destroys = (DestroyInstance(gpu, instance.id, instance.profile) for instance in destroyed)
     steps = (*removes, *destroys, *switches, *rest.steps)
     return VgpuPlan(gpu, steps, rest.pending, undesired=undesired)
 
@@ -143,133 +143,140 @@ def _plan_switches(
 def _plan_vgpus(
     gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus, gone: Mapping[VgpuId, VgpuType] | None = None
 ) -> VgpuPlan:
-    """Return a plan for a GPU that is in the modes that are wanted; `gone` went before, and may come back."""
+    """Return a plan for a GPU in its desired modes; vGPUs that are `gone` were removed before, and may be restored."""
     gpu, live = gpu_state.host.gpu, _typed(gpu_state.host.live)
-    kept = {one.id for vgpu_type, number in desired_counts.items() for one in _kept(gpu_state, live, vgpu_type, number)}
-    cut, moved, held = instances.plan(gpu_state, desired_counts, desired.types, live, kept)
+    kept = {
+        vgpu.id for vgpu_type, number in desired_counts.items() for vgpu in _kept(gpu_state, live, vgpu_type, number)
+    }
+    changes, moved, kept_by_users = instances.plan(gpu_state, desired_counts, desired.types, live, kept)
     kept -= moved or _moved_for_larger(gpu_state, desired_counts, live, kept)
-    stuck = [one for one in live if one.id not in kept and one.id in gpu_state.users]
-    removed = {one.id: live[one] for one in live if one.id not in kept and one.id not in gpu_state.users}
-    pending = [shortfalls.vgpu_in_use(one, gpu_state.users[one.id]) for one in stuck]
+    in_use = [vgpu for vgpu in live if vgpu.id not in kept and vgpu.id in gpu_state.users]
+    removed = {vgpu.id: live[vgpu] for vgpu in live if vgpu.id not in kept and vgpu.id not in gpu_state.users}
+    pending = [shortfalls.vgpu_in_use(vgpu, gpu_state.users[vgpu.id]) for vgpu in in_use]
     pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(gpu_state.leaving)]
-    pending += held
-    in_the_way = [*(live[one] for one in stuck), *gpu_state.leaving.values()]
-    standing = Counter(live[one] for one in live if one.id in kept)
-    missing = {vgpu_type: number - standing[vgpu_type] for vgpu_type, number in desired_counts.items()}
+    pending += kept_by_users
+    undesired_types = [*(live[vgpu] for vgpu in in_use), *gpu_state.leaving.values()]
+    present = Counter(live[vgpu] for vgpu in live if vgpu.id in kept)
+    missing = {vgpu_type: number - present[vgpu_type] for vgpu_type, number in desired_counts.items()}
     places = VgpuPlaces(gpu_state, {**removed, **(gone or {})})
     creates: list[VgpuStep] = []
     for vgpu_type in sorted(missing, key=_largest_first):
         most = (
-            instances.room(gpu_state, cut, desired.types or desired_counts, vgpu_type, standing + Counter(in_the_way))
+            instances.room(
+                gpu_state, changes, desired.types or desired_counts, vgpu_type, present + Counter(undesired_types)
+            )
             if gpu_state.smi is not None and is_mig(vgpu_type)
-            else _room(gpu_state, desired_counts, vgpu_type, standing, in_the_way)
+            else _room(gpu_state, desired_counts, vgpu_type, present, undesired_types)
         )
-        made = tuple(places.creates(vgpu_type, min(missing[vgpu_type], most)))
-        standing[vgpu_type] += len(made)
-        creates += made
+        created = tuple(places.creates(vgpu_type, min(missing[vgpu_type], most)))
+        present[vgpu_type] += len(created)
+        creates += created
     short = sum(missing.values()) - len(creates)
     if short > 0 and not pending:
         return VgpuPlan(gpu, refusals=(shortfalls.no_slot(gpu, short),))
-    steps = (*_removes(live, removed), *cut.destroys, *cut.creates, *creates)
-    return VgpuPlan(gpu, steps, tuple(pending), undesired=frozenset({*removed, *(one.id for one in stuck)}))
+    steps = (*_removes(live, removed), *changes.destroys, *changes.creates, *creates)
+    return VgpuPlan(gpu, steps, tuple(pending), undesired=frozenset({*removed, *(vgpu.id for vgpu in in_use)}))
 
 
 def _moved_for_larger(
     gpu_state: GpuState, desired_counts: Counts, live: Mapping[LiveVgpu, VgpuType], kept: set[VgpuId]
 ) -> set[VgpuId]:
-    """Return the kept vGPUs that make room in mixed-size mode, where they may lie across the place of a larger one.
+    """Return the kept vGPUs that are created again in mixed-size mode, since they may lie where a larger one fits.
 
-    None does while any of the GPU's is in use, since that one's place is not known either.
+    While any vGPU of the GPU is in use there are none: its place is not known, so room can't be planned.
     """
-    if not gpu_state.mixed_sizes or gpu_state.users.keys() & {one.id for one in live}:
+    if not gpu_state.mixed_sizes or gpu_state.users.keys() & {vgpu.id for vgpu in live}:
         return set()
-    standing = Counter(live[one] for one in live if one.id in kept)
-    made = max((size_of(one) or 0 for one, number in desired_counts.items() if number > standing[one]), default=0)
-    return kept if any((size_of(one) or 0) < made for one in standing) else set()
+    present = Counter(live[vgpu] for vgpu in live if vgpu.id in kept)
+    missing_sizes = (size_of(name) or 0 for name, number in desired_counts.items() if number > present[name])
+    largest = max(missing_sizes, default=0)
+    return kept if any((size_of(vgpu_type) or 0) < largest for vgpu_type in present) else set()
 
 
 def _with_scheduler(gpu_state: GpuState, plan: VgpuPlan, desired: DesiredVgpus) -> VgpuPlan:
-    """Return the plan with the scheduler set at its end, when what is wanted is there."""
+    """Return the plan with the desired scheduler set at its end, unless the plan waits or is refused."""
     if desired.scheduler is None or plan.refusals or plan.pending:
         return plan
     then = scheduling.plan(gpu_state, desired.scheduler)
     if then.refusals:
-        # It may say more once it carries something.
+        # nvidia-smi may report the scheduler once the GPU carries a vGPU.
         return plan if plan.steps else then
     return replace(plan, steps=(*plan.steps, *then.steps), pending=then.pending)
 
 
 def _typed(live: Iterable[LiveVgpu]) -> Mapping[LiveVgpu, VgpuType]:
-    return {one: one.type for one in sorted(live, key=_by_place) if not isinstance(one.type, Unread)}
+    return {vgpu: vgpu.type for vgpu in sorted(live, key=_by_place) if not isinstance(vgpu.type, Unread)}
 
 
 def _removes(live: Mapping[LiveVgpu, VgpuType], removed: Mapping[VgpuId, VgpuType]) -> tuple[VgpuStep, ...]:
-    return tuple(RemoveVgpu(one.id, vgpu_type, one.slot) for one, vgpu_type in live.items() if one.id in removed)
+    return tuple(RemoveVgpu(vgpu.id, vgpu_type, vgpu.slot) for vgpu, vgpu_type in live.items() if vgpu.id in removed)
 
 
 def _refusals(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
     for unread in gpu_state.host.unread:
         yield refusals.unread(gpu_state.host.gpu, unread)
-    for one in gpu_state.host.live:
-        if isinstance(one.type, Unread):
-            yield refusals.unread(one.id, one.type)
+    for vgpu in gpu_state.host.live:
+        if isinstance(vgpu.type, Unread):
+            yield refusals.unread(vgpu.id, vgpu.type)
     unfit = tuple(modes.refuse(gpu_state, desired_counts, desired))
     yield from unfit or _too_many(gpu_state, desired_counts, desired)
 
 
 def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
-    """Yield what is more than fits: types of one size share what the largest count of them allows."""
+    """Yield why more vGPUs are desired than fit; types of one size share the largest number that fits of any."""
     gpu = gpu_state.host.gpu
-    if any(is_mig(one) for one in desired_counts):
+    if any(is_mig(vgpu_type) for vgpu_type in desired_counts):
         yield from instances.too_many(gpu_state, desired_counts, desired.types)
         return
     if modes.is_mixed(gpu_state, desired):
         if not mixedsizes.fits(gpu_state.card, desired_counts):
             yield shortfalls.no_room_mixed(gpu, desired_counts)
         return
-    known = [gpu_state.most[one] for one in desired_counts if one in gpu_state.most]
+    known = [gpu_state.most[vgpu_type] for vgpu_type in desired_counts if vgpu_type in gpu_state.most]
     if known and len(known) == len(desired_counts) and sum(desired_counts.values()) > max(known):
         yield shortfalls.too_many(gpu, desired_counts, max(known))
 
 
 def _kept(gpu_state: GpuState, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:
-    """Return the vGPUs that are kept for a desired type: those in use or allocated first, then those of before."""
-    found = [one for one, is_type in live.items() if is_type == vgpu_type]
-    return sorted(
-        found, key=lambda one: (one.id not in gpu_state.users, one.id not in gpu_state.remembered, _by_place(one))
-    )[:number]
+    """Return the vGPUs that are kept for a desired type: those in use or allocated first, then remembered ones."""
+    of_type = [vgpu for vgpu, live_type in live.items() if live_type == vgpu_type]
+
+    def preference(vgpu: LiveVgpu) -> tuple[bool, bool, tuple[PciAddress, VgpuId]]:
+        return vgpu.id not in gpu_state.users, vgpu.id not in gpu_state.remembered, _by_place(vgpu)
+
+    return sorted(of_type, key=preference)[:number]
 
 
 def _room(
     gpu_state: GpuState,
     desired_counts: Counts,
     vgpu_type: VgpuType,
-    standing: Counter[VgpuType],
-    in_the_way: Sequence[VgpuType],
+    present: Counter[VgpuType],
+    undesired: Sequence[VgpuType],
 ) -> int:
-    """Return how many more of a type fit beside what is there as wanted, and what is there although it is not.
+    """Return how many more vGPUs of a type fit beside the present desired ones and the undesired ones.
 
-    Where it is not known how many fit, what is not wanted is taken to stand in the place of something that is.
+    If it is not known how many fit, each undesired vGPU counts as taking the place of a desired one.
     """
     if gpu_state.mixed_sizes and gpu_state.card is not None:
-        there = standing + Counter(in_the_way)
+        existing = present + Counter(undesired)
         numbers = range(1, desired_counts[vgpu_type] + 1)
-        fitting = (
-            number for number in numbers if not mixedsizes.fits(gpu_state.card, there + Counter({vgpu_type: number}))
+        too_many = (
+            number for number in numbers if not mixedsizes.fits(gpu_state.card, existing + Counter({vgpu_type: number}))
         )
-        return next(fitting, desired_counts[vgpu_type] + 1) - 1
-    if not gpu_state.mixed_sizes and any(size_of(other) != size_of(vgpu_type) for other in in_the_way):
+        return next(too_many, desired_counts[vgpu_type] + 1) - 1
+    if not gpu_state.mixed_sizes and any(size_of(other) != size_of(vgpu_type) for other in undesired):
         return 0
     most = (
         sum(desired_counts.values())
         if gpu_state.mixed_sizes
         else gpu_state.most.get(vgpu_type, sum(desired_counts.values()))
     )
-    return max(most - standing.total() - len(in_the_way), 0)
+    return max(most - present.total() - len(undesired), 0)
 
 
-def _by_place(one: LiveVgpu) -> tuple[PciAddress, VgpuId]:
-    return one.slot, one.id
+def _by_place(vgpu: LiveVgpu) -> tuple[PciAddress, VgpuId]:
+    return vgpu.slot, vgpu.id
 
 
 def _largest_first(vgpu_type: VgpuType) -> tuple[int, VgpuType]:
