@@ -80,7 +80,7 @@ def test_a_controller_without_an_image_says_so_of_every_node_that_waits_for_it(w
     scene = Scene([labelled(workload, **OS)])
     condition = ready(scene.decided(HOME))
     assert (condition.status, condition.reason) == ("False", "ImageUnknown")
-    assert "the controller does not know gpuvirt's image" in condition.message
+    assert "the controller was started without the image to deploy" in condition.message
     assert "--image or GPUVIRT_IMAGE" in condition.message
     assert {state for _, state in said(scene, HOME)} == {"ImageUnknown"}
     assert all("GPUVIRT_IMAGE" in row.detail for row in shown(scene, HOME))

@@ -1,4 +1,4 @@
-"""What keeps the controller from serving a cluster or a node."""
+"""Problems that keep the controller from serving a cluster or a node."""
 
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
@@ -27,7 +27,7 @@ def components_off(subject: str, follows: str, where: str, labels: str) -> Reaso
 
 def image_unknown() -> Reason:
     """The controller deploys its own image."""
-    message = "does not know gpuvirt's image, so it deploys nothing to this node"
+    message = "was started without the image to deploy, so it deploys nothing to this node"
     fix = "run the controller with --image or GPUVIRT_IMAGE, as the chart does"
     return Reason(ReasonCode.IMAGE_UNKNOWN, "the controller", message, fix=fix)
 

@@ -1,22 +1,22 @@
-"""What every code of a reason or finding has: its word, its meaning, its level, and whether it passes by itself."""
+"""The base of all codes: each has a word, a meaning, a level, and whether it passes by itself."""
 
 from enum import StrEnum
 from typing import Self
 
 
 class Level(StrEnum):
-    """How grave a finding is, from the least to the gravest."""
+    """The severity of a finding, the lowest first."""
 
     OK = "ok"
     UNKNOWN = "unknown"
-    """It could not be told: not the same as absent, and not the same as well."""
+    """The state could not be observed. It counts neither as absent nor as good."""
     WARNING = "warning"
     ERROR = "error"
-    """Something that this host is set up to do can't work."""
+    """A function that this host is set up for can't work."""
 
 
 class Topic(StrEnum):
-    """The parts of the catalogue, as docs/reference.md has them."""
+    """The parts of the catalogue, which are the tables of docs/reference.md."""
 
     NOT_OFFERED = "not offered"
     UNHEALTHY = "unhealthy"
@@ -34,7 +34,7 @@ class Topic(StrEnum):
 def entry(
     topic: Topic, word: str, meaning: str, level: Level = Level.WARNING, *, passes: bool = False
 ) -> tuple[str, Topic, str, Level, bool]:
-    """Return what the catalogue says of one code."""
+    """Return the catalogue's entry of one code."""
     return word, topic, meaning, level, passes
 
 
@@ -43,14 +43,14 @@ class Code(StrEnum):
 
     topic: Topic
     meaning: str
-    """The line of the documentation."""
+    """The text of docs/reference.md."""
     level: Level
-    """How grave `gpuvirt doctor` and `gpuvirt why` call it."""
+    """The level in `gpuvirt doctor` and `gpuvirt why`."""
     passes: bool
-    """Whether a change that waits for it is pending: it passes when a user, a pod or another change ends."""
+    """Whether the cause passes by itself, when a user, a pod or another change ends. A change then stays pending."""
 
     def __new__(cls, word: str, topic: Topic, meaning: str, level: Level, passes: bool) -> Self:
-        """Make a member of the entry in the catalogue."""
+        """Make a member from an entry of the catalogue."""
         code = str.__new__(cls, word)
         code._value_ = word
         code.topic, code.meaning, code.level, code.passes = topic, meaning, level, passes
@@ -58,5 +58,5 @@ class Code(StrEnum):
 
     @classmethod
     def named(cls, word: str) -> Self | None:
-        """Return the code of a word, None where the catalogue has none."""
+        """Return the code of a word, None if the catalogue does not have it."""
         return next((code for code in cls if code == word), None)

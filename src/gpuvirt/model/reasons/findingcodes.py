@@ -1,4 +1,4 @@
-"""The catalogue of findings: what is wrong with a host, a cluster, a VM or a pod (`gpuvirt doctor`, `gpuvirt why`)."""
+"""The catalogue of findings of `gpuvirt doctor` and `gpuvirt why`: problems of hosts, clusters, VMs and pods."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ _workload = partial(entry, Topic.WORKLOAD, level=Level.ERROR)
 
 
 class FindingCode(Code):
-    """What is wrong with a host, a cluster, a VM or a pod; what is wrong with a device is a ReasonCode."""
+    """A problem of a host, a cluster, a VM or a pod; problems of devices have a ReasonCode."""
 
     NO_VIRTUALIZATION = _host("NoVirtualization", "the processor shows neither vmx nor svm", Level.ERROR)
     HOST_IS_VM = _host("HostIsVm", "the host is itself a VM, without a virtual IOMMU")
@@ -18,10 +18,10 @@ class FindingCode(Code):
 
     IOMMU_OFF = _host(
         "IommuOff",
-        "there is no IOMMU group: the IOMMU is off in the firmware or by the kernel's command line, or not enabled",
+        "the host has no IOMMU group: the IOMMU is off in the firmware or by the kernel's command line, or not enabled",
         Level.ERROR,
     )
-    KERNEL_ARGUMENT = _host("KernelArgument", "an argument of the kernel is in the way (`nomodeset`)")
+    KERNEL_ARGUMENT = _host("KernelArgument", "an argument of the kernel disables what GPUs need (`nomodeset`)")
     INTERRUPTS_NOT_REMAPPED = _host(
         "InterruptsNotRemapped",
         "no interrupt goes through a chip that remaps (`/sys/kernel/irq/*/chip_name`), so vfio refuses devices; a"
@@ -35,64 +35,68 @@ class FindingCode(Code):
     ACS_OVERRIDE = _host("AcsOverride", "`pcie_acs_override` splits groups that the hardware does not isolate")
 
     VFIO_MISSING = _host("VfioMissing", "this kernel has no vfio-pci", Level.ERROR)
-    VFIO_BLOCKED = _host("VfioBlocked", "modprobe or the kernel is told not to load vfio-pci", Level.ERROR)
-    IDS_NOT_BOUND = _host("IdsNotBound", "vfio-pci is told to take a device by its id, and another driver was faster")
-    DRIVERS_FIGHT = _host("DriversFight", "nouveau has a GPU, or is loaded beside nvidia")
+    VFIO_BLOCKED = _host("VfioBlocked", "modprobe or the kernel is configured not to load vfio-pci", Level.ERROR)
+    IDS_NOT_BOUND = _host("IdsNotBound", "vfio-pci is configured for a device's id, but another driver was faster")
+    DRIVERS_FIGHT = _host("DriversFight", "a GPU is bound to nouveau, or nouveau is loaded beside nvidia")
     BOOT_CONSOLE = _host("BootConsole", "the host's screen is on a GPU that is on a VFIO driver")
 
-    NO_VGPU_TYPES = _host("NoVgpuTypes", "a GPU is set up for vGPUs and lists no type")
-    VFS_OFF = _host("VfsOff", "the vGPU manager runs, and a GPU's VFs are off")
+    NO_VGPU_TYPES = _host("NoVgpuTypes", "a GPU is set up for vGPUs but lists no vGPU type")
+    VFS_OFF = _host("VfsOff", "the vGPU manager runs, but a GPU's VFs are off")
 
     KUBELET_NOT_LISTENING = _host(
-        "KubeletNotListening", "a kubelet has run on this host, and its socket is missing", Level.ERROR
+        "KubeletNotListening", "a kubelet has run on this host, but its socket is missing", Level.ERROR
     )
-    AGENT_AWAY = _host("AgentAway", "a kubelet runs on the host, and no agent")
+    AGENT_AWAY = _host("AgentAway", "a kubelet runs on the host, but no agent")
     COUNTS_DIFFER = _host("CountsDiffer", "the kubelet counts other devices than the agent reports as healthy")
     NUMA_NOT_ALIGNED = _host(
-        "NumaNotAligned", "GPUs are on several NUMA nodes, and the kubelet does not place processors by them"
+        "NumaNotAligned", "GPUs are on several NUMA nodes, but the kubelet does not align processors with them"
     )
-    CPUS_ON_OTHER_NODE = _host("CpusOnOtherNode", "a VM may run on none of the processors near its GPU")
+    CPUS_ON_OTHER_NODE = _host("CpusOnOtherNode", "a VM may run on no processor of its GPU's NUMA node")
 
     CDI_OFF = _host(
         "CdiOff",
-        "`cdi: answers` is set, and the container runtime has CDI off; a warning where that is not certain",
+        "`cdi: answers` is set, but the container runtime has CDI off; a warning if that is not certain",
         Level.ERROR,
     )
     CDI_FOLDER_NOT_READ = _host("CdiFolderNotRead", "the container runtime does not read `/run/cdi`", Level.ERROR)
 
     NOT_PERMITTED = _host("NotPermitted", "KubeVirt does not permit a resource of this node", Level.ERROR)
-    PERMITTED_NAME_UNKNOWN = _host("PermittedNameUnknown", "KubeVirt permits a name that is nearly one of this node's")
-    SELECTOR_MISMATCH = _host("SelectorMismatch", "KubeVirt permits a resource for other devices than those behind it")
+    PERMITTED_NAME_UNKNOWN = _host(
+        "PermittedNameUnknown", "KubeVirt permits a name that is similar to a resource of this node"
+    )
+    SELECTOR_MISMATCH = _host("SelectorMismatch", "KubeVirt permits a resource for other devices than those it has")
     NOT_EXTERNAL = _host(
         "NotExternal", "KubeVirt offers a resource itself (no `externalResourceProvider: true`)", Level.ERROR
     )
     MDEVS_NOT_OURS = _host("MdevsNotOurs", "KubeVirt deletes mediated devices that it did not create", Level.ERROR)
     FEATURE_GATE_MISSING = _host("FeatureGateMissing", "KubeVirt lacks a feature gate that a device needs", Level.ERROR)
 
-    NOT_READ = _host("NotRead", "something could not be read, which is never taken for absent", Level.UNKNOWN)
+    NOT_READ = _host("NotRead", "a file or setting could not be read; it never counts as absent", Level.UNKNOWN)
 
     NO_SUCH_OBJECT = _workload(
-        "NoSuchObject", "the namespace has no such VM, VMI or pod; with near names and other namespaces"
+        "NoSuchObject", "the namespace has no such VM, VMI or pod; similar names and other namespaces are shown"
     )
-    KUBEVIRT_NOT_INSTALLED = _workload("KubeVirtNotInstalled", "the API server does not know VMs")
+    KUBEVIRT_NOT_INSTALLED = _workload("KubeVirtNotInstalled", "the API server has no kind VirtualMachine")
     NO_DEVICE_REQUESTED = _workload("NoDeviceRequested", "the VM or pod requests no GPU and no other device")
     RESTART_REQUIRED = _workload("RestartRequired", "the VM requests other devices than when it was started")
     VM_STOPPED = _workload("VmStopped", "the VM is not started: `runStrategy`, `running`")
-    VM_NOT_STARTED = _workload("VmNotStarted", "KubeVirt has created no VMI of the VM yet, or failed to")
+    VM_NOT_STARTED = _workload("VmNotStarted", "KubeVirt has not created the VMI of the VM yet, or failed to")
     POD_NOT_RUNNING = _workload("PodNotRunning", "the pod or its guest does not run, or has ended")
-    UNSCHEDULABLE = _workload("Unschedulable", "anything else that the scheduler reports: memory, processors, gates")
+    UNSCHEDULABLE = _workload("Unschedulable", "another cause that the scheduler reports: memory, processors, gates")
     ADMISSION_REFUSED = _workload(
         "AdmissionRefused",
-        "the node's kubelet refused the pod. Where gpuvirt's plugin refused an Allocate (`UnexpectedAdmissionError`),"
-        " the code is that of the device's reason",
+        "the node's kubelet refused the pod. If gpuvirt's plugin refused an Allocate (`UnexpectedAdmissionError`), the"
+        " code is that of the device's reason",
     )
-    TOO_FEW_DEVICES = _workload("TooFewDevices", "the node has fewer devices in all than are requested")
-    ALL_ALLOCATED = _workload("AllAllocated", "other pods request the node's devices; with their names")
+    TOO_FEW_DEVICES = _workload("TooFewDevices", "the node has fewer devices in total than are requested")
+    ALL_ALLOCATED = _workload("AllAllocated", "other pods request the node's devices; their names are shown")
     NODE_NOT_READY = _workload("NodeNotReady", "the node is not ready")
     NODE_CORDONED = _workload("NodeCordoned", "the node is cordoned")
     NODE_SELECTOR_MISMATCH = _workload("NodeSelectorMismatch", "the node lacks a label of the nodeSelector")
     TAINT_NOT_TOLERATED = _workload("TaintNotTolerated", "the node has a taint that the pod does not tolerate")
     NOT_COUNTED = _workload("NotCounted", "the kubelet does not count devices that the agent reports as healthy")
-    NO_SUCH_RESOURCE = _workload("NoSuchResource", "no node offers the resource, or the node does not; with near names")
-    NO_SUCH_DEVICE = _workload("NoSuchDevice", "the host has no such device; with near addresses")
-    NOT_A_GPU = _workload("NotAGpu", "the device is no GPU of NVIDIA, AMD or Intel")
+    NO_SUCH_RESOURCE = _workload(
+        "NoSuchResource", "no node offers the resource, or the node does not; similar names are shown"
+    )
+    NO_SUCH_DEVICE = _workload("NoSuchDevice", "the host has no such device; similar addresses are shown")
+    NOT_A_GPU = _workload("NotAGpu", "the device is not a GPU of NVIDIA, AMD or Intel")

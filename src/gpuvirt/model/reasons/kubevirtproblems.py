@@ -1,31 +1,31 @@
-"""What is wrong with KubeVirt's configuration, and what the controller therefore does not write."""
+"""Problems of KubeVirt's configuration, for which the controller does not write it."""
 
 from collections.abc import Collection, Sequence
 
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
-NOTHING_NEEDED = "none is needed, unless it stays so:"
+NOTHING_NEEDED = "none is needed; if this persists,"
 
 
 def foreign_provider(name: str, offered_as: str, where: str) -> Reason:
     """KubeVirt's own plugin offers the same devices."""
     called = "" if offered_as == name else f" as {offered_as}"
     message = f"is offered by KubeVirt itself{called}, so gpuvirt does not offer it"
-    fix = "set externalResourceProvider: true there, or remove the entry, once no VM runs with it"
+    fix = "once no VM uses it, set externalResourceProvider: true in the entry, or remove the entry"
     seen = (Seen(where, "externalResourceProvider is not true"),)
     return Reason(ReasonCode.FOREIGN_PROVIDER, name, message, seen, fix)
 
 
 def state_unknown(where: str, message: str, fix: str, *seen: Seen) -> Reason:
-    """The controller writes and removes nothing of what it does not know."""
+    """The controller neither writes nor removes what depends on an unknown state."""
     return Reason(ReasonCode.KUBEVIRT_STATE_UNKNOWN, where, message, seen, fix)
 
 
 def not_read_completely(problem: str) -> Reason:
-    """A kind of the cluster could not be listed."""
+    """The objects of a kind could not be listed."""
     message = "could not be read completely; gpuvirt removes nothing until it can"
-    fix = "what the API server's answer asks for; an upgrade of the release brings the roles that this version needs"
+    fix = "see the API server's answer; an upgrade of the Helm release brings the roles that this version needs"
     return state_unknown("KubeVirt", message, fix, Seen("", problem))
 
 
@@ -70,13 +70,13 @@ def mdev_deletion_risk(where: str, types: Collection[str]) -> Reason:
     return Reason(
         ReasonCode.MDEV_DELETION_RISK,
         where,
-        f"has KubeVirt delete mediated devices of the types {', '.join(sorted(types))}, so none are created",
+        f"lets KubeVirt delete mediated devices of the types {', '.join(sorted(types))}, so none are created",
         (
             Seen("mediatedDevicesConfiguration.enabled", "is not false"),
             Seen("gate DisableMDEVConfiguration", "is not set"),
             Seen("permittedHostDevices.mediatedDevices", "no entry with externalResourceProvider: true for them"),
         ),
-        "set one of these",
+        "set one of these three fields",
     )
 
 
@@ -89,7 +89,9 @@ def gate_disabled(where: str, gate: str) -> Reason:
 
 def too_old(where: str) -> Reason:
     """No setting keeps this version from deleting mediated devices."""
-    message = "is of a KubeVirt that deletes mediated devices which it did not create, and can't be told not to"
+    message = (
+        "belongs to a KubeVirt that deletes mediated devices which it did not create, and has no setting against it"
+    )
     fix = "update KubeVirt to 0.58.2, 0.59.1 or later"
     return Reason(ReasonCode.KUBEVIRT_TOO_OLD, where, message, fix=fix)
 
@@ -97,13 +99,13 @@ def too_old(where: str) -> Reason:
 def still_referenced(where: str, what: Sequence[str]) -> Reason:
     """Removing the entries would refuse VMs."""
     message = f"keeps {', '.join(what)}, which VMs or pods request, or may request"
-    fix = "delete those VMs and pods and undo it again, or leave it"
+    fix = "delete those VMs and pods and run the undo again, or keep the entries"
     return Reason(ReasonCode.RESOURCE_STILL_REFERENCED, where, message, fix=fix)
 
 
 def not_managed(where: str, annotation: str) -> Reason:
-    """The controller is told not to write."""
-    message = "lacks fields that VMs need to use the offered devices, and the controller must not write it"
+    """The settings forbid the controller to write."""
+    message = "lacks fields that VMs need to use the offered devices, and the controller is not permitted to write it"
     fix = "write what the dry run shows, or permit the controller to write"
     seen = (Seen("", f"the annotation {annotation}, or the controller's settings"),)
     return Reason(ReasonCode.KUBEVIRT_NOT_MANAGED, where, message, seen, fix)
@@ -115,6 +117,6 @@ def config_reverted(where: str, times: int) -> Reason:
         ReasonCode.CONFIG_REVERTED,
         where,
         f"was written {times} times and reverted each time; it is not written again, and no more vGPUs are created",
-        (Seen("generations of the object", "lack what the ones before had"),),
+        (Seen("generations of the object", "the newer lack fields of the older"),),
         "have the program that writes it (often a GitOps tool) write what the dry run shows, or omit these fields",
     )

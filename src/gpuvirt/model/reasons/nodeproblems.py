@@ -1,4 +1,4 @@
-"""What is wrong with the agent itself, its files, the kubelet and the API server, as the agent sees them."""
+"""Problems of the agent itself, of its files, and of the kubelet and the API server as the agent observes them."""
 
 from collections.abc import Collection
 
@@ -13,7 +13,7 @@ NOT_REVIEWED = Seen("GpuNode $.spec.reviewed and $.spec.withheld", "no such name
 
 def kubelet_away(subject: str, socket: object) -> Reason:
     """No resource can be registered."""
-    message = f"can't be registered with the kubelet, which has no socket {socket}"
+    message = f"can't be registered: the kubelet's socket {socket} does not exist"
     return Reason(ReasonCode.KUBELET_AWAY, subject, message, (Seen.absent(str(socket)),), NAME_KUBELET_DIR)
 
 
@@ -37,50 +37,55 @@ def scan_blocked(subject: str, said: str, effect: str) -> Reason:
 
 
 def scan_failed(said: str) -> Reason:
-    """A look at the host failed."""
+    """An observation of the host failed."""
     message = "can't be read; its last known state is kept"
     return Reason(ReasonCode.SCAN_FAILED, "this host", message, (Seen("", said),), "see the agent's log")
 
 
 def cdi_not_written(folder: object, said: str) -> Reason:
     """Kata finds devices by their CDI specs."""
-    message, fix = (
-        "can't be written, so Kata finds no devices; KubeVirt is not affected",
-        "make it writable, or cdi: none",
-    )
+    message = "can't be written, so Kata finds no devices; KubeVirt is not affected"
+    fix = "make the folder writable, or set cdi: none"
     return Reason(ReasonCode.CDI_NOT_WRITTEN, str(folder), message, (Seen("", said),), fix)
 
 
 def ledger_lost(path: object, what: str) -> Reason:
     """The ledger could not be used."""
-    fix = "none is needed: the kubelet reports allocations; give renamed resources an alias"
-    return Reason(ReasonCode.LEDGER_LOST, str(path), what, fix=fix)
+    consequence = "the kubelet reports allocations; give renamed resources an alias"
+    return _lost(ReasonCode.LEDGER_LOST, path, what, consequence)
 
 
-def ledger_not_written(path: object, said: str) -> Reason:
-    """A restart would forget the latest allocations."""
-    message = "can't be written; after a restart only the kubelet reports names and allocations"
-    return Reason(ReasonCode.LEDGER_NOT_WRITTEN, str(path), message, (Seen("", said),), FREE_SPACE)
+def desired_state_lost(path: object, what: str) -> Reason:
+    """The file with the desired state could not be used."""
+    consequence = "the API server has the desired state; until it answers, vGPUs stay as they are"
+    return _lost(ReasonCode.DESIRED_STATE_LOST, path, what, consequence)
 
 
 def drivers_lost(path: object, name: str) -> Reason:
     """The driver journal could not be used."""
     message = "was damaged or can't be read; the drivers and overrides that it recorded are unknown"
+    consequence = "GPUs return to the driver that modules.alias names; the next boot clears all overrides"
     seen = Seen("", f"a damaged file is kept beside it, as {name}.damaged")
-    fix = "none is needed: GPUs return to the driver that modules.alias names; the next boot clears all overrides"
-    return Reason(ReasonCode.DRIVERS_LOST, str(path), message, (seen,), fix)
+    return _lost(ReasonCode.DRIVERS_LOST, path, message, consequence, seen)
 
 
-def desired_state_lost(path: object, what: str) -> Reason:
-    """The desired state that was kept could not be used."""
-    fix = "none is needed: the API server has the desired state; until it answers, vGPUs stay as they are"
-    return Reason(ReasonCode.DESIRED_STATE_LOST, str(path), what, fix=fix)
+def _lost(code: ReasonCode, path: object, message: str, consequence: str, *seen: Seen) -> Reason:
+    return Reason(code, str(path), message, seen, f"none is needed: {consequence}")
+
+
+def ledger_not_written(path: object, said: str) -> Reason:
+    """A restart of the agent would lose the latest allocations."""
+    return _not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, said, "only the kubelet reports names and allocations")
 
 
 def desired_state_not_written(path: object, said: str) -> Reason:
-    """A restart would forget the desired state."""
-    message = "can't be written; after a restart only the API server has the desired state of vGPUs"
-    return Reason(ReasonCode.DESIRED_STATE_NOT_WRITTEN, str(path), message, (Seen("", said),), FREE_SPACE)
+    """A restart of the agent would lose the desired state."""
+    source = "only the API server has the desired state of vGPUs"
+    return _not_written(ReasonCode.DESIRED_STATE_NOT_WRITTEN, path, said, source)
+
+
+def _not_written(code: ReasonCode, path: object, said: str, source: str) -> Reason:
+    return Reason(code, str(path), f"can't be written; after a restart {source}", (Seen("", said),), FREE_SPACE)
 
 
 def config_unread(path: object, said: str) -> Reason:
@@ -106,19 +111,19 @@ def api_server_away(what: str, said: str) -> Reason:
     message = (
         f"does not answer the agent, which needs it for {what}; the agent tries again and changes nothing until then"
     )
-    fix = "none on this node where the API server is down; else look for what is between the two"
+    fix = "start the API server if it is down; else check the network between this node and the API server"
     return Reason(ReasonCode.API_SERVER_AWAY, "the API server", message, (Seen("", said),), fix)
 
 
 def awaits_controller(name: str, most_s: float) -> Reason:
     """KubeVirt may offer the resource itself."""
     message = "is not registered yet: the controller has not reported whether KubeVirt offers it itself"
-    fix = f"none is needed: it takes a second, and after {most_s:.0f} s the resource is registered all the same"
+    fix = f"none is needed: the report takes a second, and after {most_s:.0f} s the agent registers without it"
     return Reason(ReasonCode.AWAITS_CONTROLLER, name, message, (NOT_REVIEWED,), fix)
 
 
 def controller_silent(names: Collection[str], most_s: float) -> Reason:
-    """The resource is registered without the controller's word."""
+    """The resource was registered without the controller's report."""
     return Reason(
         ReasonCode.CONTROLLER_SILENT,
         ", ".join(names),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
@@ -21,8 +22,8 @@ def no_driver(address: str, fix: str = "to offer it to VMs; gpuvirt vfio unbind 
 
 def kind_not_offered(function: PciFunction, offered: Sequence[str]) -> Reason:
     """The settings leave this kind of function out."""
-    message = f"is a {function.kind} function, and only {', '.join(offered) or 'nothing'} is offered"
-    fix = f"add {function.kind} to `offer` in the agent's settings if VMs are to request it"
+    message = f"is a {function.kind} function, and the agent's settings offer only {', '.join(offered) or 'nothing'}"
+    fix = f"to offer it to VMs, add {function.kind} to `offer` in the agent's settings"
     return Reason(ReasonCode.KIND_NOT_OFFERED, function.address, message, fix=fix)
 
 
@@ -36,7 +37,7 @@ def address_not_accepted(address: str) -> Reason:
 def virtual_function(function: PciFunction) -> Reason:
     """NVIDIA's VFs are the parents of vGPUs."""
     message = f"is a VF of {function.physfn} on {function.driver}, and NVIDIA's VFs work as vGPUs only"
-    fix = f"give it back to nvidia and set a vGPU type, or switch off the VFs of {function.physfn}"
+    fix = f"bind it to nvidia and set a vGPU type, or switch off the VFs of {function.physfn}"
     seen = (driver_link(function.address, function.driver),)
     return Reason(ReasonCode.VIRTUAL_FUNCTION, function.address, message, seen, fix)
 
@@ -47,7 +48,7 @@ def no_vgpus(subject: str, message: str, *seen: Seen, fix: str = "create vGPUs: 
 
 
 def malformed(subject: str, what: str, *seen: Seen) -> Reason:
-    """Sysfs shows what its place does not promise."""
+    """An entry of sysfs does not have the form that its place requires."""
     return Reason(ReasonCode.MALFORMED_SYSFS_ENTRY, subject, what, seen)
 
 
@@ -55,32 +56,35 @@ def group_held(device: str, group: int | None, other: str, allocated_to: str) ->
     """An IOMMU group goes to one VM."""
     message = f"shares IOMMU group {group} with {other}, which is allocated to {allocated_to}; a group goes to one VM"
     fix = "request all devices of the group in one VM, or give each its own group (ACS)"
-    return Reason(ReasonCode.GROUP_HELD, device, message, (Seen(f"/sys/kernel/iommu_groups/{group}/devices"),), fix)
+    return Reason(ReasonCode.GROUP_HELD, device, message, (Seen(f"{sysfs.IOMMU_GROUPS}/{group}/devices"),), fix)
 
 
 def held_under_other_name(device: str, allocated_to: str, own: str, offered_as: str) -> Reason:
     """The device was allocated before it got another resource name."""
     message = f"is allocated to {allocated_to} as {own}; it is offered as {offered_as} when it is free"
-    fix = "stop the VM that has it, or leave it as it is"
+    fix = "stop the VM that uses it, or wait for its end"
     return Reason(ReasonCode.HELD_UNDER_OTHER_NAME, device, message, fix=fix)
 
 
 def name_taken(device: str, kind: str, resource: str, other: str) -> Reason:
     """KubeVirt finds mdevs and PCI functions in different environment variables."""
-    message = f"is {kind}, and {resource} has {other}; KubeVirt looks for them in different environment variables"
-    fix = "give each an alias of its own in the agent's settings"
+    message = (
+        f"is {kind}, and the resource {resource} has {other}; KubeVirt looks for these in different environment"
+        " variables"
+    )
+    fix = "give each kind an alias of its own in the agent's settings"
     return Reason(ReasonCode.NAME_TAKEN, device, message, fix=fix)
 
 
 def withdrawn(address: str) -> Reason:
-    """The device leaves the VMs' driver."""
+    """The device returns to the host's driver."""
     message = "is being returned to the host's driver, so it is no longer offered"
     fix = "none is needed; to keep it for VMs, set mode passthrough for it"
     return Reason(ReasonCode.WITHDRAWN, address, message, fix=fix)
 
 
 def undesired(vgpu: str) -> Reason:
-    """The vGPU is to be removed."""
-    message = "is no longer desired, so it is no longer offered, and removed when no pod has it"
-    fix = "none is needed; to keep it, name the vGPU config that has it again"
+    """The vGPU will be removed."""
+    message = "is no longer desired, so it is no longer offered, and is removed when it is free"
+    fix = "none is needed; to keep it, set a vGPU config that has it"
     return Reason(ReasonCode.WITHDRAWN, vgpu, message, fix=fix)

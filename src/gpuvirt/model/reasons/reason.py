@@ -1,34 +1,34 @@
-"""Why something is not offered, unhealthy, refused or pending: its code, what was seen, and how to mend it."""
+"""A reason: a code, a message, the places where the cause was seen, and the fix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 THERE, ABSENT = "there", "not there"
-DEVICES = "/sys/bus/pci/devices"
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Where something was read, and what stood there."""
+    """A place, and the value that was found there."""
 
     path: str
-    """A file, a field, a command or an API; empty where only words are known."""
+    """A file, a field, a command or an API; empty if the value is a text without a place."""
     value: str = THERE
     joint: ClassVar[str] = ": "
 
     @classmethod
     def absent(cls, path: str) -> Self:
-        """Return that something does not exist."""
+        """Return a place that does not exist."""
         return cls(path, ABSENT)
 
     @property
     def shown(self) -> str:
-        """What stood there."""
+        """The value."""
         return self.value
 
     @property
@@ -40,57 +40,52 @@ class Seen:
 
 
 class Link(Seen):
-    """A link, and what it points to."""
+    """A link, and its target."""
 
     __slots__ = ()
     joint: ClassVar[str] = " -> "
 
 
-def device_file(address: str, name: str) -> str:
-    """Return the path of a PCI function's attribute."""
-    return f"{DEVICES}/{address}/{name}"
-
-
 def driver_link(address: str, driver: object) -> Seen:
-    """Return that a function has a driver, or none."""
-    path = device_file(address, "driver")
+    """Return a function's link to its driver, or that it has none."""
+    path = sysfs.device_path(address, "driver")
     return Seen.absent(path) if driver is None else Link(path, str(driver))
 
 
 def opened_by(users: Sequence[User]) -> tuple[Seen, ...]:
-    """Return where it shows that processes have a device open: at the first of them."""
+    """Return the open file of the first of these processes."""
     return tuple(Link(f"/proc/{user.pid}/fd", user.node) for user in users[:1])
 
 
 def not_read(unread: Unread) -> Seen:
-    """Return what was met in place of a value."""
+    """Return the error, or the malformed value, of something that could not be read."""
     return Seen(unread.path, unread.said)
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason; its wording is in the modules of this package."""
+    """A reason. The other modules of this package word its message and fix."""
 
     code: ReasonCode
     subject: str
     """A PCI address, an mdev, a resource, a file."""
     message: str
-    """What is wrong, as words that follow the subject: `is bound to nvidia`."""
+    """The words that follow the subject: `is bound to nvidia`."""
     places: tuple[Seen, ...] = ()
-    """Where it was seen."""
+    """The places where the cause was seen."""
     fix: str | None = None
-    """How to mend it."""
+    """How to remove the cause."""
     seen: str | None = field(init=False, default=None)
-    """All places in a line of text; JSON has both."""
+    """All places in a line of text. JSON has `places` and `seen`."""
 
     def __post_init__(self) -> None:
-        """Say the places in words; what an older version has written has words alone."""
+        """Derive `seen` from the places. A reason that an older version has written has `seen` alone."""
         if self.places:
             object.__setattr__(self, "seen", ", ".join(place.text for place in self.places))
 
     @property
     def text(self) -> str:
-        """The whole as one line."""
+        """The reason as one line."""
         parts = [f"{self.code}: {self.subject} {self.message}"]
         parts += [f"seen: {self.seen}"] if self.seen else []
         parts += [f"fix: {self.fix}"] if self.fix else []

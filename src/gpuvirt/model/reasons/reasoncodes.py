@@ -1,4 +1,4 @@
-"""The catalogue of reasons: what is wrong with a device, a change, the agent, the controller or KubeVirt."""
+"""The catalogue of reasons: the codes of problems of devices, changes, the agent, the controller and KubeVirt."""
 
 from functools import partial
 
@@ -18,31 +18,31 @@ _kubevirt = partial(entry, Topic.KUBEVIRT)
 class ReasonCode(Code):
     """Why something is not offered, unhealthy, refused, pending or failed."""
 
-    NATIVE_DRIVER = _not_offered("NativeDriver", "a driver of the host has the function", Level.OK)
+    NATIVE_DRIVER = _not_offered("NativeDriver", "the function is bound to a driver of the host", Level.OK)
     NO_DRIVER = _not_offered(
         "NoDriver",
-        "no driver has the function. On a host with NVSwitches a person probes its native driver, since that may hang",
+        "the function has no driver. On a host with NVSwitches an admin must probe the native driver, which may hang",
     )
     NO_IOMMU_GROUP = _not_offered(
         "NoIommuGroup",
-        "the device is in no IOMMU group: VT-d or AMD-Vi is off; or it is an mdev, on a kernel without `VFIO_GROUP`",
+        "the device is in no IOMMU group: VT-d or AMD-Vi is off, or the kernel has no `VFIO_GROUP` (for an mdev)",
         Level.ERROR,
     )
     ADDRESS_NOT_ACCEPTED = _not_offered(
         "AddressNotAccepted", "the PCI domain has over four digits (Intel VMD), which KubeVirt refuses"
     )
-    KIND_NOT_OFFERED = _not_offered(
-        "KindNotOffered", "the setting `offer` does not name this kind of function", Level.OK
+    KIND_NOT_OFFERED = _not_offered("KindNotOffered", "the setting `offer` lacks this kind of function", Level.OK)
+    VIRTUAL_FUNCTION = _not_offered(
+        "VirtualFunction", "a VF of NVIDIA, which works as a vGPU only, is on a VFIO driver"
     )
-    VIRTUAL_FUNCTION = _not_offered("VirtualFunction", "NVIDIA's VFs work as vGPUs only, and one is on a VFIO driver")
     VFS_ENABLED = _not_offered(
         "VfsEnabled",
-        "the GPU has VFs: a VFIO driver opens it with a VF token only, and a change of driver removes them",
+        "the GPU has VFs: a VM can open it with a VF token only, and a change of its driver removes the VFs",
         passes=True,
     )
     CARRIES_VGPUS = _not_offered(
         "CarriesVgpus",
-        "the GPU's vGPUs are offered in its place; a change of driver would remove them",
+        "the GPU's vGPUs are offered in its place; a change of its driver would remove them",
         Level.OK,
         passes=True,
     )
@@ -50,7 +50,7 @@ class ReasonCode(Code):
     GROUP_HELD = _not_offered(
         "GroupHeld",
         "another device of the IOMMU group is allocated to another container, by the ledger or the kubelet's"
-        " checkpoint; without a readable checkpoint, to any",
+        " checkpoint; if the checkpoint can't be read, to any container",
         Level.OK,
     )
     NAME_TAKEN = _not_offered(
@@ -59,7 +59,7 @@ class ReasonCode(Code):
         " in different environment variables",
     )
     HELD_UNDER_OTHER_NAME = _not_offered("HeldUnderOtherName", "the device is allocated to a pod as another resource")
-    MALFORMED_SYSFS_ENTRY = _not_offered("MalformedSysfsEntry", "an entry of sysfs is not what its place promises")
+    MALFORMED_SYSFS_ENTRY = _not_offered("MalformedSysfsEntry", "an entry of sysfs does not have the expected form")
     WITHDRAWN = _not_offered(
         "Withdrawn", "the device is being returned to the host, or its vGPU is no longer desired", Level.OK
     )
@@ -68,23 +68,24 @@ class ReasonCode(Code):
         "NodeMissing", "`/dev/vfio/<group>`, or the device's own node, is missing or has changed", Level.ERROR
     )
     GROUP_NOT_VIABLE = _unhealthy(
-        "GroupNotViable", "a driver of the host has, or would have, a function of the IOMMU group"
+        "GroupNotViable", "a function of the IOMMU group has, or would get, a driver of the host"
     )
     FELL_OFF_BUS = _unhealthy("FellOffBus", "the configuration space of the function reads as 0xffff", Level.ERROR)
     UNREAD = _unhealthy(
         "Unread",
-        "a file of the host could not be read, or a program's answer not understood; nothing is taken for absent",
+        "a file of the host could not be read, or a program's output was not understood; it counts as unknown, not as"
+        " absent",
         Level.UNKNOWN,
     )
     IN_USE_ELSEWHERE = _unhealthy("InUseElsewhere", "a process that belongs to no pod has the device open")
     NO_RESET = _unhealthy(
         "NoReset",
         "the kernel can't reset the GPU, and a pod has had it since the host booted"
-        " ([below](#gpus-that-cant-be-reset)). `gpuvirt doctor` warns of such a GPU before",
+        " ([below](#gpus-that-cant-be-reset)). `gpuvirt doctor` warns of such GPUs",
     )
     UNBIND_PENDING = _unhealthy(
         "UnbindPending",
-        "the device of a pod or process is being unbound or removed, and that waits for its user",
+        "the device is being unbound or removed, and the kernel waits until the pod or process that uses it ends",
         passes=True,
     )
     DRIVER_CHANGED = _unhealthy("DriverChanged", "the device of a pod has been bound to another driver")
@@ -93,9 +94,9 @@ class ReasonCode(Code):
 
     UNKNOWN_RESOURCE = _allocate("UnknownResource", "the agent does not offer the resource")
     UNKNOWN_DEVICE = _allocate("UnknownDevice", "the resource has no such device")
-    IDENTITY_CHANGED = _allocate("IdentityChanged", "another card is in the slot since the last look at the host")
+    IDENTITY_CHANGED = _allocate("IdentityChanged", "the slot has another card than at the last observation")
     GROUP_CHANGED = _allocate(
-        "GroupChanged", "the IOMMU group of the device is another, or has other members, since the last look"
+        "GroupChanged", "the device's IOMMU group or the group's members have changed since the last observation"
     )
 
     IN_USE = _change("InUse", "a process has the device open. `--force` never takes it from a VM", passes=True)
@@ -106,9 +107,9 @@ class ReasonCode(Code):
     )
     ALLOCATIONS_UNKNOWN = _change(
         "AllocationsUnknown",
-        "which devices are allocated to pods is not known: the kubelet has not answered yet, or its account could not"
-        " be read ([below](#what-commands-ask-the-kubelet)); or a device was allocated less than 10 s ago. gpuvirt"
-        " changes nothing that a pod could have",
+        "the allocations are not known: the kubelet has not answered yet, or its record could not be read"
+        " ([below](#what-commands-ask-the-kubelet)); or a device was allocated less than 10 s ago. gpuvirt changes"
+        " nothing that may be allocated to a pod",
         Level.UNKNOWN,
         passes=True,
     )
@@ -125,7 +126,7 @@ class ReasonCode(Code):
         passes=True,
     )
     PROCESSES_NOT_VISIBLE = _change(
-        "ProcessesNotVisible", "not all processes of the host can be seen, so users may go unnoticed"
+        "ProcessesNotVisible", "gpuvirt can't see all processes of the host, so a device may have unknown users"
     )
     USED_BY_HOST = _change("UsedByHost", "the GPU drives the console, a disk is in use, or a network interface is up")
     FOREIGN_ENDPOINT = _change(
@@ -134,8 +135,7 @@ class ReasonCode(Code):
     DRIVER_LOCK = _change("DriverLock", "NVIDIA's driver has clients and refuses to release the GPU", passes=True)
     DRIVER_PINNED = _change(
         "DriverPinned",
-        "driverctl keeps the function on a VFIO driver, or `driver_override` names a driver that gpuvirt has not"
-        " written; the function is to return to its native driver",
+        "driverctl or an override that gpuvirt did not write keeps the function from its native driver",
     )
     PREREQUISITE_MISSING = _change(
         "PrerequisiteMissing",
@@ -144,14 +144,14 @@ class ReasonCode(Code):
     )
     STEP_FAILED = _change(
         "StepFailed",
-        "a step of the change failed. A GPU for VMs returns to its former driver; one that was to return to the host is"
+        "a step of the change failed. A GPU for VMs returns to its former driver; the return of a GPU to the host is"
         " tried again, at most every 5 minutes",
         Level.ERROR,
     )
     WRITE_BLOCKED = _change(
         "WriteBlocked",
-        "a step sleeps in the kernel until the device's user closes it; also a step of an agent or command that has"
-        " ended since. Allocate refuses the device",
+        "a step, possibly of an agent or command that has ended, sleeps in the kernel until the device's user closes"
+        " it. Allocate refuses the device",
     )
     UNIT_BUSY = _change(
         "UnitBusy",
@@ -167,15 +167,14 @@ class ReasonCode(Code):
     )
     AGENT_SILENT = _change(
         "AgentSilent",
-        "a command waits for the agent to take the devices off what the kubelet counts, and the agent has not done so"
-        " within 10 s",
+        "a command waits for the agent to withdraw the devices from the kubelet, which has not happened within 10 s",
     )
     MANAGED = _change("ManagedByAgent", "the agent manages the GPU and would undo a change by hand")
 
     VGPU_IN_USE = _vgpu(
         "VgpuInUse",
-        "a vGPU that is no longer desired is in use, and stays until its user ends. Also where a vGPU in use keeps its"
-        " GPU from changing its mode, its GPU instances or its scheduler",
+        "a vGPU that is no longer desired stays while it is in use; or a vGPU in use prevents a change of its GPU's"
+        " mode, GPU instances or scheduler",
         passes=True,
     )
     SIZES_DIFFER = _vgpu("SizesDiffer", "vGPUs of several sizes are desired on one GPU, and `sizes: mixed` is not set")
@@ -185,8 +184,8 @@ class ReasonCode(Code):
     VF_REJECTED_TYPE = _vgpu("VfRejectedType", "a VF rejected a type that it lists as creatable; another VF is used")
     CONFIG_INVALID = _vgpu(
         "ConfigInvalid",
-        "the desired state is [invalid](#invalid-desired-state): no such vGPU config, none of its entries is for a GPU"
-        " of this node, its file can't be read; or a field of the ClusterPolicy, or a node's workload label",
+        "the desired state is [invalid](#invalid-desired-state): a vGPU config that does not exist, selects no GPU of"
+        " the node or can't be read, a field of the ClusterPolicy, or a node's workload label",
         Level.ERROR,
     )
     MODE_UNSUPPORTED = _vgpu(
@@ -196,53 +195,48 @@ class ReasonCode(Code):
     MODE_PENDING = _vgpu("ModePending", "MIG mode was switched, and needs a reset of the GPU or a reboot first")
     DEVICE_PLUGIN_STILL_RUNNING = _vgpu(
         "DevicePluginStillRunning",
-        "beside another's device plugin (`nvidia-k8s-vgpu-dm`): it still runs on the node, or it is not known yet"
-        " whether it does",
+        "another operator's device plugin (beside `nvidia-k8s-vgpu-dm`) still runs on the node, or may still run",
         passes=True,
     )
 
     SCHEDULER_UNFIT = _scheduler(
         "SchedulerUnfit",
-        "the GPU is in MIG mode, or in mixed-size mode and a fixed share is desired, or the time slice is not one of 1"
-        " to 30 ms",
+        "the GPU is in MIG mode, or in mixed-size mode (for a fixed share), or the time slice is not 1 to 30 ms",
     )
     OPTION_ELSEWHERE = _scheduler(
         "OptionElsewhere",
-        "the scheduler can't be kept beyond the next load of the driver, since another file sets"
-        " `NVreg_RegistryDwordsPerDevice`",
+        "the next load of the driver resets the scheduler, since another file sets `NVreg_RegistryDwordsPerDevice`",
     )
 
     KUBELET_AWAY = _agent("KubeletAway", "the kubelet's registration socket does not exist")
     NOT_REGISTERED = _agent("NotRegistered", "the kubelet has not accepted a resource yet; the agent tries again")
     SOCKET_TAKEN = _agent("SocketTaken", "another device plugin listens at the agent's socket", Level.ERROR)
-    SCAN_BLOCKED = _agent("ScanBlocked", "a look at the host sleeps in the kernel", Level.UNKNOWN)
-    SCAN_FAILED = _agent("ScanFailed", "a look at the host failed", Level.ERROR)
+    SCAN_BLOCKED = _agent("ScanBlocked", "an observation of the host sleeps in the kernel", Level.UNKNOWN)
+    SCAN_FAILED = _agent("ScanFailed", "an observation of the host failed", Level.ERROR)
     LEDGER_LOST = _agent("LedgerLost", "the ledger of allocations was damaged; the kubelet reports them")
     LEDGER_NOT_WRITTEN = _agent("LedgerNotWritten", "the ledger of allocations can't be written")
     CDI_NOT_WRITTEN = _agent("CdiNotWritten", "the CDI specs can't be written, so Kata finds no devices")
     DRIVERS_LOST = _agent(
-        "DriversLost", "`drivers.json`, the journal of driver changes, was damaged; until the next boot it is unknown"
+        "DriversLost", "`drivers.json`, the driver journal, was damaged; until the next boot its overrides are unknown"
     )
     DESIRED_STATE_LOST = _agent("DesiredStateLost", "`wishes.json`, the desired state of vGPUs, was damaged")
     DESIRED_STATE_NOT_WRITTEN = _agent(
         "DesiredStateNotWritten", "`wishes.json`, the desired state of vGPUs, is not writable"
     )
-    API_SERVER_AWAY = _agent(
-        "ApiServerAway", "the API server does not answer the agent, which changes nothing until then"
-    )
+    API_SERVER_AWAY = _agent("ApiServerAway", "the API server does not answer; the agent changes nothing until then")
     API_FORBIDDEN = _agent("ApiForbidden", "the API server does not permit a request of the agent")
     AWAITS_CONTROLLER = _agent(
         "AwaitsController",
         "a new resource is not registered yet: the controller has not reported whether KubeVirt offers it itself",
     )
     CONTROLLER_SILENT = _agent(
-        "ControllerSilent", "the controller has not reported that for 30 s; the resource is registered"
+        "ControllerSilent", "a resource was registered without the controller's report, after 30 s"
     )
 
     OTHER_OPERATOR = _controller(
         "OtherOperator",
-        "NVIDIA's GPU operator runs in the cluster (its lease is renewed), and the controller was not told to coexist."
-        " It changes nothing",
+        "NVIDIA's GPU operator runs in the cluster (its lease is renewed), and the controller's options do not allow"
+        " both. The controller changes nothing",
     )
     IMAGE_UNKNOWN = _controller(
         "ImageUnknown", "the controller has neither `--image` nor `GPUVIRT_IMAGE`, and a node needs it"
@@ -267,14 +261,13 @@ class ReasonCode(Code):
 
     FOREIGN_PROVIDER = _kubevirt(
         "ForeignProvider",
-        "KubeVirt's own plugin offers a resource of gpuvirt's, or the same devices under another name: an entry that"
-        " names or selects them lacks `externalResourceProvider: true`. The agent does not register the resource until"
-        " the entry has it",
+        "KubeVirt's own plugin offers a resource of gpuvirt, or its devices under another name: their entry lacks"
+        " `externalResourceProvider: true`. The agent does not register the resource until the entry has it",
     )
     CONFIG_REVERTED = _kubevirt(
         "ConfigReverted",
-        "what the controller wrote was reverted three times in a day. It is not written again until it stands there by"
-        " another's hand, and no more vGPUs are created",
+        "the fields that the controller wrote were reverted three times in a day. The controller does not write them"
+        " again until another program or user has, and no more vGPUs are created",
     )
     KUBEVIRT_NOT_MANAGED = _kubevirt(
         "KubeVirtNotManaged",
@@ -282,24 +275,24 @@ class ReasonCode(Code):
     )
     KUBEVIRT_STATE_UNKNOWN = _kubevirt(
         "KubeVirtStateUnknown",
-        "which devices VMs request, or which HyperConverged owns the KubeVirt, is not known yet; or KubeVirt could not"
-        " be read completely, so nothing of it is removed",
+        "the requests of VMs or the HyperConverged of the KubeVirt are not known yet, or KubeVirt could not be read"
+        " completely. gpuvirt removes none of its entries",
     )
     KUBEVIRT_TOO_OLD = _kubevirt("KubeVirtTooOld", "this KubeVirt deletes all mediated devices that it did not create")
     RESOURCE_NOT_PERMITTED = _kubevirt(
         "ResourceNotPermitted",
-        "VMs request a resource that no node offers, so it can't be added to the permitted devices. The controller"
-        " writes no list, since a list without it would refuse those VMs",
+        "VMs request a resource that no node offers, so the list of permitted devices can't have it. The controller"
+        " writes no list, since KubeVirt would then refuse those VMs",
     )
     SELECTOR_TAKEN = _kubevirt(
         "SelectorTaken",
-        "HCO permits each selector once, and this one stands for other names however it is written (`10DE:26B9`,"
-        " `10de:26b9` ...), or its entry is disabled",
+        "HCO permits each selector once, and other names have all spellings of this one (`10DE:26B9`, `10de:26b9` ...),"
+        " or its entry is disabled",
     )
     GATE_DISABLED = _kubevirt(
-        "GateDisabled", "a feature gate that is needed is in `disabledFeatureGates`, and stays there"
+        "GateDisabled", "a feature gate that is needed is in `disabledFeatureGates`, where the controller leaves it"
     )
     MDEV_DELETION_RISK = _kubevirt("MdevDeletionRisk", "KubeVirt would delete mediated devices, so none are created")
     RESOURCE_STILL_REFERENCED = _kubevirt(
-        "ResourceStillReferenced", "VMs or pods still request it, so an undo leaves it"
+        "ResourceStillReferenced", "VMs or pods still request the resource, so an undo leaves its entry"
     )

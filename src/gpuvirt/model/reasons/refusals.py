@@ -1,36 +1,38 @@
-"""Why a device is not changed: wordings that changes of drivers and of vGPUs share, and those of drivers."""
+"""Why a device is not changed: the reasons of driver changes, and those that changes of vGPUs share with them."""
 
 from collections.abc import Iterable, Sequence
 
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
-from gpuvirt.model.reasons.reason import Reason, Seen, device_file, driver_link, not_read, opened_by
+from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, not_read, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 NOT_VMS = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter"})
-"""NVIDIA's own services, as `/proc/PID/comm` cuts their names; the driver's lock says whether they are in the way."""
+"""NVIDIA's own services, whose names `/proc/PID/comm` cuts. They block an unbind only if NVIDIA's driver says so."""
 KERNEL_LOG = "see the kernel's log (dmesg)"
+WAIT_FOR_POD = "delete the pod, or wait until it ends"
 
 
 def serious(users: Iterable[User]) -> tuple[User, ...]:
-    """Return the users whose work would be lost."""
+    """Return the users whose work would be lost: all but NVIDIA's own services."""
     return tuple(user for user in users if user.command not in NOT_VMS)
 
 
 def named(users: Iterable[User]) -> str:
-    """Return users in words."""
+    """Return users as text."""
     return ", ".join(f"{user.command} (pid {user.pid})" for user in users)
 
 
-def unread(subject: str, odd: Unread, effect: str = "gpuvirt does not change it and gives it to no pod") -> Reason:
-    """Nothing follows from a file that could not be read."""
-    return Reason(ReasonCode.UNREAD, subject, f"could not be read, so {effect}", (not_read(odd),), KERNEL_LOG)
+def unread(subject: str, found: Unread, effect: str = "gpuvirt does not change it or allocate it") -> Reason:
+    """A file could not be read, so the state of the subject is unknown."""
+    return Reason(ReasonCode.UNREAD, subject, f"could not be read, so {effect}", (not_read(found),), KERNEL_LOG)
 
 
 def no_group(subject: str, *, is_mdev: bool = False) -> Reason:
-    """The host has no IOMMU that is on, or the kernel gives mdevs no groups."""
-    path = f"/sys/bus/mdev/devices/{subject}/iommu_group" if is_mdev else device_file(subject, "iommu_group")
+    """The host's IOMMU is off, or the kernel puts mdevs into no groups."""
+    path = sysfs.mdev_path(subject, "iommu_group") if is_mdev else sysfs.device_path(subject, "iommu_group")
     return Reason(
         ReasonCode.NO_IOMMU_GROUP,
         subject,
@@ -44,9 +46,11 @@ def no_group(subject: str, *, is_mdev: bool = False) -> Reason:
 
 def fell_off_bus(subject: str, address: PciAddress) -> Reason:
     """The card does not answer."""
-    message = "does not answer on the PCI bus, and a driver that takes it may hang"
-    fix = f"reset or power-cycle the host, and {KERNEL_LOG}; if it stays so, the card, its slot or its power is faulty"
-    seen = (Seen(device_file(address, "config"), "begins ffff"),)
+    message = "does not answer on the PCI bus, and a driver that probes it may hang"
+    fix = (
+        f"reset or power-cycle the host, and {KERNEL_LOG}; if this persists, the card, its slot or its power is faulty"
+    )
+    seen = (Seen(sysfs.device_path(address, "config"), "begins ffff"),)
     return Reason(ReasonCode.FELL_OFF_BUS, subject, message, seen, fix)
 
 
@@ -58,14 +62,14 @@ def carries_vgpus(address: PciAddress, count: int) -> Reason:
 
 
 def vfs_enabled(function: PciFunction) -> Reason:
-    """A physical function that is on a VFIO driver and has VFs opens with a token only."""
+    """A VM can open a physical function with VFs only with a token."""
     return Reason(
         ReasonCode.VFS_ENABLED,
         function.address,
         f"has {len(function.virtfns)} VFs: a VFIO driver opens it with a VF token only, and a change of driver removes"
         " them",
-        (Seen(device_file(function.address, "virtfn0")),),
-        f"echo 0 > {device_file(function.address, 'sriov_numvfs')}, when nothing uses them; an agent in mode"
+        (Seen(sysfs.device_path(function.address, "virtfn0")),),
+        f"echo 0 > {sysfs.device_path(function.address, 'sriov_numvfs')}, when the VFs are free; an agent in mode"
         " passthrough does so",
     )
 
@@ -83,30 +87,33 @@ def host_needs(address: PciAddress, use: str) -> Reason:
 
 def foreign(other: PciFunction, going: Sequence[PciAddress]) -> Reason:
     """A function of another slot is in the group."""
-    message = f"shares IOMMU group {other.iommu_group} with {other.address} ({other.id}), which is on {other.driver}"
-    fix = f"put the card into another slot, or let the other one move too: --also {other.address}"
-    seen = (Seen(f"/sys/kernel/iommu_groups/{other.iommu_group}/devices/{other.address}"),)
+    message = (
+        f"shares IOMMU group {other.iommu_group} with {other.address} ({other.id}), which is bound to {other.driver}"
+    )
+    fix = f"put the card into another slot, or let that function move too: --also {other.address}"
+    seen = (Seen(f"{sysfs.IOMMU_GROUPS}/{other.iommu_group}/devices/{other.address}"),)
     return Reason(ReasonCode.FOREIGN_ENDPOINT, going[0] if going else other.address, message, seen, fix)
 
 
 def torn(staying: PciAddress, other: PciAddress) -> Reason:
     """One group would serve VMs and the host at once."""
-    message = f"shares its IOMMU group with {other}, and the group serves either VMs or the host"
+    message = f"shares its IOMMU group with {other}, and a group serves either VMs or the host"
     fix = "set the same mode for both"
     return Reason(ReasonCode.GROUP_NOT_VIABLE, staying, message, fix=fix)
 
 
 def unbind_pending(address: PciAddress, users: Sequence[User], *, certain: bool = True) -> Reason:
-    """The kernel waits for a user of the device, and nothing can be done to the device until then."""
-    what = "is being unbound" if certain else "may be the device that is being unbound"
-    message = f"{what}, and that waits for {named(users)}"
-    fix = "stop the process; nothing else can be done to the device until it ends"
+    """The kernel waits until the device's user ends, and the device can't be changed until then."""
+    message = f"is being unbound, and the unbind waits for {named(users)}"
+    if not certain:
+        message = f"may be the device whose unbind waits for {named(users)}"
+    fix = "stop the process; the device can't be changed until it ends"
     return Reason(ReasonCode.UNBIND_PENDING, address, message, (driver_link(address, None), *opened_by(users)), fix)
 
 
 def users_unseen(subject: str, *seen: Seen) -> Reason:
-    """A user of the device may go unnoticed."""
-    message = "may be in use: not every process of this host can be seen from here"
+    """A user of the device may not be visible."""
+    message = "may be in use: gpuvirt can't see all processes of this host"
     fix = "run as root, in a pod with hostPID: true and the host's /dev"
     return Reason(ReasonCode.PROCESSES_NOT_VISIBLE, subject, message, seen or (Seen("/proc"),), fix)
 
@@ -121,36 +128,34 @@ def in_use(address: str, users: Sequence[User], *, forcible: bool) -> Reason:
 
 def held(address: PciAddress, pods: Sequence[str]) -> Reason:
     """The pod would lose the device."""
-    message, fix = f"is allocated to {', '.join(pods)}", "delete the pod, or wait for its end"
-    return Reason(ReasonCode.HELD_BY_POD, address, message, fix=fix)
+    return Reason(ReasonCode.HELD_BY_POD, address, f"is allocated to {', '.join(pods)}", fix=WAIT_FOR_POD)
 
 
 def allocations_unknown(subject: str = "a device of this host", *seen: Seen, by_hand: bool = False) -> Reason:
-    """What pods have is unknown, so nothing is changed that a pod could have."""
+    """The allocations are unknown, so nothing is changed that may be allocated."""
     return Reason(
         ReasonCode.ALLOCATIONS_UNKNOWN,
         subject,
-        "may be allocated to a pod: the kubelet's account of its pods is not known completely",
+        "may be allocated to a pod: the kubelet's allocations are not known completely",
         seen,
-        "run as root on the host, with --kubelet-dir where the kubelet's folder is elsewhere; or --assume-unallocated,"
-        " with which a pod that has the device loses it"
+        "run as root on the host, with --kubelet-dir if the kubelet's folder is not the default; or use"
+        " --assume-unallocated (a pod that has the device loses it)"
         if by_hand
-        else "mount the kubelet's pod-resources and device-plugins folders, readable for root; the agent asks again by"
+        else "mount the kubelet's pod-resources and device-plugins folders, readable for root; the agent tries again by"
         " itself, and the kubelet replaces a damaged checkpoint at its next allocation",
     )
 
 
 def allocation_unmapped(address: PciAddress, pod: str, what: str) -> Reason:
-    """Any GPU of the vendor may be the one that the pod has."""
+    """Any GPU of the vendor may be the one that is allocated to the pod."""
     message = f"may be allocated to {pod}, which has {what}; gpuvirt can't map this id to a GPU of this host"
-    fix = "delete the pod, or wait for its end"
     seen = (Seen("the kubelet's checkpoint and pod-resources API"),)
-    return Reason(ReasonCode.ALLOCATION_UNMAPPED, address, message, seen, fix)
+    return Reason(ReasonCode.ALLOCATION_UNMAPPED, address, message, seen, WAIT_FOR_POD)
 
 
 def unsettled(unit: str, said: str) -> Reason:
-    """The kubelet writes its account after the answer to Allocate."""
-    message = "was allocated a moment ago, and the kubelet's account may not show that yet"
+    """The kubelet records an allocation after the answer to Allocate."""
+    message = "was allocated a moment ago, and the kubelet may not report that yet"
     fix = "try again in ten seconds"
     return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, unit, message, (Seen("", said),), fix)
 
@@ -158,13 +163,13 @@ def unsettled(unit: str, said: str) -> Reason:
 def still_counted(address: str, counted: Sequence[str]) -> Reason:
     """A pod could be admitted with the device at any moment."""
     message = "is being returned to the host or its vGPUs removed, but the kubelet still counts it as allocatable"
-    fix = "wait a second; if it stays, remove the other device plugin that offers it to the kubelet"
+    fix = "wait a second; if this persists, remove the other device plugin that offers it to the kubelet"
     seen = (Seen("GetAllocatableResources", ", ".join(counted)) if counted else Seen("GetAllocatableResources"),)
     return Reason(ReasonCode.STILL_ALLOCATABLE, address, message, seen, fix)
 
 
 def locked(address: PciAddress, users: Sequence[User]) -> Reason:
-    """NVIDIA's driver refuses its lock."""
+    """NVIDIA's driver refuses its unbind lock."""
     message = f"can't be released: the NVIDIA driver still has clients{f': {named(users)}' if users else ''}"
     fix = "stop the clients, nvidia-persistenced and DCGM among them"
     seen = (Seen(f"/proc/driver/nvidia/gpus/{address}/unbindLock", "stays 0"),)
@@ -178,7 +183,7 @@ def not_leased(address: str, said: str) -> Reason:
 
 
 def failed(step: str, address: str, *seen: Seen, fix: str = KERNEL_LOG) -> Reason:
-    """A step did not do what it should."""
+    """A step failed, or did not have its effect."""
     return Reason(ReasonCode.STEP_FAILED, address, f"failed at: {step}", seen, fix)
 
 
@@ -194,16 +199,15 @@ def blocked(address: str, step: str) -> Reason:
     return Reason(
         ReasonCode.WRITE_BLOCKED,
         address,
-        f"waits in the kernel since: {step}",
-        fix="stop the process that uses the device; the step then ends by itself, and nothing else can be done to the"
-        " device before",
+        f"waits in the kernel since the step: {step}",
+        fix="stop the process that uses the device; the step then ends, and the device can't be changed before",
     )
 
 
 def busy(unit: str, said: str) -> Reason:
     """Another process has the gate of the unit."""
     message = "is being changed by another process"
-    return Reason(ReasonCode.UNIT_BUSY, unit, message, (Seen("", said),), "wait for its end")
+    return Reason(ReasonCode.UNIT_BUSY, unit, message, (Seen("", said),), "wait until the change ends")
 
 
 def changing(device: str, step: str | None) -> Reason:
@@ -211,32 +215,27 @@ def changing(device: str, step: str | None) -> Reason:
     return Reason(
         ReasonCode.UNIT_BUSY,
         device,
-        "is being changed, so no pod gets it before that ends",
+        "is being changed, so no pod gets it until the change ends",
         (Seen("the step under way", step),) if step is not None else (),
-        "wait for its end, then create the pod again; a pod of a controller (Deployment, VirtualMachine) is created"
-        " again by it",
+        "wait until the change ends, then create the pod again; a controller (Deployment, VirtualMachine) creates its"
+        " pods again by itself",
     )
 
 
 def agent_silent(unit: str, waited_s: float, where: str) -> Reason:
-    """A pod could be given devices that a command is about to change."""
-    message = (
-        f"is offered by this node's agent, which has not taken it off what the kubelet counts within {waited_s:g} s"
-    )
+    """The kubelet could allocate devices that a command is about to change."""
+    message = f"is offered by this node's agent, which has not withdrawn it from the kubelet within {waited_s:g} s"
     fix = (
-        "see the agent's log, and `gpuvirt devices`: its state there is older than some seconds if the agent hangs;"
-        " or stop the agent, and try again"
+        "see the agent's log; `gpuvirt devices` shows a state that is several seconds old if the agent hangs; or stop"
+        " the agent and try again"
     )
     return Reason(ReasonCode.AGENT_SILENT, unit, message, (Seen(where, "Draining, not acknowledged"),), fix)
 
 
 def plan_outdated(unit: str, why: str) -> Reason:
-    """The change has stopped, to be planned from what is so now."""
-    message, fix = (
-        f"is not changed as planned: {why}",
-        "none is needed: the agent plans again from what it observes now",
-    )
-    return Reason(ReasonCode.PLAN_OUTDATED, unit, message, fix=fix)
+    """The change has stopped, since the state that it was planned from has changed."""
+    fix = "none is needed: the agent plans again from what it observes now"
+    return Reason(ReasonCode.PLAN_OUTDATED, unit, f"is not changed as planned: {why}", fix=fix)
 
 
 def vgpus_managed(address: PciAddress, config: str) -> Reason:
@@ -245,8 +244,8 @@ def vgpus_managed(address: PciAddress, config: str) -> Reason:
         ReasonCode.MANAGED,
         address,
         f"has the vGPU config {config}, which this node's agent would apply again after a change by hand",
-        fix="name another config: kubectl label node NODE nvidia.com/vgpu.config=NAME --overwrite; or have the agent"
-        f' leave the GPU alone, in its settings: modes: {{"{address}": unmanaged}}',
+        fix="set another config: kubectl label node NODE nvidia.com/vgpu.config=NAME --overwrite; or exclude the GPU in"
+        f' the agent\'s settings: modes: {{"{address}": unmanaged}}',
     )
 
 

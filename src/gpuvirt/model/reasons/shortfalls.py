@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.vgpu import LiveVgpu
-from gpuvirt.model.reasons.reason import DEVICES, Reason, Seen, device_file, driver_link
+from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 from gpuvirt.model.reasons.refusals import failed
 
@@ -15,26 +16,26 @@ OTHER_MAKERS = (
 )
 
 
-def vgpu_in_use(one: LiveVgpu, users: Sequence[str], why: str = "is no longer desired") -> Reason:
-    """The vGPU stays, and so does what depends on it; `why` says what waits for its end."""
-    message = f"{why}, and stays for as long as it is in use: {', '.join(users)}"
+def vgpu_in_use(vgpu: LiveVgpu, users: Sequence[str], why: str = "is no longer desired") -> Reason:
+    """A vGPU stays because it is in use; `why` has the change that waits for its user."""
+    message = f"{why}, and stays while it is in use: {', '.join(users)}"
     fix = "stop its user; the GPU is then changed"
-    seen = (Seen(f"{DEVICES}/{one.slot}", f"carries it as {one.type}"),)
-    return Reason(ReasonCode.VGPU_IN_USE, one.id, message, seen, fix)
+    seen = (Seen(sysfs.device_path(vgpu.slot), f"carries it as {vgpu.type}"),)
+    return Reason(ReasonCode.VGPU_IN_USE, vgpu.id, message, seen, fix)
 
 
-def vgpu_keeps_mode(one: LiveVgpu, users: Sequence[str], step: str) -> Reason:
-    """A GPU changes its mode while it carries nothing."""
-    return vgpu_in_use(one, users, f"keeps its GPU from a change of mode ({step})")
+def vgpu_keeps_mode(vgpu: LiveVgpu, users: Sequence[str], step: str) -> Reason:
+    """A GPU can change its mode only while it carries no vGPU."""
+    return vgpu_in_use(vgpu, users, f"prevents a change of its GPU's mode ({step})")
 
 
-def vgpu_keeps_instances(one: LiveVgpu, users: Sequence[str], kind: str) -> Reason:
-    """Nothing tells which of several equal instances a vGPU is on."""
-    return vgpu_in_use(one, users, f"is on an unknown one of its GPU's {kind} instances, so all of them stay")
+def vgpu_keeps_instances(vgpu: LiveVgpu, users: Sequence[str], kind: str) -> Reason:
+    """The host does not show on which of several equal instances a vGPU is."""
+    return vgpu_in_use(vgpu, users, f"is on an unknown one of its GPU's {kind} instances, so all of them stay")
 
 
 def scheduler_waits(gpu: PciAddress, users: Sequence[str], desired: str) -> Reason:
-    """The driver takes another scheduler while no VM runs."""
+    """The driver accepts another scheduler only while no VM runs."""
     message = f"gets its scheduler ({desired}) when no VM runs on it; now running: {', '.join(users)}"
     fix = "stop the VMs; the scheduler is then set"
     return Reason(ReasonCode.VGPU_IN_USE, gpu, message, fix=fix)
@@ -53,7 +54,7 @@ def not_nearer(gpu: str, rounds: int) -> Reason:
 
 
 def modes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
-    """A GPU has instances, or its time is shared."""
+    """A GPU is either in MIG mode or time-sliced."""
     message = f"can't carry time-sliced and MIG-backed vGPUs at once: {', '.join(types)}"
     fix = "name types of one kind for a GPU in the vGPU config"
     return Reason(ReasonCode.MODE_UNSUPPORTED, gpu, message, fix=fix)
@@ -67,9 +68,9 @@ def no_mode(gpu: PciAddress, mode: str, field: str, value: str) -> Reason:
 
 
 def mode_pending(gpu: PciAddress, *, on: bool) -> Reason:
-    """The driver has taken note of the mode, and the GPU has not."""
+    """The driver has recorded the mode, and the GPU needs a reset to change to it."""
     message = f"has MIG mode {'on' if on else 'off'} only after a reset of the GPU or a reboot of the host"
-    fix = f"when nothing uses the GPU: nvidia-smi --gpu-reset -i {gpu}; or reboot the host"
+    fix = f"when the GPU is free: nvidia-smi --gpu-reset -i {gpu}; or reboot the host"
     seen = (Seen(SMI, f"MIG Mode / Current: {_enabled(on=not on)}, Pending: {_enabled(on=on)}"),)
     return Reason(ReasonCode.MODE_PENDING, gpu, message, seen, fix)
 
@@ -84,7 +85,7 @@ def no_room(gpu: PciAddress, asked: str, why: str, fix: str, *seen: Seen) -> Rea
 
 
 def too_many(gpu: PciAddress, desired: Mapping[VgpuType, int], most: int) -> Reason:
-    """The framebuffer holds fewer."""
+    """The framebuffer has room for fewer vGPUs."""
     return no_room(
         gpu, _counts(desired), f"at most {most} of that size fit", f"name {most} or fewer in the vGPU config"
     )
@@ -92,11 +93,8 @@ def too_many(gpu: PciAddress, desired: Mapping[VgpuType, int], most: int) -> Rea
 
 def no_room_mixed(gpu: PciAddress, desired: Mapping[VgpuType, int]) -> Reason:
     """The sizes find no placements side by side."""
-    why, fix = (
-        "they don't fit side by side in mixed-size mode",
-        "name fewer; of equal sizes more fit than of mixed ones",
-    )
-    return no_room(gpu, _counts(desired), why, fix)
+    why = "they don't fit side by side in mixed-size mode"
+    return no_room(gpu, _counts(desired), why, "name fewer vGPUs, or vGPUs of one size, of which more fit")
 
 
 def no_slices(gpu: PciAddress, needed: Mapping[str, int]) -> Reason:
@@ -115,8 +113,8 @@ def instance_unknown(gpu: PciAddress, vgpu_type: VgpuType) -> Reason:
 def no_slot(gpu: PciAddress, short: int) -> Reason:
     """The GPU has too few VFs."""
     fix = "name fewer in the vGPU config, or see why VFs are missing or reject types: gpuvirt doctor"
-    why, where = "each takes a VF of its own", Seen(device_file(gpu, "virtfn*"), f"{short} too few")
-    return no_room(gpu, f"{short} of the desired vGPUs", why, fix, where)
+    seen = Seen(sysfs.device_path(gpu, "virtfn*"), f"{short} too few")
+    return no_room(gpu, f"{short} of the desired vGPUs", "each needs its own VF", fix, seen)
 
 
 def _counts(asked: Mapping[VgpuType, int] | Mapping[str, int]) -> str:
@@ -124,10 +122,10 @@ def _counts(asked: Mapping[VgpuType, int] | Mapping[str, int]) -> str:
 
 
 def vgpu_leaving(gpu: PciAddress, vgpu: VgpuId) -> Reason:
-    """The kernel removes a vGPU that a pod still has."""
+    """The kernel removes a vGPU that is still allocated to a pod."""
     message = f"no longer lists vGPU {vgpu}, which a pod has: it is being removed, and its place is still taken"
     fix = "delete the pod; nothing else can be done to that vGPU"
-    return Reason(ReasonCode.UNBIND_PENDING, gpu, message, (Seen.absent(f"/sys/bus/mdev/devices/{vgpu}"),), fix)
+    return Reason(ReasonCode.UNBIND_PENDING, gpu, message, (Seen.absent(sysfs.mdev_path(vgpu)),), fix)
 
 
 def sizes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
@@ -138,7 +136,7 @@ def sizes_differ(gpu: PciAddress, types: Sequence[VgpuType]) -> Reason:
 
 
 def no_such_type(gpu: PciAddress, desired: str, known: Collection[str]) -> Reason:
-    """The card is another, or NVIDIA's manager an older one."""
+    """Another card has the type, or a newer vGPU manager."""
     message = f"has no vGPU type {desired}"
     fix = "name one of these (gpuvirt vgpu types), or install a vGPU manager that has the type"
     return Reason(ReasonCode.NO_SUCH_TYPE, gpu, message, (Seen("its types", ", ".join(sorted(known)) or "none"),), fix)
@@ -151,7 +149,7 @@ def no_vgpu_host(function: PciFunction, why: str) -> Reason:
         function.address,
         f"can't carry vGPUs: {why}",
         (driver_link(function.address, function.driver),),
-        f"give it to its native driver: gpuvirt vfio unbind {function.address}, or gpuvirt vgpu apply --rebind"
+        f"bind it to its native driver: gpuvirt vfio unbind {function.address}, or gpuvirt vgpu apply --rebind"
         if function.on_vfio or function.is_idle
         else "install the driver of the vendor's vGPU manager, and see gpuvirt doctor",
     )
@@ -159,8 +157,8 @@ def no_vgpu_host(function: PciFunction, why: str) -> Reason:
 
 def gone(gpu: PciAddress) -> Reason:
     """The GPU was unplugged, or never existed."""
-    seen = (Seen.absent(f"{DEVICES}/{gpu}"),)
-    return Reason(ReasonCode.NO_VGPU_HOST, gpu, "can't carry vGPUs: this host has no such GPU", seen, "gpuvirt devices")
+    message, fix = "can't carry vGPUs: this host has no such GPU", "gpuvirt devices lists the GPUs"
+    return Reason(ReasonCode.NO_VGPU_HOST, gpu, message, (Seen.absent(sysfs.device_path(gpu)),), fix)
 
 
 def not_holdable(subject: str) -> Reason:
@@ -171,14 +169,14 @@ def not_holdable(subject: str) -> Reason:
 
 
 def slot_refused(slot: PciAddress, seen: Seen) -> Reason:
-    """A VF does not take a type that it lists."""
+    """A VF rejects a type that it lists."""
     message = "rejected a vGPU type that it lists as creatable, and is not used"
     fix = "switch SR-IOV off and on when none of the GPU's VFs is in use; see the kernel's log (dmesg)"
     return Reason(ReasonCode.VF_REJECTED_TYPE, slot, message, (seen,), fix)
 
 
 def program_missing(gpu: PciAddress, program: str, step: str, said: str) -> Reason:
-    """The GPU keeps its vGPUs, since a later step of the change can't be taken."""
+    """A program that a later step of the change needs is not installed."""
     return Reason(
         ReasonCode.PREREQUISITE_MISSING,
         gpu,
@@ -190,7 +188,7 @@ def program_missing(gpu: PciAddress, program: str, step: str, said: str) -> Reas
 
 
 def device_plugin_still_running(subject: str, labels: Collection[str], pods: Collection[str]) -> Reason:
-    """Another's device plugin or validator would offer or open what is changed."""
+    """Another operator's device plugin or validator would offer or open the devices that are changed."""
     return Reason(
         ReasonCode.DEVICE_PLUGIN_STILL_RUNNING,
         subject,
@@ -208,5 +206,8 @@ def scheduler_unfit(gpu: PciAddress, message: str, seen: str, fix: str) -> Reaso
 
 def option_elsewhere(gpu: PciAddress, parameter: str, place: Seen, fix: str) -> Reason:
     """The kernel takes one value of a parameter."""
-    message = f"can't keep its scheduler: {parameter} is set in another file too, and the driver takes it once"
+    message = (
+        f"loses its scheduler at the next load of the driver: {parameter} is set in another file too, and the driver"
+        " accepts one value"
+    )
     return Reason(ReasonCode.OPTION_ELSEWHERE, gpu, message, (place,), fix)
