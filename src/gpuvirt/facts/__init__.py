@@ -1,1 +1,1 @@
-"""Frozen records of what was seen on a host; no I/O, no judgement."""
+"""Frozen records of the observed state of a host, without I/O and without decisions."""

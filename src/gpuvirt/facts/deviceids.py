@@ -1,4 +1,4 @@
-"""What other programs call the GPUs of a host: the ids by which their device plugins offer GPUs to the kubelet."""
+"""The ids by which other device plugins offer the GPUs of a host to the kubelet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from gpuvirt.facts.ids import PciAddress
 
 @dataclass(frozen=True, slots=True)
 class DeviceIds:
-    """The ids that the drivers of a host show. A GPU whose id could not be read is in none of these."""
+    """The ids that the drivers of a host show. A GPU whose id could not be read is left out."""
 
     gpu_uuids: Mapping[str, PciAddress] = field(default_factory=dict)
     """By NVIDIA's UUID, in lower case and without `GPU-`."""

@@ -1,4 +1,4 @@
-"""What a host shows to somebody who may only look: whether it has an NVIDIA GPU, and which system it runs."""
+"""The facts that `gpuvirt discover` reads without privileges: whether the host has an NVIDIA GPU, and its OS."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from gpuvirt.facts.platform import Attribute
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """One look."""
+    """The facts of one discovery."""
 
     gpu: bool | None
-    """Whether some PCI function is an NVIDIA GPU; None where that can't be told."""
+    """Whether a PCI function is an NVIDIA GPU; None if that is unknown."""
     os_release: Attribute
     """`/etc/os-release`."""
     unread: tuple[Unread, ...] = ()
-    """What could not be read, with what is missing that every host has."""
+    """Files that could not be read, or that are missing although every host has them."""

@@ -1,4 +1,4 @@
-"""Addresses and ids, and the only functions that make them out of text."""
+"""Addresses and ids, and the only functions that parse them."""
 
 import re
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ VgpuType = NewType("VgpuType", str)
 """A vGPU type as the host names it: `NVIDIA A10-12Q`, `GRID T4-1Q`."""
 
 DeviceId = NewType("DeviceId", str)
-"""What the kubelet knows a device by: a PCI address, or an mdev's UUID."""
+"""The id of a device in the kubelet: a PCI address, or an mdev's UUID."""
 
 ResourceName = NewType("ResourceName", str)
 """A Kubernetes extended resource: `nvidia.com/GA102GL_A10`."""
 
 BootId = NewType("BootId", str)
-"""`/proc/sys/kernel/random/boot_id`: another one means that the host was restarted."""
+"""`/proc/sys/kernel/random/boot_id`: a new id means that the host has rebooted."""
 
 PodUid = NewType("PodUid", str)
 
 NodeName = NewType("NodeName", str)
-"""What the cluster calls a node."""
+"""The name of a Node object."""
 
 ConfigMapName = NewType("ConfigMapName", str)
-"""A ConfigMap, in a namespace that is known."""
+"""The name of a ConfigMap, whose namespace the context has."""
 
 ObjectName = NewType("ObjectName", str)
 Namespace = NewType("Namespace", str)
@@ -54,7 +54,7 @@ _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class PciId:
-    """What a PCI function or its board is: vendor and device, `10de:2236`."""
+    """The id of a PCI function or of its board: vendor and device, `10de:2236`."""
 
     vendor: int
     device: int
@@ -141,5 +141,5 @@ def parse_object_name(text: str) -> ObjectName:
 
 
 def slot_of(address: PciAddress) -> str:
-    """Return the slot that a function sits in: `0000:65:00` for `0000:65:00.0`."""
+    """Return the slot of a function: `0000:65:00` for `0000:65:00.0`."""
     return address.rpartition(".")[0]

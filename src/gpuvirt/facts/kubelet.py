@@ -1,4 +1,4 @@
-"""The kubelet of a host, as its files say it."""
+"""The kubelet of a host, as its files show it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from gpuvirt.facts.pci import Unread
 
 
 class KubeletConfig(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What of the kubelet's configuration decides where a machine's processors and memory are."""
+    """The fields of the kubelet's configuration that decide on which NUMA nodes a VM's processors and memory are."""
 
     cpu_manager_policy: str = "none"
     memory_manager_policy: str = "None"
@@ -19,20 +19,21 @@ class KubeletConfig(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class KubeletFacts:
-    """What its folder holds. Paths are those by which this process found them."""
+    """The contents of the kubelet's folder. Paths are those of this process."""
 
     folder: str
     socket: str
     listens: bool | Unread
-    """Whether its socket is there."""
+    """Whether the kubelet's socket exists."""
     config_file: str
     config: KubeletConfig | Unread | None
     counted_by: str
-    """Where that was found which it counts: its API, or its checkpoint."""
+    """The source of `counted`: the kubelet's API, or its checkpoint."""
     counted: Mapping[str, frozenset[str]] | Unread | None
-    """The healthy devices of each resource, by its own word or as it wrote them down last; None where there is none."""
+    """The healthy devices of each resource, as the kubelet reports them or has recorded them last; None if it has
+    recorded none."""
 
     @property
     def ever_ran(self) -> bool:
-        """Whether anything tells of a kubelet here."""
+        """Whether a kubelet runs on the host, or has left files there."""
         return self.listens is not False or self.config is not None or self.counted is not None

@@ -1,4 +1,4 @@
-"""PCI functions as the kernel shows them, and what an attribute is that could not be read."""
+"""PCI functions as the kernel shows them, and the type of attributes that could not be read."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,24 +12,24 @@ AMD = 0x1002
 INTEL = 0x8086
 
 VFIO_DRIVERS = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci", "xe_vfio_pci"})
-"""Drivers that hand a GPU to a VM, for kernels before 6.1, which list no VFIO devices; newer ones say it themselves."""
+"""The VFIO drivers of kernels before 6.1, which do not list VFIO devices; newer kernels have `vfio-dev/`."""
 
 GROUP_FRIENDLY_DRIVERS = VFIO_DRIVERS | {"pci-stub", "pcieport", "mlx5_vfio_pci", "virtio_vfio_pci"}
-"""Drivers that leave a function's DMA to whoever owns its IOMMU group (`driver_managed_dma` in the kernel)."""
+"""Drivers that leave a function's DMA to the owner of its IOMMU group (`driver_managed_dma` in the kernel)."""
 
 STUB_DRIVERS = frozenset({"pci-stub", "pci-pf-stub"})
-"""Drivers that hold a function and serve nobody; `sriov-manage` puts a GPU on pci-pf-stub while it switches VFs."""
+"""Drivers that only reserve a function. `sriov-manage` binds a GPU to pci-pf-stub while it switches VFs."""
 
 VENDOR_VFIO_DRIVER = "nvidia"
-"""The driver that makes VFIO devices of VFs without giving the VFs away (vendor-VFIO vGPUs)."""
+"""The driver that makes VFIO devices of VFs and stays their driver (vendor-VFIO vGPUs)."""
 
 HARMLESS_ATTRIBUTES = frozenset({"numa_node", "subsystem_vendor", "subsystem_device", "revision", "sriov_totalvfs"})
-"""Attributes that change nothing of whether a device can be given to a VM."""
+"""Attributes that do not decide whether a VM can get the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Something that is there, and that could not be read or understood: never the same as its absence."""
+    """A file that exists, but could not be read or understood. It is never treated as absent."""
 
     path: HostPath
     errno: int | None = None
@@ -37,12 +37,12 @@ class Unread:
 
     @property
     def said(self) -> str:
-        """What was met instead of a value, in words."""
+        """The error, or the malformed value, as text."""
         return errorcode.get(self.errno, str(self.errno)) if self.errno is not None else f"found {self.seen!r}"
 
 
 class FunctionKind(StrEnum):
-    """What a PCI function is to us, from its class code (PCI Code and ID Assignment, 1.x)."""
+    """The kind of a PCI function, by its class code (PCI Code and ID Assignment, 1.x)."""
 
     GPU = "gpu"
     AUDIO = "audio"
@@ -54,24 +54,24 @@ class FunctionKind(StrEnum):
 
 
 class ResetScope(StrEnum):
-    """What the kernel can reset a function with."""
+    """The functions that the kernel resets together."""
 
     FUNCTION = "function"
-    """The function alone, by one of the ways in `reset_method`."""
+    """The function alone, by one of the methods in `reset_method`."""
     BUS = "bus"
-    """All functions of its bus at once: its own ways have been disabled by hand."""
+    """All functions of its bus: its own methods have been disabled by hand."""
     SHARED_BUS = "shared-bus"
-    """All functions of its bus at once: the kernel knows no way of its own.
+    """All functions of its bus: the kernel has no method for the function alone.
 
-    A function that is alone on its bus has the way `bus`, unless the bus can't be reset; so alone it has nothing.
+    A function that is alone on its bus has the method `bus`, unless the bus can't be reset.
     """
     NONE = "none"
-    """Nothing: no way is known, and no bridge can reset its bus."""
+    """None: the kernel has no method, and no bridge can reset the bus."""
 
 
 @dataclass(frozen=True, slots=True)
 class PciFunction:
-    """One PCI function. `None` says the kernel has no such thing; `Unread` says that it could not be told."""
+    """One PCI function. `None` means that an attribute does not exist, `Unread` that it could not be read."""
 
     address: PciAddress
     id: PciId
@@ -87,21 +87,21 @@ class PciFunction:
     virtfns: tuple[PciAddress, ...] = ()
     sriov_total_vfs: int | None = None
     fell_off_bus: bool = False
-    """Configuration space answers 0xffff, though the kernel still lists the function."""
+    """Whether the configuration space reads as 0xffff although the kernel still lists the function."""
     unread: tuple[Unread, ...] = ()
     reset: ResetScope | None = None
-    """Read of physical functions that a VFIO driver has; None where it is not known."""
+    """Read for physical functions on a VFIO driver; None if it is not known."""
 
     @property
     def kind(self) -> FunctionKind:
-        """What the function is to us."""
+        """The kind of the function."""
         return kind_of(self.class_code, self.id.vendor)
 
     @property
     def on_vfio(self) -> bool:
-        """Whether a VFIO driver has the function whole, for a VM: vfio-pci or any variant of it.
+        """Whether the function is bound to a VFIO driver, vfio-pci or a variant of it, so that one VM gets it whole.
 
-        The kernel says so by `vfio-dev/`. A VF that carries a vendor-VFIO vGPU has that folder and keeps its driver.
+        Such a function has the folder `vfio-dev/`. A VF that carries a vendor-VFIO vGPU has it too, on its own driver.
         """
         if not isinstance(self.driver, str):
             return False
@@ -109,17 +109,17 @@ class PciFunction:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody can use the function: it has no driver, or one that serves nobody."""
+        """Whether no process can use the function: it has no driver, or one that only reserves it."""
         return self.driver is None or self.driver in STUB_DRIVERS
 
     @property
     def spoils_group(self) -> bool:
-        """Whether a driver that does its own DMA has the function, so that nobody can open its IOMMU group."""
+        """Whether the function's driver does its own DMA, so that no VM can open its IOMMU group."""
         return isinstance(self.driver, str) and self.driver not in GROUP_FRIENDLY_DRIVERS and not self.cdevs
 
 
 def kind_of(class_code: int, vendor: int) -> FunctionKind:
-    """Return what a function of this class code (24 bits) and vendor is to us."""
+    """Return the kind of a function by its class code (24 bits) and vendor."""
     if class_code >> 16 == 0x03 or class_code >> 16 == 0x12:
         return FunctionKind.GPU if vendor in {NVIDIA, AMD, INTEL} else FunctionKind.OTHER
     if class_code >> 8 == 0x0680 and vendor == NVIDIA:

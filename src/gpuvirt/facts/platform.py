@@ -1,4 +1,4 @@
-"""What was met at one place of a host: a file, a folder, a link, or nothing; and a GPU or screen as files show it."""
+"""The content of one file, folder or link of a host, and GPUs and framebuffers as such files show them."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,24 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.paths import HostPath
 
 MOST_SHOWN = 100
-"""Characters of a value that somebody is shown."""
+"""The most characters of a value that messages show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One file, and what it held: its text, None where there is none, Unread where that could not be told."""
+    """One file and its text: None if it does not exist, Unread if it could not be read."""
 
     path: HostPath
     value: str | Unread | None = None
 
     @property
     def text(self) -> str | None:
-        """What it held, None where it held nothing that we know."""
+        """The text, None if the file does not exist or could not be read."""
         return self.value if isinstance(self.value, str) else None
 
     @property
     def shown(self) -> str:
-        """What was met, on one line."""
+        """The content on one line."""
         if self.value is None:
             return "not there"
         return self.value.said if isinstance(self.value, Unread) else legible(self.value) or "empty"
@@ -38,12 +38,12 @@ class Listing:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The names that were seen."""
+        """The names; none if they could not be read."""
         return self.names if isinstance(self.names, tuple) else ()
 
     @property
     def shown(self) -> str:
-        """What was met, on one line."""
+        """The names on one line."""
         if self.names is None:
             return "not there"
         return self.names.said if isinstance(self.names, Unread) else legible(" ".join(self.names)) or "empty"
@@ -51,53 +51,53 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One symbolic link, and the last part of what it says."""
+    """One symbolic link, and the last part of its target."""
 
     path: HostPath
     target: str | Unread | None = None
 
     @property
     def shown(self) -> str:
-        """What was met."""
+        """The target on one line."""
         return Attribute(self.path, self.target).shown
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Whether something is there."""
+    """Whether a file exists."""
 
     path: HostPath
     there: bool | Unread = False
 
     @property
     def shown(self) -> str:
-        """What was met."""
+        """The answer as text."""
         return self.there.said if isinstance(self.there, Unread) else "there" if self.there else "not there"
 
 
 def legible(text: str) -> str:
-    """Return a text on one line, printable, and not without end."""
-    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    """Return a text on one line, with printable characters only, and not longer than MOST_SHOWN."""
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     return line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}..."
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSetup:
-    """What firmware and kernel have made of one GPU."""
+    """One GPU as firmware and kernel have set it up."""
 
     resource: Attribute
-    """Its BARs: a line each of start, end and flags."""
+    """The GPU's BARs: a line each with start, end and flags."""
     boot_vga: Attribute
     reset_method: Attribute | None
-    """None where it was not asked: a function without a driver may be waiting to be unbound."""
+    """None if it was not read, since an unbind of a function without a driver may still be under way."""
     reset: Presence
-    """`reset` is there where the kernel knows a way; older kernels (before 5.15) have no list of ways."""
+    """`reset` exists if the kernel has a reset method. Kernels before 5.15 do not list the methods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framebuffer:
-    """A screen of the kernel's, and the function that shows it."""
+    """A framebuffer of the kernel, and its device."""
 
     name: Attribute
     device: Link
-    """To an address, `simple-framebuffer.0`, `efi-framebuffer.0`."""
+    """A link to a PCI address, `simple-framebuffer.0` or `efi-framebuffer.0`."""

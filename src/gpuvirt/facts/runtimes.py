@@ -1,4 +1,4 @@
-"""Container runtimes' configurations: TOML, of which nothing matters here but what it says of CDI."""
+"""The configurations of container runtimes (TOML), with the tables that have CDI's settings."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -11,34 +11,34 @@ CDI_TABLES = (
     ("plugins", "io.containerd.grpc.v1.cri"),
     ("crio", "runtime"),
 )
-"""Where the settings stand: containerd 2, containerd 1, CRI-O."""
+"""The tables with CDI's settings: of containerd 2, containerd 1 and CRI-O."""
 
 CDI_KEYS = ("enable_cdi", "cdi_spec_dirs")
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """One runtime's files in the order in which it loads them: its own first, then those that it imports."""
+    """One runtime's files in the order in which it loads them: the main file, then the files that it imports."""
 
     files: tuple[Attribute, ...]
 
     @property
     def own(self) -> Attribute:
-        """The file that names all others."""
+        """The main file, which names all others."""
         return self.files[0]
 
 
 def parse_toml(text: str) -> Mapping[str, object] | None:
-    """Return a TOML document, None for what is none."""
+    """Return a TOML document, None if the text is not TOML."""
     try:
-        # Brackets in brackets are read by functions that call themselves.
+        # tomllib parses nested brackets recursively.
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
         return None
 
 
 def cdi_tables(document: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], Mapping[str, object]]]:
-    """Yield the tables of a document in which CDI's settings may stand, by their paths."""
+    """Yield the tables of a document that may have CDI's settings, with their paths."""
     for path in CDI_TABLES:
         table: object = document
         for name in path:

@@ -1,4 +1,4 @@
-"""What a host is besides its devices, by its files: processor, firmware, kernel, modules, boot loader, runtimes."""
+"""The setup of a host besides its devices: processor, firmware, kernel, modules, boot loader, container runtimes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,33 +13,33 @@ Part = Attribute | Listing | Link | Presence
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The host."""
+    """The setup of one host."""
 
     cpu: Attribute
-    """`/proc/cpuinfo`, its first processor."""
+    """The first processor of `/proc/cpuinfo`."""
     dmi: Attribute
-    """The product's name, by the firmware."""
+    """The name of the product in the firmware."""
     acpi_tables: Listing
     cmdline: Attribute
     release: Attribute
     os_release: Attribute
     boot_files: tuple[Presence, ...]
-    """What boot loaders and their tools leave on a host."""
+    """Files that show which boot loader the host has."""
     iommus: Listing
     iommu_groups: Listing
     ecaps: tuple[Attribute, ...]
-    """Extended capabilities of each of Intel's IOMMUs."""
+    """The extended capabilities of each Intel IOMMU."""
     irq_chips: tuple[Attribute, ...] | Unread | None
-    """The first chip that an interrupt goes through, and the first that remaps: `IR-PCI-MSI`."""
+    """The first interrupt chip, and the first that remaps: `IR-PCI-MSI`."""
     unsafe_interrupts: Attribute
     kvm: Presence
     modules: Listing
-    """Those loaded, and those built in that have parameters."""
+    """The loaded modules, and the built-in ones that have parameters."""
     builtin_modules: Listing
     available_modules: Listing
     vfio_parameters: tuple[Attribute, ...]
     modprobe: tuple[Attribute, ...]
-    """Files that say how modules are loaded."""
+    """modprobe's configuration files."""
     modprobe_folders: tuple[Listing, ...]
     framebuffers: tuple[Framebuffer, ...]
     runtimes: tuple[Runtime, ...]
@@ -48,13 +48,13 @@ class Setup:
     numa_cpus: Mapping[int, Attribute] = field(default_factory=dict)
     """The processors of each NUMA node that has a GPU."""
     allowed_cpus: Mapping[int, Attribute] = field(default_factory=dict)
-    """The processors that each process which has a GPU may run on, by its pid."""
+    """The processors on which each process that uses a GPU may run, by its pid."""
 
 
 def parts(setup: Setup) -> Mapping[str, Part]:
-    """Return each file, folder and link that was looked at, by its path; those of processes are left out."""
-    named = (getattr(setup, one.name) for one in fields(setup) if one.name != "allowed_cpus")
-    return {part.path: part for value in named for part in _parts(value)}
+    """Return each file, folder and link that was read, by its path; those of processes are left out."""
+    values = (getattr(setup, field_.name) for field_ in fields(setup) if field_.name != "allowed_cpus")
+    return {part.path: part for value in values for part in _parts(value)}
 
 
 def _parts(value: object) -> Iterator[Part]:
@@ -64,13 +64,13 @@ def _parts(value: object) -> Iterator[Part]:
         case Unread():
             yield Listing(value.path, value)
         case Framebuffer() | FunctionSetup():
-            for one in fields(value):
-                yield from _parts(getattr(value, one.name))
+            for field_ in fields(value):
+                yield from _parts(getattr(value, field_.name))
         case Runtime():
             yield from value.files
         case tuple():
-            for one in value:
-                yield from _parts(one)
+            for part in value:
+                yield from _parts(part)
         case Mapping():
             yield from _parts(tuple(value.values()))
         case _:

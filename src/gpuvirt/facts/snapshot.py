@@ -1,4 +1,4 @@
-"""Everything that one look at a host has shown."""
+"""The snapshot of a host: all facts of one observation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class EgmRegion:
-    """Memory of the host that belongs to GPUs (Grace Hopper, GB200): `/dev/egm0` and the GPUs it goes with."""
+    """Memory of the host that belongs to GPUs (Grace Hopper, GB200): `/dev/egm0` and its GPUs."""
 
     node: HostPath
     gpus: frozenset[PciAddress]
@@ -29,19 +29,19 @@ class EgmRegion:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What the host offers to virtual machines besides its devices."""
+    """The host's interfaces for VMs besides its devices."""
 
     boot_id: BootId | None = None
     iommufd: bool = False
-    """`/dev/iommu` exists: devices can be opened by their own nodes."""
+    """Whether `/dev/iommu` exists, so that devices can be opened by their own nodes."""
     vfio_container: bool = False
-    """`/dev/vfio/vfio` exists: devices can be opened by their group."""
+    """Whether `/dev/vfio/vfio` exists, so that devices can be opened by their group."""
     egm: tuple[EgmRegion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedEntry:
-    """An entry that is not what its place promises, and that was passed over."""
+    """An entry of sysfs that does not have the expected form, and that is ignored."""
 
     path: HostPath
     what: str
@@ -49,7 +49,7 @@ class MalformedEntry:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One look at a host."""
+    """The facts of one observation of a host."""
 
     platform: Platform = field(default_factory=Platform)
     functions: Mapping[PciAddress, PciFunction] = field(default_factory=dict)
@@ -58,15 +58,15 @@ class Facts:
     group_nodes: frozenset[IommuGroup] = frozenset()
     """Groups that have a node, `/dev/vfio/12`."""
     cdev_nodes: frozenset[str] = frozenset()
-    """Devices that have a node of their own: `vfio0` for `/dev/vfio/devices/vfio0`."""
+    """Devices that have their own node: `vfio0` for `/dev/vfio/devices/vfio0`."""
     users: Mapping[IommuGroup, tuple[User, ...]] | None = None
-    """Who has which group open; None where it was not looked, or could not be."""
+    """The processes that have each group open; None if they were not, or could not be, listed."""
     busy_groups: Mapping[IommuGroup, str] = field(default_factory=dict)
-    """Groups that could not be opened since a process has them open, with what the kernel said of that."""
+    """Groups that could not be opened since a process has them open, with the kernel's error."""
     users_of_lost_nodes: tuple[User, ...] = ()
-    """Who has a device open whose own node is gone, since its driver is to let go; it has no driver link any more."""
+    """The processes that have a device open whose node is gone, since it is being unbound and has no driver link."""
     device_ids: DeviceIds = field(default_factory=DeviceIds)
-    """What other programs call the GPUs."""
+    """The ids of GPUs in other device plugins."""
     malformed_entries: tuple[MalformedEntry, ...] = ()
     unread: tuple[Unread, ...] = ()
-    """Folders that could not be listed; what they hold is as the look before saw it."""
+    """Folders that could not be listed. Their contents are those of the previous observation."""

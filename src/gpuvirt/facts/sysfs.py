@@ -1,6 +1,6 @@
-"""The paths of sysfs that gpuvirt reads, writes and names to people: PCI functions, drivers, groups, mdevs.
+"""The paths of sysfs that gpuvirt reads, writes and shows in messages: PCI functions, drivers, groups, mdevs.
 
-The simulator spells its own, so that a wrong path here is a path that it does not have.
+The simulator has its own paths, so a wrong path here does not exist on a simulated host.
 """
 
 from gpuvirt.paths import HostPath
@@ -15,20 +15,20 @@ MDEV_PARENTS = HostPath("/sys/class/mdev_bus")
 
 
 def device_path(address: str, name: str = "") -> HostPath:
-    """Return the folder of a PCI function, or the path of what it holds: `driver`, `sriov_numvfs`, `nvidia/...`."""
+    """Return the folder of a PCI function, or the path of a file in it: `driver`, `sriov_numvfs`, `nvidia/...`."""
     return HostPath(f"{PCI_DEVICES}/{address}/{name}" if name else f"{PCI_DEVICES}/{address}")
 
 
 def driver_path(driver: str, name: str) -> HostPath:
-    """Return the path of what a PCI driver holds: `unbind`, `remove_id`."""
+    """Return the path of a file of a PCI driver: `unbind`, `remove_id`."""
     return HostPath(f"{PCI_DRIVERS}/{driver}/{name}")
 
 
 def members_path(group: int) -> HostPath:
-    """Return the folder that holds the members of an IOMMU group."""
+    """Return the folder with the members of an IOMMU group."""
     return HostPath(f"{IOMMU_GROUPS}/{group}/devices")
 
 
 def mdev_path(uuid: str, name: str = "") -> HostPath:
-    """Return the folder of a mediated device, or the path of what it holds: `mdev_type`, `iommu_group`."""
+    """Return the folder of a mediated device, or the path of a file in it: `mdev_type`, `iommu_group`."""
     return HostPath(f"{MDEVS}/{uuid}/{name}" if name else f"{MDEVS}/{uuid}")

@@ -1,4 +1,4 @@
-"""vGPUs as the host shows them: one report, whatever way the host has of making them."""
+"""vGPUs as the host shows them, in the same form for each framework."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,46 +12,46 @@ from gpuvirt.facts.pci import AMD, INTEL, PciFunction, Unread
 
 
 class Framework(StrEnum):
-    """How a host carries its vGPUs."""
+    """The kernel's interface for vGPUs."""
 
     MDEV = "mdev"
     """Mediated devices under `/sys/bus/mdev/devices`, on the GPU itself or on its VFs."""
     VENDOR_VFIO = "vendor-vfio"
-    """VFs that stay on the vendor's driver and carry a type in `<vf>/nvidia/current_vgpu_type`."""
+    """VFs that stay on the vendor's driver and have a type in `<vf>/nvidia/current_vgpu_type`."""
     SRIOV_VF = "sriov-vf"
-    """VFs that split the GPU evenly between them, as AMD's and Intel's do: all are made and taken away at once."""
+    """VFs that share the GPU evenly, as AMD's and Intel's do; all are created and removed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveVgpu:
-    """A vGPU that exists. Its type and group are `Unread` where they could not be told."""
+    """A vGPU that exists. Its type and group are `Unread` if they could not be read."""
 
     id: VgpuId
     type: VgpuType | Unread
     slot: PciAddress
-    """The function that carries it: the GPU itself, or one of its VFs."""
+    """The vGPU's parent: the GPU itself, or one of its VFs."""
     group: IommuGroup | Unread | None
     type_id: str | None = None
-    """The host's own id of the type: `nvidia-592` (mdev), `1428` (vendor VFIO)."""
+    """The host's id of the type: `nvidia-592` (mdev), `1428` (vendor VFIO)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VgpuHost:
-    """What one GPU can carry and what it carries."""
+    """The vGPUs that one GPU carries, and those that it can still carry."""
 
     gpu: PciAddress
     framework: Framework
     slots: Mapping[PciAddress, Mapping[VgpuType, int]] = field(default_factory=dict)
-    """How many of each type each slot could still take."""
+    """The number of vGPUs of each type that each parent can still carry."""
     live: tuple[LiveVgpu, ...] = ()
     type_names: Mapping[str, VgpuType] = field(default_factory=dict)
-    """What the host has called types, by its own ids of them: it names only those that could still be made."""
+    """The names of types, by the host's ids of them. The host names only types that can still be created."""
     unread: tuple[Unread, ...] = ()
     quarantined: Mapping[PciAddress, str] = field(default_factory=dict)
-    """VFs that refused a type which they had offered, with what they said; none is to be made there."""
+    """VFs that rejected a type which they list as creatable, with their error. No vGPU is created on them."""
 
     def with_refusal(self, slot: PciAddress, said: str) -> Self:
-        """Return the report with a VF in quarantine, until it carries a type again or its SR-IOV is switched off."""
+        """Return the report with a VF in quarantine, until the VF carries a type again or SR-IOV is switched off."""
         return replace(self, quarantined={**self.quarantined, slot: said}, slots={**self.slots, slot: {}})
 
 
@@ -65,37 +65,37 @@ class GpuInstance:
     profile_id: int
     start: int
     size: int
-    """In memory slices, of which an A100 has eight."""
+    """The number of memory slices, of which an A100 has eight."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupportedType:
-    """A vGPU type that a GPU knows, whether or not one could be made now, by NVIDIA's manager."""
+    """A vGPU type that a GPU supports by NVIDIA's vGPU manager, even if none can be created now."""
 
     id: int
     """The number in `nvidia-592`, or a vendor-VFIO type id."""
     name: VgpuType
     framebuffer_mib: int
     most: int
-    """How many fit on the GPU, or on one of its GPU instances."""
+    """The number of vGPUs that fit on the GPU, or on one of its GPU instances."""
     profile_id: int | None = None
     """The profile of the GPU instances that carry it; None for a time-sliced type."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModes:
-    """What only NVIDIA's own program says of a GPU, asked on demand and never in a scan.
+    """The modes of a GPU, which only nvidia-smi reports. They are read on demand and never in a scan.
 
-    A mode is Unread where what the program said was not understood. None: it is none that this GPU has.
+    A mode is Unread if its report was not understood, and None if the GPU does not have it.
     """
 
     gpu: PciAddress
     mixed_sizes: bool | Unread | None = None
-    """vGPUs of several sizes may be on it at once; lost with the driver, at a reset, and when VFs go on or off."""
+    """Whether vGPUs of several sizes may share the GPU. A load of the driver, a reset, or a switch of VFs ends that."""
     can_mix_sizes: bool | Unread | None = None
     mig: bool | Unread | None = None
     mig_pending: bool | Unread | None = None
-    """What `mig` will be after a reset of the GPU, or a restart of the host."""
+    """The value of `mig` after a reset of the GPU, or a reboot of the host."""
     gpu_instances: tuple[GpuInstance, ...] | Unread = ()
 
 
@@ -103,48 +103,47 @@ class SchedulerPolicy(StrEnum):
     """How time-sliced vGPUs share a GPU's time."""
 
     BEST_EFFORT = "best-effort"
-    """Whoever has work gets the time that others leave."""
+    """A vGPU gets the time that the others do not use."""
     EQUAL_SHARE = "equal-share"
-    """Each that runs gets the same part."""
+    """Each running vGPU gets the same share."""
     FIXED_SHARE = "fixed-share"
-    """Each gets the part that it would have on a full GPU."""
+    """Each vGPU gets the share that it would have on a full GPU."""
 
 
 class Scheduler(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """A scheduling policy with its time slice; configs have it in this form."""
+    """A scheduling policy with its time slice, in the form of vGPU configs."""
 
     policy: SchedulerPolicy
     timeslice_ms: int | None = None
-    """1 to 30; best effort has none. None: the driver's own, 2 ms for types of which at most 8 fit on a GPU, else 1 ms.
-    """
+    """1 to 30; None for best effort and for the driver's default: 2 ms for types of which at most 8 fit, else 1 ms."""
 
     @property
     def text(self) -> str:
-        """The scheduler in words: `equal-share, 4 ms`."""
+        """The scheduler as text: `equal-share, 4 ms`."""
         return self.policy.value if self.timeslice_ms is None else f"{self.policy.value}, {self.timeslice_ms} ms"
 
 
 @dataclass(frozen=True, slots=True)
 class SmiReport:
-    """What NVIDIA's own program said of a GPU when a plan needed to know."""
+    """The report of nvidia-smi on a GPU, read when a plan needs it."""
 
     modes: GpuModes
     types: Mapping[str, VgpuType] | Unread = field(default_factory=dict)
-    """What the GPU's types are called, in any of its modes, by their numbers; none where that was not asked."""
+    """The names of the GPU's types in all of its modes, by their numbers; empty if they were not read."""
     scheduler: Scheduler | Unread | None = None
-    """None: it was not asked."""
+    """None if it was not read."""
 
 
 def vf_type(count: int) -> VgpuType:
-    """Return the name of the type that splits a GPU between `count` VFs; no vendor has one."""
+    """Return gpuvirt's name of the type that shares a GPU between `count` VFs; no vendor has a name for it."""
     return VgpuType("1 VF" if count == 1 else f"{count} VFs")
 
 
 def host_of_vfs(function: PciFunction) -> VgpuHost | None:
-    """Return what a GPU of AMD or Intel carries by SR-IOV, and could; None where it has none, or is given away whole.
+    """Return the VFs of a GPU of AMD or Intel as vGPUs; None if it has no SR-IOV, or is bound to a VFIO driver.
 
-    A vGPU of this report is the GPU's whole set of VFs: its id and slot are the GPU's address, its type is their
-    number. They go on together and off together (PCI Express 5.0, 9.3.3.3.1: VF Enable is one bit), and each VF is a
+    A vGPU of this report is the GPU's whole set of VFs: its id and parent are the GPU's address, its type is the number
+    of VFs. VFs are switched on and off together (PCI Express 5.0, 9.3.3.3.1: VF Enable is one bit), and each VF is a
     function that is bound and offered as any other.
     """
     total = function.sriov_total_vfs or 0
