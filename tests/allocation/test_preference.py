@@ -49,7 +49,7 @@ def test_more_must_be_included_than_asked_for() -> None:
 
 
 def test_fewer_than_none_are_refused() -> None:
-    with pytest.raises(PlacementError, match=r"an allocation of -3 devices is asked for; expected 0 or more"):
+    with pytest.raises(PlacementError, match=r"an allocation of -3 devices is requested; expected 0 or more"):
         prefer(ALL, [], -3, FOUR)
 
 

@@ -41,9 +41,9 @@ def test_vendors_keep_their_devices_apart_and_blank_lines_end_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no device"),
+        ("", "has no device"),
         ("\t2236  GA102GL [A10]\n", r"mine:1: .*before any vendor"),
-        ("10de  NVIDIA\n\t2236  A10\nhello\n", r"mine:3: 'hello': no line of a pci.ids file"),
+        ("10de  NVIDIA\n\t2236  A10\nhello\n", r"mine:3: 'hello': not a line of a pci.ids file"),
         ("10de  NVIDIA\n\t22G6  A10\n", r"mine:2"),
         ("10DE  NVIDIA\n\t2236  A10\n", r"mine:1"),
         ("{}", r"mine:1"),

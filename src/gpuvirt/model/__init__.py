@@ -1,1 +1,1 @@
-"""What the facts mean, and what to do about it: pure functions over frozen records."""
+"""All decisions: pure functions that derive the state, offers, plans and findings from frozen records."""

@@ -1,1 +1,1 @@
-"""What pods have, and what they get."""
+"""The devices that are allocated to pods, and the attachments that containers get."""

@@ -1,8 +1,8 @@
-"""What a container gets so that a virtual machine in it can use its devices: environment and device nodes.
+"""The environment and device nodes that a container gets, so that a VM in it can use its devices.
 
 KubeVirt reads the environment (`PCI_RESOURCE_NVIDIA_COM_GA102GL_A10=0000:65:00.0`). The nodes are `/dev/vfio/vfio` and
-one for each group, with those of iommufd before and after them where the host has it; for several devices the order is
-device by device, as the kubevirt-gpu-device-plugin has it.
+one for each group; on hosts with iommufd its nodes come before and after these. Several devices come one after the
+other, as in the kubevirt-gpu-device-plugin.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,19 +24,19 @@ IOMMUFD = HostPath("/dev/iommu")
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What one container gets."""
+    """The environment and devices of one container."""
 
     env: Mapping[str, str]
     device_nodes: tuple[HostPath, ...]
-    """Paths on the host; the container has them at the same place, with permissions `mrw`."""
+    """Paths on the host; the container has the same paths, with permissions `mrw`."""
     cdi_devices: tuple[str, ...] = ()
-    """CDI devices that the container runtime is to apply."""
+    """CDI devices that the container runtime applies."""
 
 
 def attach(
     inventory: Inventory, resource: ResourceName, devices: Sequence[Candidate], settings: Settings
 ) -> Attachment:
-    """Return what a container gets for these devices of one resource, in the order in which it asked for them."""
+    """Return the attachment of a container for devices of one resource, in the order of the request."""
     mediated = any(device.is_mdev for device in devices)
     prefix = "MDEV_PCI_RESOURCE" if mediated else "PCI_RESOURCE"
     env = {env_name(prefix, resource): ",".join(device.id for device in devices)} if devices else {}
@@ -53,10 +53,10 @@ def attach(
 
 
 def vm_nodes(inventory: Inventory, device: Candidate) -> tuple[HostPath, ...]:
-    """Return what a virtual machine opens to have one device: its own node, or the container and the group.
+    """Return the nodes by which a VM opens one device: the device's own node, or VFIO's container and the group.
 
-    One way and not both, and nothing of its neighbours, since Kata plugs in whatever it is given; `/dev/iommu` it opens
-    by itself. A device that is gone has none: its group's number may be another's by now.
+    Kata plugs in every node that it gets, so the result has one of the two, and no nodes of other devices. Kata opens
+    `/dev/iommu` by itself. A device that is gone has no nodes, since another group may have its group's number by now.
     """
     facts, function = inventory.facts, inventory.facts.functions.get(device.carrier)
     if function is None or (device.target.vgpu is not None and device.target.vgpu not in inventory.vgpus):
@@ -78,7 +78,7 @@ def _function_nodes(inventory: Inventory, devices: Sequence[Candidate]) -> Itera
 
 
 def _group_nodes(facts: Facts, device: Candidate) -> Iterator[HostPath]:
-    """Yield the container's node and the group's; a kernel without VFIO groups has neither, and none may be named."""
+    """Yield the nodes of VFIO's container and of the group; a kernel without VFIO groups has neither."""
     if device.group is not None and device.group in facts.group_nodes:
         if facts.platform.vfio_container:
             yield CONTAINER
@@ -86,9 +86,9 @@ def _group_nodes(facts: Facts, device: Candidate) -> Iterator[HostPath]:
 
 
 def _cdevs(inventory: Inventory, device: Candidate) -> tuple[str, ...]:
-    """Return the own nodes of all members of a device's group that VFIO has.
+    """Return the iommufd nodes of all members of a device's group that are on VFIO.
 
-    None where the host has no iommufd, or where one member has no node: the group is then opened as a whole.
+    The result is empty if the host has no iommufd, or if a member has no node: the VM then opens the group.
     """
     facts = inventory.facts
     if not facts.platform.iommufd or device.group is None:

@@ -1,4 +1,4 @@
-"""What is in somebody's hands, whatever resource name it went out under, and what that keeps from others."""
+"""The allocated devices, under whatever resource name, and the devices that may not be allocated beside them."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,18 +11,19 @@ from gpuvirt.model.reasons import Reason, notoffered
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """The entries, found by what they hold."""
+    """The ledger's entries, by device and by IOMMU group."""
 
     by_target: Mapping[Target, Entry]
     by_group: Mapping[IommuGroup, tuple[Entry, ...]]
     ours: frozenset[ResourceName]
-    """Resources that we have ever offered."""
+    """The resources that gpuvirt has ever offered on the node."""
 
     def as_held(self, candidate: Candidate) -> Candidate | Reason:
-        """Return a device as it may be offered while others are in use, or why it may not be at all.
+        """Return a device as it may be offered beside the allocated ones, or why it may not be offered.
 
-        A device that is in somebody's hands keeps the name that it went out under: under two names it would be counted,
-        and given, twice. One that another plugin gave away is withheld, and so is what shares a group with any.
+        An allocated device keeps the resource name that it was allocated under, since the kubelet would count and
+        allocate it twice under two names. A device that another plugin has allocated is withheld, and so is a free
+        device whose group has an allocated one.
         """
         own = self.by_target.get(candidate.target)
         if own is None:
@@ -41,11 +42,11 @@ class Holds:
     def in_the_way(
         self, resource: ResourceName, desired: Iterable[Candidate], unfinished: Container[str]
     ) -> Reason | None:
-        """Return why these devices can't be given together to one container, None when they can.
+        """Return why these devices can't be allocated together to one container, None if they can.
 
-        The kubelet sees to it that an id is free or its pod's own. A holder of one of these devices is therefore the
-        same pod or a dead one, and what else it holds is in nobody's way. `unfinished` are the allocations of the
-        container that asks.
+        The kubelet requests an id only if it is free or allocated to the same pod. A pod that has one of these devices
+        is therefore the same pod or an ended one, so its other devices do not prevent the allocation. `unfinished` has
+        the allocations of the requesting container.
         """
         candidates = tuple(desired)
         targets = {candidate.target for candidate in candidates}
@@ -58,23 +59,23 @@ class Holds:
         renewed = [self.by_target[target] for target in targets if target in self.by_target]
         for candidate in candidates:
             for entry in self._in_group(candidate):
-                ours = any(entry.together_with(own) for own in renewed) or _comes_with(candidate, entry, unfinished)
-                if entry.target not in targets and not ours:
+                same_pod = any(entry.together_with(own) for own in renewed) or _is_sibling(candidate, entry, unfinished)
+                if entry.target not in targets and not same_pod:
                     return notoffered.group_held(candidate.id, candidate.group, entry.device, entry.allocated_to)
         return None
 
     def siblings(self, candidates: Iterable[Candidate], unfinished: Container[str]) -> Iterator[Candidate]:
-        """Yield the devices whose slot's other functions were just given to the container that asks."""
+        """Yield the free devices whose sibling functions were just allocated to the requesting container."""
         for candidate in candidates:
             own, others = self.by_target.get(candidate.target), self._in_group(candidate)
-            if own is None and any(_comes_with(candidate, entry, unfinished) for entry in others):
+            if own is None and any(_is_sibling(candidate, entry, unfinished) for entry in others):
                 yield candidate
 
     def not_started(self, candidate: Candidate, unfinished: Container[str]) -> bool:
-        """Return whether no container has been started that has a device, or another of its group.
+        """Return whether no container with the device, or with another of its group, has been started.
 
-        Containers start when the kubelet has recorded what they have. `unfinished` are the allocations that it has not
-        recorded.
+        Containers start once the kubelet has recorded their devices. `unfinished` has the allocations that are not
+        recorded yet.
         """
         own = self.by_target.get(candidate.target)
         entries = self._in_group(candidate) if own is None else (own, *self._in_group(candidate))
@@ -84,15 +85,15 @@ class Holds:
         return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()
 
 
-def _comes_with(candidate: Candidate, entry: Entry, unfinished: Container[str]) -> bool:
-    """Return whether the container that asks for a device was given another function of its slot: a GPU, its audio."""
+def _is_sibling(candidate: Candidate, entry: Entry, unfinished: Container[str]) -> bool:
+    """Return whether an entry is a sibling function, such as the GPU's audio, of the same container's request."""
     whole = candidate.target.vgpu is None and entry.target.vgpu is None
     same_slot = slot_of(candidate.target.gpu) == slot_of(entry.target.gpu)
     return whole and same_slot and entry.consumer is None and entry.allocation in unfinished
 
 
 def find_holds(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> Holds:
-    """Return the entries by target and by group; `ours` are the resources that we have ever offered."""
+    """Return the entries by target and by group; `ours` has the resources that gpuvirt has ever offered."""
     entries = tuple(entries)
     groups: dict[IommuGroup, tuple[Entry, ...]] = {}
     for entry in entries:

@@ -1,4 +1,4 @@
-"""What the devices of a host are, offered or not, by the ids that a kubelet could know them by."""
+"""The devices of a host, offered or not, by the ids that the kubelet may have for them."""
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup
 from gpuvirt.facts.pci import FunctionKind, Unread
@@ -10,10 +10,10 @@ from gpuvirt.model.inventory.inventory import Inventory
 def known_devices(inventory: Inventory) -> Known:
     """Return the devices by their ids.
 
-    KubeVirt's own plugin, and NVIDIA's before 1.5, name a device by the number of its group.
+    In KubeVirt's own plugin, and in NVIDIA's before 1.5, the id of a device is the number of its group.
     """
     endpoints = {
-        group: [one for one in members if inventory.facts.functions[one].kind is not FunctionKind.BRIDGE]
+        group: [member for member in members if inventory.facts.functions[member].kind is not FunctionKind.BRIDGE]
         for group, members in inventory.groups.items()
     }
     by_group = {DeviceId(str(group)): (Target(found[0]), group) for group, found in endpoints.items() if found}

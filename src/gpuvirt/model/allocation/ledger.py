@@ -1,8 +1,8 @@
-"""What was handed to whom, by our own account and by the kubelet's, and how the two are brought together.
+"""The ledger: which device is allocated to which pod, by the agent's own record and by the kubelet's reports.
 
-An entry is made when the kubelet asks for a device, before anybody knows for which pod. What the kubelet later says of
-its pods confirms it and names the pod. It ends when the kubelet has said twice that no pod has the device; as long as
-the kubelet is not heard, it stays.
+The agent makes an entry when the kubelet requests a device. The request does not name the pod: a later report of the
+kubelet confirms the entry and names the pod. An entry ends when two reports in a row do not have the device. While the
+kubelet does not report, all entries stay.
 """
 
 import re
@@ -16,7 +16,7 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason
 
 Known = Mapping[DeviceId, tuple[Target, IommuGroup | None]]
-"""What the devices of a host are, by the ids that a kubelet could know them by; a group of None is not known."""
+"""The devices of a host and their groups, by the ids that the kubelet may have for them; None is an unknown group."""
 
 UNCONFIRMED_FOR = timedelta(seconds=10)
 """How long a new entry waits for the kubelet to name its pod; admission takes well under a second."""
@@ -29,7 +29,7 @@ _LAUNCHER = re.compile(r"virt-launcher-([^/ ]+)-[a-z0-9]{5}")
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A container of a pod, as far as it is known: the checkpoint knows UIDs, the pod-resources API names."""
+    """A container of a pod, as far as it is known: the checkpoint has UIDs, the pod-resources API has names."""
 
     pod_uid: PodUid | None = None
     namespace: str | None = None
@@ -38,14 +38,14 @@ class Consumer:
 
     @property
     def text(self) -> str:
-        """The pod in words."""
+        """The pod as text."""
         return f"pod {self.namespace}/{self.pod}" if self.pod else f"pod {self.pod_uid}"
 
     @property
     def vm(self) -> str | None:
-        """The KubeVirt VM that runs in the pod, as `namespace/name`; None for another pod.
+        """The KubeVirt VM that runs in the pod, as `namespace/name`; None for other pods.
 
-        KubeVirt calls the pod `virt-launcher-NAME-xxxxx`, and cuts very long names.
+        The pod's name is `virt-launcher-NAME-xxxxx`, in which KubeVirt shortens very long names.
         """
         found = _LAUNCHER.fullmatch(self.pod or "")
         return f"{self.namespace}/{found[1]}" if found is not None else None
@@ -59,41 +59,42 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class KubeletAccount:
-    """Which devices the kubelet says that pods have."""
+    """The kubelet's account: the devices that it reports as allocated."""
 
     at: datetime
     devices: Mapping[tuple[ResourceName, DeviceId], Consumer]
     counted: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
-    """What it admits pods by: healthy devices of its lists, as far as it tells."""
+    """The healthy devices that the kubelet counts as allocatable, as far as it reports them."""
     recorded: bool = True
-    """Whether the kubelet's record was read: without it, what an init container has is not known, and no entry ends."""
+    """Whether the kubelet's checkpoint was read. Without it the devices of init containers are unknown, and no entry
+    ends."""
     partial: Reason | None = None
-    """Why this may not be all that pods have; None: it is."""
+    """Why the account may be incomplete; None if it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One device in somebody's hands."""
+    """One allocated device."""
 
     resource: ResourceName
     device: DeviceId
     target: Target
     group: IommuGroup | None
     allocation: str
-    """What was given in one answer has the same."""
+    """The id of the allocation, which all devices of one answer share."""
     since: datetime
     consumer: Consumer | None = None
     misses: int = 0
     earlier_boot: bool = False
-    """The host has booted since, and the kubelet has named no pod since that has the device."""
+    """Whether the host has rebooted since, and the kubelet has not reported a pod with the device after that."""
 
     @property
     def allocated_to(self) -> str:
-        """Who has it, in words."""
+        """The pod as text."""
         return self.consumer.text if self.consumer else "a pod that is being admitted"
 
     def together_with(self, other: "Entry") -> bool:
-        """Return whether both are in the same hands."""
+        """Return whether both devices are allocated to the same pod."""
         if self.allocation == other.allocation:
             return True
         return self.consumer is not None and other.consumer is not None and self.consumer.same_pod(other.consumer)
@@ -101,46 +102,46 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class FormerTenant:
-    """Who had a whole function last."""
+    """The last pod that a whole function was allocated to."""
 
     consumer: Consumer | None
-    """None where the kubelet never named the pod."""
+    """None if the kubelet never named the pod."""
     boot_id: BootId | None
-    """The boot of the host in which the pod had it; a reboot resets the function."""
+    """The boot in which the pod had the function; a reboot resets the function."""
 
     @property
     def allocated_to(self) -> str:
-        """The pod in words."""
+        """The pod as text."""
         return self.consumer.text if self.consumer else "a pod that the kubelet did not name"
 
 
 Former = Mapping[PciAddress, FormerTenant]
-"""The last pods of whole functions that no pod has now."""
+"""The last pods of whole functions that are free now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What is kept on disk."""
+    """The ledger, as it is kept on disk."""
 
     entries: tuple[Entry, ...] = ()
     first_names: Mapping[str, str] = field(default_factory=dict)
     """The name under which each PCI id was first offered."""
     resources: tuple[ResourceName, ...] = ()
-    """Every resource that was ever offered on this node: what pods hold of these is ours to answer for."""
+    """All resources that gpuvirt ever offered on this node, so that it knows its own allocations."""
     type_names: Mapping[str, VgpuType] = field(default_factory=dict)
-    """What vGPU types are called, by the host's ids of them."""
+    """The names of vGPU types, by the host's ids of them."""
     boot_id: BootId | None = None
-    """The boot of the host in which the entries' groups were seen; the next one numbers groups again."""
+    """The boot in which the entries' groups were observed; the next boot may number groups differently."""
     former: Former = field(default_factory=dict)
 
 
 def allocations_of(devices: Mapping[tuple[ResourceName, DeviceId], Consumer]) -> Iterator[Allocation]:
-    """Yield what the kubelet says that pods have."""
+    """Yield the allocations that the kubelet reports."""
     return (Allocation(resource, device, consumer.text) for (resource, device), consumer in devices.items())
 
 
 def settle(entries: Iterable[Entry], account: KubeletAccount | None) -> tuple[Entry, ...]:
-    """Return the entries after the kubelet was heard; with None, which is not having heard it, nothing changes."""
+    """Return the entries after a report of the kubelet. Without one (None) they do not change."""
     entries = tuple(entries)
     if account is None:
         return entries
@@ -148,7 +149,7 @@ def settle(entries: Iterable[Entry], account: KubeletAccount | None) -> tuple[En
 
 
 def remember(former: Former, before: Iterable[Entry], after: Iterable[Entry], boot_id: BootId | None) -> Former:
-    """Return the last pods of whole functions after entries have ended; an entry of an earlier boot is none's."""
+    """Return the last pods of whole functions after entries have ended; entries of an earlier boot do not count."""
     left = {entry.target for entry in after}
     ended = [entry for entry in before if entry.target not in left and entry.target.vgpu is None]
     new = {entry.target.gpu: FormerTenant(entry.consumer, boot_id) for entry in ended if not entry.earlier_boot}
@@ -156,17 +157,17 @@ def remember(former: Former, before: Iterable[Entry], after: Iterable[Entry], bo
 
 
 def of_boot(former: Former, boot_id: BootId | None) -> Former:
-    """Return the last pods of a boot; what is not known to be of another boot counts."""
+    """Return the last pods of a boot; a pod whose boot is unknown counts too."""
     counts = {None, boot_id}
-    same = {one: tenant for one, tenant in former.items() if boot_id is None or tenant.boot_id in counts}
+    same = {gpu: tenant for gpu, tenant in former.items() if boot_id is None or tenant.boot_id in counts}
     return former if len(same) == len(former) else same
 
 
 def adopt(entries: Iterable[Entry], account: KubeletAccount | None, known: Known) -> tuple[Entry, ...]:
-    """Return the entries with one for each device of this host that a pod has and that has none yet.
+    """Return the entries with a new one for each allocated device of this host that has none yet.
 
-    A pod has a device under whatever resource's name, so that pods from before our time, and those of a plugin that we
-    replace, get an entry too.
+    Devices under any resource name get one, so that pods from before gpuvirt's installation, and pods of a plugin that
+    gpuvirt replaces, have an entry too.
     """
     entries = tuple(entries)
     if account is None:
@@ -189,9 +190,9 @@ def adopt(entries: Iterable[Entry], account: KubeletAccount | None, known: Known
 
 
 def locate(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[Entry, ...]:
-    """Return the entries with the groups that their devices are in now.
+    """Return the entries with the present groups of their devices.
 
-    Of a device that can't be seen, the group that it was in is the best there is; after a reboot it is worth nothing.
+    A device that the host does not show keeps its last group in the same boot, and has none after a reboot.
     """
     return tuple(
         replace(
@@ -221,7 +222,7 @@ def _after(entry: Entry, account: KubeletAccount) -> Entry | None:
 
 
 def record(entries: Iterable[Entry], given: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return the entries after an allocation; a device that was in somebody's hands has changed them."""
+    """Return the entries after an allocation. The new entry of a device replaces the one that it had."""
     given = tuple(given)
     renewed = {(entry.resource, entry.device) for entry in given}
     return (*(entry for entry in entries if (entry.resource, entry.device) not in renewed), *given)

@@ -1,8 +1,9 @@
-"""Which devices to prefer for a request: NUMA first, then whole IOMMU groups, then what disturbs others least.
+"""Chooses the preferred devices of a request: by NUMA node, then by whole IOMMU groups, then by GPU.
 
-The order of decisions: what must be included is; as few NUMA nodes as can be, those of the included first; of nodes
-that would do alone the one with fewest free, so that full nodes stay whole; of groups the ones that can be taken whole,
-since a device whose group is in use is lost to everybody else; of vGPUs those on the GPU with most, or least, to spare.
+The order of decisions: the devices that must be included; as few NUMA nodes as possible, those of the included devices
+first; of the nodes that suffice alone, the one with the fewest free devices, so that other nodes stay whole; groups
+that can be allocated whole, since the free devices of a used group are lost for other pods; vGPUs on the GPU with the
+most, or least, free vGPUs.
 """
 
 from collections import defaultdict
@@ -15,12 +16,12 @@ from gpuvirt.model.desired.settings import Spread
 
 
 class PlacementError(GpuvirtError):
-    """A request for preferred devices contradicts itself."""
+    """A request for preferred devices that contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a device sits."""
+    """The location of a device."""
 
     numa_node: int | None
     group: IommuGroup | None
@@ -39,13 +40,13 @@ def prefer(
     *,
     siblings: Sequence[DeviceId] = (),
 ) -> tuple[DeviceId, ...]:
-    """Return the `size` devices to prefer, the ones that must be included first; fewer where there are no more.
+    """Return `size` preferred devices, those that must be included first; fewer if there are no more.
 
-    `companions` belong to devices that the same pod was just given, and go before all that need not be included. Raises
-    PlacementError when more must be included than asked for, or fewer than none are asked for.
+    `siblings` are siblings of devices that were just allocated to the same pod, and come before all other devices that
+    need not be included. Raises PlacementError for a negative size, and if more devices must be included than `size`.
     """
     if size < 0:
-        raise PlacementError(f"an allocation of {size} devices is asked for; expected 0 or more")
+        raise PlacementError(f"an allocation of {size} devices is requested; expected 0 or more")
     musts = tuple(dict.fromkeys(must_include))
     if len(musts) > size:
         raise PlacementError(f"{len(musts)} devices must be included in an allocation of {size}")
@@ -54,7 +55,7 @@ def prefer(
     rest = [device for device in dict.fromkeys(available) if device not in musts]
     nodes = _nodes(musts, rest, size - len(musts), places)
     chosen = list(musts)
-    # A device whose node isn't known is the last resort, not on a node like others.
+    # Devices whose NUMA node isn't known come last.
     for tier in (
         [device for device in rest if places.get(device, NOWHERE).numa_node in nodes],
         [device for device in rest if places.get(device, NOWHERE).numa_node is None],
@@ -66,7 +67,7 @@ def prefer(
 def _nodes(
     musts: Sequence[DeviceId], rest: Sequence[DeviceId], need: int, places: Mapping[DeviceId, Place]
 ) -> list[int]:
-    """Return the NUMA nodes to take from: those of the included, then as few others as will do."""
+    """Return the NUMA nodes of the preferred devices: those of the included ones, then as few others as suffice."""
     free: defaultdict[int, int] = defaultdict(int)
     for device in rest:
         if (node := places.get(device, NOWHERE).numa_node) is not None:
@@ -77,7 +78,7 @@ def _nodes(
     others = [node for node in free if node not in taken]
     while missing > 0 and others:
         enough = [node for node in others if free[node] >= missing]
-        node = min(enough, key=lambda one: free[one]) if enough else max(others, key=lambda one: free[one])
+        node = min(enough, key=free.__getitem__) if enough else max(others, key=free.__getitem__)
         taken.append(node)
         others.remove(node)
         missing -= free[node]
@@ -94,7 +95,7 @@ def _from_pool(
     bundles = _bundles(pool, places)
     begun = {places.get(device, NOWHERE).group for device in musts} - {None}
     chosen: list[DeviceId] = []
-    # The rest of a group that is begun can go to nobody else.
+    # No other pod can get the rest of a group once one of its devices is allocated.
     for bundle in [bundle for bundle in bundles if places.get(bundle[0], NOWHERE).group in begun]:
         chosen += bundle[: need - len(chosen)]
         bundles.remove(bundle)
@@ -106,14 +107,14 @@ def _from_pool(
         bundles.remove(bundle)
     singles = _singles(bundles)
     chosen += _by_gpu(singles, need - len(chosen), places, spread)
-    # Only now break a group, and of those the one that strands fewest.
+    # Parts of groups come last, of the smallest group first, so that few devices are lost for other pods.
     for bundle in sorted((bundle for bundle in bundles if len(bundle) > 1), key=len):
         chosen += bundle[: need - len(chosen)]
     return chosen
 
 
 def _bundles(pool: Iterable[DeviceId], places: Mapping[DeviceId, Place]) -> list[list[DeviceId]]:
-    """Return the devices by IOMMU group, in the order in which they were given; one without a group is alone."""
+    """Return the devices by IOMMU group, in the order of `pool`; a device without a group is alone."""
     found: dict[object, list[DeviceId]] = {}
     for device in pool:
         group = places.get(device, NOWHERE).group
@@ -126,9 +127,9 @@ def _singles(bundles: Iterable[list[DeviceId]]) -> list[DeviceId]:
 
 
 def _whole_bundles(bundles: Sequence[list[DeviceId]], need: int, singles: int) -> list[list[DeviceId]]:
-    """Return the groups to take whole, such that single devices fill the rest, or as nearly as can be.
+    """Return the groups to allocate whole, so that single devices fill the rest, as far as possible.
 
-    Groups are taken only as far as single devices don't suffice: a group that is left whole serves a request for one.
+    Groups are chosen only as far as single devices don't suffice, since a free group can serve a later request.
     """
     best: dict[int, list[list[DeviceId]]] = {0: []}
     for bundle in bundles:
@@ -142,13 +143,13 @@ def _whole_bundles(bundles: Sequence[list[DeviceId]], need: int, singles: int) -
 def _by_gpu(
     devices: Sequence[DeviceId], count: int, places: Mapping[DeviceId, Place], spread: Spread
 ) -> list[DeviceId]:
-    """Return `count` devices, one after another from the GPU that then has most (or least) of them left."""
+    """Return `count` devices, each from the GPU that has the most (or fewest) devices left."""
     left: defaultdict[PciAddress | DeviceId, list[DeviceId]] = defaultdict(list)
     for device in devices:
         left[places.get(device, NOWHERE).gpu or device].append(device)
     chosen: list[DeviceId] = []
     pick = max if spread is Spread.SPREAD else min
     while len(chosen) < min(count, len(devices)):
-        gpu = pick((one for one in left if left[one]), key=lambda one: len(left[one]))
+        gpu = pick((owner for owner in left if left[owner]), key=lambda owner: len(left[owner]))
         chosen.append(left[gpu].pop(0))
     return chosen

@@ -1,8 +1,8 @@
-"""Maps what the kubelet says that pods have to the devices of this host, whichever device plugin gave it to them.
+"""Maps the allocations that the kubelet reports, of any device plugin, to the devices of this host.
 
 Ids of device plugins: an address (gpuvirt, NVIDIA's for KubeVirt, AMD's), the number of an IOMMU group (KubeVirt), the
 UUID of an mdev, `GPU-<uuid>` and `MIG-<uuid>` (NVIDIA), `card1-0` (Intel); a replica of a shared GPU ends with `::0`.
-An id of a GPU vendor's resource that is none of these is unmapped: any GPU of that vendor may be the one that it means.
+Other ids of a GPU vendor's resource are unmapped: any GPU of that vendor may be the allocated one.
 """
 
 import re
@@ -19,8 +19,8 @@ from gpuvirt.model.reasons import Reason, refusals
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 REPLICA = re.compile(r"::[0-9]+\Z")
 _NVIDIAS = re.compile(rf"(GPU|MIG(?:-GPU)?)-({UUID})(?![0-9a-z])", re.IGNORECASE)
-"""Other plugins that share GPUs add a number of their own to the UUID: `-3`, `-_-0`. Drivers before 470 called a MIG
-device `MIG-GPU-<uuid of the GPU>/1/0`."""
+"""Other plugins that share GPUs append a number to the UUID: `-3`, `-_-0`. In drivers before 470 the id of a MIG device
+is `MIG-GPU-<uuid of the GPU>/1/0`."""
 _DRM_NODE = re.compile(r"(card[0-9]+|renderD[0-9]+)(?:-[0-9]+)?")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", re.IGNORECASE)
 _DASHED_ADDRESS = re.compile(r"([0-9a-f]{4})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])-0x[0-9a-f]{4}")
@@ -32,29 +32,29 @@ _VENDORS_OF_DOMAINS = (*_VENDORS, (INTEL, re.compile(r"gpu\.intel\.com")))
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One device that the kubelet gave to a pod."""
+    """One device that the kubelet allocated to a pod."""
 
     resource: ResourceName
     """The resource, or the DRA driver."""
     device: DeviceId
     pod: str
-    """The pod in words."""
+    """The pod as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodAllocations:
-    """What pods have of a host."""
+    """The allocated devices of a host."""
 
     functions: Mapping[PciAddress, tuple[str, ...]] = field(default_factory=dict)
-    """The pods that have a function whole, or a part of a GPU that is no vGPU: a replica, a MIG device."""
+    """The pods that have a function whole, or a part of a GPU that is not a vGPU: a replica, a MIG device."""
     vgpus: Mapping[VgpuId, tuple[str, ...]] = field(default_factory=dict)
     unmapped: tuple[Allocation, ...] = ()
-    """GPUs that pods have, and that could not be found on this host."""
+    """Allocations of GPUs whose ids can't be mapped to a GPU of this host."""
     unknown: Reason | None = None
-    """Why it is not known what else pods have; None where it is."""
+    """Why there may be more allocations; None if all are known."""
 
     def by_gpu(self, inventory: Inventory) -> Mapping[PciAddress, tuple[str, ...]]:
-        """Return the pods that have a function, or a vGPU on it."""
+        """Return the pods that have each function, or a vGPU on it."""
         found = {address: list(pods) for address, pods in self.functions.items()}
         for vgpu, pods in self.vgpus.items():
             found.setdefault(inventory.vgpus[vgpu].gpu, []).extend(pods)
@@ -64,7 +64,7 @@ class PodAllocations:
 def map_allocations(
     inventory: Inventory, allocations: Iterable[Allocation], unknown: Reason | None = None
 ) -> PodAllocations:
-    """Return which devices of a host pods have."""
+    """Return the allocated devices of a host."""
     functions: defaultdict[PciAddress, list[str]] = defaultdict(list)
     vgpus: defaultdict[VgpuId, list[str]] = defaultdict(list)
     unmapped: list[Allocation] = []
@@ -86,18 +86,18 @@ def map_allocations(
 
 
 def _vgpus_of(inventory: Inventory, device: DeviceId) -> Iterator[VgpuId]:
-    """Yield the vGPUs that an id means: by their own ids, or by the numbers of their groups."""
+    """Yield the vGPUs of an id: the one that has it, or those in the group of this number."""
     if (vgpu := VgpuId(device.lower())) in inventory.vgpus:
         yield vgpu
     elif device.isascii() and device.isdigit():
         group = int(device)
-        yield from (one for one, vgpu in inventory.vgpus.items() if vgpu.live.group == group)
+        yield from (vgpu_id for vgpu_id, vgpu in inventory.vgpus.items() if vgpu.live.group == group)
 
 
 def _functions_of(inventory: Inventory, device: DeviceId) -> frozenset[PciAddress] | None:
-    """Return the functions that an id means, none of an id of something that this host lacks; None: it is not known.
+    """Return the functions of an id: none for an address or mdev that this host lacks, None if they are unknown.
 
-    The kernel lists all addresses and mdevs, so one that it does not list is not there.
+    The kernel lists all addresses and mdevs, so one that is not listed does not exist.
     """
     facts, lower = inventory.facts, device.lower()
     if _ADDRESS.fullmatch(device) or is_mdev_uuid(device):
@@ -106,12 +106,14 @@ def _functions_of(inventory: Inventory, device: DeviceId) -> frozenset[PciAddres
         return frozenset({PciAddress("{}:{}:{}.{}".format(*dashed.groups()))} & facts.functions.keys()) or None
     if device.isascii() and device.isdigit():
         members = inventory.groups.get(IommuGroup(int(device)), ())
-        return frozenset(one for one in members if facts.functions[one].kind is not FunctionKind.BRIDGE) or None
+        return (
+            frozenset(member for member in members if facts.functions[member].kind is not FunctionKind.BRIDGE) or None
+        )
     return _by_drivers_id(facts.device_ids, device)
 
 
 def _by_drivers_id(ids: DeviceIds, device: DeviceId) -> frozenset[PciAddress] | None:
-    """Return the GPUs that a driver's own id means; a MIG device may be on any GPU that has GPU instances."""
+    """Return the GPUs of an id of the GPU's driver; a MIG device may be on any GPU that has GPU instances."""
     found: PciAddress | None = None
     if nvidias := _NVIDIAS.match(device):
         if nvidias[1].upper() == "MIG":
@@ -123,7 +125,7 @@ def _by_drivers_id(ids: DeviceIds, device: DeviceId) -> frozenset[PciAddress] | 
 
 
 def vendor_of(allocation: Allocation) -> int | None:
-    """Return whose GPU an allocation is by the id and the resource; None where neither says that it is a GPU."""
+    """Return the vendor of an allocated GPU, by its id or resource; None if neither shows that it is a GPU."""
     if _NVIDIAS.match(allocation.device):
         return NVIDIA
     domain = allocation.resource.partition("/")[0]
@@ -131,7 +133,7 @@ def vendor_of(allocation: Allocation) -> int | None:
 
 
 def unmapped_reasons(function: PciFunction, unmapped: Iterable[Allocation]) -> Iterator[Reason]:
-    """Yield why a GPU stays with its native driver: a pod has a GPU of its vendor, and it may be this one."""
+    """Yield why a GPU keeps its native driver: a pod has a GPU of its vendor, which may be this one."""
     if function.kind is not FunctionKind.GPU or not isinstance(function.driver, str) or function.on_vfio:
         return
     for allocation in unmapped:

@@ -1,4 +1,4 @@
-"""The allocations that the kubelet has recorded in its checkpoint, as they are read at one moment."""
+"""The allocations that the kubelet has recorded in its checkpoint."""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
@@ -8,13 +8,13 @@ from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import Consumer, Entry
 
 Recorded = Mapping[tuple[ResourceName, DeviceId], frozenset[Consumer]]
-"""The containers that have each device: an init container and an app container of one pod may have the same one."""
+"""The containers that have each device; an init container and an app container of one pod may share a device."""
 
 Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
 """One container of each device."""
 
 ReadRecorded = Callable[[], Recorded | Unknown]
-"""Reads the record at each call, from any thread; Unknown where it can't be read."""
+"""A function that reads the record, callable from any thread; it returns Unknown if the record can't be read."""
 
 
 def any_consumer(recorded: Recorded) -> Consumers:
@@ -23,9 +23,9 @@ def any_consumer(recorded: Recorded) -> Consumers:
 
 
 def with_consumers(entries: tuple[Entry, ...], consumers: Consumers, unfinished: Container[str]) -> tuple[Entry, ...]:
-    """Return the entries with the containers that are recorded, but for those of allocations that are not finished.
+    """Return the entries with the recorded containers, except those of allocations that are not finished.
 
-    They are the same tuple where the record adds nothing.
+    If the record adds nothing, the result is the same tuple.
     """
     if not any(entry.consumer is None and (entry.resource, entry.device) in consumers for entry in entries):
         return entries

@@ -1,1 +1,1 @@
-"""Which functions and vGPUs could be offered."""
+"""The functions and vGPUs that can be offered."""

@@ -1,4 +1,4 @@
-"""What could be given to a virtual machine, and why the rest could not."""
+"""The functions and vGPUs that can be offered to VMs, and why the others can't."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from gpuvirt.model.reasons import Reason, Seen, notoffered, refusals
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a device id stands for: a whole function, or a vGPU on a GPU."""
+    """The device of a device id: a whole function, or a vGPU of a GPU."""
 
     gpu: PciAddress
     """The function itself, or the GPU that carries the vGPU."""
     vgpu: VgpuId | None = None
     type: VgpuType | None = field(default=None, compare=False)
-    """The vGPU's type when it was given out; another one does not make it another device."""
+    """The vGPU's type when it was allocated. It does not count in comparisons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class Candidate:
     framework: Framework | None
     """None for a whole function."""
     carrier: PciAddress
-    """The function that a virtual machine gets, or that its vGPU is made on."""
+    """The function that a VM gets, or the parent of the vGPU."""
 
     @property
     def is_mdev(self) -> bool:
-        """Whether KubeVirt looks for it among mdevs."""
+        """Whether the device is a mediated device."""
         return self.framework is Framework.MDEV
 
 
 def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Iterator[Candidate | Reason]:
-    """Yield each whole function that can be offered, and for the others of interest the reason why not."""
+    """Yield each whole function that can be offered, and a reason for each other GPU, sibling function or NVSwitch."""
     for function in inventory.facts.functions.values():
         if not inventory.matters(function):
             continue
@@ -66,7 +66,7 @@ def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Ite
 
 
 def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
-    """Yield each vGPU that can be offered, and for the others the reason why not."""
+    """Yield each vGPU that can be offered, and a reason for each other vGPU."""
     for vgpu in inventory.vgpus.values():
         live, gpu = vgpu.live, inventory.facts.functions.get(vgpu.gpu)
         carrier = inventory.facts.functions.get(live.slot)
@@ -85,7 +85,7 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
 
 
 def why_not(inventory: Inventory, settings: Settings, device: Candidate) -> Reason | None:
-    """Return why a device can't be offered, None where it can, or is not there."""
+    """Return why a device can't be offered, None if it can, or if it does not exist."""
     if device.target.vgpu is not None:
         vgpu = inventory.vgpus.get(device.target.vgpu)
         return _why_not_vgpu(inventory, vgpu) if vgpu is not None else None
@@ -103,13 +103,13 @@ def _why_not_vgpu(inventory: Inventory, vgpu: Vgpu) -> Reason | None:
     if vgpu.framework is Framework.VENDOR_VFIO and (refused := _why_not_accepted(live.id)) is not None:
         return refused
     if gpu is None or gpu.id.vendor not in NAMESPACES:
-        what = "is carried by a device that is no GPU of NVIDIA, AMD or Intel"
+        what = "is carried by a device that is not a GPU of NVIDIA, AMD or Intel"
         return notoffered.malformed(live.id, what, Seen(vgpu.gpu))
     return None
 
 
 def shares_group(inventory: Inventory, settings: Settings, candidate: Candidate) -> bool:
-    """Return whether other functions that could be offered are in a device's group."""
+    """Return whether a device's IOMMU group has other functions that can be offered."""
     members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
     others = (inventory.facts.functions[address] for address in members if address != candidate.carrier)
     return any(other.on_vfio and settings.offers(other.kind) for other in others)
@@ -170,6 +170,6 @@ def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
 
 
 def _users(inventory: Inventory, function: PciFunction) -> Sequence[User]:
-    """Return who has a function's group open."""
+    """Return the processes that have a function's group open."""
     users = inventory.facts.users
     return (users or {}).get(function.iommu_group, ()) if isinstance(function.iommu_group, int) else ()

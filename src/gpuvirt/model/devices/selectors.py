@@ -1,7 +1,7 @@
-"""By what KubeVirt selects the devices of a resource: ids of PCI functions, names of mdev types.
+"""The selectors by which KubeVirt assigns devices to a resource: ids of PCI functions, names of mdev types.
 
 Source: KubeVirt's `permittedHostDevices`. It compares an id (`10DE:2236`) in any case, and a type's name with `_` for
-each space. A vGPU that is a VF on its vendor's driver is a PCI function to it, selected by the VF's id.
+each space. For a vGPU that is a VF on its vendor's driver, the selector is the VF's PCI id.
 """
 
 import re
@@ -18,7 +18,7 @@ _PCI_ID = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 
 
 class ResourceKind(StrEnum):
-    """What the devices of a resource are."""
+    """The kind of a resource's devices."""
 
     WHOLE = "whole"
     VGPU = "vgpu"
@@ -26,17 +26,17 @@ class ResourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Selectors:
-    """What feeds a resource; sorted, each once."""
+    """The selectors of a resource, sorted and without duplicates."""
 
     kind: ResourceKind = ResourceKind.WHOLE
     pci: tuple[str, ...] = ()
     """`10DE:2236`"""
     mdev: tuple[str, ...] = ()
-    """`NVIDIA A10-24Q`, as the host says it."""
+    """`NVIDIA A10-24Q`, the host's name of the type."""
 
 
 def selectors_of(inventory: Inventory, devices: Iterable[Candidate]) -> Selectors:
-    """Return by what the devices of one resource are selected; what is gone from the host selects nothing."""
+    """Return the selectors of the devices of one resource; devices that the host no longer has have none."""
     pci, mdev, kind = set[str](), set[str](), ResourceKind.WHOLE
     for device in devices:
         target = device.target
@@ -57,9 +57,9 @@ def normal(selector: str) -> str:
 
 
 def spellings(selector: str) -> Iterator[str]:
-    """Yield all that KubeVirt takes for the same selector, the given one first."""
+    """Yield all spellings that KubeVirt treats as the same selector, the given one first."""
     if not _PCI_ID.fullmatch(selector):
         yield from dict.fromkeys((selector, selector.replace(" ", "_")))
         return
-    letters = [dict.fromkeys((one, one.lower(), one.upper())) for one in selector]
-    yield from ("".join(one) for one in product(*letters))
+    letters = [dict.fromkeys((letter, letter.lower(), letter.upper())) for letter in selector]
+    yield from ("".join(spelling) for spelling in product(*letters))

@@ -1,1 +1,1 @@
-"""What the host is: GPUs, IOMMU groups, isolation units, names."""
+"""The inventory of a host: GPUs, vGPUs, IOMMU groups, isolation units, names."""

@@ -1,4 +1,4 @@
-"""The GPUs of a node and their vGPUs, with what belongs together."""
+"""The GPUs and vGPUs of a node, with their slots, IOMMU groups and isolation units."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,18 @@ from gpuvirt.model.inventory.isolation import UnitId, groups_of, units_of
 
 
 class Mode(StrEnum):
-    """How a GPU can be used as it stands."""
+    """The use of a GPU that its present driver allows."""
 
     PASSTHROUGH = "passthrough"
-    """Whole, by a virtual machine: a VFIO driver has it."""
+    """By one VM, whole: the GPU is bound to a VFIO driver."""
     VGPU = "vgpu"
-    """In parts, by virtual machines: NVIDIA's vGPU manager or its like has it."""
+    """By VMs, as vGPUs: the GPU is bound to a driver that creates vGPUs."""
     CONTAINER = "container"
-    """By containers and the host: a native driver has it."""
+    """By containers and the host: the GPU is bound to a native driver."""
     UNBOUND = "unbound"
-    """By nobody: no driver has it."""
+    """None: the GPU has no driver."""
     UNKNOWN = "unknown"
-    """It could not be read which driver has it."""
+    """The driver could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Vgpu:
-    """One vGPU that exists, with the GPU that carries it."""
+    """One vGPU, with the GPU that carries it."""
 
     live: LiveVgpu
     gpu: PciAddress
@@ -50,7 +50,7 @@ class Vgpu:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What one look at a host means."""
+    """The inventory that follows from the facts of one observation."""
 
     facts: Facts
     gpus: Mapping[PciAddress, Gpu]
@@ -61,7 +61,7 @@ class Inventory:
     units: Mapping[UnitId, tuple[PciAddress, ...]]
 
     def matters(self, function: PciFunction) -> bool:
-        """Return whether a function is a GPU, of a GPU's card, or an NVSwitch; a chipset's audio is not."""
+        """Return whether a function is a GPU, a sibling function of one, or an NVSwitch."""
         if function.kind in {FunctionKind.GPU, FunctionKind.NVSWITCH}:
             return True
         if function.kind in {FunctionKind.OTHER, FunctionKind.BRIDGE}:
@@ -70,10 +70,10 @@ class Inventory:
 
 
 def build_inventory(facts: Facts, type_names: Mapping[str, VgpuType] | None = None) -> Inventory:
-    """Return the GPUs and vGPUs that the facts show.
+    """Return the inventory of the facts.
 
-    `type_names` are those of vGPU types as they were known before, by the host's ids: a host without room for more
-    vGPUs no longer names the types that it carries.
+    `type_names` has the names of vGPU types that were observed earlier, by the host's ids: a host without room for more
+    vGPUs no longer names the types of those that it carries.
     """
     units = units_of(facts.functions)
     unit_of = {address: unit for unit, members in units.items() for address in members}
@@ -106,7 +106,7 @@ def _named(live: LiveVgpu, type_names: Mapping[str, VgpuType]) -> LiveVgpu:
 
 
 def mode_of(function: PciFunction, vgpu_host: VgpuHost | None) -> Mode:
-    """Return how a function can be used as it stands."""
+    """Return the mode of a function with its present driver."""
     if isinstance(function.driver, Unread):
         return Mode.UNKNOWN
     if function.on_vfio:

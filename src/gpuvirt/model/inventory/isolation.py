@@ -1,4 +1,4 @@
-"""What can't be told apart: functions that must be decided on together, and who spoils an IOMMU group for VFIO."""
+"""Isolation units, IOMMU groups, and the functions whose drivers keep an IOMMU group from VFIO."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 
 UnitId = NewType("UnitId", str)
-"""The lowest address among a unit's functions."""
+"""The id of an isolation unit: the lowest address of its functions."""
 
 
 Slots = tuple[str, ...]
@@ -16,9 +16,9 @@ Slots = tuple[str, ...]
 
 
 def slots_of(functions: Mapping[PciAddress, PciFunction], members: Iterable[PciAddress]) -> Slots:
-    """Return the slots of members of a unit; the slot of a VF is that of its PF."""
-    found = {one: functions.get(one) for one in members}
-    return tuple(sorted({slot_of(one if known is None else known.physfn or one) for one, known in found.items()}))
+    """Return the slots of members of a unit. A VF belongs to the slot of its PF."""
+    found = {address: functions.get(address) for address in members}
+    return tuple(sorted({slot_of((function and function.physfn) or address) for address, function in found.items()}))
 
 
 def groups_of(functions: Iterable[PciFunction]) -> Mapping[IommuGroup, tuple[PciAddress, ...]]:
@@ -33,7 +33,7 @@ def groups_of(functions: Iterable[PciFunction]) -> Mapping[IommuGroup, tuple[Pci
 def units_of(functions: Mapping[PciAddress, PciFunction]) -> Mapping[UnitId, tuple[PciAddress, ...]]:
     """Return the functions by unit: the connected components over slot, IOMMU group, and PF with its VFs.
 
-    Bridges tie nothing together: a root port is in the group of what lies below it only where ACS is off.
+    Bridges do not connect functions: a root port is in the group of the devices below it only if ACS is off.
     """
     parents = {address: address for address, function in functions.items() if function.kind is not FunctionKind.BRIDGE}
 
@@ -50,8 +50,8 @@ def units_of(functions: Mapping[PciAddress, PciFunction]) -> Mapping[UnitId, tup
         if isinstance(function.iommu_group, int):
             ties.append(function.iommu_group)
         for tie in ties:
-            one, other = head(first_with.setdefault(tie, address)), head(address)
-            parents[max(one, other)] = min(one, other)
+            first, second = head(first_with.setdefault(tie, address)), head(address)
+            parents[max(first, second)] = min(first, second)
     units: defaultdict[UnitId, list[PciAddress]] = defaultdict(list)
     for address in sorted(parents):
         units[UnitId(head(address))].append(address)
@@ -59,10 +59,10 @@ def units_of(functions: Mapping[PciAddress, PciFunction]) -> Mapping[UnitId, tup
 
 
 def spoilers(functions: Mapping[PciAddress, PciFunction], members: Iterable[PciAddress]) -> tuple[PciFunction, ...]:
-    """Return the members for whose sake the kernel lets nobody open a group's devices.
+    """Return the members because of which the kernel opens none of a group's devices.
 
-    A member with a driver that does its own DMA makes the group not viable (kernel 6.1: VFIO_GROUP_GET_STATUS gives
-    flags 0). Bridges, members without a driver and those of VFIO, pci-stub and pcieport don't.
+    A member whose driver does its own DMA makes the group not viable (kernel 6.1: VFIO_GROUP_GET_STATUS returns flags
+    0). Bridges, members without a driver, and members on VFIO, pci-stub and pcieport do not.
     """
     found = (functions[address] for address in members if address in functions)
     return tuple(function for function in found if function.spoils_group and function.kind is not FunctionKind.BRIDGE)

@@ -1,10 +1,10 @@
-"""What `/etc/os-release` says: which system a host runs. Source of the grammar and the keys: os-release(5)."""
+"""The operating system of a host by `/etc/os-release`. Source of the grammar and the keys: os-release(5)."""
 
 import re
 from dataclasses import dataclass
 
 DEFAULT_ID = "linux"
-"""What a system is that says no ID."""
+"""The ID of a system whose file has none."""
 
 _LINE = re.compile(r"""\s*([A-Z][A-Z0-9_]*)=(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s"']*))\s*""")
 _ESCAPED = re.compile(r"\\(.)")
@@ -12,16 +12,16 @@ _ESCAPED = re.compile(r"\\(.)")
 
 @dataclass(frozen=True, slots=True)
 class OsRelease:
-    """Which system it is."""
+    """An operating system."""
 
     id: str
     """`ubuntu`, `rhel`, `rhcos`."""
     version_id: str | None
-    """`22.04`; None for a system that has no versions."""
+    """`22.04`; None for a system without versions."""
 
 
 def parse(text: str) -> OsRelease:
-    """Return what a file says; lines that are no assignments are passed over, and of two the later counts."""
+    """Return the operating system of a file. Lines without an assignment are ignored; a later assignment wins."""
     values: dict[str, str] = {}
     for line in text.split("\n"):
         if match := _LINE.fullmatch(line):

@@ -1,7 +1,7 @@
-"""What PCI ids are called: the PCI ID database that comes with gpuvirt, the system's, or one that the admin names.
+"""The names of PCI ids, from the PCI ID database of gpuvirt, that of the host, or one that the admin names.
 
-Names decide what resources are called, so the database that comes with gpuvirt has the first word and changes with a
-release alone. The system's is asked for ids that ours lacks. A database that the admin names replaces both.
+Names of resources follow from these names, so gpuvirt's own database comes first, and changes only with a release. The
+host's database is used for ids that gpuvirt's lacks. A database that the admin names replaces both.
 """
 
 import re
@@ -16,7 +16,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciId
 
 _FILE = Path(__file__).with_name("data") / "pci.ids"
-"""Not by importlib.resources, which loads a third of a megabyte of other modules."""
+"""importlib.resources is not used, since it loads a third of a megabyte of other modules."""
 
 _VENDOR = re.compile(r"([0-9a-f]{4})[ \t]+(\S.*)")
 _DEVICE = re.compile(r"\t([0-9a-f]{4})[ \t]+(\S.*)")
@@ -26,34 +26,34 @@ Texts = Mapping[PciId, str]
 
 
 def parse(text: str, *, where: str) -> Texts:
-    """Return what a pci.ids file calls each device, or raise ConfigError at the first line that is none of its own.
+    """Return the names of devices in a pci.ids file, or raise ConfigError at the first malformed line.
 
-    Lines are `vvvv  vendor`, TAB `dddd  device`, TAB TAB subsystems, `C` classes, comments. A blank line ends nothing.
+    Lines are `vvvv  vendor`, TAB `dddd  device`, TAB TAB subsystems, `C` classes, comments. Blank lines are ignored.
     """
     found: dict[PciId, str] = {}
     vendor: int | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if device := _DEVICE.fullmatch(line):
             if vendor is None:
-                raise ConfigError("a device stands before any vendor", where=f"{where}:{number}", path=line.strip())
+                raise ConfigError("a device comes before any vendor", where=f"{where}:{number}", path=line.strip())
             found[PciId(vendor, int(device[1], 16))] = device[2].strip()
         elif match := _VENDOR.fullmatch(line):
             vendor = int(match[1], 16)
         elif not _IGNORED.fullmatch(line):
             raise ConfigError(
-                "no line of a pci.ids file: expected 'vvvv  vendor' or TAB 'dddd  device', hexadecimal in lower case",
+                "not a line of a pci.ids file: expected 'vvvv  vendor' or TAB 'dddd  device', lower-case hexadecimal",
                 where=f"{where}:{number}",
                 path=repr(line[:60]),
             )
     if not found:
-        raise ConfigError("holds no device: expected a pci.ids file", where=where)
+        raise ConfigError("has no device: expected a pci.ids file", where=where)
     return found
 
 
 class _Shipped(Mapping[PciId, str]):
-    """The database that comes with gpuvirt, searched as the text that it is.
+    """The database of gpuvirt, which is searched as text.
 
-    A node has a handful of its 3,489 devices; a dictionary of all takes a megabyte of each agent's memory.
+    A node has a few of its 3,489 devices, and a dictionary of all would take a megabyte of each agent's memory.
     """
 
     def __init__(self, text: str) -> None:
@@ -83,7 +83,7 @@ class _Shipped(Mapping[PciId, str]):
 
 
 class Deferred(Mapping[PciId, str]):
-    """A database that is read when the first id is looked for in it: the system's takes 0.1 s and is seldom needed."""
+    """A database that is read at the first use: the host's takes 0.1 s and is seldom needed."""
 
     def __init__(self, load: Callable[[], Texts]) -> None:
         self._load = cache(load)
@@ -103,16 +103,16 @@ class Deferred(Mapping[PciId, str]):
 
 @cache
 def shipped() -> Texts:
-    """Return the database that comes with gpuvirt."""
+    """Return the database of gpuvirt."""
     return _Shipped(_FILE.read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class PciIds:
-    """Databases in the order in which they are asked."""
+    """Databases in the order in which they are searched."""
 
     sources: tuple[Texts, ...]
 
     def text(self, pci_id: PciId) -> str | None:
-        """Return what the first database that knows an id calls it."""
+        """Return the name in the first database that has an id, None if none has it."""
         return next((source[pci_id] for source in self.sources if pci_id in source), None)

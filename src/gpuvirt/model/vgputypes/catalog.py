@@ -1,8 +1,8 @@
-"""The cards that carry vGPUs, and their types: how many fit, where they lie, and on which GPU instance they stand.
+"""The cards that carry vGPUs, and their types: how many fit, their placements, and the GPU instances that they need.
 
-All numbers are data (`cards/*.json`), since arithmetic gets them wrong: of A40-1Q there are 32 and not 48, and DC-1-2Q
-stands on a GPU instance of 24 GB. Where a host says otherwise, the host is right: this is for hosts that haven't
-spoken yet, and for saying what a config means. What no source tells is None, and never a guess.
+All numbers are data (`cards/*.json`), since they can't be calculated: 32 A40-1Q fit and not 48, and DC-1-2Q needs a GPU
+instance of 24 GB. If a host reports other numbers, the host is right: the catalog serves hosts that have not reported
+yet, and resolves configs. Numbers without a source are None, and never a guess.
 """
 
 from collections.abc import Iterator, Mapping
@@ -66,7 +66,7 @@ class _Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
 
 @dataclass(frozen=True, slots=True)
 class CardId:
-    """The PCI ids of a card; without a subsystem, every board of that device id is the card."""
+    """The PCI ids of a card; without a subsystem, all boards of the device id are this card."""
 
     device: PciId
     subsystem: PciId | None = None
@@ -74,12 +74,12 @@ class CardId:
 
 @dataclass(frozen=True, slots=True)
 class GpuInstance:
-    """The MIG GPU instance that a type stands on."""
+    """The MIG GPU instance that a type needs."""
 
     profile: str
-    """As nvidia-smi has it: `1g.24gb+gfx`."""
+    """The profile's name in nvidia-smi: `1g.24gb+gfx`."""
     each: int
-    """vGPUs of the type that share one such instance."""
+    """The number of vGPUs of the type that share one such instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,41 +87,42 @@ class CardType:
     """A vGPU type of one card."""
 
     profile: Profile
-    """By the host's own name of it."""
+    """The type's name on the host, in its parts."""
     most: int
-    """On a GPU in equal-size mode; for a MIG-backed type, with as many GPU instances of its kind as fit."""
+    """The number of vGPUs that fit on a GPU in equal-size mode; for a MIG-backed type, with as many GPU instances of
+    its kind as fit."""
     most_mixed: int | None = None
-    """On a GPU in mixed-size mode, where it is documented."""
+    """The number that fits in mixed-size mode, if it is documented."""
     placements: tuple[int, ...] | None = None
-    """Where one can begin in mixed-size mode (placement ids, in GB of framebuffer), where that is documented."""
+    """The placement ids in mixed-size mode (in GB of framebuffer), if they are documented."""
     gpu_instance: GpuInstance | None = None
     spelled: tuple[Profile, ...] = ()
-    """Names by which configs know it too: `DC-1-24QGFX`."""
+    """Other names of the type in configs: `DC-1-24QGFX`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card that carries vGPUs. Two cards may share what types call them (`DC`), or a device id."""
+    """A card that carries vGPUs. Two cards may share a device id, or the name in their types (`DC`)."""
 
     gpu: str
-    """What its types call it: `A10`."""
+    """The card's name in its types: `A10`."""
     board: str
-    """What people call it."""
+    """The card's full name."""
     ids: tuple[CardId, ...]
     framebuffer_mib: int
     mixed_sizes: bool | None
-    """Whether vGPUs of several sizes may be on it at a time (mixed-size mode); None where only the host can tell."""
+    """Whether the card has mixed-size mode; None if only the host can report that."""
     _rows: tuple[_Row, ...]
     _mixed: tuple[_Mixed, ...]
 
     @property
     def is_mig(self) -> bool:
-        """Whether it can be cut into GPU instances."""
+        """Whether the card has MIG mode."""
         return any(row.slices is not None for row in self._rows)
 
     @property
     def slices(self) -> int:
-        """How many compute slices its GPU instances share; 0 where it can't be cut."""
+        """The number of compute slices of the card; 0 if it has no MIG mode."""
         return max((row.slices or 0 for row in self._rows), default=0)
 
     def types(self) -> Iterator[CardType]:
@@ -131,13 +132,13 @@ class Card:
                 yield self._type(row, Series(series))
 
     def find(self, requested: Profile) -> CardType | None:
-        """Return the type that a name means on this card: of that very name, else of the name without its suffix."""
+        """Return the type of a name on this card: the one of exactly this name, else of the name without its suffix."""
         return self._named(requested) or self._named(requested.bare)
 
     def gpu_instance(self, requested: Profile) -> GpuInstance | None:
-        """Return the GPU instance that a MIG-backed type stands on; None for time-sliced and unknown ones.
+        """Return the GPU instance that a MIG-backed type needs; None for time-sliced and unknown types.
 
-        The size comes from the type; a suffix that is no part of the host's name says what the instance has beside.
+        The type has the size. A suffix that the host's name lacks has the instance's other attributes.
         """
         found = self.find(requested)
         if found is None or found.gpu_instance is None or requested.suffix is found.profile.suffix:
@@ -161,7 +162,7 @@ class Card:
             spelled = tuple(Profile(self.gpu, row.slices, row.gb, series, suffix) for suffix in row.spelled)
             instance = GpuInstance(row.gpu_instance, row.each) if row.gpu_instance else None
             return CardType(profile, row.most, gpu_instance=instance, spelled=spelled)
-        mixed = next((one for one in self._mixed if one.gb == row.gb), None)
+        mixed = next((mixed_row for mixed_row in self._mixed if mixed_row.gb == row.gb), None)
         return CardType(profile, row.most, mixed.most if mixed else None, mixed.placements if mixed else None)
 
 
@@ -174,25 +175,25 @@ def cards() -> tuple[Card, ...]:
 
 
 def cards_of(device: PciId, subsystem: PciId | None) -> tuple[Card, ...]:
-    """Return the cards that a GPU can be by its ids: none, one, or several where its subsystem id is not told.
+    """Return the possible cards of a GPU by its ids: none, one, or several if its subsystem id is unknown.
 
-    A subsystem id that no card of a shared device id has leaves all of them possible too.
+    If no card of a shared device id has the GPU's subsystem id, all of them are possible.
     """
-    by_device = [(card, one) for card in cards() for one in card.ids if one.device == device]
-    exact = [card for card, one in by_device if one.subsystem in {None, subsystem}]
+    by_device = [(card, card_id) for card in cards() for card_id in card.ids if card_id.device == device]
+    exact = [card for card, card_id in by_device if card_id.subsystem in {None, subsystem}]
     return tuple(exact or (card for card, _ in by_device))
 
 
 def cards_called(gpu: str) -> tuple[Card, ...]:
-    """Return the cards that types call `gpu`."""
+    """Return the cards whose name in types is `gpu`."""
     return tuple(card for card in cards() if card.gpu == gpu)
 
 
 def gpu_instances(card: Card, types: Mapping[Profile, int]) -> Mapping[str, int]:
     """Return how many GPU instances of each profile a set of MIG-backed vGPUs needs.
 
-    Two types on one profile add up, and each type has instances to itself. Types that the card doesn't know are left
-    out.
+    Types do not share instances, so the needs of two types of one profile add up. Types that the card does not have are
+    left out.
     """
     needed: dict[str, int] = {}
     for profile, count in types.items():
@@ -204,7 +205,8 @@ def gpu_instances(card: Card, types: Mapping[Profile, int]) -> Mapping[str, int]
 
 def _card(card: _Card, tables: Mapping[str, tuple[_Row, ...]], mixed: Mapping[str, tuple[_Mixed, ...]]) -> Card:
     ids = tuple(
-        CardId(parse_pci_id(one.device), parse_pci_id(one.subsystem) if one.subsystem else None) for one in card.ids
+        CardId(parse_pci_id(entry.device), parse_pci_id(entry.subsystem) if entry.subsystem else None)
+        for entry in card.ids
     )
     rows = tables[card.table]
     return Card(

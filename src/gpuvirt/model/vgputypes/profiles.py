@@ -1,8 +1,8 @@
-"""What a vGPU type's name says: the grammar of names in configs, and which of the host's types such a name means.
+"""The grammar of vGPU types' names in configs, and the host's types that such names stand for.
 
-Source of the grammar: vgpu-device-manager, which accepts these names and no others. `A10-4Q` shares a GPU's time,
-`A100-1-5CME` stands on one MIG slice. A suffix (`ME`, `NOME`, `MEALL`, `GFX`) says what its GPU instance must have.
-Some are part of the host's own name (`A100-1-5CME`), others are not (`DC-1-24QGFX` is `DC-1-24Q` to the host).
+Source of the grammar: vgpu-device-manager, which accepts these names and no others. `A10-4Q` is time-sliced,
+`A100-1-5CME` needs one MIG slice. A suffix (`ME`, `NOME`, `MEALL`, `GFX`) has the attributes of the GPU instance. Some
+suffixes are part of the host's name (`A100-1-5CME`), others are not (the host's name of `DC-1-24QGFX` is `DC-1-24Q`).
 """
 
 import re
@@ -17,7 +17,7 @@ from gpuvirt.facts.ids import VgpuType
 
 
 class Series(StrEnum):
-    """What a type is licensed and tuned for."""
+    """The purpose that a type is licensed and tuned for."""
 
     A = "A"
     """Virtual applications."""
@@ -30,10 +30,10 @@ class Series(StrEnum):
 
 
 class Suffix(StrEnum):
-    """What the GPU instance of a MIG-backed type must have, beside its size."""
+    """The attributes of a MIG-backed type's GPU instance, beside its size."""
 
     ME = "ME"
-    """The media engines, of which one instance can have all that it may (`+me`)."""
+    """The media engines, which one instance of a GPU can have (`+me`)."""
     NOME = "NOME"
     """No media engine (`-me`)."""
     MEALL = "MEALL"
@@ -53,28 +53,28 @@ class Profile:
     """A vGPU type's name in its parts."""
 
     gpu: str
-    """What types call the card: `A10`, `RTX6000-Ada`."""
+    """The card's name in types: `A10`, `RTX6000-Ada`."""
     slices: int | None
-    """Compute slices of the MIG GPU instance; None for a time-sliced type."""
+    """The compute slices of the MIG GPU instance; None for a time-sliced type."""
     gb: int
-    """Framebuffer in GiB as the name has it; 0 stands for 512 MiB."""
+    """The framebuffer in GiB; 0 stands for 512 MiB."""
     series: Series
     suffix: Suffix | None = None
 
     @property
     def text(self) -> str:
-        """The name itself: `A100-1-5CME`."""
+        """The name: `A100-1-5CME`."""
         slices = "" if self.slices is None else f"{self.slices}-"
         return f"{self.gpu}-{slices}{self.gb}{self.series}{self.suffix or ''}"
 
     @property
     def framebuffer_mib(self) -> int:
-        """The framebuffer that the name promises; a guest sees a little less of it."""
+        """The framebuffer by the name; a guest sees a little less."""
         return self.gb * 1024 or 512
 
     @property
     def is_mig(self) -> bool:
-        """Whether the type stands on a GPU instance of its own size."""
+        """Whether the type is MIG-backed."""
         return self.slices is not None
 
     @property
@@ -107,7 +107,7 @@ def parse_profile(text: str) -> Profile:
 
 
 def profile_name(host_name: str) -> str:
-    """Return the name by which configs know what the host calls a type: the last word of it.
+    """Return the name in configs of a type of the host: the last word of the host's name.
 
     `GRID T4-1Q` is `T4-1Q`, `NVIDIA RTX Pro 6000 Blackwell DC-48C` is `DC-48C`.
     """
@@ -116,24 +116,24 @@ def profile_name(host_name: str) -> str:
 
 
 def host_type(desired: Profile, known: Iterable[VgpuType]) -> VgpuType | None:
-    """Return which of the types that a host knows is meant by a wished one; None where none is.
+    """Return the host's type for a desired one, None if the host has none.
 
-    The type of that very name is, else the one without the suffix. The reverse does not hold: `A100-1-5CME` is no
-    answer to `A100-1-5C`, of which seven fit where only one of the other does. Ask it of what a host can make and of
-    what it has made alike, so that a vGPU counts as the type that it was made for.
+    It is the type of exactly this name, else the type without the suffix. The reverse does not hold: `A100-1-5CME` does
+    not stand for `A100-1-5C`, of which seven fit where one `A100-1-5CME` does. `known` must have both the creatable and
+    the existing types, so that a vGPU counts as the type that it was created for.
     """
-    named = {profile_name(one): one for one in sorted(known, reverse=True)}
+    named = {profile_name(vgpu_type): vgpu_type for vgpu_type in sorted(known, reverse=True)}
     return named.get(desired.text) or named.get(desired.bare.text)
 
 
 def card_names(types: Iterable[VgpuType]) -> frozenset[str]:
-    """Return what a host's types call its card: `A16`; types of other grammars (`T4-2B4`, AMD's) say nothing."""
-    matches = (_NAME.fullmatch(profile_name(one)) for one in types)
+    """Return the card's name in a host's types: `A16`; types of other grammars (`T4-2B4`, AMD's) have none."""
+    matches = (_NAME.fullmatch(profile_name(vgpu_type)) for vgpu_type in types)
     return frozenset(match["gpu"] or match["mig_gpu"] for match in matches if match)
 
 
 def resolve_type(name: str, known: Iterable[VgpuType]) -> VgpuType | None:
-    """Return which of the types that a host knows a name means: the host's own name of it, or that of configs."""
+    """Return the host's type of a name, which is the host's name of the type or its name in configs."""
     known = tuple(known)
     if VgpuType(name) in known:
         return VgpuType(name)
