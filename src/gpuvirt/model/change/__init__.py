@@ -1,1 +1,1 @@
-"""How the GPUs of an isolation unit come to be as desired: observed state in, plan out."""
+"""Plans the changes that bring the GPUs of an isolation unit from their observed to their desired state."""

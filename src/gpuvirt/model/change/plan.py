@@ -74,7 +74,7 @@ class Plan:
     filled: tuple[VgpuPlan, ...]
     """The GPUs that will carry vGPUs."""
     later: tuple[str, ...] = ()
-    """The steps that follow but can't be planned yet, in words."""
+    """The steps that follow but can't be planned yet, as text."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -96,7 +96,7 @@ def _unless_allocated(state: UnitState, plan: VgpuPlan) -> VgpuPlan:
 
 
 def _later(state: UnitState, plan: VgpuPlan, vgpus: DesiredVgpus | None) -> Iterator[str]:
-    """Yield the later steps in words: a GPU names its vGPU types only on its native driver, with its VFs on."""
+    """Yield the later steps as text: a GPU names its vGPU types only on its native driver, with its VFs on."""
     gpu, vfs_first = plan.gpu, any(isinstance(step, EnableVfs) for step in plan.steps)
     if vgpus is None or not (plan.follows or vfs_first):
         return

@@ -19,7 +19,7 @@ class LoadModule:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"modprobe {self.driver}"
 
 
@@ -32,7 +32,7 @@ class Override:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.address}: driver_override = {self.driver}"
 
 
@@ -45,7 +45,7 @@ class Unbind:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.address}: unbind from {self.driver}"
 
 
@@ -59,7 +59,7 @@ class Probe:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.address}: probe, for {self.driver}"
 
 
@@ -77,7 +77,7 @@ class ClearOverride:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.address}: driver_override = none"
 
 
@@ -89,7 +89,7 @@ class Unlock:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.address}: unbindLock = 0"
 
 
@@ -105,7 +105,7 @@ class Return:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.address}: probe, for {self.drivers[0] if self.drivers else 'the driver that the kernel chooses'}"
 
 
@@ -124,7 +124,7 @@ class EnableVfs:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.gpu}: switch its VFs on"
 
 
@@ -136,7 +136,7 @@ class DisableVfs:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.gpu}: switch its VFs off"
 
 
@@ -150,7 +150,7 @@ class RemoveVgpu:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.slot}: remove {self.type} {self.vgpu}"
 
 
@@ -164,7 +164,7 @@ class CreateVgpu:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.slot}: create {self.type} {self.vgpu}"
 
 
@@ -177,7 +177,7 @@ class SetMixedSizes:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.gpu}: switch mixed sizes {_switched(on=self.on)}"
 
 
@@ -190,7 +190,7 @@ class SetMigMode:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.gpu}: switch MIG mode {_switched(on=self.on)}"
 
 
@@ -204,7 +204,7 @@ class DestroyInstance:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.gpu}: destroy GPU instance {self.instance} ({self.profile})"
 
 
@@ -219,7 +219,7 @@ class CreateInstance:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.gpu}: create a GPU instance {self.profile} at slice {self.start}"
 
 
@@ -232,7 +232,7 @@ class SetScheduler:
 
     @property
     def text(self) -> str:
-        """The step in words."""
+        """The step as text."""
         return f"{self.gpu}: set the vGPU scheduler to {self.scheduler.text}"
 
 
@@ -250,5 +250,5 @@ class RollBack:
 
     @property
     def text(self) -> str:
-        """The mark in words."""
+        """The mark as text."""
         return f"{self.subject}: roll back"

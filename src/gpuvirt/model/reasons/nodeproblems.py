@@ -17,36 +17,36 @@ def kubelet_away(subject: str, socket: object) -> Reason:
     return Reason(ReasonCode.KUBELET_AWAY, subject, message, (Seen.absent(str(socket)),), NAME_KUBELET_DIR)
 
 
-def not_registered(resource: str, said: str | None = None) -> Reason:
+def not_registered(resource: str, error: str | None = None) -> Reason:
     """The kubelet does not know a resource yet."""
-    seen = (Seen("", said),) if said is not None else ()
+    seen = (Seen("", error),) if error is not None else ()
     message = "is not registered with the kubelet yet; the agent tries again"
     return Reason(ReasonCode.NOT_REGISTERED, resource, message, seen, "see the kubelet's log: journalctl -u kubelet")
 
 
-def socket_taken(resource: str, said: str) -> Reason:
+def socket_taken(resource: str, error: str) -> Reason:
     """Another device plugin serves the resource."""
     message = "can't be registered: another program listens at its socket"
     fix = "stop the other device plugin (NVIDIA's kubevirt-gpu-device-plugin or sandbox-device-plugin)"
-    return Reason(ReasonCode.SOCKET_TAKEN, resource, message, (Seen("", said),), fix)
+    return Reason(ReasonCode.SOCKET_TAKEN, resource, message, (Seen("", error),), fix)
 
 
-def scan_blocked(subject: str, said: str, effect: str) -> Reason:
+def scan_blocked(subject: str, error: str, effect: str) -> Reason:
     """A read sleeps in the kernel."""
-    return Reason(ReasonCode.SCAN_BLOCKED, subject, f"can't be read; {effect}", (Seen("", said),), PROCESSES)
+    return Reason(ReasonCode.SCAN_BLOCKED, subject, f"can't be read; {effect}", (Seen("", error),), PROCESSES)
 
 
-def scan_failed(said: str) -> Reason:
+def scan_failed(error: str) -> Reason:
     """An observation of the host failed."""
     message = "can't be read; its last known state is kept"
-    return Reason(ReasonCode.SCAN_FAILED, "this host", message, (Seen("", said),), "see the agent's log")
+    return Reason(ReasonCode.SCAN_FAILED, "this host", message, (Seen("", error),), "see the agent's log")
 
 
-def cdi_not_written(folder: object, said: str) -> Reason:
+def cdi_not_written(folder: object, error: str) -> Reason:
     """Kata finds devices by their CDI specs."""
     message = "can't be written, so Kata finds no devices; KubeVirt is not affected"
     fix = "make the folder writable, or set cdi: none"
-    return Reason(ReasonCode.CDI_NOT_WRITTEN, str(folder), message, (Seen("", said),), fix)
+    return Reason(ReasonCode.CDI_NOT_WRITTEN, str(folder), message, (Seen("", error),), fix)
 
 
 def ledger_lost(path: object, what: str) -> Reason:
@@ -73,25 +73,25 @@ def _lost(code: ReasonCode, path: object, message: str, consequence: str, *seen:
     return Reason(code, str(path), message, seen, f"none is needed: {consequence}")
 
 
-def ledger_not_written(path: object, said: str) -> Reason:
+def ledger_not_written(path: object, error: str) -> Reason:
     """A restart of the agent would lose the latest allocations."""
-    return _not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, said, "only the kubelet reports names and allocations")
+    return _not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, error, "only the kubelet reports names and allocations")
 
 
-def desired_state_not_written(path: object, said: str) -> Reason:
+def desired_state_not_written(path: object, error: str) -> Reason:
     """A restart of the agent would lose the desired state."""
     source = "only the API server has the desired state of vGPUs"
-    return _not_written(ReasonCode.DESIRED_STATE_NOT_WRITTEN, path, said, source)
+    return _not_written(ReasonCode.DESIRED_STATE_NOT_WRITTEN, path, error, source)
 
 
-def _not_written(code: ReasonCode, path: object, said: str, source: str) -> Reason:
-    return Reason(code, str(path), f"can't be written; after a restart {source}", (Seen("", said),), FREE_SPACE)
+def _not_written(code: ReasonCode, path: object, error: str, source: str) -> Reason:
+    return Reason(code, str(path), f"can't be written; after a restart {source}", (Seen("", error),), FREE_SPACE)
 
 
-def config_unread(path: object, said: str) -> Reason:
+def config_unread(path: object, error: str) -> Reason:
     """The file of vGPU configs can't be used."""
     message = "can't be read, so the previous vGPU configs stay in force"
-    return Reason(ReasonCode.CONFIG_INVALID, str(path), message, (Seen("", said),), "make it a readable file in UTF-8")
+    return Reason(ReasonCode.CONFIG_INVALID, str(path), message, (Seen("", error),), "make it a readable file in UTF-8")
 
 
 def config_invalid(where: str, problem: str, fix: str, *seen: Seen) -> Reason:
@@ -99,20 +99,20 @@ def config_invalid(where: str, problem: str, fix: str, *seen: Seen) -> Reason:
     return Reason(ReasonCode.CONFIG_INVALID, where, problem, seen, fix)
 
 
-def api_forbidden(what: str, said: str) -> Reason:
+def api_forbidden(what: str, error: str) -> Reason:
     """The agent lacks a permission."""
     message = f"does not permit the agent {what}; the agent tries again and changes nothing until then"
     fix = "give the agent's service account the roles of deploy/node.yaml"
-    return Reason(ReasonCode.API_FORBIDDEN, "the API server", message, (Seen("", said),), fix)
+    return Reason(ReasonCode.API_FORBIDDEN, "the API server", message, (Seen("", error),), fix)
 
 
-def api_server_away(what: str, said: str) -> Reason:
+def api_server_away(what: str, error: str) -> Reason:
     """The API server does not answer."""
     message = (
         f"does not answer the agent, which needs it for {what}; the agent tries again and changes nothing until then"
     )
     fix = "start the API server if it is down; else check the network between this node and the API server"
-    return Reason(ReasonCode.API_SERVER_AWAY, "the API server", message, (Seen("", said),), fix)
+    return Reason(ReasonCode.API_SERVER_AWAY, "the API server", message, (Seen("", error),), fix)
 
 
 def awaits_controller(name: str, most_s: float) -> Reason:

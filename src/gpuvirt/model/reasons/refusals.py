@@ -153,11 +153,11 @@ def allocation_unmapped(address: PciAddress, pod: str, what: str) -> Reason:
     return Reason(ReasonCode.ALLOCATION_UNMAPPED, address, message, seen, WAIT_FOR_POD)
 
 
-def unsettled(unit: str, said: str) -> Reason:
+def unsettled(unit: str, detail: str) -> Reason:
     """The kubelet records an allocation after the answer to Allocate."""
     message = "was allocated a moment ago, and the kubelet may not report that yet"
     fix = "try again in ten seconds"
-    return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, unit, message, (Seen("", said),), fix)
+    return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, unit, message, (Seen("", detail),), fix)
 
 
 def still_counted(address: str, counted: Sequence[str]) -> Reason:
@@ -176,10 +176,10 @@ def locked(address: PciAddress, users: Sequence[User]) -> Reason:
     return Reason(ReasonCode.DRIVER_LOCK, address, message, seen, fix)
 
 
-def not_leased(address: str, said: str) -> Reason:
+def not_leased(address: str, error: str) -> Reason:
     """A VM may have opened the group."""
     message = "can't be leased for the change: its IOMMU group is open"
-    return Reason(ReasonCode.IN_USE, address, message, (Seen("", said),), "stop the VM that uses it")
+    return Reason(ReasonCode.IN_USE, address, message, (Seen("", error),), "stop the VM that uses it")
 
 
 def failed(step: str, address: str, *seen: Seen, fix: str = KERNEL_LOG) -> Reason:
@@ -187,11 +187,11 @@ def failed(step: str, address: str, *seen: Seen, fix: str = KERNEL_LOG) -> Reaso
     return Reason(ReasonCode.STEP_FAILED, address, f"failed at: {step}", seen, fix)
 
 
-def module_missing(address: str, driver: str, said: str) -> Reason:
+def module_missing(address: str, driver: str, error: str) -> Reason:
     """The GPU keeps its driver, since the desired one can't be loaded."""
     message = f"needs the driver {driver}, which is not loaded, and the host has no such kernel module"
-    fix = f"install the host's package of kernel modules with {driver}; modprobe -n {driver} shows whether it is there"
-    return Reason(ReasonCode.PREREQUISITE_MISSING, address, message, (Seen("", said),), fix)
+    fix = f"install the host's package of kernel modules with {driver}; then modprobe -n {driver} finds the module"
+    return Reason(ReasonCode.PREREQUISITE_MISSING, address, message, (Seen("", error),), fix)
 
 
 def blocked(address: str, step: str) -> Reason:
@@ -204,10 +204,10 @@ def blocked(address: str, step: str) -> Reason:
     )
 
 
-def busy(unit: str, said: str) -> Reason:
+def busy(unit: str, detail: str) -> Reason:
     """Another process has the gate of the unit."""
     message = "is being changed by another process"
-    return Reason(ReasonCode.UNIT_BUSY, unit, message, (Seen("", said),), "wait until the change ends")
+    return Reason(ReasonCode.UNIT_BUSY, unit, message, (Seen("", detail),), "wait until the change ends")
 
 
 def changing(device: str, step: str | None) -> Reason:

@@ -41,9 +41,9 @@ def scheduler_waits(gpu: PciAddress, users: Sequence[str], desired: str) -> Reas
     return Reason(ReasonCode.VGPU_IN_USE, gpu, message, fix=fix)
 
 
-def not_empty(gpu: PciAddress, there: Sequence[str]) -> Reason:
+def not_empty(gpu: PciAddress, existing: Sequence[str]) -> Reason:
     """A vGPU has been created since the plan."""
-    return failed(f"other vGPUs have just been created on it: {', '.join(there)}", gpu, fix=OTHER_MAKERS)
+    return failed(f"other vGPUs have just been created on it: {', '.join(existing)}", gpu, fix=OTHER_MAKERS)
 
 
 def not_nearer(gpu: str, rounds: int) -> Reason:
@@ -175,13 +175,13 @@ def slot_refused(slot: PciAddress, seen: Seen) -> Reason:
     return Reason(ReasonCode.VF_REJECTED_TYPE, slot, message, (seen,), fix)
 
 
-def program_missing(gpu: PciAddress, program: str, step: str, said: str) -> Reason:
+def program_missing(gpu: PciAddress, program: str, step: str, error: str) -> Reason:
     """A program that a later step of the change needs is not installed."""
     return Reason(
         ReasonCode.PREREQUISITE_MISSING,
         gpu,
         f"keeps its vGPUs, since a later step needs {program}, which is not installed: {step}",
-        (Seen("", said),),
+        (Seen("", error),),
         "install NVIDIA's vGPU manager on the host, or see that its container runs on this node (label"
         " nvidia.com/gpu.deploy.vgpu-manager=true)",
     )

@@ -1,1 +1,1 @@
-"""How a GPU comes to carry the desired vGPUs: instances, modes, places, scheduler."""
+"""Plans the vGPUs of a GPU: types, places, GPU instances, modes, scheduler."""
