@@ -78,7 +78,7 @@ def _nodes(
     others = [node for node in free if node not in taken]
     while missing > 0 and others:
         enough = [node for node in others if free[node] >= missing]
-        node = min(enough, key=free.__getitem__) if enough else max(others, key=free.__getitem__)
+        node = min(enough, key=lambda each: free[each]) if enough else max(others, key=lambda each: free[each])
         taken.append(node)
         others.remove(node)
         missing -= free[node]

@@ -40,11 +40,11 @@ def _refusals(
     staying = sorted(state.neighbours(to_vfio) - desired_drivers.keys())
     for other in spoilers(state.inventory.facts.functions, staying):
         same_group = [address for address in to_vfio if state.function(address).iommu_group == other.iommu_group]
-        yield refusals.foreign(other, same_group)
+        yield refusals.foreign_endpoint(other, same_group)
     for address in to_vfio:
         for neighbour in sorted(state.neighbours([address]) & desired_drivers.keys()):
             if desired_drivers[neighbour] is DesiredDriver.NATIVE:
-                yield refusals.torn(address, neighbour)
+                yield refusals.shared_group(address, neighbour)
     for address in to_native:
         yield from _why_not_to_native(state, desired_drivers, address)
         if by_hand and state.function(address).driver is None and address not in state.journal.overrides:
@@ -64,7 +64,7 @@ def _why_not_to_vfio(state: UnitState, address: PciAddress) -> Iterator[Reason]:
     if function.fell_off_bus:
         yield refusals.fell_off_bus(address, address)
     if (use := state.host_uses.get(address)) is not None:
-        yield refusals.host_needs(address, use)
+        yield refusals.used_by_host(address, use)
     if function.driver is None and (users := _vfio_users(state, function)):
         yield refusals.unbind_pending(address, users, certain=False)
     yield from _vgpus_and_vfs(state, function)
@@ -94,7 +94,7 @@ def _allocated(state: UnitState, address: PciAddress) -> Iterator[Reason]:
     """Yield the pods that a function is allocated to; or, for a function that has a driver, that they are unknown."""
     known = state.pods.known if isinstance(state.pods, Unknown) else state.pods
     if pods := known.get(address, ()):
-        yield refusals.held(address, pods)
+        yield refusals.held_by_pod(address, pods)
     if isinstance(state.pods, Unknown) and state.function(address).driver is not None:
         reason = state.pods.reason
         yield refusals.allocations_unknown(address) if reason is None else replace(reason, subject=address)
@@ -112,7 +112,7 @@ def _why_not_to_native(state: UnitState, desired_drivers: DesiredDrivers, addres
             yield from _allocated(state, member)
     for other in sorted(state.neighbours([address]) & state.inventory.gpus.keys()):
         if state.function(other).on_vfio and desired_drivers.get(other) is not DesiredDriver.NATIVE:
-            yield refusals.torn(other, address)
+            yield refusals.shared_group(other, address)
 
 
 def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[Reason]:

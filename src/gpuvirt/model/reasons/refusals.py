@@ -66,7 +66,7 @@ def vfs_enabled(function: PciFunction) -> Reason:
     return Reason(
         ReasonCode.VFS_ENABLED,
         function.address,
-        f"has {len(function.virtfns)} VFs: a VFIO driver opens it with a VF token only, and a change of driver removes"
+        f"has {len(function.virtfns)} VFs: a VM can open it with a VF token only, and a change of its driver removes"
         " them",
         (Seen(sysfs.device_path(function.address, "virtfn0")),),
         f"echo 0 > {sysfs.device_path(function.address, 'sriov_numvfs')}, when the VFs are free; an agent in mode"
@@ -74,7 +74,7 @@ def vfs_enabled(function: PciFunction) -> Reason:
     )
 
 
-def host_needs(address: PciAddress, use: str) -> Reason:
+def used_by_host(address: PciAddress, use: str) -> Reason:
     """The host would lose its console, a disk or an interface."""
     return Reason(
         ReasonCode.USED_BY_HOST,
@@ -85,7 +85,7 @@ def host_needs(address: PciAddress, use: str) -> Reason:
     )
 
 
-def foreign(other: PciFunction, going: Sequence[PciAddress]) -> Reason:
+def foreign_endpoint(other: PciFunction, going: Sequence[PciAddress]) -> Reason:
     """A function of another slot is in the group."""
     message = (
         f"shares IOMMU group {other.iommu_group} with {other.address} ({other.id}), which is bound to {other.driver}"
@@ -95,7 +95,7 @@ def foreign(other: PciFunction, going: Sequence[PciAddress]) -> Reason:
     return Reason(ReasonCode.FOREIGN_ENDPOINT, going[0] if going else other.address, message, seen, fix)
 
 
-def torn(staying: PciAddress, other: PciAddress) -> Reason:
+def shared_group(staying: PciAddress, other: PciAddress) -> Reason:
     """One group would serve VMs and the host at once."""
     message = f"shares its IOMMU group with {other}, and a group serves either VMs or the host"
     fix = "set the same mode for both"
@@ -114,7 +114,7 @@ def unbind_pending(address: PciAddress, users: Sequence[User], *, certain: bool 
 def users_unseen(subject: str, *seen: Seen) -> Reason:
     """A user of the device may not be visible."""
     message = "may be in use: gpuvirt can't see all processes of this host"
-    fix = "run as root, in a pod with hostPID: true and the host's /dev"
+    fix = "run as root; in a pod, with hostPID: true and the host's /dev"
     return Reason(ReasonCode.PROCESSES_NOT_VISIBLE, subject, message, seen or (Seen("/proc"),), fix)
 
 
@@ -126,7 +126,7 @@ def in_use(address: str, users: Sequence[User], *, forcible: bool) -> Reason:
     return Reason(ReasonCode.IN_USE, address, message, opened_by(users), fix)
 
 
-def held(address: PciAddress, pods: Sequence[str]) -> Reason:
+def held_by_pod(address: PciAddress, pods: Sequence[str]) -> Reason:
     """The pod would lose the device."""
     return Reason(ReasonCode.HELD_BY_POD, address, f"is allocated to {', '.join(pods)}", fix=WAIT_FOR_POD)
 
