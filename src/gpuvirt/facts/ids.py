@@ -65,13 +65,23 @@ class PciId:
 
 
 def is_mdev_uuid(text: str) -> bool:
-    """Return whether `text` could be an mdev's id."""
+    """Return whether `text` has the form of an mdev's UUID."""
     return _UUID.fullmatch(text) is not None
+
+
+def is_pci_address(text: str) -> bool:
+    """Return whether `text` has the form of a PCI address."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def is_pci_id(text: str) -> bool:
+    """Return whether `text` has the form of a PCI id."""
+    return _PCI_ID.fullmatch(text) is not None
 
 
 def parse_pci_address(text: str) -> PciAddress:
     """Return `text` as a PCI address, or raise InvalidIdError."""
-    if not _ADDRESS.fullmatch(text):
+    if not is_pci_address(text):
         raise InvalidIdError("a PCI address", text, "domain:bus:device.function, as in 0000:65:00.0")
     return PciAddress(text.lower())
 
@@ -93,7 +103,7 @@ def parse_iommu_group(text: str) -> IommuGroup:
 
 def parse_mdev_uuid(text: str) -> VgpuId:
     """Return `text` as the UUID of an mdev, or raise InvalidIdError."""
-    if not _UUID.fullmatch(text):
+    if not is_mdev_uuid(text):
         raise InvalidIdError("the UUID of a mediated device", text, "8-4-4-4-12 hexadecimal digits")
     return VgpuId(text.lower())
 

@@ -11,22 +11,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.deviceids import DeviceIds
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, is_mdev_uuid
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, is_mdev_uuid, is_pci_address
 from gpuvirt.facts.pci import AMD, INTEL, NVIDIA, FunctionKind, PciFunction
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 
-UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-REPLICA = re.compile(r"::[0-9]+\Z")
-_NVIDIAS = re.compile(rf"(GPU|MIG(?:-GPU)?)-({UUID})(?![0-9a-z])", re.IGNORECASE)
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_REPLICA = re.compile(r"::[0-9]+\Z")
+_NVIDIAS = re.compile(rf"(GPU|MIG(?:-GPU)?)-({_UUID})(?![0-9a-z])", re.IGNORECASE)
 """Other plugins that share GPUs append a number to the UUID: `-3`, `-_-0`. In drivers before 470 the id of a MIG device
 is `MIG-GPU-<uuid of the GPU>/1/0`."""
 _DRM_NODE = re.compile(r"(card[0-9]+|renderD[0-9]+)(?:-[0-9]+)?")
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", re.IGNORECASE)
 _DASHED_ADDRESS = re.compile(r"([0-9a-f]{4})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])-0x[0-9a-f]{4}")
 """Intel's DRA driver: `0000-03-00-0-0x56a0`."""
-_VENDORS = ((NVIDIA, re.compile(r"(?:gpu\.)?nvidia\.com")), (AMD, re.compile(r"(?:gpu\.)?amd\.com")))
-_VENDORS_OF_DOMAINS = (*_VENDORS, (INTEL, re.compile(r"gpu\.intel\.com")))
+_VENDORS_OF_DOMAINS = (
+    (NVIDIA, re.compile(r"(?:gpu\.)?nvidia\.com")),
+    (AMD, re.compile(r"(?:gpu\.)?amd\.com")),
+    (INTEL, re.compile(r"gpu\.intel\.com")),
+)
 """Domains of resources, and names of DRA drivers, under which only devices of this vendor are offered as GPUs."""
 
 
@@ -69,7 +71,7 @@ def map_allocations(
     vgpus: defaultdict[VgpuId, list[str]] = defaultdict(list)
     unmapped: list[Allocation] = []
     for allocation in allocations:
-        device = DeviceId(REPLICA.sub("", allocation.device))
+        device = DeviceId(_REPLICA.sub("", allocation.device))
         for vgpu in _vgpus_of(inventory, device):
             vgpus[vgpu].append(allocation.pod)
         addresses = _functions_of(inventory, device)
@@ -100,7 +102,7 @@ def _functions_of(inventory: Inventory, device: DeviceId) -> frozenset[PciAddres
     The kernel lists all addresses and mdevs, so one that is not listed does not exist.
     """
     facts, lower = inventory.facts, device.lower()
-    if _ADDRESS.fullmatch(device) or is_mdev_uuid(device):
+    if is_pci_address(device) or is_mdev_uuid(device):
         return frozenset({PciAddress(lower)} & facts.functions.keys())
     if dashed := _DASHED_ADDRESS.fullmatch(lower):
         return frozenset({PciAddress("{}:{}:{}.{}".format(*dashed.groups()))} & facts.functions.keys()) or None

@@ -4,17 +4,14 @@ Source: KubeVirt's `permittedHostDevices`. It compares an id (`10DE:2236`) in an
 each space. For a vGPU that is a VF on its vendor's driver, the selector is the VF's PCI id.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
-from gpuvirt.facts.ids import PciAddress, is_mdev_uuid
+from gpuvirt.facts.ids import PciAddress, is_mdev_uuid, is_pci_id
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
-
-_PCI_ID = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 
 
 class ResourceKind(StrEnum):
@@ -53,12 +50,12 @@ def selectors_of(inventory: Inventory, devices: Iterable[Candidate]) -> Selector
 
 def normal(selector: str) -> str:
     """Return a selector as KubeVirt compares it."""
-    return selector.lower() if _PCI_ID.fullmatch(selector) else selector.replace(" ", "_").strip()
+    return selector.lower() if is_pci_id(selector) else selector.replace(" ", "_").strip()
 
 
 def spellings(selector: str) -> Iterator[str]:
     """Yield all spellings that KubeVirt treats as the same selector, the given one first."""
-    if not _PCI_ID.fullmatch(selector):
+    if not is_pci_id(selector):
         yield from dict.fromkeys((selector, selector.replace(" ", "_")))
         return
     letters = [dict.fromkeys((letter, letter.lower(), letter.upper())) for letter in selector]
