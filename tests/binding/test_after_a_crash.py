@@ -374,7 +374,7 @@ def test_the_fix_that_is_named_after_a_kill_in_sriov_manage_does_what_it_says(tm
     kill_in_sriov_manage(host, gpu, "switch")
     (reason,) = change_vgpus(host.site, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None)
     assert reason.fix is not None
-    assert reason.fix.startswith(f"give it to its native driver: gpuvirt vfio unbind {gpu}, or ")
+    assert reason.fix.startswith(f"bind it to its native driver: gpuvirt vfio unbind {gpu}, or ")
     unit = driver_state(host.site, NOBODY).inventory.gpus[gpu].unit
     assert change_drivers(host.site, unit, {gpu: DesiredDriver.NATIVE}, NOBODY, lambda _: None) == ()
     assert change_vgpus(host.site, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None) == ()
