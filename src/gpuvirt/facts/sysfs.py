@@ -8,7 +8,6 @@ from gpuvirt.paths import HostPath
 PCI_DEVICES = HostPath("/sys/bus/pci/devices")
 PCI_DRIVERS = HostPath("/sys/bus/pci/drivers")
 DRIVERS_PROBE = HostPath("/sys/bus/pci/drivers_probe")
-RESCAN = HostPath("/sys/bus/pci/rescan")
 IOMMU_GROUPS = HostPath("/sys/kernel/iommu_groups")
 MDEVS = HostPath("/sys/bus/mdev/devices")
 MDEV_PARENTS = HostPath("/sys/class/mdev_bus")
