@@ -153,7 +153,7 @@ GUARDS: Mapping[str, Guard] = {
     "gate: no step of a plan that is no longer desired": Guard(Change, "_why_undesired", _nothing, ("back-at-once",)),
     "lease: the group is held": Guard(leasing, "_hold", _unlocked, ("vm-by-hand",)),
     "lease: the walk through all processes": Guard(
-        leasing, "_see_that_nobody_uses", _nothing, ("vm-about-to-start-before-the-lease",)
+        leasing, "_verify_unused", _nothing, ("vm-about-to-start-before-the-lease",)
     ),
     "executor: NVIDIA's unbindLock": Guard(driverexecutor, "_locked", _unlocked, ("container-is-taken",)),
     "executor: the driver after a step is the expected one": Guard(
@@ -190,9 +190,7 @@ GUARDS: Mapping[str, Guard] = {
     ),
     "planning: pods of vGPUs": Guard(planner, "_unless_allocated", _as_planned, ("vfs-of-a-pods-gpu",), (_NEWEST,)),
     "vGPUs: what is held while one goes": Guard(vgpusteps, "claims", _none, ("vgpus-by-hand",)),
-    "vGPUs: VFs are switched on below nobody": Guard(
-        vgpusteps, "see_that_it_is_idle", _nothing, ("vfs-of-a-used-gpu",)
-    ),
+    "vGPUs: VFs are switched on below nobody": Guard(vgpusteps, "verify_idle", _nothing, ("vfs-of-a-used-gpu",)),
     "drivers: the record of a change before it is made": Guard(
         ChangeRecord, "begin", _nothing, ("killed-during-a-change",)
     ),

@@ -1,7 +1,8 @@
-"""Tries to change one thing of the host: when to try again, what a try comes to, and the notes that it leaves.
+"""The attempts at one change of the host: when the next one is due, what it results in, and the notes that it leaves.
 
-What was refused or failed is tried again when what it depends on has changed, and now and then. A try that has undone
-its own steps is tried again only when something else than these steps has changed, and more and more rarely.
+A change that was refused or has failed is tried again when the circumstances change, and after growing pauses. After
+a rollback the host's observed state does not count as a circumstance: the failed attempt itself has changed it. The
+pauses grow longer then, too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,18 +21,18 @@ ReportProblem = Callable[[str, Reason | None], None]
 
 MOST_PAUSE_S = 300.0
 MOST_PAUSE_AFTER_ROLLBACK_S = 3600.0
-"""Each of these tries removes devices and makes them again."""
+"""Each of these attempts removes vGPUs and creates them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeWorker:
-    """The lane of a change: the plan of one that sleeps in the kernel is old, and the step that sleeps is its last."""
+    """The serial worker of a change. A step that the kernel blocks makes the plan outdated and is its last step."""
 
     worker: SerialWorker
     change: Change
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
-        """Return what `job` returns; raise LaneBlockedError as the lane does."""
+        """Return what `job` returns; raise WorkerBlockedError if the kernel blocks it."""
         try:
             return await self.worker.run(job, name=name, timeout_s=timeout_s)
         except WorkerBlockedError:
@@ -45,37 +46,37 @@ def _pauses() -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What a try depends on."""
+    """What the result of an attempt depends on."""
 
     desired: object
     users: object = None
-    """Who is in the way of it. A try changes neither that nor what is desired."""
+    """The processes and pods that use the devices. An attempt changes neither these nor the desired state."""
     observed: object = None
-    """What the host shows: a try changes it, and changes it back when it fails."""
+    """The state of the host. An attempt changes it, and restores it in a rollback."""
 
 
 @dataclass(slots=True)
 class Attempts:
-    """What became of one thing's tries so far."""
+    """The attempts at one change so far."""
 
     tried_on: Circumstances | None = None
-    """The circumstances of the last try."""
+    """The circumstances of the last attempt."""
     rolled_back: bool = False
-    """Whether the last try has undone its own steps: the host shows their traces for a while."""
+    """Whether the last attempt was rolled back. The host shows traces of its steps for a while."""
     pauses_s: Iterator[float] = field(default_factory=_pauses)
     again_at_s: float = 0.0
     running: bool = False
     noted: tuple[str, ...] = ()
-    """The names of the notes that the last try has left."""
+    """The names of the notes that the last attempt has left."""
     asleep_at: str | None = None
-    """The step that sleeps in the kernel."""
+    """The step that the kernel blocks."""
 
     def begin(self, circumstances: Circumstances, now_s: float) -> bool:
-        """Return whether it is to be tried now, and if so take note that it is."""
-        request = self._is_change(circumstances)
-        if self.running or not (request or now_s >= self.again_at_s):
+        """Return whether an attempt is due now, and if so record that it runs."""
+        is_change = self._is_change(circumstances)
+        if self.running or not (is_change or now_s >= self.again_at_s):
             return False
-        if request:
+        if is_change:
             self.pauses_s = _pauses()
         self.tried_on = circumstances
         self.running = True
@@ -88,26 +89,26 @@ class Attempts:
         return not self.rolled_back and circumstances.observed != before.observed
 
     def resume(self, circumstances: Circumstances, now_s: float) -> None:
-        """Take note that an agent before has tried in vain on the same circumstances."""
+        """Record that an earlier agent has tried in vain in the same circumstances."""
         self.tried_on = circumstances
         self.again_at_s = now_s + next(self.pauses_s)
 
     def forget(self, desired: object = None) -> None:
-        """Take note that nothing is to be tried now, so that what comes next is news.
+        """Record that no attempt is due, so that any later circumstances count as a change.
 
-        A rollback is remembered for as long as the same is `desired`: the host may have shown its middle.
+        A rollback is remembered while the same state is `desired`: the host may have been observed half-way.
         """
         if not self.rolled_back or self.tried_on is None or self.tried_on.desired != desired:
             self.tried_on, self.rolled_back = None, False
 
     def end(self, now_s: float) -> None:
-        """Take note that a try has ended."""
+        """Record that the attempt has ended, and when the next one is due."""
         self.running = False
         most_s = MOST_PAUSE_AFTER_ROLLBACK_S if self.rolled_back else MOST_PAUSE_S
         self.again_at_s = now_s + min(next(self.pauses_s), most_s)
 
     def roll_back(self) -> None:
-        """Take note that the try begins to undo its own steps."""
+        """Record that the attempt rolls back its steps."""
         self.rolled_back = True
 
     async def run(
@@ -120,9 +121,9 @@ class Attempts:
         name: str,
         timeout_s: float,
     ) -> T | Reason:
-        """Return what a job comes to, or why it came to nothing.
+        """Return the result of a job, or the reason for its failure.
 
-        `taken` are the steps that it has begun, the last of which may sleep.
+        `taken` are the steps that the job has begun. The kernel may block the last one.
         """
         self.rolled_back = False
         try:
@@ -142,11 +143,11 @@ class Attempts:
         return result
 
     def note(self, name: str, reasons: Sequence[Reason], observe: ReportProblem) -> None:
-        """Have the reasons of a try be notes of the node, in the place of those of the one before."""
+        """Report the reasons of an attempt as notes of the node; they replace those of the attempt before."""
         by_name = {f"{name} {number}": reason for number, reason in enumerate(reasons)}
-        for gone in self.noted:
-            if gone not in by_name:
-                observe(gone, None)
-        for one, reason in by_name.items():
-            observe(one, reason)
+        for old_note in self.noted:
+            if old_note not in by_name:
+                observe(old_note, None)
+        for new_note, reason in by_name.items():
+            observe(new_note, reason)
         self.noted = tuple(by_name)

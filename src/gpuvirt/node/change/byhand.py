@@ -1,4 +1,4 @@
-"""Changes of one GPU that a person asks for directly: one vGPU removed, a scheduler set."""
+"""Changes of one GPU by a direct command: removing one vGPU, setting the vGPU scheduler."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,24 +21,24 @@ from gpuvirt.node.change.vgpusteps import Run, VgpusHeldError, take_all
 def remove(
     site: Site, gpu: PciAddress, vgpu: VgpuId, inputs: Inputs, tell: Tell, first: Inventory
 ) -> tuple[Reason, ...]:
-    """Remove one vGPU, or return why it stays; `first` is the host as it was seen lately. Raises UnitBusyError."""
+    """Remove one vGPU, or return why it stays; `first` is an earlier inventory of the host. Raises UnitBusyError."""
     return _changed(site, gpu, inputs, tell, first, lambda seen: removal(seen, gpu, vgpu))
 
 
 def set_scheduler(
     site: Site, gpu: PciAddress, scheduler: Scheduler, inputs: Inputs, tell: Tell, first: Inventory
 ) -> tuple[Reason, ...]:
-    """Set a GPU's vGPU scheduler, which holds until its driver is loaded again; return why not, or not yet."""
+    """Set a GPU's vGPU scheduler, which lasts until its driver is loaded again; return why not, or why not yet."""
     return _changed(site, gpu, inputs, tell, first, lambda seen: scheduling(seen, gpu, scheduler))
 
 
 def removal(seen: Observation, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
-    """Return what removes one vGPU."""
+    """Return the plan that removes one vGPU."""
     return plan_removal(seen.vgpu_state({gpu: DesiredVgpus()}), gpu, vgpu)
 
 
 def scheduling(seen: Observation, gpu: PciAddress, scheduler: Scheduler) -> VgpuPlan:
-    """Return what gives a GPU a scheduler."""
+    """Return the plan that sets the scheduler of a GPU."""
     return plan_scheduler(seen.vgpu_state({gpu: DesiredVgpus(scheduler=scheduler)}), gpu, scheduler)
 
 

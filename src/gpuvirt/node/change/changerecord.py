@@ -1,4 +1,4 @@
-"""Keeps the driver journal of one change: what is to be done before it is done, what is left of it afterwards."""
+"""Records one driver change in the driver journal: its intent before the change, and the result after it."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,24 +27,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ChangeRecord:
-    """The record of one change."""
+    """One driver change, as the driver journal records it."""
 
     kernel: Kernel
     path: Path
-    """Of the journal."""
+    """The path of the driver journal."""
     functions: Mapping[PciAddress, PciFunction]
-    """As they were seen before the change."""
+    """The functions as observed before the change."""
     before: DriverJournal
-    """What was recorded before the change."""
+    """The driver journal before the change."""
 
     def begin(self, plan: DriverPlan) -> None:
-        """Record what the plan is about to do."""
+        """Record the driver change that the plan is about to make."""
         to_vfio = {step.address: step.driver for step in plan.steps if isinstance(step, Override)}
         moved = {step.address for step in plan.steps if isinstance(step, Override | Unbind | Probe | Return)}
-        has = {one: driver for one in to_vfio if (driver := self._native_driver(one)) is not None}
-        started = {one: StartedChange(one in to_vfio, self._driver(one)) for one in moved}
-        # A function that a killed change has left without a driver had the one of that record.
-        started |= {one: replace(started[one], driver=self.before.changes[one].driver) for one in self._left(moved)}
+        has = {address: driver for address in to_vfio if (driver := self._native_driver(address)) is not None}
+        started = {address: StartedChange(address in to_vfio, self._driver(address)) for address in moved}
+        # A killed change has left these functions without a driver; the journal has the driver they had before it.
+        for address in self._driverless(moved):
+            started[address] = replace(started[address], driver=self.before.changes[address].driver)
         self._update(
             lambda journal: replace(
                 journal,
@@ -55,12 +56,12 @@ class ChangeRecord:
         )
 
     def settle(self, plan: DriverPlan, concerned: Iterable[PciAddress] = ()) -> None:
-        """Record that the plan is done, and that what was begun at those of the `concerned` that have a driver is."""
+        """Record that the plan is done. Started changes of `concerned` functions that have a driver are done, too."""
         done = {step.address for step in plan.steps if not isinstance(step, LoadModule)}
-        done |= {one for one in concerned if self._has_driver(one)}
+        done |= {address for address in concerned if self._has_driver(address)}
         cleared = {step.address for step in plan.steps if isinstance(step, ClearOverride)}
         returned = {step.address for step in plan.steps if isinstance(step, Return)}
-        returned |= {one for one in cleared if self._native_driver(one) is not None}
+        returned |= {address for address in cleared if self._native_driver(address) is not None}
         self._update(
             lambda journal: replace(
                 journal,
@@ -71,9 +72,12 @@ class ChangeRecord:
         )
 
     def keep(self, plan: DriverPlan, touched: Collection[PciAddress]) -> None:
-        """Record that the plan has failed: untouched functions are as before, those without a driver stay open."""
+        """Record that the plan has failed.
+
+        Untouched functions get back their earlier record. The changes of functions without a driver stay started.
+        """
         untouched = {step.address for step in plan.steps if not isinstance(step, LoadModule)} - set(touched)
-        ended = {one for one in touched if one not in self.before.changes and self._has_driver(one)}
+        ended = {address for address in touched if address not in self.before.changes and self._has_driver(address)}
         self._update(
             lambda journal: replace(
                 journal,
@@ -94,8 +98,8 @@ class ChangeRecord:
         function = self.functions[address]
         return None if function.on_vfio or function.is_idle else self._driver(address)
 
-    def _left(self, addresses: Iterable[PciAddress]) -> Iterator[PciAddress]:
-        return (one for one in addresses if one in self.before.changes and self._driver(one) is None)
+    def _driverless(self, addresses: Iterable[PciAddress]) -> Iterator[PciAddress]:
+        return (address for address in addresses if address in self.before.changes and self._driver(address) is None)
 
     def _has_driver(self, address: PciAddress) -> bool:
         return modules.driver_of(self.kernel, address) not in {None, *STUB_DRIVERS}
@@ -114,7 +118,7 @@ def _restored(
 
 @contextmanager
 def recorded_unbind(kernel: Kernel, path: Path, address: PciAddress, boot_id: BootId | None) -> Iterator[None]:
-    """Have it recorded that a program takes a function from its native driver for a moment, until it has one again."""
+    """Keep a started change in the journal while a program takes a function from its native driver for a moment."""
     driver = modules.driver_of(kernel, address)
     had = driver if isinstance(driver, str) else None
 

@@ -1,9 +1,9 @@
-"""The changes that this process makes: its allocations and its changes agree here on who may touch which device.
+"""The changes of this process: here its changes and its allocations exclude each other, device by device.
 
-The gate on disk (`gate`) keeps other processes away. A change runs in a thread while the event loop answers Allocate.
-From the moment at which a change claims its devices until it ends, Allocate refuses them at once. Before each step the
-change asks whether the desired state and the allocations are still those that it was planned from. Nobody waits for a
-step: the lock is held for the questions alone.
+The gate on disk (`gate`) excludes other processes. A change runs in a thread while the event loop answers Allocate.
+From the moment that a change claims its devices until it ends, Allocate refuses them at once. Before each step, the
+change checks that the desired state and the allocations are still those of its plan. The lock is held for these checks
+only, so that Allocate never waits for a step.
 """
 
 import threading
@@ -25,15 +25,15 @@ from gpuvirt.node.change.gate.gatepass import Pass
 from gpuvirt.node.change.leasing import RefusedError
 
 ReadAllocations = Callable[[Inventory], PodAllocations]
-"""Reads the newest account of what pods have of a host; any thread calls it."""
+"""Returns the newest allocations of a host's devices to pods; any thread calls it."""
 
 
 NO_GATES = Pass(GateFiles(Path("/run")), (), ())
-"""What a change has passed that nobody else could make."""
+"""The pass of a change that needs no gates, since no other process can change the host."""
 
 
 class StalePlanError(RefusedError):
-    """The plan of a change is out of date: the step was not taken, and no other step of the plan may be taken."""
+    """The plan of a change is outdated: the step was not taken, and the change takes no further step of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Changes:
     """The changes of one process that are under way."""
 
     allocated: Callable[[], Sequence[Entry]]
-    """Returns what is allocated now; any thread calls it."""
+    """Returns the ledger's present allocations; any thread calls it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     under_way: "list[Change]" = field(default_factory=list)
 
@@ -52,14 +52,14 @@ class Changes:
             return Scope().with_all(change.scope for change in self.under_way)
 
     def allocate(self, targets: Iterable[tuple[str, Target]], record: Callable[[], None]) -> None:
-        """Record devices as allocated, or raise RefusedError where a change may touch one of them."""
+        """Record devices as allocated; raise RefusedError if a change may touch one of them."""
         with self.lock:
             if self.under_way and (reason := self._why_closed(targets)) is not None:
                 raise RefusedError(reason)
             record()
 
     def _why_closed(self, targets: Iterable[tuple[str, Target]]) -> Reason | None:
-        """Return which of these devices a change may touch."""
+        """Return a reason that names the first of these devices that a change may touch."""
         for device, target in targets:
             for change in self.under_way:
                 if change.scope.covers(target):
@@ -68,7 +68,7 @@ class Changes:
 
 
 class Change:
-    """A change of one isolation unit: it claims its devices, then takes its steps, each after the same questions."""
+    """A change of one isolation unit. It claims its devices, then takes its steps, each after the same checks."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class Change:
         account: ReadAllocations | None,
         circumstances: str | None = None,
     ) -> None:
-        """`is_desired` returns whether the desired state is still that of the plan; any thread calls it.
+        """Prepare a change of `subject`, the isolation unit or the GPU that reasons name.
 
-        `subject` is what reasons name: an isolation unit, or a GPU. `account` reads the newest account of what pods
-        have, by whatever plugin; None: there is none to be read. `circumstances`: what it depends on whether a
-        change that failed is tried again; None: nobody tries again, as it is with a command.
+        `is_desired` returns whether the desired state is still that of the plan; any thread calls it. `account` reads
+        the newest allocations to pods, by all device plugins; None if there is no account. `circumstances` is the
+        fingerprint of what a new attempt depends on; None if the change is not tried again, such as a command's.
         """
         self.circumstances = circumstances
         self.scope = Scope()
-        """The devices that it may touch."""
+        """The devices that the change may touch."""
         self.step_text: str | None = None
         """The step under way."""
         self._subject = subject
@@ -102,12 +102,12 @@ class Change:
 
     @property
     def expired(self) -> bool:
-        """Whether the plan is too old, since a step took too long."""
+        """Whether the plan is outdated because a step took too long."""
         return self._slept_at is not None
 
     @contextmanager
     def under_way(self, passed: Pass = NO_GATES) -> Iterator[None]:
-        """Be under way for as long as the context lasts, with the gates that the change has passed."""
+        """Register the change as under way while the context lasts, with the gates that it has passed."""
         with self._changes.lock:
             self._passed = passed
             self._changes.under_way.append(self)
@@ -118,14 +118,15 @@ class Change:
                 self._changes.under_way.remove(self)
 
     def plan_from(self, inventory: Inventory, unmapped: Iterable[Allocation]) -> None:
-        """Take the host as the plan saw it, and the allocations that it could not map: the newest account is mapped
-        to the same devices, whose ids a driver may not tell in the middle of a change.
+        """Take the plan's inventory, and the allocations that could not be mapped to its devices.
+
+        The change maps newer accounts by this inventory, since a driver may not show device ids during a change.
         """
         self._planned_from = inventory
         self._unmapped = frozenset((one.resource, one.device) for one in unmapped)
 
     def claim(self, scope: Scope) -> None:
-        """Have none of these devices allocated from now on until the change ends; raise StalePlanError."""
+        """Refuse allocations of these devices from now on until the change ends; raise StalePlanError."""
         self._passed.pause()
         self._ask_account(scope, may_be_unknown=self._rolling_back)
         with self._changes.lock:
@@ -134,7 +135,7 @@ class Change:
 
     @contextmanager
     def step(self, scope: Scope, text: str) -> Iterator[None]:
-        """Take one step, which touches these devices, unless the plan is out of date: raise StalePlanError."""
+        """Run one step that touches the devices of `scope`; raise StalePlanError instead if the plan is outdated."""
         self._passed.pause()
         self._ask_account(scope, may_be_unknown=self._rolling_back and self._begun.includes(scope))
         with self._changes.lock:
@@ -151,7 +152,7 @@ class Change:
 
     @contextmanager
     def modules(self) -> Iterator[None]:
-        """Be the only one on this host who changes a kernel module; raise RefusedError."""
+        """Keep all other processes of the host from changing kernel modules; raise RefusedError."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(self._passed.modules())
@@ -160,26 +161,27 @@ class Change:
             yield
 
     def expire(self) -> None:
-        """Have no further step of the plan taken: the one under way has not returned in time."""
-        self._slept_at = self.step_text or "the look at the host"
+        """Allow no further step of the plan, since the step under way has not returned in time."""
+        self._slept_at = self.step_text or "observing the host"
         if self.step_text is not None:
             self._passed.block()
 
     def roll_back(self) -> None:
-        """Take steps from now on that put back what the change has done, whatever is desired by now."""
+        """Allow only steps that roll the change back from now on, regardless of the desired state."""
         self._rolling_back = True
         self._passed.settle()
 
     def allocations(self, planned: Allocations | Unknown) -> Allocations | Unknown:
-        """Return which pods have which GPUs now; what was unknown when the change was planned still is."""
+        """Return the pods of each GPU now; unknown if they were unknown to the plan."""
         if isinstance(planned, Unknown):
             return planned
         return {**planned, **pods_by_gpu(self._changes.allocated())}
 
     def _ask_account(self, scope: Scope, *, may_be_unknown: bool) -> None:
-        """Raise StalePlanError where the newest account has one of these devices in a pod, or is unknown.
+        """Raise StalePlanError if the newest account shows one of these devices in a pod, or is unknown.
 
-        A function that the change itself has taken from its driver is put back all the same: it is of no use to a pod.
+        With `may_be_unknown` an unknown account is no obstacle. A rollback continues then for devices that the change
+        has touched: without their driver they are of no use to a pod.
         """
         if self._account is None or self._planned_from is None or scope == Scope():
             return
@@ -205,26 +207,26 @@ class Change:
         return self._why_expired() or self._why_undesired()
 
     def _why_allocated(self, scope: Scope) -> Reason | None:
-        """Return which of the devices is allocated by now."""
+        """Return a reason if one of the devices is allocated by now."""
         for entry in self._changes.allocated():
-            # A vGPU that the host has not shown since it was started is not there to be touched.
+            # The ledger may have a vGPU from before the last boot, which the host has not shown since.
             if scope.covers(entry.target) and (entry.target.vgpu is None or entry.group is not None):
                 return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.allocated_to}")
         return None
 
     def _why_expired(self) -> Reason | None:
-        """Return which step of the plan took too long."""
+        """Return a reason if a step of the plan took too long."""
         if self._slept_at is None:
             return None
-        return refusals.plan_outdated(self._subject, f"it slept in the kernel ({self._slept_at})")
+        return refusals.plan_outdated(self._subject, f"the kernel blocked it for too long ({self._slept_at})")
 
     def _why_undesired(self) -> Reason | None:
-        """Return that the plan is no longer what is desired."""
+        """Return a reason if the desired state is no longer that of the plan."""
         return None if self._is_desired() else refusals.plan_outdated(self._subject, "the desired state has changed")
 
 
 def by_hand(subject: str, account: ReadAllocations | None) -> Change:
-    """Return a change that somebody makes beside the agent: its plan and the kubelet's account say what it may do."""
+    """Return the change of a command. Only its plan and the kubelet's account limit it; it has no ledger."""
     return Change(Changes(lambda: ()), subject, lambda: True, account)
 
 
@@ -235,7 +237,7 @@ def _allocated(found: PodAllocations) -> Iterator[tuple[PciAddress | VgpuId, tup
 
 
 def pods_by_gpu(entries: Iterable[Entry]) -> Mapping[PciAddress, tuple[str, ...]]:
-    """Return the holders of each GPU, or of parts of it."""
+    """Return the pods to which each GPU, or a part of it, is allocated."""
     found: dict[PciAddress, tuple[str, ...]] = {}
     for entry in entries:
         found[entry.target.gpu] = (*found.get(entry.target.gpu, ()), entry.allocated_to)

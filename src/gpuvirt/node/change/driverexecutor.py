@@ -1,7 +1,7 @@
-"""Takes the steps of a plan, under a lease: nothing is begun that would hurt whoever uses a device.
+"""Takes the steps of a driver plan, under leases of the devices, so that no VM can open one of them meanwhile.
 
-All of it may sleep in the kernel, so it runs in the lane of the plan's unit. After each step the host is looked at: a
-kernel says yes to a probe after which no driver has the function.
+The kernel may block every step, so they run in the serial worker of the plan's unit. After each step the result is
+verified: the kernel reports success for a probe after which no driver is bound to the function.
 """
 
 import contextlib
@@ -40,15 +40,15 @@ def execute(
     tell: Callable[[DriverStep], None],
     change: Change,
 ) -> None:
-    """Take all steps of a plan that has no refusals; raise RefusedError at the first that can't be taken.
+    """Take all steps of a plan that has no refusals; raise RefusedError at the first step that fails.
 
-    `functions` are those that the plan was made from; `tell` hears each step before it is begun. What is allocated gets
-    no lease and no lock: `change` asks for it first.
+    `functions` are those that the plan was made from. `tell` is called with each step before it begins. Before devices
+    are leased or locked, `change` refuses allocated ones.
     """
     change.claim(_scope(functions, plan))
     with contextlib.ExitStack() as held:
         for group in plan.leases:
-            members = [one for one in functions.values() if one.iommu_group == group]
+            members = [function for function in functions.values() if function.iommu_group == group]
             held.enter_context(leased(kernel, Claim(members[0].address, group, tuple(cdevs_of(members)))))
         for address in plan.locks:
             held.enter_context(_locked(kernel, address))
@@ -60,8 +60,8 @@ def execute(
 
 
 def _scope(functions: Mapping[PciAddress, PciFunction], plan: DriverPlan) -> Scope:
-    """Return what a plan may touch: the functions of its steps, and all of the groups that it leases."""
-    leased_functions = [one.address for one in functions.values() if one.iommu_group in plan.leases]
+    """Return the functions of the plan's steps, and all functions of the IOMMU groups that it leases."""
+    leased_functions = [function.address for function in functions.values() if function.iommu_group in plan.leases]
     return Scope(frozenset(leased_functions)).with_all(_scope_of_step(step) for step in plan.steps)
 
 
@@ -97,17 +97,18 @@ def _take(kernel: Kernel, tools: Tools, step: DriverStep) -> None:
 def _expect(kernel: Kernel, step: DriverStep, address: PciAddress, driver: str | None) -> None:
     found = modules.driver_of(kernel, address)
     if found != driver:
-        has_it = f"{found} has it" if isinstance(found, str) else "no driver has it" if found is None else str(found)
+        bound = f"driver {found}" if isinstance(found, str) else "no driver" if found is None else str(found)
         link = device_path(address, "driver")
-        raise RefusedError(refusals.failed(step.text, address, Seen(link, f"{has_it}; expected {driver or 'none'}")))
+        expected = f"driver {driver}" if driver is not None else "no driver"
+        raise RefusedError(refusals.failed(step.text, address, Seen(link, f"{bound}; expected: {expected}")))
 
 
 @contextlib.contextmanager
 def _locked(kernel: Kernel, address: PciAddress) -> Iterator[None]:
-    """Ask NVIDIA's driver to let nobody in any more, which it grants when it has no clients.
+    """Keep new clients out of NVIDIA's driver for a GPU; the driver agrees to that only while it has no clients.
 
-    A GPU that keeps its driver after all is unlocked again; one that loses it loses the lock with it. A driver without
-    the lock has no more to say.
+    A GPU that keeps its driver is unlocked at the end. A GPU that loses its driver loses the lock with it. Drivers
+    without this lock are not asked.
     """
     lock = driversteps.unbind_lock(address)
     try:

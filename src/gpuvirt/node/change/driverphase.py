@@ -1,4 +1,4 @@
-"""Changes the drivers of a unit's functions, and puts back those that a failed change has touched."""
+"""Changes the drivers of a unit's functions, and rolls back the functions that a failed change has touched."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -22,9 +22,10 @@ Observe = Callable[[], UnitState]
 def take(
     site: Site, state: UnitState, plan: DriverPlan, observe: Observe, run: Run, concerned: Iterable[PciAddress]
 ) -> tuple[Reason, ...]:
-    """Take the steps of a plan; return why that failed, and why putting it back did, if it did.
+    """Take the steps of a plan; return why that failed, and why the rollback failed.
 
-    `observe` returns the unit as it is then. `concerned` are the functions that are to have their drivers afterwards.
+    `observe` observes the unit before a rollback. `concerned` are the functions that have their desired drivers once
+    the plan is done.
     """
     record = _record(site, state)
     record.begin(plan)
@@ -49,21 +50,21 @@ def take(
 
 
 def settle(site: Site, state: UnitState, plan: DriverPlan, concerned: Iterable[PciAddress]) -> None:
-    """Record that functions have their drivers: nothing is left of a change that was killed."""
+    """Record that functions have their desired drivers, so that started changes of killed processes are done."""
     _record(site, state).settle(plan, concerned)
 
 
 def _to_put_back(state: UnitState, touched: Iterable[PciAddress], failed: RefusedError) -> Mapping[PciAddress, bool]:
-    """Return the functions that go back to where they were, with whether that is a VFIO driver.
+    """Return the functions that get their former driver back, with whether that is a VFIO driver.
 
-    One that had no driver has nowhere to go back to: it stays recorded, and the next plan follows from what is desired.
+    A function that had no driver is left out: its change stays recorded, and the next plan follows the desired state.
     """
-    had = {one: state.inventory.facts.functions[one] for one in touched}
-    before = {address: one.on_vfio for address, one in had.items() if not one.is_idle}
+    had = {address: state.inventory.facts.functions[address] for address in touched}
+    before = {address: function.on_vfio for address, function in had.items() if not function.is_idle}
     if isinstance(failed, StalePlanError):
         return before
-    # A native driver that does not take its GPU would not the next time either.
-    return {one: on_vfio for one, on_vfio in before.items() if not on_vfio}
+    # A GPU stays off its VFIO driver if its native driver refused it: that would fail again the next time.
+    return {address: on_vfio for address, on_vfio in before.items() if not on_vfio}
 
 
 def _carry_out(
@@ -79,7 +80,7 @@ def _carry_out(
 def _put_back(
     site: Site, plan: DriverPlan, before: Mapping[PciAddress, bool], observe: Observe, run: Run
 ) -> tuple[Reason, ...]:
-    """Put back the functions that a change has touched; `before` says which of them were on VFIO drivers."""
+    """Roll back the functions that a change has touched; `before` says which of them were on VFIO drivers."""
     run.change.roll_back()
     state = observe()
     state = replace(state, pods=run.change.allocations(state.pods))

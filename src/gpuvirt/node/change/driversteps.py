@@ -1,4 +1,4 @@
-"""Takes the steps that bring a function back to its native driver, each so that it can be taken again after a crash."""
+"""Takes the steps that return a function to its native driver. Each can be repeated after a crash."""
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS
@@ -17,20 +17,20 @@ from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.paths import HostPath
 
 NO_OVERRIDE = b"\n"
-"""An empty write does not even reach the attribute."""
+"""The content that clears an override. The kernel ignores an empty write."""
 UNSET = "(null)"
-"""How the kernel shows that there is no override."""
+"""The kernel's text for a driver_override that is not set."""
 NO_DEVICE = "No such device"
-"""What modprobe says where a module finds no device that it could have (ENODEV), as NVIDIA's does."""
+"""The error text of modprobe for a module that finds no free device (ENODEV), such as NVIDIA's."""
 
 
 def unbind_lock(address: PciAddress) -> HostPath:
-    """Return the attribute by which NVIDIA's driver lets no more clients in, so that a GPU can be unbound."""
+    """Return the file by which NVIDIA's driver accepts no more clients, so that a GPU can be unbound."""
     return HostPath(f"/proc/driver/nvidia/gpus/{address}/unbindLock")
 
 
 def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
-    """Have a driver in the kernel; raise ToolError, or RefusedError where it is not there afterwards."""
+    """Load a driver's module; raise ToolError, or RefusedError if the driver is not registered afterwards."""
     try:
         tools.modprobe(step.driver)
     except ToolError as error:
@@ -38,13 +38,13 @@ def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
             return
         raise
     desired = step.provides or (step.driver,)
-    if not any(modules.loaded_as(kernel, one) for one in desired):
+    if not any(modules.loaded_as(kernel, driver) for driver in desired):
         missing = (Seen.absent(f"{PCI_DRIVERS}/{driver}") for driver in desired)
         raise RefusedError(refusals.failed(step.text, step.driver, *missing))
 
 
 def clear_override(kernel: Kernel, step: ClearOverride) -> None:
-    """Take back an override of ours; one that somebody else has written stays, and may stop the change."""
+    """Clear gpuvirt's own driver override. An override of another program stays, and may stop the change."""
     path = device_path(step.address, "driver_override")
     found = attributes.text(kernel, path)
     if found in step.ours:
@@ -56,29 +56,29 @@ def clear_override(kernel: Kernel, step: ClearOverride) -> None:
 
 
 def unlock(kernel: Kernel, step: Unlock) -> None:
-    """Have NVIDIA's driver let clients in again."""
+    """Let NVIDIA's driver accept clients again."""
     lock = unbind_lock(step.address)
     if attributes.text(kernel, lock) == "1":
         kernel.write(lock, b"0")
 
 
 def give_back(kernel: Kernel, tools: Tools, step: Return) -> None:
-    """Give a function to a native driver.
+    """Bind a function to a native driver.
 
-    A driver is asked by its own name: a VFIO driver that knows the function by a dynamic id would win a probe.
+    The function is bound by the driver's name: in a probe, a VFIO driver with a dynamic id for the function would win.
     """
-    if modules.driver_of(kernel, step.address) is not None:  # a module that was just loaded has taken it
+    if modules.driver_of(kernel, step.address) is not None:  # a module that was just loaded has bound it
         return _expect_native(kernel, step)
-    if step.drivers and not any(modules.loaded_as(kernel, one) for one in step.drivers):
-        tools.modprobe(step.drivers[0])  # it could not be loaded before there was a free device
-    loaded = [name for one in step.drivers for name in modules.loaded_as(kernel, one)]
+    if step.drivers and not any(modules.loaded_as(kernel, driver) for driver in step.drivers):
+        tools.modprobe(step.drivers[0])  # the module could not be loaded before there was a free device
+    loaded = [name for driver in step.drivers for name in modules.loaded_as(kernel, driver)]
     if modules.driver_of(kernel, step.address) is None and not any(_binds(kernel, step, name) for name in loaded):
         kernel.write(DRIVERS_PROBE, step.address.encode())
     return _expect_native(kernel, step)
 
 
 def _binds(kernel: Kernel, step: Return, driver: str) -> bool:
-    """Return whether a driver takes a function, as far as the kernel says; it does not say it of all failures."""
+    """Bind a function to a driver; return whether that worked. The kernel does not report all failures."""
     try:
         kernel.write(driver_path(driver, "bind"), step.address.encode())
     except OSError:

@@ -1,4 +1,4 @@
-"""What a change must know besides what the host shows: what pods have, what is offered, what the admin permits."""
+"""The inputs of a change besides the host's state: allocations to pods, offered vGPUs, and the admin's permissions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,36 +13,36 @@ from gpuvirt.node.change.gate.gate import Read, no_readings
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What pods have."""
+    """The devices that are allocated to pods."""
 
     pods: Allocations | Unknown
-    """The pods that have each GPU, or a part of it."""
+    """The pods to which each GPU, or a part of it, is allocated."""
     allocations: PodAllocations = field(default_factory=PodAllocations)
-    """The same by device, as the kubelet's account has it."""
+    """The allocations by device, from the kubelet's account."""
     holdings: tuple[Holding, ...] = ()
-    """The vGPUs that pods have."""
+    """The allocated vGPUs."""
     offered: frozenset[VgpuId] = frozenset()
-    """The vGPUs that the kubelet may give to a pod at any moment."""
+    """The vGPUs that the kubelet may allocate to a pod at any moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What is known besides what the host shows."""
+    """The inputs of changes besides the host's state."""
 
     account: Callable[[Inventory], Account]
-    """Returns what pods have of a host as it was just observed; a change asks it under the unit's lock."""
+    """Returns the allocations of the devices in an inventory; a change calls it under the unit's lock."""
     type_names: Mapping[str, VgpuType] = field(default_factory=dict)
-    """The names of vGPU types, by the host's ids: a host names only those of which it could create another."""
+    """The names of vGPU types, by the host's ids. A host shows only names of types that it could create now."""
     allowed: frozenset[PciAddress] = frozenset()
-    """Functions of other slots that the admin permits to change their driver with a GPU of their group."""
+    """Functions of other slots whose driver the admin permits to change with a GPU of their IOMMU group."""
     forced: bool = False
-    """Whether processes of the host that use a GPU natively may lose it."""
+    """Whether a GPU may be taken from processes of the host that use it natively."""
     driver_may_come: bool = False
-    """Whether a container may yet bring NVIDIA's driver."""
+    """Whether a driver container may still load NVIDIA's driver."""
 
     readings: Read = no_readings
-    """Returns what the kubelet's two accounts said lately; a change asks it under the unit's lock."""
+    """Returns the latest readings of the kubelet's two accounts; a change calls it under the unit's lock."""
 
     def newest(self, inventory: Inventory) -> PodAllocations:
-        """Return what pods have by now; any thread calls it."""
+        """Return the present allocations to pods; any thread calls it."""
         return self.account(inventory).allocations

@@ -1,4 +1,4 @@
-"""Holding what is about to be taken from its driver or removed, so that nobody can have it meanwhile."""
+"""Leases devices before they are unbound or removed, so that no VM can open them meanwhile."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from gpuvirt.model.reasons import Reason, Seen, refusals
 
 
 class RefusedError(GpuvirtError):
-    """A step was not taken, or did not do what it should."""
+    """A step was not taken, or did not have its effect."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.text)
@@ -21,7 +21,7 @@ class RefusedError(GpuvirtError):
 
 
 class HeldError(RefusedError):
-    """Somebody has what is to be held; they were not asked for it."""
+    """A device can't be leased, since a process uses it. The process was not disturbed."""
 
     def __init__(self, reason: Reason, who: str) -> None:
         super().__init__(reason)
@@ -29,26 +29,27 @@ class HeldError(RefusedError):
 
 
 def what_failed(error: Exception) -> Seen:
-    """Return what the kernel or a program said, with the file that it was about."""
+    """Return the error of the kernel or a program, with the file that it is about."""
     return Seen(str(error.filename), str(error.strerror)) if isinstance(error, OSError) else Seen("", str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is to be held."""
+    """The IOMMU group to lease."""
 
     subject: str
-    """What reasons are about: the address of a function, the id of a vGPU."""
+    """The device that reasons name: the address of a function, or the id of a vGPU."""
     group: IommuGroup
     cdevs: tuple[str, ...]
-    """The own nodes of the group's devices, `vfio3`."""
+    """The VFIO device nodes of the group's devices, such as `vfio3`."""
 
 
 @contextlib.contextmanager
 def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
-    """Hold a group by its node, or where groups have none by those of its devices, and see that nobody has one open.
+    """Lease an IOMMU group while the context lasts, and verify that no process has one of its devices open.
 
-    Raises HeldError where somebody has, and RefusedError where nothing could be held nor anybody be looked for.
+    Raises HeldError if a process uses the group. Raises RefusedError if the group can't be leased and the processes
+    that use it can't be read either.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -56,37 +57,41 @@ def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
         except DeviceBusyError as error:
             raise HeldError(refusals.not_leased(claim.subject, str(error)), str(error)) from error
         except LeaseUnavailableError as error:
-            _see_that_nobody_uses(kernel, claim, str(error))
+            _verify_unused(kernel, claim, str(error))
         else:
-            # A machine that is about to start has a device open that is not bound yet: no lease shows that.
-            _see_that_nobody_uses(kernel, claim, None)
+            # A VM that is about to start has a device open that is not bound yet: a lease does not detect that.
+            _verify_unused(kernel, claim, None)
         yield
 
 
 @contextlib.contextmanager
 def _hold(kernel: Kernel, claim: Claim) -> Iterator[None]:
-    """Hold a group by its node, or where groups have none by those of its devices."""
+    """Lease a group by its group node, or by the nodes of its devices where the kernel has no group nodes."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(kernel.lease(claim.group))
         except LeaseUnavailableError:
-            # To lease a device by its own node resets it, and a VM that is about to bind it would fail.
-            _see_that_nobody_uses(kernel, claim, None)
+            # A lease by a device's own node resets the device, and a VM that is about to bind it would fail.
+            _verify_unused(kernel, claim, None)
             held.enter_context(kernel.lease_devices(claim.cdevs))
         yield
 
 
-def _see_that_nobody_uses(kernel: Kernel, claim: Claim, said: str | None) -> None:
-    """Look through all processes; where no lease could be had (`said`), the walk must be able to show a user."""
+def _verify_unused(kernel: Kernel, claim: Claim, lease_problem: str | None) -> None:
+    """Search all processes for users of a group; raise HeldError.
+
+    `lease_problem` is why the group could not be leased, None if it is leased. Without a lease the search must be able
+    to find every user, else this raises RefusedError.
+    """
     found = read_users(kernel, dict.fromkeys(claim.cdevs, claim.group))
     if isinstance(found, Unread):
-        if said is not None:
-            raise RefusedError(refusals.users_unseen(claim.subject, Seen("", said), Seen(found.path, found.said)))
+        if lease_problem is not None:
+            unread = Seen(found.path, found.said)
+            raise RefusedError(refusals.users_unseen(claim.subject, Seen("", lease_problem), unread))
         return
-    if said is not None and claim.group not in found.watched:
-        raise RefusedError(
-            refusals.users_unseen(claim.subject, Seen("", said), Seen.absent(f"{GROUP_CLASS}/{claim.group}/dev"))
-        )
+    if lease_problem is not None and claim.group not in found.watched:
+        absent = Seen.absent(f"{GROUP_CLASS}/{claim.group}/dev")
+        raise RefusedError(refusals.users_unseen(claim.subject, Seen("", lease_problem), absent))
     ours = kernel.pids
     others = [user for user in (*found.by_group.get(claim.group, ()), *found.of_lost_nodes) if user.pid not in ours]
     if others:

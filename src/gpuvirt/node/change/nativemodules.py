@@ -1,4 +1,4 @@
-"""Reads which native drivers functions could have, and which of their kernel modules can't be loaded."""
+"""Reads the native drivers that match functions, and which of their kernel modules can't be loaded."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -14,7 +14,7 @@ from gpuvirt.model.change.nativedrivers import alias_of, is_loaded
 def read_native_modules(
     kernel: Kernel, aliases: str, functions: Collection[PciFunction]
 ) -> Mapping[PciAddress, tuple[str, ...]]:
-    """Return the native drivers of functions, by name where they are loaded; nothing without modules.alias."""
+    """Return the native drivers that match functions, by driver name if loaded; empty without modules.alias."""
     found = native_modules(aliases, functions) if aliases else {}
     return {
         address: tuple(name for module in named for name in modules.loaded_as(kernel, module) or (module,))
@@ -28,7 +28,7 @@ def to_load(
     native: Mapping[PciAddress, tuple[str, ...]],
     drivers: frozenset[str],
 ) -> set[str]:
-    """Return the modules that may have to be loaded for functions that are to get native drivers."""
+    """Return the modules that may have to be loaded before functions can get their native drivers."""
     found: set[str] = set()
     for function in functions:
         names = (*filter(None, [recorded.get(function.address)]), *native.get(function.address, ()))
@@ -38,7 +38,7 @@ def to_load(
 
 
 def missing(tools: Tools, desired: Iterable[str]) -> Mapping[str, str]:
-    """Return the modules that modprobe can't load, with what it said."""
+    """Return the modules that modprobe can't load, with its error."""
     found: dict[str, str] = {}
     for module in sorted(desired):
         try:

@@ -1,4 +1,4 @@
-"""Observes the host for the plans of changes: GPUs, vGPUs, drivers, users, and what pods have."""
+"""Observes the host for the plans of changes: GPUs, vGPUs, drivers, processes, and allocations to pods."""
 
 import uuid
 from collections.abc import Collection, Mapping
@@ -36,14 +36,14 @@ MACHINE_ID = HostPath("/etc/machine-id")
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a change has learned of a GPU by trying, and no observation shows."""
+    """Facts of a GPU that a change has learned from its own steps, and that no observation shows."""
 
     refused: Mapping[PciAddress, Seen] = field(default_factory=dict)
-    """VFs that have just refused a type, with what they said."""
+    """VFs that have refused a vGPU type, with the kernel's error."""
     remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
-    """vGPUs that were there when the change began: they come back with their ids if any of their types are created."""
+    """vGPUs from before the change: new vGPUs of their types get their ids."""
     in_use: Mapping[VgpuId, str] = field(default_factory=dict)
-    """vGPUs for which no lease could be had: by whom they are used, as far as the kernel said it."""
+    """vGPUs that could not be leased, with their users as far as the kernel showed them."""
 
 
 NOTHING = Learned()
@@ -59,23 +59,23 @@ class Observation:
     account: Account
     namespace: uuid.UUID
     learned: Mapping[PciAddress, Learned] = field(default_factory=dict)
-    """What a change has learned, by GPU."""
+    """What the change has learned, by GPU."""
 
     def gpu_state(self, gpu: PciAddress) -> GpuState | None:
-        """Return the state of a GPU's vGPUs, None where nothing on it makes any now."""
+        """Return the state of a GPU's vGPUs, None if no driver on it can create vGPUs now."""
         state = gpu_state_of(self.inventory, gpu, self.account.holdings, self.namespace)
         if state is None:
             return None
         learned = self.learned.get(gpu, NOTHING)
-        taken = dict.fromkeys(self.account.offered, (GIVER,)) | {one: (who,) for one, who in learned.in_use.items()}
+        taken = dict.fromkeys(self.account.offered, (GIVER,)) | {vgpu: (user,) for vgpu, user in learned.in_use.items()}
         host = state.host
         for slot, seen in learned.refused.items():
             host = host.with_refusal(slot, seen.text) if slot in host.slots else host
-        missing = {one: had for one, had in learned.remembered.items() if one not in state.leaving}
+        missing = {vgpu: kind for vgpu, kind in learned.remembered.items() if vgpu not in state.leaving}
         return replace(state, host=host, users={**taken, **state.users}, remembered={**missing, **state.remembered})
 
     def asked_state(self, gpu: PciAddress, vgpus: DesiredVgpus) -> GpuState | None:
-        """Return the same with what nvidia-smi says, where the desired vGPUs need that; this takes seconds then."""
+        """Return the same state with nvidia-smi's report, if the desired vGPUs need it. nvidia-smi takes seconds."""
         state, function = self.gpu_state(gpu), self.inventory.facts.functions[gpu]
         asked = modes.questions(function, state, vgpus) if state is not None else None
         if state is None or asked is None:
@@ -84,7 +84,7 @@ class Observation:
         return with_report(state, function, report)
 
     def vgpu_state(self, vgpus: Mapping[PciAddress, DesiredVgpus]) -> UnitState:
-        """Return all that plans of these GPUs' vGPUs follow from."""
+        """Return the state that plans of these GPUs' vGPUs need."""
         states = {gpu: self.asked_state(gpu, target) for gpu, target in vgpus.items()}
         return UnitState(
             self.inventory,
@@ -98,23 +98,23 @@ class Observation:
         )
 
     def unit_state(self, desired: DesiredUnit) -> UnitState:
-        """Return all that a plan toward what is desired follows from."""
-        there = {gpu: target for gpu, target in desired.items() if gpu in self.inventory.facts.functions}
-        vgpus = {gpu: target.vgpus for gpu, target in there.items() if target.vgpus is not None}
+        """Return the state that a plan toward the desired state needs."""
+        present = {gpu: target for gpu, target in desired.items() if gpu in self.inventory.facts.functions}
+        vgpus = {gpu: target.vgpus for gpu, target in present.items() if target.vgpus is not None}
         state = self.vgpu_state(vgpus)
-        drivers = desired_drivers(there)
+        drivers = desired_drivers(present)
         gpus = {gpu: driver for gpu, driver in drivers.items() if gpu in self.inventory.gpus}
         is_met = len(gpus) == len(drivers) and not unmet(self.inventory, gpus, state.journal)
         return state if is_met else self.with_drivers(state, drivers)
 
     def with_drivers(self, state: UnitState, gpus: Collection[PciAddress]) -> UnitState:
-        """Return a state with all that the drivers of the units of these GPUs follow from."""
+        """Return a state with all that plans of drivers need, for the isolation units of these GPUs."""
         kernel, facts = self.site.kernel, self.inventory.facts
         units = (members for members in self.inventory.units.values() if not set(gpus).isdisjoint(members))
         functions = [facts.functions[member] for members in units for member in members]
         aliases = modules.read_aliases(kernel)
-        best = {one.address: best_vfio_driver(aliases, one) for one in functions if one.kind is FunctionKind.GPU}
-        addresses = [one.address for one in functions]
+        best = {gpu.address: best_vfio_driver(aliases, gpu) for gpu in functions if gpu.kind is FunctionKind.GPU}
+        addresses = [function.address for function in functions]
         drivers = modules.loaded_drivers(kernel)
         away = [one for one in functions if (one.on_vfio or one.is_idle) and one.kind is not FunctionKind.BRIDGE]
         native = nativemodules.read_native_modules(kernel, aliases, away)
@@ -134,17 +134,17 @@ class Observation:
         )
 
     def host_state(self, vgpus: Mapping[PciAddress, DesiredVgpus] | None = None) -> UnitState:
-        """Return all that plans of the drivers of all GPUs and NVSwitches follow from, and of these GPUs' vGPUs."""
+        """Return the state that plans need of the drivers of all GPUs and NVSwitches, and of these GPUs' vGPUs."""
         functions = self.inventory.facts.functions
         heads = [address for address, function in functions.items() if function.kind in HEADS]
         return self.with_drivers(self.vgpu_state(vgpus or {}), heads)
 
 
 def observe(site: Site, inputs: Inputs, named: Collection[PciAddress] | None = ()) -> Observation:
-    """Observe the whole host; this walks through all processes.
+    """Observe the whole host, including the open files of all processes.
 
-    nvidia-smi is asked for the names of vGPU types that the host names no more, on the GPUs that are `named`, or on all
-    with None.
+    The host hides the names of vGPU types of which it can't create another. nvidia-smi is asked for them on the GPUs
+    in `named`, or on all GPUs if `named` is None.
     """
     return _observed(site, inputs, scan(site.kernel), named)
 
@@ -152,20 +152,22 @@ def observe(site: Site, inputs: Inputs, named: Collection[PciAddress] | None = (
 def observe_unit(
     site: Site, inputs: Inputs, unit: UnitId, before: Inventory, named: Collection[PciAddress] = ()
 ) -> Observation:
-    """Observe one unit as it is now; other units are as they were before."""
+    """Observe one isolation unit; the facts of all others are those of `before`."""
     return _observed(site, inputs, scan_some(site.kernel, frozenset(before.units.get(unit, ())), before.facts), named)
 
 
 def _observed(site: Site, inputs: Inputs, facts: Facts, named: Collection[PciAddress] | None) -> Observation:
     facts = with_device_ids(site.kernel, with_users(site.kernel, facts))
     inventory = build_inventory(facts, inputs.type_names)
-    if names := _told_names(site.tools, inventory, named):
+    if names := _read_hidden_names(site.tools, inventory, named):
         inventory = build_inventory(facts, {**inputs.type_names, **names})
     return Observation(site, inputs, inventory, inputs.account(inventory), namespace_of(site.kernel))
 
 
-def _told_names(tools: Tools, inventory: Inventory, gpus: Collection[PciAddress] | None) -> Mapping[str, VgpuType]:
-    """Return what nvidia-smi calls the types that VFs carry and none of them names any more, by the host's ids."""
+def _read_hidden_names(
+    tools: Tools, inventory: Inventory, gpus: Collection[PciAddress] | None
+) -> Mapping[str, VgpuType]:
+    """Return nvidia-smi's names of the vGPU types in use whose names the host hides, by the host's ids."""
     unnamed = {
         vgpu.gpu
         for vgpu in inventory.vgpus.values()
@@ -174,13 +176,13 @@ def _told_names(tools: Tools, inventory: Inventory, gpus: Collection[PciAddress]
     }
     names: dict[str, VgpuType] = {}
     for gpu in sorted(unnamed):
-        with suppress(ToolError):  # then they stay unread, and nothing is planned from them
+        with suppress(ToolError):  # the types stay unread then, and nothing is planned from them
             found = read_supported(tools, gpu)
-            names |= {str(known.id): known.name for known in found} if not isinstance(found, Unread) else {}
+            names |= {str(entry.id): entry.name for entry in found} if not isinstance(found, Unread) else {}
     return names
 
 
 def namespace_of(kernel: Kernel) -> uuid.UUID:
-    """Return what the ids of this host's vGPUs follow from."""
+    """Return the namespace of the ids of this host's vGPUs, which follows from its machine id."""
     found = attributes.text(kernel, MACHINE_ID)
     return host_namespace(found if isinstance(found, str) else "")

@@ -1,4 +1,4 @@
-"""Says what will stop a change of vGPUs on its way, before its first step: what is known to fail costs no vGPU."""
+"""Finds what would stop a change of vGPUs half-way, before its first step: a change that will fail removes no vGPU."""
 
 from collections.abc import Iterator
 
@@ -29,16 +29,16 @@ from gpuvirt.model.reasons import Reason, refusals, shortfalls
 from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.observation import Observation
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.change.vgpusteps import claims, see_that_it_is_idle, see_that_vfs_can_go
+from gpuvirt.node.change.vgpusteps import claims, verify_idle, verify_vfs_removable
 
 NVIDIA_DRIVER = "nvidia"
-"""The driver that lets only sriov-manage switch VFs: it has no `sriov_configure` (drivers/pci/iov.c: ENOENT)."""
+"""The driver whose VFs only sriov-manage can switch: it has no `sriov_configure` (drivers/pci/iov.c: ENOENT)."""
 
 
 def obstacles(observation: Observation, state: UnitState, plan: Plan, phase: Phase) -> tuple[Reason, ...]:
-    """Return why a change can't be finished, as far as that is known now; nothing where it takes nothing away.
+    """Return the known reasons why a change can't be finished; none if the phase removes nothing.
 
-    What passes when its user ends is no obstacle to what can be done meanwhile.
+    A reason that passes when a process or a VM ends is no obstacle to the other steps.
     """
     if isinstance(phase, DriverPlan):
         return ()
@@ -54,7 +54,7 @@ def obstacles(observation: Observation, state: UnitState, plan: Plan, phase: Pha
 
 
 def _all_steps(state: UnitState, plan: Plan, phase: VgpuPlan) -> tuple[VgpuStep, ...]:
-    """Return the steps of a phase, with the one that waits until the GPU carries nothing."""
+    """Return the steps of a phase, and the later step that disables VFs once the GPU carries no vGPU."""
     gpu_state, last = state.gpu_states.get(phase.gpu), DisableVfs(phase.gpu)
     carries_on_vfs = gpu_state is not None and gpu_state.host.framework is not Framework.SRIOV_VF
     waits = carries_on_vfs and phase in plan.emptied and last not in phase.steps
@@ -70,21 +70,21 @@ def _obstacles(site: Site, state: UnitState, phase: VgpuPlan, steps: tuple[VgpuS
                 if _needs_sriov_manage(state.inventory, gpu):
                     yield from _missing(site, phase.gpu, Program.SRIOV_MANAGE, step)
                 if not phase.pending:
-                    see_that_vfs_can_go(site.kernel, state.inventory, gpu)
+                    verify_vfs_removable(site.kernel, state.inventory, gpu)
             case SetMigMode(gpu):
                 yield from _missing(site, phase.gpu, Program.NVIDIA_SMI, step)
-                see_that_it_is_idle(site.kernel, gpu)
+                verify_idle(site.kernel, gpu)
             case SetMixedSizes() | DestroyInstance() | CreateInstance() | SetScheduler():
                 yield from _missing(site, phase.gpu, Program.NVIDIA_SMI, step)
             case RemoveVgpu(vgpu) if gpu_state is not None:
-                live = next(one for one in gpu_state.host.live if one.id == vgpu)
+                live = next(live for live in gpu_state.host.live if live.id == vgpu)
                 tuple(claims(site.kernel, state.inventory, gpu_state.host, live))
             case _:
                 pass
 
 
 def _obstacles_to_drivers(site: Site, plan: DriverPlan) -> Iterator[Reason]:
-    """Yield why a unit's GPUs could not change their drivers even when they carry nothing and nobody uses them."""
+    """Yield why a unit's GPUs could not change their drivers, even without vGPUs and users."""
     lasting = [reason for reason in plan.refusals if not reason.code.passes]
     yield from lasting
     for step in plan.steps if not lasting else ():

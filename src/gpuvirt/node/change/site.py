@@ -1,4 +1,4 @@
-"""The host on which GPUs are changed, where the records of changes lie, and the one change of a unit at a time."""
+"""The host on which GPUs are changed, and the entry to the one change of an isolation unit at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,25 +20,25 @@ from gpuvirt.paths import HostRoots
 
 Tell = Callable[[Step | RollBack], None]
 Children = Callable[[Sequence[int]], AbstractContextManager[tuple[Kernel, Tools]]]
-"""Gives the kernel and the tools of a change, whose processes have these descriptors open for as long as they live."""
+"""Starts the child process of a change, which keeps these descriptors open; gives the kernel and tools that use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The host, real or simulated."""
+    """The host, real or simulated, and the files with the records of its changes."""
 
     kernel: Kernel
     tools: Tools
     original_drivers: Path
-    """The record of the drivers that functions had."""
+    """The driver journal."""
     locks: Path
-    """The folder of the gates, which does not outlive a boot."""
+    """The folder of the gates, which is deleted at boot."""
     children: Children | None = None
-    """Makes the writes of a change by child processes; None for a simulated host in memory, which no child sees."""
+    """Makes the writes of a change in a child process; None for a host simulated in this process's memory."""
 
 
 def site_of(kernel: Kernel, roots: HostRoots, driver: Path | None = None) -> Site:
-    """Return a real host; `driver` is where the driver container's `/` is seen."""
+    """Return a real host; `driver` is the path of the driver container's root folder."""
     tools = HostTools(roots.system, driver or roots.run / "nvidia/driver")
     return Site(
         kernel, tools, roots.local(originaldrivers.FILE), roots.run / "gpuvirt/gate", partial(writing, roots, tools)
@@ -47,10 +47,10 @@ def site_of(kernel: Kernel, roots: HostRoots, driver: Path | None = None) -> Sit
 
 @contextmanager
 def changing(site: Site, unit: UnitId, first: Inventory, readings: Read) -> Iterator[tuple[Site, Pass]]:
-    """Be the only one who changes a unit, by processes that can be left behind; raise UnitBusyError.
+    """Take the gates of a unit for a change that writes by a child process; raise UnitBusyError.
 
-    `first` is the host as it was seen lately. The context gives the site by which the change is made, and the gates
-    that it has passed.
+    `first` is an earlier inventory of the host. The context gives the site that makes the change, and the pass through
+    the gates.
     """
     with ExitStack() as stack:
         passed = stack.enter_context(gate_at(site.locks).change(unit, lambda: _slots(site, unit, first), readings))
@@ -61,7 +61,7 @@ def changing(site: Site, unit: UnitId, first: Inventory, readings: Read) -> Iter
 
 
 def _slots(site: Site, unit: UnitId, first: Inventory) -> Slots:
-    """Return the slots of a unit as they are now; one that is gone has that of its name."""
+    """Return the present slots of a unit. A unit that is gone has the slot of the address in its name."""
     members = first.units.get(unit)
     facts = scan(site.kernel) if members is None else scan_some(site.kernel, frozenset(members), first.facts)
     now = build_inventory(facts)

@@ -1,7 +1,6 @@
-"""Changes one isolation unit: observes it, plans, takes the steps of a phase, and observes it again until it is done.
+"""Changes one isolation unit: observes it, plans, takes the steps of a phase, and starts over until it is done.
 
-What fails is put back, as far as this change has touched it. One change of a unit runs on a host at a time: whoever
-makes it has the unit's lock.
+A failed phase is rolled back, as far as this change has touched it. The unit's gates let one change at a time run.
 """
 
 from collections import Counter
@@ -42,7 +41,7 @@ from gpuvirt.node.change.vgpusteps import (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Why a unit is not, or not yet, as desired; nothing where it is."""
+    """The reasons why a unit is not, or not yet, in its desired state; empty if it is."""
 
     drivers: tuple[Reason, ...] = ()
     vgpus: Mapping[PciAddress, tuple[Reason, ...]] = field(default_factory=dict)
@@ -50,12 +49,12 @@ class Outcome:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """All of it, each reason once."""
+        """All reasons, each once."""
         return tuple(dict.fromkeys((*chain.from_iterable(self.vgpus.values()), *self.drivers)))
 
     @staticmethod
     def everywhere(reason: Reason, desired: DesiredUnit) -> "Outcome":
-        """Return that one reason is in the way of all that is desired of a unit."""
+        """Return the outcome in which one reason keeps all GPUs of a unit from their desired state."""
         drivers = any(target.driver is not None for target in desired.values())
         vgpus = {gpu: (reason,) for gpu, target in desired.items() if target.vgpus is not None}
         return Outcome((reason,) if drivers else (), vgpus)
@@ -69,9 +68,9 @@ def apply(
     run: Run,
     first: Inventory | None = None,
 ) -> Outcome:
-    """Bring a unit to what is desired, as far as nobody uses what must go for that.
+    """Bring a unit to its desired state, without unbinding or removing a device that is in use.
 
-    `first` is the host as it was seen lately; without it the host is scanned for the members of the unit. Raises
+    `first` is an earlier inventory of the host; without it the host is scanned for the members of the unit. Raises
     UnitBusyError.
     """
     first = first or build_inventory(scan(site.kernel))
@@ -83,7 +82,7 @@ def apply(
 
 
 def foresee(observation: Observation, unit: UnitId, desired: DesiredUnit) -> Outcome:
-    """Return why a change of a unit would be refused, though nobody were in its way."""
+    """Return why a change of a unit would be refused even if no process or pod used its devices."""
     state = observation.unit_state(desired)
     plan = plan_unit(state, unit, desired)
     hindered = {phase.gpu: preflight.obstacles(observation, state, plan, phase) for phase in plan.vgpus}
@@ -92,7 +91,7 @@ def foresee(observation: Observation, unit: UnitId, desired: DesiredUnit) -> Out
 
 @dataclass(slots=True)
 class UnitChange:
-    """One change of a unit, under its lock."""
+    """One change of a unit, under the locks of its gates."""
 
     site: Site
     unit: UnitId
@@ -100,18 +99,18 @@ class UnitChange:
     inputs: Inputs
     steps: Run
     inventory: Inventory
-    """The host as it was observed last."""
+    """The host as observed last."""
     _learned: dict[PciAddress, Learned] = field(default_factory=dict)
     _before: dict[PciAddress, GpuState | None] = field(default_factory=dict)
-    """The GPUs whose vGPUs were changed, with what they carried before."""
+    """The GPUs whose vGPUs were changed, with their state before."""
     _ended: dict[PciAddress | UnitId, tuple[Reason, ...]] = field(default_factory=dict)
-    """The phases that are not tried any more in this change, by GPU or unit."""
+    """The phases that this change does not try again, by GPU or unit."""
     _rounds: Counter[PciAddress | UnitId] = field(default_factory=Counter)
     _rolled_back: bool = False
-    """Whether steps were undone: the change no longer asks whether its plan is desired, and takes no further phase."""
+    """Whether a phase was rolled back: the change takes no further phase."""
 
     def run(self) -> Outcome:
-        """Take phase after phase; return why the unit is not as desired."""
+        """Take phase after phase; return why the unit is not in its desired state."""
         while True:
             if len(gone := self._gone()) == len(self.desired):
                 return Outcome(vgpus=gone)
@@ -132,18 +131,18 @@ class UnitChange:
         seen = observe_unit(self.site, self.inputs, self.unit, self.inventory, named)
         functions, members = seen.inventory.facts.functions, seen.inventory.units.get(self.unit, ())
         if moved := [gpu for gpu in self.desired if gpu in functions and gpu not in members]:
-            raise UnitBusyError(f"{self.unit}: {moved[0]} is of another unit by now, which this lock does not guard")
+            raise UnitBusyError(f"{self.unit}: GPU {moved[0]} has moved to another isolation unit, which is not locked")
         self.inventory = seen.inventory
         self.steps.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
         return replace(seen, learned={gpu: self._known(gpu) for gpu in self.desired})
 
     def _known(self, gpu: PciAddress) -> Learned:
-        """Return what was learned of a GPU; vGPUs that were there come back with their ids."""
+        """Return what was learned of a GPU; new vGPUs get the ids that vGPUs of their types had before."""
         before = self._before.get(gpu)
         return replace(self._learned.get(gpu, NOTHING), remembered=before.types if before is not None else {})
 
     def _next(self, observation: Observation, state: UnitState, plan: Plan) -> Phase | None:
-        """Return the phase that is taken next, None where none can be."""
+        """Return the next phase to take, None if no phase can be taken."""
         if self._rolled_back:
             return None
         for phase in plan.ready:
@@ -165,7 +164,7 @@ class UnitChange:
         if isinstance(phase, DriverPlan):
             heads = self._heads(state)
             reasons = driverphase.take(self.site, state, phase, self._observe_drivers, self.steps, heads)
-            if reasons or phase.notes:  # the rest is a person's to do
+            if reasons or phase.notes:  # notes ask an admin to finish by hand
                 self._ended[self.unit] = reasons
             self._rolled_back = bool(reasons)
             return
@@ -186,12 +185,12 @@ class UnitChange:
             self._rolled_back = True
 
     def _heads(self, state: UnitState) -> list[PciAddress]:
-        """Return the functions of the slots whose drivers are desired."""
+        """Return all functions of the slots that have a desired driver."""
         slots = (slot_of(head) for head in desired_drivers(self.desired))
-        return [one for slot in slots for one in state.inventory.slots.get(slot, ())]
+        return [function for slot in slots for function in state.inventory.slots.get(slot, ())]
 
     def _observe_drivers(self) -> UnitState:
-        """Return the unit as it is in the midst of a change of its drivers; no person's permission counts there."""
+        """Observe the unit during a driver change, before a rollback. The permission to force does not apply to it."""
         observation = replace(self._observe(), inputs=replace(self.inputs, forced=False))
         return observation.with_drivers(observation.vgpu_state({}), list(self.desired))
 
@@ -208,8 +207,8 @@ class UnitChange:
 
     def _gone(self) -> Mapping[PciAddress, tuple[Reason, ...]]:
         gpus, functions = self.inventory.gpus, self.inventory.facts.functions
-        there = {one for one, target in self.desired.items() if one in (functions if target.vgpus is None else gpus)}
-        return {gpu: (shortfalls.gone(gpu),) for gpu in self.desired if gpu not in there}
+        present = {gpu for gpu, target in self.desired.items() if gpu in (functions if target.vgpus is None else gpus)}
+        return {gpu: (shortfalls.gone(gpu),) for gpu in self.desired if gpu not in present}
 
 
 def _subject(phase: Phase) -> PciAddress | UnitId:

@@ -1,4 +1,4 @@
-"""The gates of isolation units between changes: drained while one waits, held after one that failed, open otherwise."""
+"""The gates of isolation units between changes: drained while a change waits, held after a failure, else open."""
 
 import hashlib
 from collections.abc import Iterable
@@ -18,45 +18,45 @@ from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 class UnitGates:
     """The gates of one host, as a reconciler leaves them between changes.
 
-    Where a gate's file can't be written, nothing happens here: no change can begin there either, and says so.
+    Errors of a gate's files are ignored here: a change of that unit can't begin then, and reports the error.
     """
 
     def __init__(self, folder: Path) -> None:
         self._gate = gate_at(folder)
         self._drained: dict[UnitId, Slots] = {}
         self._found: dict[UnitId, GateRecord | None] = {}
-        """The record that an agent before has left of each unit whose change it could not complete."""
+        """The records of failed changes that an earlier agent has left, by unit; None if there is none."""
 
     def drain(self, unit: UnitId, inventory: Inventory, intent: str) -> None:
-        """Have other processes see that a change of a unit waits for the kubelet."""
+        """Drain a unit whose change waits for the kubelet, visible for other processes."""
         slots = slots_in(inventory, unit)
         if self._drained.get(unit) == slots:
             return
         with suppress(UnitBusyError, OSError):
             self._find(unit, slots)
-            if self._found[unit] is not None:  # it is not known yet whether anything has changed since
+            if self._found[unit] is not None:  # `held` must compare the circumstances with this record first
                 return
             self._gate.drain(unit, slots, intent, patience_s=0.0)
             self._drained[unit] = slots
 
     def stop_draining(self, unit: UnitId) -> None:
-        """Open the gates of a unit of which no change waits any more."""
+        """Open the gates of a unit whose change no longer waits."""
         with suppress(OSError):
             self._gate.stop_draining(self._drained.pop(unit, ()))
 
     def begin(self, unit: UnitId) -> None:
-        """Take that a change of a unit begins, which goes on with what was drained."""
+        """Record that a change of a unit begins; it takes over the drained gates."""
         self._drained.pop(unit, None)
 
     def release(self, units: Iterable[UnitId], inventory: Inventory) -> None:
-        """Open the gates of units that are as desired, or of which nothing is desired any more."""
+        """Open the gates of units that are in their desired state, or that have none any more."""
         for unit in units:
             self.stop_draining(unit)
             with suppress(OSError):
                 self._gate.release(slots_in(inventory, unit))
 
     def release_found(self, units: Iterable[UnitId], inventory: Inventory) -> None:
-        """Open the gates of such units that an agent before has left held."""
+        """Open the gates of such units that an earlier agent has left held."""
         for unit in units:
             with suppress(OSError):
                 self._find(unit, slots_in(inventory, unit))
@@ -65,9 +65,9 @@ class UnitGates:
             self._found[unit] = None
 
     def held(self, unit: UnitId, inventory: Inventory, circumstances: Circumstances) -> Reason | None:
-        """Return why an agent before could not complete the change of a unit, if nothing has changed since.
+        """Return why an earlier agent could not complete the change of a unit, if the circumstances are the same.
 
-        It is asked once for each unit: what this agent does later is its own.
+        The answer is given once for each unit: later failures are this agent's own.
         """
         try:
             self._find(unit, slots_in(inventory, unit))
@@ -79,15 +79,15 @@ class UnitGates:
     def _find(self, unit: UnitId, slots: Slots) -> None:
         if unit not in self._found:
             records = (self._gate.read(slot) for slot in slots)
-            held = (one for one in records if isinstance(one, GateRecord) and one.state is GateState.HELD)
+            held = (found for found in records if isinstance(found, GateRecord) and found.state is GateState.HELD)
             self._found[unit] = next(held, None)
 
 
 def slots_in(inventory: Inventory, unit: UnitId) -> Slots:
-    """Return the slots of a unit as it was last observed."""
+    """Return the slots of a unit, as observed last."""
     return slots_of(inventory.facts.functions, inventory.units.get(unit, ()))
 
 
 def fingerprint(circumstances: Circumstances) -> str:
-    """Return what tells circumstances apart, in another process, too."""
+    """Return a digest of circumstances, which other processes can compare."""
     return hashlib.sha256(msgspec.json.encode(circumstances, order="deterministic", enc_hook=repr)).hexdigest()

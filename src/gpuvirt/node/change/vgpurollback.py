@@ -1,4 +1,4 @@
-"""Puts back the vGPUs of a GPU whose change has failed: what it carried, with the same ids, in the same mode."""
+"""Rolls back the vGPUs of a GPU whose change has failed: the same vGPUs, with the same ids, in the same mode."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from gpuvirt.node.change.vgpusteps import MOST_ROUNDS, Run, take_all
 
 
 def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:
-    """Plan toward what a GPU carried before; yield why that could not be reached.
+    """Bring a GPU back to the vGPUs that it carried before; yield why that failed.
 
-    Of what it carries now, only what the change has created goes. A change that slept in the kernel has left a past
-    that nobody may want back: it leaves what there is to be planned from.
+    Only vGPUs that the change has created are removed. A change that the kernel has blocked is not rolled back, since
+    the former vGPUs may no longer be desired: the next plan starts from the vGPUs that exist.
     """
     if not run.taken or run.change.expired:
         return
@@ -37,8 +37,8 @@ def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: R
             yield shortfalls.gone(gpu)
             return
         run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
-        others = {one for one, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and one not in created}
-        learned = Learned(remembered=before.types, in_use=dict.fromkeys(others, "whoever made it"))
+        others = {name for name, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and name not in created}
+        learned = Learned(remembered=before.types, in_use=dict.fromkeys(others, "a program other than this change"))
         state = replace(seen, learned={gpu: learned}).asked_state(gpu, desired)
         back = plan_gpu(seen.inventory.facts.functions[gpu], state, desired)
         if not back.steps:

@@ -1,4 +1,4 @@
-"""Takes the steps of a plan for one GPU's vGPUs, each after a proof that nobody uses what it touches."""
+"""Takes the steps of a plan for one GPU's vGPUs, each after verifying that no process uses the touched devices."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -37,11 +37,11 @@ from gpuvirt.node.change.leasing import Claim, HeldError, RefusedError, leased, 
 from gpuvirt.node.change.site import Site, Tell
 
 MOST_ROUNDS = 6
-"""VFs, then vGPUs, and a further round for each VF that refuses; a phase that needs more is not getting nearer."""
+"""The most rounds of a phase: one for VFs, one for vGPUs, and one for each VF that refuses a type."""
 
 
 class SlotRefusedError(RefusedError):
-    """A VF has refused a type that it had offered; another may take it."""
+    """A VF has refused a vGPU type that it had offered; another VF may accept it."""
 
     def __init__(self, slot: PciAddress, reason: Reason) -> None:
         super().__init__(reason)
@@ -49,7 +49,7 @@ class SlotRefusedError(RefusedError):
 
 
 class VgpusHeldError(RefusedError):
-    """vGPUs that were to go are in use, though nobody was seen to have them; the others that were to go are gone."""
+    """vGPUs that the plan removes are in use by processes that were not observed; the plan's others are removed."""
 
     def __init__(self, held: Mapping[VgpuId, HeldError]) -> None:
         super().__init__(next(iter(held.values())).reason)
@@ -57,21 +57,21 @@ class VgpusHeldError(RefusedError):
 
 
 class SchedulerRefusedError(RefusedError):
-    """The scheduler could not be set; the vGPUs are as they should be."""
+    """The scheduler could not be set; the vGPUs are as desired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The steps of one change, as they are taken."""
+    """The steps that one change takes."""
 
     tell: Tell
     change: Change
     taken: list[VgpuStep] = field(default_factory=list)
-    """Those that were begun."""
+    """The steps that were begun."""
 
     @contextlib.contextmanager
     def step(self, scope: Scope, step: VgpuStep) -> Iterator[None]:
-        """Take a step, unless the plan of the change is out of date."""
+        """Run a step; raise StalePlanError instead if the plan of the change is outdated."""
         with self.change.step(scope, step.text):
             self.taken.append(step)
             self.tell(step)
@@ -79,10 +79,10 @@ class Run:
 
 
 def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan: VgpuPlan, run: Run) -> None:
-    """Take all steps of a plan; raise RefusedError at the first that can't be taken, or did not do what it should.
+    """Take all steps of a plan; raise RefusedError at the first step that can't be taken or has no effect.
 
-    Where some of the vGPUs that are to go first turn out to be in use, that is VgpusHeldError, after all of them.
-    What is allocated gets no lease: the change asks for it first.
+    If some of the vGPUs to remove turn out to be in use, the others are removed first, then VgpusHeldError is raised.
+    The change refuses allocated devices before they are leased.
     """
     held: dict[VgpuId, HeldError] = {}
     run.change.claim(Scope().with_all(_scope(inventory, gpu_state, step) for step in plan.steps))
@@ -104,7 +104,10 @@ def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan:
 
 
 def _scope(inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> Scope:
-    """Return what a step may touch: what it makes is nobody's yet, and an instance that goes carries nothing."""
+    """Return the devices that a step may touch.
+
+    A new vGPU can't be in use yet, and a GPU instance that is destroyed carries no vGPU.
+    """
     match step:
         case EnableVfs(gpu) | DisableVfs(gpu) | SetMixedSizes(gpu) | SetMigMode(gpu):
             return Scope(frozenset({gpu, *inventory.facts.functions[gpu].virtfns}))
@@ -122,7 +125,7 @@ def _scope(inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> 
 def _take(site: Site, inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> None:
     match step:
         case EnableVfs(gpu):
-            see_that_it_is_idle(site.kernel, gpu)
+            verify_idle(site.kernel, gpu)
             with recorded_unbind(site.kernel, site.original_drivers, gpu, inventory.facts.platform.boot_id):
                 sriov.enable_vfs(site.kernel, site.tools, gpu)
         case DisableVfs(gpu):
@@ -134,10 +137,10 @@ def _take(site: Site, inventory: Inventory, gpu_state: GpuState | None, step: Vg
             if gpu_state is not None:
                 _create(site.kernel, gpu_state.host, slot, vgpu_type, vgpu)
         case SetMixedSizes() | SetMigMode() | DestroyInstance() | CreateInstance() | SetScheduler():
-            _tell_driver(site, gpu_state, step)
+            _run_nvidia_smi(site, gpu_state, step)
 
 
-def _tell_driver(
+def _run_nvidia_smi(
     site: Site,
     gpu_state: GpuState | None,
     step: SetMixedSizes | SetMigMode | DestroyInstance | CreateInstance | SetScheduler,
@@ -145,20 +148,20 @@ def _tell_driver(
     """Take a step that nvidia-smi takes."""
     match step:
         case SetMixedSizes(gpu, on):
-            _see_that_it_is_empty(site.kernel, gpu)
+            _verify_empty(site.kernel, gpu)
             nvidiasmi.set_mixed_sizes(site.tools, gpu, on=on)
             modes = nvidiasmi.read_modes(site.tools, gpu)
-            _see_that_it_is_so(step, modes, found=modes.mixed_sizes)
+            _verify_mode(step, modes, found=modes.mixed_sizes)
         case SetMigMode(gpu, on):
-            _see_that_it_is_empty(site.kernel, gpu)
-            see_that_it_is_idle(site.kernel, gpu)
+            _verify_empty(site.kernel, gpu)
+            verify_idle(site.kernel, gpu)
             mig.set_mode(site.tools, gpu, on=on)
             modes = nvidiasmi.read_modes(site.tools, gpu)
             if modes.mig is not on and modes.mig_pending is on:
                 raise RefusedError(shortfalls.mode_pending(gpu, on=on))
-            _see_that_it_is_so(step, modes, found=modes.mig)
+            _verify_mode(step, modes, found=modes.mig)
         case DestroyInstance(gpu, instance):
-            _see_that_none_was_made(site.kernel, gpu, gpu_state)
+            _verify_no_new_vgpu(site.kernel, gpu, gpu_state)
             mig.destroy_instance(site.tools, gpu, instance)
         case CreateInstance(gpu, profile, start):
             mig.create_instance(site.tools, gpu, profile, start)
@@ -166,66 +169,66 @@ def _tell_driver(
             vgpuscheduler.set_scheduler(site.tools, gpu, scheduler)
 
 
-def _see_that_it_is_so(step: SetMixedSizes | SetMigMode, modes: GpuModes, *, found: bool | Unread | None) -> None:
-    """See that a mode is what it was switched to: nvidia-smi may end well and leave it."""
+def _verify_mode(step: SetMixedSizes | SetMigMode, modes: GpuModes, *, found: bool | Unread | None) -> None:
+    """Verify that a mode was switched: nvidia-smi may exit with 0 without switching it."""
     if bool(found) is not step.on or isinstance(found, Unread):
         seen = Seen(found.path, found.said) if isinstance(found, Unread) else Seen("nvidia-smi -q", str(modes))
         raise RefusedError(refusals.failed(step.text, step.gpu, seen))
 
 
-def _see_that_it_is_empty(kernel: Kernel, gpu: PciAddress) -> None:
-    """See that a GPU carries no vGPU: one may have been made since the plan."""
+def _verify_empty(kernel: Kernel, gpu: PciAddress) -> None:
+    """Verify that a GPU carries no vGPU: one may have been created since the plan."""
     if live := _live(kernel, gpu):
         raise RefusedError(shortfalls.not_empty(gpu, sorted(live)))
 
 
-def _see_that_none_was_made(kernel: Kernel, gpu: PciAddress, gpu_state: GpuState | None) -> None:
-    """See that no vGPU is there which the plan did not know: it may stand on an instance that is to go."""
-    known = {one.id for one in gpu_state.host.live} if gpu_state is not None else set()
+def _verify_no_new_vgpu(kernel: Kernel, gpu: PciAddress, gpu_state: GpuState | None) -> None:
+    """Verify that no vGPU was created since the plan: it may use the GPU instance that is to be destroyed."""
+    known = {vgpu.id for vgpu in gpu_state.host.live} if gpu_state is not None else set()
     if new := _live(kernel, gpu) - known:
         raise RefusedError(shortfalls.not_empty(gpu, sorted(new)))
 
 
 def _live(kernel: Kernel, gpu: PciAddress) -> set[VgpuId]:
     host = scan(kernel).vgpu_hosts.get(gpu)
-    return {one.id for one in host.live} if host is not None else set()
+    return {vgpu.id for vgpu in host.live} if host is not None else set()
 
 
-def see_that_it_is_idle(kernel: Kernel, *functions: PciAddress) -> None:
-    """See that no process uses a GPU: its driver lets it go for a moment while VFs or MIG mode are switched."""
+def verify_idle(kernel: Kernel, *functions: PciAddress) -> None:
+    """Verify that no process uses functions: switching VFs or MIG mode takes the GPU from its driver for a moment."""
     users = nativeusers.read_native_users(kernel, functions)
     if users is None:
         raise RefusedError(refusals.users_unseen(functions[0]))
-    for one in functions:
-        if serious := refusals.serious(users.get(one, ())):
-            raise RefusedError(refusals.in_use(one, serious, forcible=False))
+    for function in functions:
+        if serious := refusals.serious(users.get(function, ())):
+            raise RefusedError(refusals.in_use(function, serious, forcible=False))
 
 
 def _disable_vfs(site: Site, inventory: Inventory, gpu: PciAddress) -> None:
-    """Switch VFs off that carry nothing."""
-    see_that_vfs_can_go(site.kernel, inventory, gpu)
-    _see_that_it_is_empty(site.kernel, gpu)
+    """Disable VFs that carry no vGPU."""
+    verify_vfs_removable(site.kernel, inventory, gpu)
+    _verify_empty(site.kernel, gpu)
     with recorded_unbind(site.kernel, site.original_drivers, gpu, inventory.facts.platform.boot_id):
         sriov.disable_vfs(site.kernel, site.tools, gpu)
 
 
-def see_that_vfs_can_go(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> None:
-    """See that VFs are bound to no VFIO driver, so that none has a node that could be held, and that nobody uses them.
+def verify_vfs_removable(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> None:
+    """Verify that no VF is bound to a VFIO driver, and that no process uses one; raise RefusedError.
 
-    Raises RefusedError.
+    A VF on a VFIO driver has a device node, which a process could open at any moment.
     """
     functions = inventory.facts.functions
     found = [functions.get(slot) for slot in functions[gpu].virtfns]
-    vfs = [one for one in found if one is not None]
-    if len(vfs) < len(found) or any(one.on_vfio for one in vfs):
+    vfs = [vf for vf in found if vf is not None]
+    if len(vfs) < len(found) or any(vf.on_vfio for vf in vfs):
         raise RefusedError(refusals.vfs_enabled(functions[gpu]))
-    see_that_it_is_idle(kernel, gpu, *(one.address for one in vfs))
+    verify_idle(kernel, gpu, *(vf.address for vf in vfs))
 
 
 def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) -> None:
-    live = next(one for one in host.live if one.id == vgpu)
-    if host.framework is Framework.SRIOV_VF:  # no lease keeps a process from what a native driver serves
-        see_that_it_is_idle(kernel, host.gpu, *inventory.facts.functions[host.gpu].virtfns)
+    live = next(live for live in host.live if live.id == vgpu)
+    if host.framework is Framework.SRIOV_VF:  # a lease does not keep processes from a device on a native driver
+        verify_idle(kernel, host.gpu, *inventory.facts.functions[host.gpu].virtfns)
     with contextlib.ExitStack() as held:
         for claim in claims(kernel, inventory, host, live):
             held.enter_context(leased(kernel, claim))
@@ -233,7 +236,7 @@ def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) 
 
 
 def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
-    """Yield what is to be held while a vGPU goes."""
+    """Yield what must be leased while a vGPU is removed."""
     if host.framework is Framework.MDEV:
         yield _claim(live.id, live.group, iommu.read_cdevs(kernel, mdev_path(live.id)))
         return
@@ -250,7 +253,7 @@ def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu)
 def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ...] | Unread) -> Claim:
     if not isinstance(group, int):
         raise RefusedError(shortfalls.not_holdable(subject))
-    if isinstance(cdevs, Unread):  # a machine may have it open by a node that we would not look for
+    if isinstance(cdevs, Unread):  # a VM may have the device open by a node of unknown name
         raise RefusedError(refusals.unread(subject, cdevs))
     return Claim(subject, group, cdevs)
 

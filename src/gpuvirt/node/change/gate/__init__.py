@@ -1,1 +1,1 @@
-"""The gate of an isolation unit: its locks and its record, by which Allocate and changes exclude each other."""
+"""The gates: locks and records on disk by which Allocate and changes of GPUs exclude each other."""

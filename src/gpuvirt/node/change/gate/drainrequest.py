@@ -1,8 +1,9 @@
-"""What a command asks of the agent before it changes devices: to take them off what the kubelet may give to pods.
+"""The request of a command that the agent drains devices before the command changes them.
 
 The command writes its intent into the gates of the unit's slots. From then on Allocate refuses the devices. The agent
-stops offering them, waits until the kubelet no longer counts those that no pod has, and acknowledges the generation; or
-it refuses, since it keeps the unit in another desired state. Without an agent the command keeps one from starting.
+stops offering them, waits until the kubelet no longer counts the free ones, and acknowledges the generation. The agent
+refuses instead if it keeps the unit in another desired state. Without a running agent, the command keeps agents from
+starting.
 """
 
 import fcntl
@@ -21,18 +22,18 @@ from gpuvirt.node.change.gate.gatelock import tries, try_lock
 from gpuvirt.node.change.gate.gaterecord import GateRecord
 
 ANSWER_S = 10.0
-"""How long the agent's answer is waited for."""
+"""How long a command waits for the agent's answer."""
 ASK_AGAIN_S = 0.05
 VGPUS = "vgpus"
-"""What a command desires of a GPU besides its driver."""
+"""Stands in `Desires` for other vGPUs on a GPU."""
 
 Desires = Mapping[PciAddress, Sequence[str]]
-"""What a command desires of GPUs: a driver, or other vGPUs."""
+"""What a command changes, by GPU: the name of the desired driver, `VGPUS`, or both."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """What a command is about to do."""
+    """The change that a command is about to make."""
 
     unit: UnitId
     slots: Slots
@@ -41,18 +42,21 @@ class DrainRequest:
 
 
 def desires_of(desired: DesiredUnit) -> Desires:
-    """Return what an agent has to agree with."""
+    """Return the desires that a running agent has to agree with."""
     return {
-        gpu: (*([str(one.driver)] if one.driver is not None else ()), *([VGPUS] if one.vgpus is not None else ()))
-        for gpu, one in desired.items()
+        gpu: (
+            *([str(target.driver)] if target.driver is not None else ()),
+            *([VGPUS] if target.vgpus is not None else ()),
+        )
+        for gpu, target in desired.items()
     }
 
 
 @contextmanager
 def beside_agent(gate: Gate, agent_folder: Path, request: DrainRequest) -> Iterator[Reason | None]:
-    """Have devices drained for as long as the context lasts; it gives why that can't be, None where they are.
+    """Keep devices drained while the context lasts; the context value is the reason for a refusal, None if drained.
 
-    `agent_folder` is the one that an agent locks. Raises UnitBusyError.
+    `agent_folder` is the folder that an agent locks. Raises UnitBusyError.
     """
     with ExitStack() as stack:
         if stack.enter_context(no_agent(agent_folder)):
@@ -64,7 +68,7 @@ def beside_agent(gate: Gate, agent_folder: Path, request: DrainRequest) -> Itera
 
 @contextmanager
 def no_agent(folder: Path) -> Iterator[bool]:
-    """Return whether no agent runs; none starts then for as long as the context lasts. Other commands may."""
+    """Return whether no agent runs. If so, no agent can start while the context lasts; other commands can."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -75,7 +79,7 @@ def no_agent(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def drained(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
-    """Have devices drained by the agent that runs; the context gives why it does not, None where it has."""
+    """Ask the running agent to drain devices; the context value is the reason for its refusal, None if drained."""
     desires = {str(gpu): tuple(desired) for gpu, desired in request.desires.items()}
     gate.drain(request.unit, request.slots, request.intent, desires=desires)
     try:
@@ -85,14 +89,14 @@ def drained(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
 
 
 def _answer(gate: Gate, request: DrainRequest) -> Reason | None:
-    """Wait for the agent; return why it does not drain."""
-    silent: list[str] = []
+    """Wait for the agent's answer; return the reason for its refusal."""
+    unanswered: list[str] = []
     for _ in tries(ANSWER_S, ASK_AGAIN_S):
-        records = {slot: gate.read(slot) for slot in request.slots}
-        known = [one for one in records.values() if isinstance(one, GateRecord)]
-        if (refused := next((one.reason for one in known if one.reason is not None), None)) is not None:
+        found = {slot: gate.read(slot) for slot in request.slots}
+        records = {slot: record for slot, record in found.items() if isinstance(record, GateRecord)}
+        if (refused := next((record.reason for record in records.values() if record.reason), None)) is not None:
             return refused
-        silent = [slot for slot, one in records.items() if not isinstance(one, GateRecord) or not one.is_acknowledged]
-        if not silent:
+        unanswered = [slot for slot in request.slots if slot not in records or not records[slot].is_acknowledged]
+        if not unanswered:
             return None
-    return refusals.agent_silent(request.unit, ANSWER_S, str(gate.path_of(silent[0], "json")))
+    return refusals.agent_silent(request.unit, ANSWER_S, str(gate.path_of(unanswered[0], "json")))

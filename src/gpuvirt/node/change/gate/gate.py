@@ -1,9 +1,10 @@
-"""The gates of a host: one for each PCI slot, which whoever changes or allocates a device of the slot passes.
+"""The gates of a host, one for each PCI slot: every change and every allocation of a device passes its slot's gate.
 
-Each has two locks and a record in a folder that does not outlive a boot. Children of a change inherit `SLOT.lock` and
-hold it for as long as the kernel blocks them; `SLOT.owner` ends with the process that makes the change. `SLOT.json` is
-the record, which only the holder of the lock writes. `SLOT.lock` itself has a line for each allocation, written before
-it is answered: for a while no account of the kubelet tells of it.
+Each gate has two locks and a record, in a folder that is deleted at boot. The child processes of a change inherit the
+lock on `SLOT.lock` and keep it for as long as the kernel blocks them. The lock on `SLOT.owner` ends with the process
+that makes the change. `SLOT.json` is the record; only the process with the lock writes it. `SLOT.lock` has a line for
+each allocation. Allocate writes the line before it answers, since the kubelet's accounts show the allocation only
+later.
 """
 
 import fcntl
@@ -33,37 +34,37 @@ from gpuvirt.node.change.gate.gatepass import MODULES, Pass
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, SETTLED_S, Damaged, GateRecord, GateState, Reading
 
 Read = Callable[[], Sequence[Reading]]
-"""Reads what the kubelet's two accounts say; nothing where one of them is unknown."""
+"""Returns the newest readings of the kubelet's two accounts; empty while one of them is unknown."""
 
 
 def no_readings() -> Sequence[Reading]:
-    """Return that the kubelet's accounts were not read."""
+    """Return no readings, for a host whose kubelet is not asked."""
     return ()
 
 
 PATIENCE_S = 0.2
-"""How long a change waits for a lock: an allocation has it for less than a millisecond."""
+"""How long a change waits for a lock. An allocation keeps it for less than a millisecond."""
 MOST_BYTES = 1 << 14
-"""How long a lock's file may become before old allocations are taken out of it."""
+"""The size of a lock's file above which lines of old allocations are removed from it."""
 MOST_TRIES = 5
 """How often the members of an isolation unit may change while its locks are taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate(GateFiles):
-    """The gates of one host, as this process passes them."""
+    """The gates of one host, with the locks that this process has."""
 
     ours: set[str] = field(default_factory=set)
-    """The slots whose locks a change of this process has."""
+    """The slots that a change of this process has locked."""
     draining: dict[str, int] = field(default_factory=dict)
-    """The slots that this process drains, with the open file of the lock that says so."""
+    """The slots that this process drains, with the open descriptor of `SLOT.owner`."""
 
     @contextmanager
     def change(self, unit: str, members: Callable[[], Slots], readings: Read = no_readings) -> Iterator[Pass]:
-        """Be the only one on this host who changes or allocates devices of a unit; raise UnitBusyError.
+        """Keep all other processes of the host from changing or allocating a unit's devices; raise UnitBusyError.
 
         `members` reads the slots of the unit. They are read again under the locks: other slots may have joined.
-        `readings` returns what the kubelet's accounts said lately, the newest last.
+        `readings` returns the latest readings of the kubelet's accounts, the newest last.
         """
         for _ in range(MOST_TRIES):
             slots = members()
@@ -76,11 +77,11 @@ class Gate(GateFiles):
                     with self._passed(Pass(self, slots, (*locks, host), host)) as passed:
                         yield passed
                     return
-        raise UnitBusyError(f"{unit}: its IOMMU groups change all the time")
+        raise UnitBusyError(f"{unit}: its IOMMU groups changed {MOST_TRIES} times while their slots were being locked")
 
     @contextmanager
     def modules(self) -> Iterator[None]:
-        """Be the only one on this host who changes the options of kernel modules; raise UnitBusyError."""
+        """Keep all other processes of the host from changing kernel module options; raise UnitBusyError."""
         with opened(self.folder / MODULES) as host, Pass(self, (), (), host).modules():
             yield
 
@@ -90,17 +91,17 @@ class Gate(GateFiles):
         try:
             yield passed
         except Exception:
-            passed.settle()  # it ended before its end: the host is to be observed
+            passed.settle()  # the change has failed half-way, so the host must be observed again
             raise
         passed.end()
 
     @contextmanager
     def allocation(self, devices: Mapping[str, Iterable[str]]) -> Iterator[None]:
-        """Keep changes of other processes out of slots, and tell later ones that these devices of each are allocated.
+        """Lock out changes by other processes, and record for later changes that these devices are allocated.
 
-        Raises UnitBusyError where a change is under way, or is about to be, or where one was killed; at once, since the
-        devices are no longer what the allocation has found them to be when that change ends. One of this process is no
-        obstacle: it tells by itself which devices it may touch.
+        `devices` are by slot. Raises UnitBusyError at once where a change by another process is under way or about to
+        begin, or was killed: after that change the devices are no longer as Allocate has read them. Changes by this
+        process are no obstacle here: `Changes` refuses the devices that they may touch.
         """
         locks: list[int] = []
         try:
@@ -116,7 +117,7 @@ class Gate(GateFiles):
                 os.close(lock)
 
     def _refuse_unless_allocatable(self, slot: str) -> None:
-        """Raise UnitBusyError where another process drains a slot, or where a change was killed and is not settled."""
+        """Raise UnitBusyError if another process drains a slot, or if a killed change of it is not settled."""
         found = self.read(slot)
         if isinstance(found, GateRecord) and (found.state in ALLOCATABLE or slot in self.draining):
             return
@@ -134,9 +135,10 @@ class Gate(GateFiles):
         desires: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Have no device of these slots allocated from now on, until `stop_draining` or the change that comes next.
+        """Stop all allocations from these slots, until `stop_draining` or the end of the next change.
 
-        Raises UnitBusyError. What this process drains already stays as it is. `desires`: what a command wants.
+        Raises UnitBusyError. Slots that this process drains already stay as they are. `desires` is what a command
+        asks the agent for.
         """
         new = [slot for slot in slots if slot not in self.draining]
         try:
@@ -150,13 +152,13 @@ class Gate(GateFiles):
             raise
 
     def stop_draining(self, slots: Iterable[str]) -> None:
-        """Let devices of these slots be allocated again, as far as this process drains them."""
+        """Allow allocations from those of these slots that this process drains."""
         for slot in slots:
             if slot in self.draining:
                 self._open(slot)
 
     def answer(self, slot: str, generation: int, refusal: Reason | None) -> None:
-        """Tell the command that drains a slot that its devices are drained, or why they are not going to be."""
+        """Record for the waiting command that the agent has drained a slot, or why the agent refuses to."""
         with opened(self.path_of(slot, "lock")) as lock:
             if not try_lock(lock, fcntl.LOCK_EX):
                 return
@@ -165,24 +167,24 @@ class Gate(GateFiles):
                 self.write(slot, found.answer(refusal))
 
     def settle(self, slot: str) -> None:
-        """Open the gate of a change whose process has ended, after the host was observed."""
+        """Open the gate of a change whose process has ended. The host has been observed since."""
         if self.state(slot) is GateState.SETTLING:
             self._open(slot)
 
     def release(self, slots: Iterable[str]) -> None:
-        """Open the gates that are held: what is desired has changed, or is reached."""
+        """Open the gates that are held, since the desired state has changed or is reached."""
         for slot in slots:
             if self.state(slot) is GateState.HELD:
                 self._open(slot)
 
     def _open(self, slot: str) -> None:
-        """Open a gate that no other process has now; else that process opens it, or who finds its record later."""
+        """Open a gate unless another process has locked it. That process, or a later one, opens it then."""
         with suppress(UnitBusyError), self._locked(slot, slot, 0.0):
             self._refuse_damaged(slot, slot)
             self.write(slot, gaterecord.settled(self.read(slot), boot_id()))
 
     def _refuse_unknown(self, unit: str, slot: str, lock: int, readings: Read) -> None:
-        """Raise UnitUnsettledError where the kubelet's account may lack allocations, or a record was damaged lately."""
+        """Raise UnitUnsettledError if the kubelet's accounts may lack an allocation, or if a new record is damaged."""
         content = os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
         if not gaterecord.unsettled(content, this_process(), monotonic(), ()):
             self._refuse_damaged(unit, slot)
@@ -191,8 +193,8 @@ class Gate(GateFiles):
             if device == gaterecord.UNREADABLE and not _was_just_written(self.path_of(slot, "lock")):
                 continue
             raise UnitUnsettledError(
-                f"{unit}: {device} was allocated {age_s:.1f} s ago; the kubelet's two accounts must show it, or both"
-                f" lack it twice after {SETTLED_S:g} s ({self.path_of(slot, 'lock')})",
+                f"{unit}: {device} was allocated {age_s:.1f} s ago; gpuvirt waits until the kubelet's two accounts show"
+                f" it, or both lack it twice after {SETTLED_S:g} s ({self.path_of(slot, 'lock')})",
                 again_soon=age_s >= SETTLED_S,
             )
         self._refuse_damaged(unit, slot)
@@ -200,12 +202,12 @@ class Gate(GateFiles):
     def _refuse_damaged(self, unit: str, slot: str) -> None:
         found, path = self.read(slot), self.path_of(slot, "json")
         if isinstance(found, Damaged) and _was_just_written(path):
-            said = f"{unit}: {path} can't be read: {found.said}"
-            raise UnitUnsettledError(f"{said}; it is ignored {SETTLED_S:g} s after it was written")
+            problem = f"{unit}: the gate's record {path} can't be decoded: {found.said}"
+            raise UnitUnsettledError(f"{problem}; gpuvirt ignores it {SETTLED_S:g} s after it was written")
 
     @contextmanager
     def _locked(self, unit: str, slot: str, patience_s: float = PATIENCE_S) -> Iterator[tuple[int, int]]:
-        """Have the two locks of a slot; raise UnitBusyError. What was drained for this is drained no more."""
+        """Take the two locks of a slot; raise UnitBusyError. A drain by this process ends with it."""
         if self._has(slot):
             raise self.busy(unit, slot)
         with ExitStack() as stack:
@@ -224,7 +226,7 @@ class Gate(GateFiles):
             yield owner, lock
 
     def _end_drain(self, slot: str) -> None:
-        """Open a gate that was drained for a change which has not begun."""
+        """Open a gate that this process has drained for a change that did not begin."""
         found = self.read(slot)
         if isinstance(found, GateRecord) and found.is_drained_by(this_process()):
             self.write(slot, gaterecord.settled(found, boot_id()))
@@ -233,30 +235,32 @@ class Gate(GateFiles):
         return slot in self.ours
 
     def _taken(self, slot: str) -> UnitBusyError:
-        """Return why devices of a slot are not given."""
+        """Return why Allocate refuses devices of a slot."""
         match self.state(slot):
             case GateState.BLOCKED:
                 return self.blocked_by_kernel(slot, slot)
             case GateState.SETTLING:
                 step, path = self.step_of(slot), self.path_of(slot, "json")
-                return UnitBusyError(f"{slot}: a change has ended before its end ({path}), step: {step}")
+                return UnitBusyError(
+                    f"{slot}: a change was killed and the slot has not been observed since ({path}), last step: {step}"
+                )
             case _:
                 return self.busy(slot, slot)
 
 
 @cache
 def gate_at(folder: Path) -> Gate:
-    """Return the one gate that this process has in a folder."""
+    """Return the gates of a folder, one object for the whole process."""
     return Gate(folder)
 
 
 def _was_just_written(path: Path) -> bool:
-    """Return whether what a damaged file no longer tells could be so recent that no account shows it."""
+    """Return whether a damaged file may have recorded something that the kubelet's accounts don't show yet."""
     return abs(RealClock().now().timestamp() - path.stat().st_mtime) < SETTLED_S
 
 
 def _append(lock: int, devices: Iterable[str]) -> None:
-    """Write that devices are allocated into the file of a lock; no other process writes there now."""
+    """Add lines for allocated devices to the file of a lock; no other process writes to it meanwhile."""
     owner, now_s = this_process(), monotonic()
     if (size := os.fstat(lock).st_size) > MOST_BYTES:
         kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"))

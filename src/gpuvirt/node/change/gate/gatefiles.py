@@ -1,4 +1,4 @@
-"""The files of a host's gates: in which state each gate is, by its locks and its record, as any process finds it."""
+"""The files of a host's gates: any process reads each gate's state from its locks and its record."""
 
 import fcntl
 import os
@@ -17,11 +17,11 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class UnitBusyError(GpuvirtError):
-    """Another process is changing this unit now."""
+    """Another process is changing this unit."""
 
 
 class UnitBlockedError(UnitBusyError):
-    """The kernel blocks a change of this unit whose process has ended; `step` is the step that it was at."""
+    """The kernel blocks a change of this unit whose process has ended; `step` is the blocked step."""
 
     def __init__(self, message: str, step: str) -> None:
         super().__init__(message)
@@ -29,10 +29,10 @@ class UnitBlockedError(UnitBusyError):
 
 
 class UnitUnsettledError(UnitBusyError):
-    """A device of this unit was allocated a moment ago, or it is unknown whether one was."""
+    """A device of this unit was allocated a moment ago, or may have been."""
 
     def __init__(self, message: str, *, again_soon: bool = False) -> None:
-        """`again_soon`: one more reading of the kubelet's accounts may tell."""
+        """`again_soon`: one more reading of the kubelet's accounts may settle it."""
         super().__init__(message)
         self.again_soon = again_soon
 
@@ -52,13 +52,13 @@ class GateFiles:
         return gaterecord.decode(content, boot_id())
 
     def write(self, slot: str, record: GateRecord) -> None:
-        """Write the record of a slot whose lock is ours."""
+        """Write the record of a slot that this process has locked."""
         replace_file(self.path_of(slot, "json"), gaterecord.encode(record), durable=False)
 
     def state(self, slot: str) -> GateState:
-        """Return in which state a gate is; asks for its locks for a moment."""
+        """Return the state of a gate; this tries both of its locks for a moment."""
         is_locked, has_owner = self._is_taken(slot, "lock"), self._is_taken(slot, "owner")
-        if is_locked and not has_owner:  # unless the change has ended between the two
+        if is_locked and not has_owner:  # the change may have ended between the two tries
             is_locked = self._is_taken(slot, "lock")
         return gaterecord.state_of(self.read(slot), is_locked=is_locked, has_owner=has_owner)
 
@@ -67,15 +67,15 @@ class GateFiles:
             return not try_lock(fd, fcntl.LOCK_SH)
 
     def states(self) -> Mapping[str, GateState]:
-        """Return the states of all gates that a process has passed since boot. Raises OSError."""
+        """Return the states of all gates that any process has used since boot. Raises OSError."""
         return {slot: self.state(slot) for slot in self._slots("lock")}
 
     def states_by_record(self) -> Mapping[str, GateState]:
-        """Return the same, and ask for no lock where the record says that nothing is under way. Raises OSError."""
+        """Return the same as `states`, but try no lock where the record shows no change under way. Raises OSError."""
         found = {slot: self.read(slot) for slot in self._slots("json")}
         return {
-            slot: one.state if isinstance(one, GateRecord) and one.state in ALLOCATABLE else self.state(slot)
-            for slot, one in found.items()
+            slot: record.state if isinstance(record, GateRecord) and record.state in ALLOCATABLE else self.state(slot)
+            for slot, record in found.items()
         }
 
     def _slots(self, kind: str) -> list[str]:
@@ -86,41 +86,41 @@ class GateFiles:
         return sorted(name.removesuffix(f".{kind}") for name in names if name.endswith(f".{kind}"))
 
     def blocked(self) -> Mapping[str, str]:
-        """Return the slots in which the kernel blocks a step, with that step. Raises OSError."""
+        """Return the slots in which the kernel blocks a step, with the step. Raises OSError."""
         return {slot: self.step_of(slot) for slot, state in self.states().items() if state is GateState.BLOCKED}
 
     def busy(self, unit: str, slot: str) -> UnitBusyError:
-        """Return that another process has the gate of a slot."""
+        """Return the error for a gate that another process has locked."""
         found, path = self.read(slot), self.path_of(slot, "owner")
         if isinstance(found, GateRecord) and found.state is GateState.DRAINING:
             return UnitBusyError(f"{unit}: another process waits to change these functions ({path}): {found.intent}")
         return UnitBusyError(
-            f"{unit}: another process is just changing these functions ({path}), step: {self.step_of(slot)}"
+            f"{unit}: another process is changing these functions ({path}), step: {self.step_of(slot)}"
         )
 
     def blocked_by_kernel(self, unit: str, slot: str) -> UnitBlockedError:
-        """Return that a change whose process has ended keeps the gate of a slot."""
+        """Return the error for a gate that stays locked by a blocked step of a process that has ended."""
         step, path = self.step_of(slot), self.path_of(slot, "lock")
         return UnitBlockedError(f"{unit}: the kernel blocks a change whose process has ended ({path}): {step}", step)
 
     def step_of(self, slot: str) -> str:
-        """Return the step that was begun last in a slot."""
+        """Return the last step that was begun in a slot."""
         found = self.read(slot)
         return (found.intent if isinstance(found, GateRecord) else None) or "an unknown step"
 
     def path_of(self, slot: str, kind: str) -> Path:
-        """Return the file of a gate."""
+        """Return the path of a gate's file; `kind` is `lock`, `owner` or `json`."""
         return self.folder / f"{slot}.{kind}"
 
 
 @cache
 def boot_id() -> str:
-    """Return the boot that this process runs in."""
+    """Return the id of the current boot."""
     return BOOT_ID.read_text().strip()
 
 
 @cache
 def this_process() -> Owner:
-    """Return this process."""
+    """Return this process as the owner of changes."""
     stat = Path("/proc/self/stat").read_bytes()
     return Owner(os.getpid(), int(stat.rpartition(b")")[2].split()[19]))

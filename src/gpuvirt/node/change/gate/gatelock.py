@@ -1,15 +1,15 @@
-"""The locks of gates: flock on files, waited for a moment at most."""
+"""The locks of gates: flock on files, with a short wait."""
 
 import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep  # noqa: TID251  for a lock that another process has for a moment
+from time import monotonic, sleep  # noqa: TID251  short waits for the locks of other processes
 
 
 def try_lock(fd: int, kind: int, patience_s: float = 0.0, is_ours: Callable[[], bool] = lambda: False) -> bool:
-    """Return whether a lock could be had in time, or is another of this process."""
+    """Return whether the lock was taken in time, or this process has it by another descriptor (`is_ours`)."""
     deadline_s = monotonic() + patience_s
     while True:
         try:
@@ -25,7 +25,7 @@ def try_lock(fd: int, kind: int, patience_s: float = 0.0, is_ours: Callable[[], 
 
 
 def tries(patience_s: float, pause_s: float) -> Iterator[None]:
-    """Yield now and again until the time is up."""
+    """Yield at once, and after each pause until the time is up."""
     deadline_s = monotonic() + patience_s
     yield
     while monotonic() < deadline_s:
@@ -34,7 +34,7 @@ def tries(patience_s: float, pause_s: float) -> Iterator[None]:
 
 
 def open_file(path: Path) -> int:
-    """Open the file of a lock, which children don't inherit; in a folder that is not there yet, too."""
+    """Open the file of a lock, and create its folder if necessary. Child processes don't inherit the descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o600)
@@ -45,7 +45,7 @@ def open_file(path: Path) -> int:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Have the file of a lock open, and with its end give the lock back."""
+    """Keep the file of a lock open while the context lasts; closing it releases the lock."""
     fd = open_file(path)
     try:
         yield fd

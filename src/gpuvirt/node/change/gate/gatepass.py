@@ -1,4 +1,4 @@
-"""A change that has passed the gates of its slots, and the records that it keeps of how far it has come."""
+"""A change that has locked the gates of its slots, and the records of its progress."""
 
 import fcntl
 import threading
@@ -14,29 +14,32 @@ from gpuvirt.node.change.gate.gatelock import try_lock
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 
 MODULES = "modules"
-"""The file of the host's lock."""
+"""The name of the host's lock for kernel modules."""
 MODULES_S = 20.0
-"""How long a step on a whole module waits for another: modprobe takes some seconds for NVIDIA's driver."""
+"""How long a step on a kernel module waits for another one: modprobe takes some seconds for NVIDIA's driver."""
 
 
 @dataclass(slots=True)
 class Pass:
-    """A change that has passed the gates of its slots; only it writes their records meanwhile."""
+    """A change that has locked the gates of its slots; only it writes their records meanwhile."""
 
     files: GateFiles
     slots: Slots
     locks: Collection[int]
-    """A process that has one of these descriptors open holds its lock."""
+    """The descriptors of the locks. Every process that has one of them open keeps that lock."""
     host: int | None = None
-    """The file of the host's lock, which is open in the change's children, too."""
+    """The descriptor of the host's lock for kernel modules. It is open in the change's children, too."""
     held: tuple[Reason, str] | None = None
-    """Why what is desired is not reached, with what that depends on, where somebody goes on to desire it."""
+    """Why the change could not reach the desired state, and the fingerprint of what that depends on.
+
+    None for a command: the command does not try again.
+    """
     _records: dict[str, GateRecord] = field(default_factory=dict)
     _writing: threading.Lock = field(default_factory=threading.Lock)
-    """An event loop says that a step is blocked, and the step may end at that moment."""
+    """The event loop records a blocked step while the thread of the change may record the step's end."""
 
     def begin(self) -> None:
-        """Begin a generation; what an earlier change has left is settled, since each change begins with a look."""
+        """Begin a generation. This settles earlier changes, since every change observes the host first."""
         for slot in self.slots:
             found = self.files.read(slot)
             if isinstance(found, GateRecord) and found.is_drained_by(this_process()):
@@ -50,20 +53,20 @@ class Pass:
         self._move(GateRecord.at_safe_point)
 
     def note(self, step: str) -> None:
-        """Record a step before it is taken."""
+        """Record a step before the change takes it."""
         self._move(lambda record: record.at_safe_point().in_step(step))
 
     @contextmanager
     def modules(self) -> Iterator[None]:
-        """Be the only one on this host who changes a kernel module or its options; raise UnitBusyError.
+        """Keep all other processes of the host from changing kernel modules or their options; raise UnitBusyError.
 
-        It is the last lock that a change takes, and kept for one step: modules are no unit's own.
+        A change takes this lock last and keeps it for one step only, since all units share the modules.
         """
         if self.host is None:
             yield
             return
         if not try_lock(self.host, fcntl.LOCK_EX, MODULES_S):
-            raise UnitBusyError(f"another process changes kernel modules ({self.files.folder / MODULES})")
+            raise UnitBusyError(f"another process is changing kernel modules ({self.files.folder / MODULES})")
         try:
             yield
         finally:
@@ -74,15 +77,15 @@ class Pass:
         self._move(GateRecord.block)
 
     def unblock(self) -> None:
-        """Record that the step under way has ended: one that was blocked is the last of its change."""
+        """Record that the step under way has ended. After a blocked step the change takes no other."""
         self._move(GateRecord.unblock)
 
     def settle(self) -> None:
-        """Record that the change stops: from now on it puts back what it has touched."""
+        """Record that the change has stopped and rolls back from now on."""
         self._move(GateRecord.settle)
 
     def end(self) -> None:
-        """Record that the change has ended: what it leaves is planned from, or held for a reason."""
+        """Record that the change has ended; its gates are open, or held with the reason of its failure."""
         held = self.held
         if held is None:
             self._move(lambda record: record.settle().move(GateState.OPEN))

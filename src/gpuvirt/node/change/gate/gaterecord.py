@@ -1,6 +1,6 @@
-"""The record of one gate: how far the change of a PCI slot has come, as any process of the host finds it.
+"""The record of one gate: the progress of a change of a PCI slot, for all processes of the host.
 
-Everything here is pure. `gate` reads and writes the record.
+Everything here is pure. `gatefiles` reads and writes the record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,22 +14,22 @@ from gpuvirt.model.reasons import Reason
 
 
 class GateState(StrEnum):
-    """What may be done to the devices of a slot."""
+    """The states of a gate."""
 
     OPEN = "Open"
-    """They may be allocated, and a change may begin."""
+    """Devices of the slot may be allocated, and a change may begin."""
     DRAINING = "Draining"
-    """They are not allocated any more: a change waits until the kubelet no longer counts them."""
+    """Allocate refuses the slot's devices: a change waits until the kubelet no longer counts them."""
     APPLYING = "Applying"
     """A change observes the host or takes a step, under the lock."""
     SAFE = "Safe"
-    """A change is between two steps, under the lock: it asks whether its plan still holds."""
+    """A change is between two steps, under the lock: it checks whether its plan is still up to date."""
     BLOCKED = "Blocked"
-    """The kernel blocks a step; the process that made it keeps the lock, and its change takes no other step."""
+    """The kernel blocks a step. The process of the step keeps the lock, and the change takes no other step."""
     SETTLING = "Settling"
-    """A change has stopped before its end: what it has touched is put back, and the host is observed."""
+    """A change has stopped half-way: it is rolled back, and the host is observed."""
     HELD = "Held"
-    """The last change could not reach what is desired, for a reason. Devices that are offered may be allocated."""
+    """The last change could not reach the desired state. Offered devices may be allocated."""
 
 
 NEXT: Mapping[GateState, frozenset[GateState]] = {
@@ -41,28 +41,28 @@ NEXT: Mapping[GateState, frozenset[GateState]] = {
     GateState.SETTLING: frozenset({GateState.OPEN, GateState.HELD, GateState.BLOCKED}),
     GateState.HELD: frozenset({GateState.SETTLING}),
 }
-"""The states that may follow each; a change that has ended in whatever way is settled before the next one begins."""
+"""The states that may follow each state. Every change is settled before the next one begins."""
 
 ALLOCATABLE = frozenset({GateState.OPEN, GateState.HELD})
-"""The states in which offered devices are given to pods."""
+"""The states in which offered devices may be allocated."""
 
 
 class IllegalMoveError(GpuvirtError):
-    """A gate can't go from its state to another."""
+    """The state of a gate can't follow its present state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that makes a change."""
+    """A process that makes a change or an allocation."""
 
     pid: int
     started: int
-    """When it was started, in the kernel's ticks since boot: process numbers are used again."""
+    """The start time of the process in the kernel's ticks since boot; it tells reused pids apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRecord:
-    """What is kept of a gate."""
+    """The content of a gate's record."""
 
     boot_id: str
     generation: int = 0
@@ -70,15 +70,15 @@ class GateRecord:
     state: GateState = GateState.OPEN
     owner: Owner | None = None
     intent: str | None = None
-    """What a draining change is about to do, or the step that was begun last."""
+    """The purpose of the drain, or the last step that was begun."""
     reason: Reason | None = None
-    """Why it is `HELD`; or why the agent does not drain it for a command."""
+    """Why the gate is `HELD`, or why the agent refuses to drain the slot for a command."""
     held_on: str | None = None
-    """What the failed change depended on: it is `HELD` for as long as that is so."""
+    """The fingerprint of what the failed change depended on. The gate is `HELD` until that changes."""
     desires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What a command that drains desires of each GPU; empty where the agent itself drains."""
+    """The desired state that a command asks for, by GPU; empty where the agent itself drains."""
     acknowledged: int = 0
-    """The generation that the agent has drained for a command."""
+    """The last generation that the agent has drained for a command."""
 
     def move(self, state: GateState, *, intent: str | None = None) -> "GateRecord":
         """Return the record in its next state; raise IllegalMoveError."""
@@ -96,22 +96,22 @@ class GateRecord:
         )
 
     def hold(self, reason: Reason, held_on: str) -> "GateRecord":
-        """Return the record of a change that has stopped and could not reach what is desired."""
+        """Return the record of a change that has stopped and could not reach the desired state."""
         return replace(self.move(GateState.HELD), reason=reason, held_on=held_on)
 
     def drain(self, owner: Owner, intent: str, desires: Mapping[str, tuple[str, ...]]) -> "GateRecord":
-        """Return the record of the change that waits from now on; raise IllegalMoveError unless the gate is open."""
+        """Return the record of a slot that is drained for a change; raise IllegalMoveError unless the gate is open."""
         draining = self.move(GateState.DRAINING, intent=intent)
         return replace(draining, owner=owner, generation=self.generation + 1, desires=desires)
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether the agent has drained what a command waits for."""
+        """Whether the agent has drained the slot for the waiting command."""
         return self.acknowledged == self.generation
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether a command waits for the agent."""
+        """Whether a command waits for the agent's answer."""
         return self.state is GateState.DRAINING and self.reason is None and not self.is_acknowledged
 
     def answer(self, refusal: Reason | None) -> "GateRecord":
@@ -123,13 +123,13 @@ class GateRecord:
     def begin(self, owner: Owner) -> "GateRecord":
         """Return the record of the change that begins now; raise IllegalMoveError unless the gate is open.
 
-        A change that has drained is of the generation that it began then.
+        A change that has drained the slot keeps the generation of the drain.
         """
         applying = self.move(GateState.APPLYING)
         return replace(applying, owner=owner, generation=self.generation + (not self.is_drained_by(owner)))
 
     def at_safe_point(self) -> "GateRecord":
-        """Return the record between two steps; a change that puts back what it has touched stays settling."""
+        """Return the record between two steps; a change that rolls back stays `SETTLING`."""
         return self.move(GateState.SAFE) if self.state is GateState.APPLYING else self
 
     def in_step(self, intent: str) -> "GateRecord":
@@ -138,7 +138,8 @@ class GateRecord:
 
     def _noted(self, intent: str) -> "GateRecord":
         if self.state is not GateState.SETTLING:
-            raise IllegalMoveError(f"a step begins in the state {GateState.SAFE} or {GateState.SETTLING}")
+            expected = f"{GateState.SAFE} or {GateState.SETTLING}"
+            raise IllegalMoveError(f"a step can begin in the gate's state {expected}, not in {self.state}: {intent}")
         return replace(self, intent=intent)
 
     def block(self) -> "GateRecord":
@@ -151,26 +152,27 @@ class GateRecord:
         return self.move(GateState.SETTLING) if self.state is GateState.BLOCKED else self
 
     def is_drained_by(self, process: Owner) -> bool:
-        """Return whether a process has drained the slot for the change that it begins now."""
+        """Return whether a process has drained the slot for its next change."""
         return self.state is GateState.DRAINING and self.owner == process
 
     def settle(self) -> "GateRecord":
-        """Return the record of a change that stops, whatever it was doing."""
+        """Return the record of a change that stops, from any state."""
         return self if self.state in {GateState.SETTLING, GateState.OPEN} else self.move(GateState.SETTLING)
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A record that could not be read: what is under way, or was, is unknown."""
+    """A record that can't be decoded: the state of the gate is unknown."""
 
     said: str
+    """The error of the decoder."""
 
 
 Found = GateRecord | Damaged
 
 
 def decode(content: bytes | None, boot_id: str) -> Found:
-    """Return what the file of a record says; without one, or with one of another boot, nothing was done since boot."""
+    """Return the record in a file. A missing file, or one of another boot, means that no change was made since boot."""
     if content is None:
         return GateRecord(boot_id)
     try:
@@ -186,11 +188,11 @@ def encode(record: GateRecord) -> bytes:
 
 
 def state_of(found: Found, *, is_locked: bool, has_owner: bool) -> GateState:
-    """Return the state of a gate as another process finds it.
+    """Return the state of a gate, as seen by another process.
 
-    `is_locked` and `has_owner` say whether a process has its lock, and whether the process that made the change is
-    there. A lock without that process is a step that the kernel blocks. A change without its process is over: it left
-    its lock, and what it left is unknown until the host was observed.
+    `is_locked`: a process has locked `SLOT.lock`. `has_owner`: the process that makes the change is alive. A lock
+    without an owner means that the kernel blocks a step. A record of a change without lock and owner means that the
+    change was killed: its result is unknown until the host is observed.
     """
     if is_locked and not has_owner:
         return GateState.BLOCKED
@@ -202,21 +204,21 @@ def state_of(found: Found, *, is_locked: bool, has_owner: bool) -> GateState:
 
 
 def settled(found: Found, boot_id: str) -> GateRecord:
-    """Return the open record of a gate whose lock is ours, after the host was observed."""
+    """Return the open record of a gate that this process has locked, after the host was observed."""
     if isinstance(found, Damaged):
         return GateRecord(boot_id)
     return found if found.state is GateState.OPEN else found.settle().move(GateState.OPEN)
 
 
 SETTLED_S = 10.0
-"""How old an allocation is once the accounts of the kubelet must tell of it."""
+"""The age from which on the kubelet's accounts must show an allocation."""
 APART_S = 2.0
-"""How far apart two readings of these accounts are which both lack it."""
+"""The time between two readings that both lack an allocation, before it counts as ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What both accounts of the kubelet said that pods have; neither was unknown."""
+    """The devices of pods in both of the kubelet's accounts, neither of which was unknown."""
 
     at_s: float
     """Seconds since boot."""
@@ -227,19 +229,19 @@ UNREADABLE = "an unreadable entry"
 
 
 def allocation(device: str, owner: Owner, now_s: float) -> str:
-    """Return the line that tells of an allocation before it is answered; `now_s` are seconds since boot."""
+    """Return the line that records an allocation; `now_s` is in seconds since boot."""
     return f"{now_s:.3f} {owner.pid} {owner.started} {device}\n"
 
 
 def newest(content: str) -> str:
-    """Return the last line of each device, and lines that can't be read."""
+    """Return the last line of each device, and all lines that can't be parsed."""
     return "".join({line.split(" ", 3)[-1]: line for line in content.splitlines(keepends=True)}.values())
 
 
 def unsettled(content: str, owner: Owner | None, now_s: float, readings: Sequence[Reading]) -> Mapping[str, float]:
-    """Return the devices that processes other than `owner` have allocated, and that no account need show yet.
+    """Return the recent allocations by processes other than `owner`, which the kubelet's accounts may not show yet.
 
-    Each has how long ago that was. A line that can't be read counts as one that has just been written.
+    The values are their ages in seconds. A line that can't be parsed counts as just written.
     """
     found: dict[str, float] = {}
     for line in content.splitlines():
@@ -254,16 +256,16 @@ def unsettled(content: str, owner: Owner | None, now_s: float, readings: Sequenc
 
 
 def _is_settled(device: str, at_s: float, readings: Sequence[Reading]) -> bool:
-    """Return whether the accounts tell of an allocation, or lack it twice though they must know of it."""
-    later = [one for one in readings if one.at_s >= at_s + SETTLED_S]
+    """Return whether the accounts show an allocation, or lack it in two readings that are late enough."""
+    later = [reading for reading in readings if reading.at_s >= at_s + SETTLED_S]
     if later and device in later[-1].devices:
         return True
-    lacking = [one.at_s for one in later if device not in one.devices]
+    lacking = [reading.at_s for reading in later if device not in reading.devices]
     return len(lacking) >= 2 and lacking[-1] - lacking[0] >= APART_S
 
 
 def with_reading(readings: Sequence[Reading], new: Reading) -> tuple[Reading, ...]:
-    """Return the readings that can still tell, with a new one: those that follow each other fast count as the last."""
+    """Return the last `MOST_READINGS` readings with a new one. A reading that follows fast replaces the one before."""
     *before, last = readings or (new,)
     is_fast = bool(before) and new.at_s - before[-1].at_s < APART_S
     return (*before, new) if is_fast or last is new else (*before, last, new)[-MOST_READINGS:]
