@@ -94,7 +94,7 @@ class Conclusions:
 
     def _start(self, ledger: Ledger) -> None:
         self._state = NodeState(Settings(), IDS, ledger, WHO)
-        self._state.set_spec(self._spec)
+        self._state.resources.set_spec(self._spec)
         callbacks = Callbacks(lambda: None, lambda: None)
         self._allocator = Allocator(self._state, site_of(self.kernel, self._now, Path()), Telemetry(), callbacks)
         self._facts = None
@@ -122,7 +122,7 @@ class Conclusions:
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
         self._spec = spec_of(resources)
-        self._state.set_spec(self._spec)
+        self._state.resources.set_spec(self._spec)
         self._conclude()
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:

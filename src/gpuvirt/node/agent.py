@@ -1,31 +1,28 @@
-"""The agent of one node, put together: what it hears comes in here, what it concludes goes out as one view.
+"""The agent of one node: observations come in here, and its conclusions go out as one view.
 
-Front ends (the kubelet's plugins, probes, the cluster's side) call `hear_...` and the `allocator`, and follow `views`.
-They don't know each other, and none of them touches the host.
+Front ends (the device plugins, the probes, the client of the API server) call `observe_...` and the `allocator`, and
+follow `views`. They don't know each other, and none of them touches the host.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection
 from functools import cache, partial
 
-from gpuvirt.clock import Signal, Timer, until_tick_s
-from gpuvirt.facts.ids import PciAddress, ResourceName
-from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.clock import Signal, Timer
+from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.ledger import KubeletAccount
-from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason
 from gpuvirt.node.allocation.allocator import Allocator, Callbacks
 from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.node.known.desiredstate import DesiredState
 from gpuvirt.node.known.namereview import NameReview
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.known.wants import Wants
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.telemetry import Telemetry
@@ -41,7 +38,6 @@ from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.reconcile.reconciler import Reconciler
 from gpuvirt.node.site import Moving, Site
-from gpuvirt.node.store import originaldrivers
 from gpuvirt.node.store.desiredstatestore import DesiredStateStore
 from gpuvirt.node.store.journal import journal_at
 from gpuvirt.tasks import keep_going
@@ -55,7 +51,7 @@ class Agent:
     def __init__(self, site: Site, settings: Settings, ids: PciIds, agent: AgentView, intervals: Intervals) -> None:
         self.telemetry = Telemetry()
         self.allocated = Signal()
-        """Set after each allocation and withdrawal, for whoever asks the kubelet for holders."""
+        """Set after each allocation and withdrawal: the account watch asks the kubelet for allocations then."""
         self._site = site
         self._intervals = intervals
         self._stale = Signal()
@@ -65,7 +61,7 @@ class Agent:
         self._journal.load()
         self._operands = Operands(site.clock, intervals) if site.vgpus_only else None
         self.notice = Notice(site.clock, intervals, self._stale.set) if site.tells_scheduler else None
-        """What the scheduler is to count; None where nobody tells it."""
+        """The counts of devices for the scheduler; None where the agent does not publish them."""
         self._review = NameReview(
             site.clock, intervals.review_most_s, self._stale.set, self._note, expected=site.awaits_controller
         )
@@ -77,7 +73,7 @@ class Agent:
             notice=self.notice,
             vgpus_only=site.vgpus_only,
         )
-        self._state.review_names(self._review)
+        self._state.resources.review = self._review
         self._concluding: Timer | None = None
         self._watcher = Watcher(
             site.kernel,
@@ -93,25 +89,26 @@ class Agent:
             account,
             DesiredUnits(self._state, account.newest),
             self._operands,
-            dependencies.Callbacks(self._hear_changed, self._stale.set, self.report_problem),
+            dependencies.Callbacks(self._observe_change, self._stale.set, self.report_problem),
         )
         in_cluster = site.node_name is not None
-        self._wants = Wants(
-            self._state, self._store, site.vgpu_configs, in_cluster=in_cluster, hears_spec=site.hears_spec
+        self._desired_state = DesiredState(
+            self._state, self._store, site.vgpu_configs, in_cluster=in_cluster, follows_spec=site.hears_spec
         )
         self._invalid: tuple[InvalidDesired, ...] = ()
-        """What is invalid of the desired state, as the log has it."""
+        """The invalid desired state that was logged."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        gates = site.moving.site.locks if site.moving is not None else site.gates
+        changing = site.moving.site if site.moving is not None else None
+        gates = changing.locks if changing is not None else site.gates
         gate = gate_at(gates) if gates is not None else None
-        self._gates = GateWatch(gate)
-        self._gates.look()
-        self._facts: Facts | None = None
-        callbacks = Callbacks(self._hear_allocation, lambda: self._watcher.look_soon("refusal"))
+        self._gates = GateWatch(
+            gate, self._changes, self._watcher.look_soon, changing.original_drivers if changing is not None else None
+        )
+        callbacks = Callbacks(self._observe_allocation, lambda: self._watcher.look_soon("refusal"))
         self.allocator = Allocator(self._state, site, self.telemetry, callbacks, gate)
 
     async def run(self) -> None:
-        """Look, conclude, remember, for ever; what was not yet remembered is at the end."""
+        """Observe, conclude and record, for ever; unwritten files are written at the end."""
         try:
             async with asyncio.TaskGroup() as group:
                 tell = partial(self.report_problem, "watcher")
@@ -122,9 +119,10 @@ class Agent:
                     group.create_task(self._site.markers.run(self.views))
                 if self._site.moving is not None:
                     self._change_gpus(group, self._site.moving)
-                group.create_task(keep_going("gates", self._watch_gates, self._site.clock))
+                clock = self._site.clock
+                group.create_task(keep_going("gates", lambda: self._gates.run(clock, self._intervals.gates_s), clock))
                 group.create_task(self._journal.run(lambda problem: self.report_problem("journal", problem)))
-                group.create_task(self._store.run(lambda problem: self.report_problem("inlets", problem)))
+                group.create_task(self._store.run(lambda problem: self.report_problem("desired state", problem)))
                 if self._site.state_file is not None:
                     state_file = StateFile(self._site.state_file, self._site.clock, self._intervals)
                     group.create_task(state_file.run(self.views))
@@ -138,96 +136,54 @@ class Agent:
             await self._store.flush()
 
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
-        """Start the reconciler, which writes in the one lane of each unit."""
+        """Start the reconciler, which changes each unit in the unit's one serial worker."""
         site, clock = moving.site, self._site.clock
         reconciler = Reconciler(site, cache(moving.workers), clock, self._intervals)
         group.create_task(keep_going("changes", lambda: reconciler.run(self._changes), clock))
 
     @property
     def vgpu_states(self) -> Cell[Progress | None]:
-        """How far what the cluster wants of vGPUs has come, for it to be told; None: it is told nothing."""
+        """The progress of the desired vGPUs, as reported to the cluster; None: not reported."""
         return self._changes.vgpu_states
 
     @property
     def workload_states(self) -> Cell[Progress | None]:
-        """How far it has come that GPUs are as the node's label says, for it to be told; None: it is told nothing."""
+        """The progress of the desired drivers, as reported to the cluster; None: not reported."""
         return self._changes.workload_states
 
     @property
     def looked(self) -> bool:
-        """Whether the host was looked at yet, and the view shows it."""
+        """Whether the host was observed yet and the view shows it."""
         return self.views.get().looked
 
     @property
     def desired(self) -> NodeRequest:
-        """What the cluster wants of this node's vGPUs, as it was last heard, before a restart too."""
+        """The desired state from the cluster, as last observed, also before a restart."""
         return self._store.desired
 
     def take_request(self, request: NodeRequest) -> None:
-        """Take what the cluster wants of vGPUs; what `news` has not heard stays as it was."""
+        """Take the desired state from the cluster; fields that are unknown in `request` stay as they were."""
         if self._store.take_request(request):
             self._stale.set()
 
     def observe_kind(self, *, there: bool) -> None:
-        """Take whether the cluster has the kind GpuNode; without it no controller can review names of resources."""
+        """Take whether the cluster has the kind GpuNode; without it no controller can review resource names."""
         self._review.observe_kind(there=there)
 
     def observe_facts(self, facts: Facts, /) -> None:
-        """Take what a look at the host has shown."""
-        self._facts = facts
-        if self._gates.unsettled:
-            self._gates.settle(self._recorded_changes(facts))
-        self._gates.look()
-        if self._observe_gates(facts):
+        """Take the facts of an observation of the host."""
+        if self._gates.observe_facts(facts):
             self._stale.set()
         if self._state.observe_facts(facts) or self._state.offers.verdict.again_in_s is not None:
             self._stale.set()
 
-    def _recorded_changes(self, facts: Facts) -> Collection[PciAddress]:
-        """Return the functions whose drivers a killed change was changing, which the reconciler ends."""
-        if self._site.moving is None:
-            return ()
-        return originaldrivers.read(self._site.moving.site.original_drivers).of_boot(facts.platform.boot_id).changes
-
-    def _observe_gates(self, facts: Facts) -> bool:
-        """Take what other processes change, and where the kernel blocks a step; return whether that is news."""
-        drained = Scope(self._gates.functions_of(self._gates.elsewhere, facts))
-        before, blocked = self._state.blocked, self._gates.blocked(facts)
-        is_change = self._state.hear_gates(drained, blocked)
-        if blocked == before:
-            return is_change
-        for one in {*blocked, *before} & {*facts.functions}:
-            if facts.functions[one].kind is FunctionKind.GPU and facts.functions[one].physfn is None:
-                self._note(f"gate {one}", refusals.blocked(one, blocked[one]) if one in blocked else None)
-        return True
-
-    async def _watch_gates(self) -> None:
-        """Look at the gates for ever; what a killed change has left is settled by a look at the host."""
-        while self._gates.are_there:
-            now_s = self._site.clock.monotonic_s()
-            await self._site.clock.sleep(until_tick_s(now_s, self._intervals.gates_s))
-            if self._gates.look(whole=False):
-                if self._gates.unsettled:
-                    self._watcher.look_soon("gate")
-                if self._facts is not None and self._observe_gates(self._facts):
-                    self._stale.set()
-            self._answer_commands()
-
-    def _answer_commands(self) -> None:
-        """Tell commands that wait for devices that these are drained, or why they are not going to be."""
-        for slot, record in self._gates.requests().items():
-            functions = self._gates.functions_of({slot}, self._facts)
-            refusal = self._changes.desired.why_kept(record.desires)
-            if refusal is not None or self._state.is_drained(functions):
-                self._gates.answer(slot, record.generation, refusal)
-
     def observe_account(self, account: KubeletAccount | None) -> None:
-        """Take which pods have which devices, None for not having heard it."""
-        self._changes.account.hear_reading(account)
+        """Take the kubelet's account of allocated devices, None if the kubelet did not answer."""
+        self._changes.account.observe_account(account)
         waited, growing = not self._state.observed_since, self.notice is not None and self.notice.is_growing
         if self._state.observe_account(account) or growing or (waited and self._state.observed_since):
             self._stale.set()
-        self._answer_commands()
+        self._gates.answer_commands()
         if self._may_count_otherwise or (self.operands_away.get() and self._changes.account.awaits_reading):
             self.allocated.set()  # the kubelet is asked again soon
         if self._operands is not None:
@@ -235,18 +191,18 @@ class Agent:
 
     @property
     def operands_away(self) -> Cell[bool]:
-        """Whether another's programs that offer what is here are to be away."""
+        """Whether the other project's device plugin, which offers the agent's vGPUs, must be stopped."""
         return self._operands.to_be_away if self._operands is not None else Cell(False)
 
     def observe_operands(self, observed: OperandsObserved | None) -> None:
-        """Take what is known of these programs, None where that is not enough to tell whether they are away."""
+        """Take the observed state of that device plugin, None if it is unknown whether it has stopped."""
         if self._operands is not None:
             self._operands.observe(observed)
             self.allocated.set()  # the kubelet is asked what it still counts
 
     @property
     def unsettled(self) -> bool:
-        """Whether the kubelet was not yet heard to count what is offered now, and no more than that."""
+        """Whether it is still unknown that the kubelet counts exactly the offered devices."""
         return not self._state.observed_since or self._may_count_otherwise
 
     @property
@@ -255,67 +211,67 @@ class Agent:
         return growing or bool(self._state.still_counted or self._state.leaving or self._state.undrained)
 
     def observe_registration(self, resource: ResourceName, registration: Registration) -> None:
-        """Take where the kubelet stands with a resource."""
-        if self._state.observe_registration(resource, registration):
+        """Take the state of a resource's registration with the kubelet."""
+        if self._state.resources.observe_registration(resource, registration):
             if registration.because is not None:
                 log.warning("%s", registration.because.text, extra={"reason": str(registration.because.code)})
             self._stale.set()
 
     def report_problem(self, who: str, problem: Reason | None) -> None:
-        """Take what is wrong with a part of the agent, None when nothing is any more."""
+        """Take the problem of a part of the agent, None when it has none any more."""
         if self._note(who, problem):
             self._stale.set()
 
     def _note(self, who: str, problem: Reason | None) -> bool:
-        request = self._state.note(who, problem)
-        if request and problem is not None and problem not in {one.reason for one in self._invalid}:
+        is_change = self._state.note(who, problem)
+        if is_change and problem is not None and problem not in {invalid.reason for invalid in self._invalid}:
             log.warning("%s", problem.text, extra={"reason": str(problem.code)})
-        return request
+        return is_change
 
-    def _hear_changed(self, what: tuple[str, ...], outcome: str) -> None:
-        """Take that a change has ended: of `passthrough` or `native` drivers, of `vgpus`."""
-        for kind in what:
+    def _observe_change(self, kinds: tuple[str, ...], outcome: str) -> None:
+        """Take that a change of the kinds `passthrough`, `native` or `vgpus` has ended."""
+        for kind in kinds:
             self.telemetry.moves[kind, outcome] += 1
         self._watcher.look_soon("change")
-        self._stale.set()  # what the change kept from being offered
+        self._stale.set()  # devices that the change has withheld may be offered again
 
-    def _hear_allocation(self) -> None:
-        """Conclude soon, but not in the way of the requests that a pod of several containers brings at once."""
+    def _observe_allocation(self) -> None:
+        """Conclude soon, but after the requests that a pod with several containers makes at once."""
         self.allocated.set()
         if self._concluding is not None:
             self._concluding.cancel()
         self._concluding = self._site.clock.call_later(self._intervals.conclude_s, self._stale.set)
 
     async def _conclude(self) -> None:
-        """Draw conclusions whenever something new was heard."""
+        """Draw conclusions after each new observation."""
         while True:
             await self._stale.wait()
             self._concluding = None
             self.conclude()
 
     def conclude(self) -> None:
-        """Draw the conclusions from all that was heard."""
+        """Draw the conclusions from all observations."""
         self.views.set(self._refresh())
         self._changes.desired.conclude()
         self._changes.concluded.set()
         if self._operands is not None:
             self._operands.stir()
         if self._state.withdrawal.grew or (self.notice is not None and self.notice.is_growing):
-            self.allocated.set()  # the kubelet is asked again who has what
-        self._answer_commands()
+            self.allocated.set()  # the kubelet is asked again for its allocations
+        self._gates.answer_commands()
         self._journal.save(self._state.ledger.content)
         self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
 
     def _refresh(self) -> NodeView:
-        """Return the picture of all that was heard; what has become invalid of the desired state is logged once."""
-        self._wants.conclude()
+        """Return the view of all observations. New invalid desired state is logged once."""
+        self._desired_state.conclude()
         view = self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now())
-        for one in view.invalid:
-            if one not in self._invalid:
-                extra = {"reason": str(one.reason.code), "origin": str(one.origin)}
-                log.warning("desired state: %s", one.reason.text, extra=extra)
-        for one in self._invalid:
-            if one not in view.invalid:
-                log.info("desired state: no longer invalid: %s %s", one.where, one.reason.message)
+        for invalid in view.invalid:
+            if invalid not in self._invalid:
+                extra = {"reason": str(invalid.reason.code), "origin": str(invalid.origin)}
+                log.warning("desired state: %s", invalid.reason.text, extra=extra)
+        for invalid in self._invalid:
+            if invalid not in view.invalid:
+                log.info("desired state: no longer invalid: %s %s", invalid.where, invalid.reason.message)
         self._invalid = view.invalid
         return view

@@ -147,7 +147,7 @@ class Allocator:
         inventory, offer = self._state.inventory, self._state.offers.by_resource.get(resource)
         if inventory is None or offer is None:
             raise AllocationRefusedError(unhealthy.unknown_resource(resource))
-        if (withholding := self._state.withholdings.get(resource)) is not None:
+        if (withholding := self._state.resources.withholdings.get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)  # also of a device whose pod has just ended
         return inventory, offer
 

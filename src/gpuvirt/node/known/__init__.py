@@ -1,1 +1,1 @@
-"""What the agent knows of its node, and what follows for what is offered."""
+"""The agent's state: observations, desired state, plans, and the offers that follow from them."""

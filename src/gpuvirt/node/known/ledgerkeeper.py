@@ -1,4 +1,4 @@
-"""Keeps the ledger: what is allocated, by whom the kubelet says, and the names that outlive a restart."""
+"""Keeps the ledger: the allocations, the pods that the kubelet names for them, and names that outlive a restart."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from gpuvirt.model.offers.offers import Offers, first_names
 
 
 class LedgerKeeper:
-    """The ledger of one node, and the kubelet's last account, from which its entries follow."""
+    """The ledger of one node, and the kubelet's last account."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._entries = ledger.entries
@@ -35,28 +35,28 @@ class LedgerKeeper:
 
     @property
     def content(self) -> Ledger:
-        """What is to be kept on disk."""
+        """The ledger to keep on disk."""
         resources = tuple(sorted(self._resources))
         return Ledger(self._entries, self._first_names, resources, self._type_names, self._boot_id, self._former)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What is allocated."""
+        """The allocations."""
         return self._entries
 
     @property
     def account(self) -> KubeletAccount | None:
-        """What the kubelet said last."""
+        """The kubelet's last account."""
         return self._account
 
     @property
     def known(self) -> Known:
-        """What the devices of the host are, by the ids that a kubelet could know them by."""
+        """The devices of the host, by the ids that a kubelet may have recorded."""
         return self._known if self._known is not None else _NOTHING
 
     @property
     def is_observed(self) -> bool:
-        """Whether it is known who has what: the kubelet was heard, and so was what its ids mean on this host."""
+        """Whether allocations are known: the kubelet has answered, and the host was observed to map its ids."""
         return self._account is not None and self._known is not None
 
     @property
@@ -84,13 +84,13 @@ class LedgerKeeper:
         """The last pods of whole functions in this boot."""
         return self._former
 
-    def hear_type_names(self, facts: Facts) -> None:
-        """Take what a host calls its vGPU types."""
-        names = {one: name for host in facts.vgpu_hosts.values() for one, name in host.type_names.items()}
+    def observe_type_names(self, facts: Facts) -> None:
+        """Add the host's names of vGPU types."""
+        names = {type_id: name for host in facts.vgpu_hosts.values() for type_id, name in host.type_names.items()}
         self._type_names = {**self._type_names, **names}
 
-    def hear_known(self, known: Known, boot_id: BootId | None) -> None:
-        """Take what devices the host has, in which boot."""
+    def observe_known(self, known: Known, boot_id: BootId | None) -> None:
+        """Take the devices of the host, and its boot."""
         self._known = known
         self._entries = locate(self._entries, known, same_boot=boot_id is None or boot_id == self._boot_id)
         self._entries = adopt(self._entries, self._account, known)
@@ -98,7 +98,7 @@ class LedgerKeeper:
         self._former = of_boot(self._former, self._boot_id)
 
     def observe_account(self, account: KubeletAccount | None) -> None:
-        """Take which pods have which devices, None for not having heard it."""
+        """Take the kubelet's account, None if the kubelet did not answer."""
         self._account = account or self._account
         settled = settle(self._entries, account)
         self._former = remember(self._former, self._entries, settled, self._boot_id)
@@ -107,15 +107,15 @@ class LedgerKeeper:
             self._entries = adopt(self._entries, account, self._known)
 
     def expect_no_account(self, account: KubeletAccount) -> None:
-        """Take that nobody asks the kubelet: the entries stand as they are, and there is nothing to wait for."""
+        """Take an account without asking the kubelet: the entries stay as they are, and allocations count as known."""
         self._account = account
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
-        """Take what is allocated, with what has just been given."""
+        """Take all allocations, the newest included."""
         self._entries = entries
 
     def record_offers(self, offers: Offers, waiting: Collection[ResourceName]) -> None:
-        """Keep the first names of what is offered, and the resources but for those that wait to be registered."""
+        """Keep the first names of the offered devices, and the resources except those that are not registered yet."""
         self._first_names = first_names(offers, self._first_names)
         self._resources |= offers.by_resource.keys() - set(waiting)
 

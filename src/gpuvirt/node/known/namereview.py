@@ -1,8 +1,8 @@
-"""Resources that are not registered before the controller has said whether KubeVirt offers them itself.
+"""Delays the registration of new resources until the controller has checked that KubeVirt does not offer them itself.
 
 Two plugins of one name confuse the kubelet, even for a moment. So a name that this node has never offered waits until
-the controller has reviewed it. The wait is bounded: without devices no VM starts on the node, while a plugin too many
-takes no device from a VM, since every device is looked at again before it is given away.
+the controller has reviewed it. The wait is bounded: without devices no VM starts on the node, while a second plugin
+takes no device from a VM, since Allocate reads every device again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,9 +22,9 @@ class NameReview:
     def __init__(
         self, clock: Clock, most_s: float, conclude_soon: Callable[[], None], note: Note, *, expected: bool
     ) -> None:
-        """`expected`: a controller deployed this agent. A spec that lists reviewed names shows one as well."""
+        """`expected`: a controller has deployed this agent. A spec with reviewed names shows a controller as well."""
         self.spec: NodeSpec | None = None
-        """What the controller said last, before a restart too."""
+        """The GpuNode's spec, as last observed, also before a restart."""
         self._clock = clock
         self._most_s = most_s
         self._conclude_soon = conclude_soon
@@ -32,10 +32,10 @@ class NameReview:
         self._expected = expected
         self._impossible = False
         self._since_s: dict[ResourceName, float] = {}
-        """When each name was first seen without a review."""
+        """When each name began to wait for its review."""
 
     def observe_kind(self, *, there: bool) -> None:
-        """Take whether the cluster has the kind GpuNode; without it nobody can review names."""
+        """Take whether the cluster has the kind GpuNode; without it no controller can review names."""
         if self._impossible is there:
             self._impossible = not there
             self._conclude_soon()
@@ -43,9 +43,10 @@ class NameReview:
     def conclude(
         self, names: Iterable[ResourceName], offered_before: Collection[ResourceName]
     ) -> Mapping[ResourceName, Withholding]:
-        """Return the names that must wait; what this node has offered before goes on by the last word on disk."""
+        """Return the names that must wait. Names that this node has offered before never wait."""
         reviewed = self.spec.reviewed if self.spec is not None else None
-        decided = {*(reviewed or ()), *(one.resource for one in (self.spec.withheld if self.spec is not None else ()))}
+        withheld = self.spec.withheld if self.spec is not None else ()
+        decided = {*(reviewed or ()), *(withholding.resource for withholding in withheld)}
         unknown = sorted(set(names) - decided)
         if self._impossible or not (self._expected or reviewed is not None):
             unknown = []

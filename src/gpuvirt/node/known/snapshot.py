@@ -1,4 +1,4 @@
-"""A node's picture without an agent: one look at the host, by hand."""
+"""The view of a node without an agent, from one observation of the host, for commands."""
 
 from pathlib import Path
 
@@ -20,9 +20,9 @@ EMPTY = Ledger()
 
 
 def read_ledger(*paths: Path) -> Ledger:
-    """Return the ledger that an agent keeps in the first of `paths` that is there, an empty one where it can't be read.
+    """Return the ledger in the first of `paths` that exists, an empty one if it can't be read.
 
-    It is only read: a damaged one is the agent's to put aside.
+    A damaged file stays in place; the agent renames it when it starts.
     """
     try:
         return load_ledger(*paths)
@@ -31,7 +31,7 @@ def read_ledger(*paths: Path) -> Ledger:
 
 
 def load_ledger(*paths: Path) -> Ledger:
-    """Return the ledger in the first of `paths` that is there, else an empty one; raise OSError, DamagedError."""
+    """Return the ledger in the first of `paths` that exists, else an empty one; raise OSError, DamagedError."""
     for path in paths:
         try:
             return journal.decode(path.read_bytes())[0]
@@ -41,12 +41,12 @@ def load_ledger(*paths: Path) -> Ledger:
 
 
 def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
-    """Return what the host shows now and what an agent would offer of it; `ledger` says what pods have."""
+    """Observe the host; return its view, with what an agent would offer. `ledger` has the allocations to pods."""
     return picture(with_users(kernel, scan(kernel)), settings, ids, clock, ledger)
 
 
 def picture(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
-    """Return what an agent would offer of a host that shows these facts."""
+    """Return the view of a host with these facts, with what an agent would offer."""
     state = NodeState(settings, ids, ledger, agent=None)
     state.ledger.expect_no_account(KubeletAccount(clock.now(), {}))
     state.observe_facts(facts)
@@ -54,6 +54,6 @@ def picture(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger:
 
 
 def boot_id(kernel: Kernel) -> BootId | None:
-    """Return which boot of the host this is."""
+    """Return the id of the host's current boot."""
     found = attributes.text(kernel, BOOT_ID)
     return BootId(found) if isinstance(found, str) else None

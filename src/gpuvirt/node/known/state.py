@@ -1,13 +1,12 @@
-"""What the agent knows: the last facts, who has what, and what follows from both for what is offered.
+"""The agent's state: the last facts, the allocations, the desired state, and the offers that follow from them.
 
-Nothing here waits, or does anything to the host. Whoever hears something new puts it in; `refresh` concludes from it.
+Nothing here waits or changes the host. The agent puts observations in; `refresh` draws the conclusions.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 
-from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
+from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Former, KubeletAccount, Ledger
@@ -18,28 +17,27 @@ from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.invalid import InvalidDesired
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
+from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import addresses_of_settings, named_addresses
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.model.offers.offers import OfferInputs, Offers, make_offers
+from gpuvirt.model.offers.offers import OfferInputs, Offers
 from gpuvirt.model.offers.validation import conditions, workload_of
-from gpuvirt.model.offers.view import AgentView, NodeView, Registration, Sitter, draw
-from gpuvirt.model.offers.withholding import Withholding, withholdings
+from gpuvirt.model.offers.view import AgentView, NodeView, Sitter, draw
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.changes import Changes
 from gpuvirt.node.known.invalidstates import InvalidStates
 from gpuvirt.node.known.ledgerkeeper import LedgerKeeper
-from gpuvirt.node.known.namereview import NameReview
+from gpuvirt.node.known.resourcestates import ResourceStates
 from gpuvirt.node.known.vgpuplans import VgpuPlans
 from gpuvirt.node.known.withdrawal import Withdrawal
 from gpuvirt.node.published.notice import Notice
 
 
 class NodeState:
-    """Everything the agent knows."""
+    """The state of one node, as its agent knows it."""
 
     def __init__(
         self,
@@ -51,126 +49,118 @@ class NodeState:
         notice: Notice | None = None,
         vgpus_only: bool = False,
     ) -> None:
-        """`notice`: what is given before something is withdrawn; None for none.
+        """`notice` announces withdrawals to the scheduler; None if they are not announced.
 
-        `carves_only`: another's device plugin offers what is here, and GPUs stay with the drivers that they have.
+        `vgpus_only`: another device plugin offers the node's devices, and gpuvirt does not change drivers.
         """
         self.settings = settings
         self.ledger = LedgerKeeper(ledger)
         self.withdrawal = Withdrawal()
         self.invalid = InvalidStates(addresses_of_settings(settings))
-        """What of the desired state is invalid."""
+        """The invalid parts of the desired state."""
         self.changes = Changes(lambda: self.ledger.entries)
         self.vgpu_plans = VgpuPlans()
-        """Which vGPUs are desired, and what is to be done so that they are there."""
+        """The desired vGPUs, and the plans toward them."""
+        self.resources = ResourceStates()
         self._ids, self._agent, self._notice = ids, agent, notice
-        self._review: NameReview | None = None
         self._vgpus_only = vgpus_only
         self._inventory: Inventory | None = None
         self._looks = 0
         self._offers = Offers()
-        self._registrations: dict[ResourceName, Registration] = {}
         self._notes: dict[str, Reason] = {}
-        """What is wrong, by the part that says so."""
+        """The problems of the agent's parts, by part."""
         self._modes = Modes()
         self._follows_cluster = False
-        self._withholdings: Mapping[ResourceName, Withholding] = {}
-        self._waiting: Mapping[ResourceName, Withholding] = {}
-        """Resources that are not to be registered yet."""
         self._closed = Scope()
-        """What changes under way kept from being offered when conclusions were drawn last."""
+        """The devices that changes under way kept from being offered at the last conclusion."""
         self._drained = Scope()
+        """The devices that other processes change or drain."""
         self._blocked: Mapping[PciAddress, str] = {}
 
     @property
     def inventory(self) -> Inventory | None:
-        """The host as last observed; None before the first look."""
+        """The host as last observed; None before the first observation."""
         return self._inventory
 
     @property
     def looks(self) -> int:
-        """How often the host was looked at."""
+        """How often the host was observed."""
         return self._looks
 
     @property
     def offers(self) -> Offers:
-        """What is offered."""
+        """The devices that are offered, by resource."""
         return self._offers
 
     @property
     def modes(self) -> Modes:
-        """What is desired of GPUs; nothing until that was concluded."""
+        """The desired modes of GPUs; none before the first conclusion."""
         return self._modes
 
     @property
     def follows_cluster(self) -> bool:
-        """Whether the node's label or its GpuNode says it."""
+        """Whether the node's label or its GpuNode sets the modes."""
         return self._follows_cluster
 
     @property
-    def withholdings(self) -> Mapping[ResourceName, Withholding]:
-        """Resources that are not to be offered."""
-        return self._withholdings
-
-    @property
     def _naming(self) -> Naming:
-        """What decides names now."""
+        """The inputs of resource names."""
         return Naming(self._ids, self.settings.aliases, self.ledger.first_names)
 
     @property
     def _drivers(self) -> DesiredDrivers:
-        """What is wanted of the GPUs that are there."""
+        """The desired drivers of the present GPUs."""
         gpus = self._inventory.gpus if self._inventory is not None and not self._vgpus_only else ()
         return drivers_of(self._modes, gpus)
 
     @property
     def former(self) -> Former:
-        """The last pods of whole functions in this boot; none where functions may go on without a reset."""
+        """The last pods of whole functions in this boot; none if the settings allow reuse without a reset."""
         return self.ledger.former if self.settings.require_reset else {}
 
     @property
     def observed_since(self) -> bool:
-        """Whether the kubelet was heard since what is offered last became less."""
+        """Whether the kubelet has answered after the last withdrawal."""
         return self.withdrawal.is_known(self.ledger.account)
 
     @property
     def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
-        """The functions that are to be offered no more, and that the kubelet may still count, with what it counts."""
+        """The withdrawn functions that the kubelet may still count, with its names for them."""
         return self.withdrawal.still_counted(self._inventory, self.ledger.account)
 
     @property
     def leaving(self) -> frozenset[VgpuId]:
-        """The vGPUs that are offered no more, and that the kubelet was last heard to count."""
+        """The withdrawn vGPUs that the kubelet still counts by its last answer."""
         return self.withdrawal.leaving(self._inventory, self.ledger.account)
 
     @property
     def _changing(self) -> Scope:
-        """The devices that changes under way may touch, by whichever process."""
+        """The devices that changes under way may touch, by this process or others."""
         return self.changes.closed.with_all([self._drained])
 
     @property
     def undrained(self) -> frozenset[PciAddress]:
-        """The functions that other processes drain, of which the kubelet may still give something that no pod has."""
+        """The functions that other processes drain, and whose free devices the kubelet still counts."""
         account, known = self.ledger.account, self.ledger.known
         if account is None or not self._drained.functions:
             return frozenset()
-        given = {*account.devices, *((entry.resource, entry.device) for entry in self.ledger.entries)}
-        free = [key for key in account.counted if key not in given and key[0] in self.ledger.resources]
+        allocated = {*account.devices, *((entry.resource, entry.device) for entry in self.ledger.entries)}
+        free = [key for key in account.counted if key not in allocated and key[0] in self.ledger.resources]
         targets = (known[device][0] for _, device in free if device in known)
         return frozenset(target.gpu for target in targets if self._drained.covers(target))
 
     @property
     def blocked(self) -> Mapping[PciAddress, str]:
-        """The functions in whose slots the kernel blocks a step, with that step."""
+        """The functions in whose slots the kernel blocks a step, with the step."""
         return self._blocked
 
     def is_drained(self, functions: frozenset[PciAddress]) -> bool:
-        """Return whether the kubelet gives nothing of some functions any more but what pods have."""
+        """Return whether the kubelet counts no free devices of these functions any more."""
         return self.observed_since and functions <= self._drained.functions and not functions & self.undrained
 
     @property
     def suspicious(self) -> bool:
-        """Whether a device is in use by somebody who is no pod, or looks as if."""
+        """Whether a device seems to be in use by a process without a pod."""
         if self._vgpus_only:
             return self._inventory is not None and self.vgpu_plans.waits_for_processes(
                 self._inventory, self.ledger.entries
@@ -178,65 +168,48 @@ class NodeState:
         return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self._offers.verdict.traces.values())
 
     def observe_facts(self, facts: Facts) -> bool:
-        """Take what a look at the host has shown; return whether it is news.
+        """Take the facts of an observation of the host; return whether they call for a conclusion.
 
-        The end of a change that took too long is news as well: nobody waits for that.
+        The end of a change that took too long calls for one as well, since the agent does not wait for that change.
         """
         self._looks += 1
         if self._inventory is not None and facts == self._inventory.facts:
             return self._closed != self._changing
-        self.ledger.hear_type_names(facts)
+        self.ledger.observe_type_names(facts)
         self._inventory = build_inventory(facts, self.ledger.type_names)
-        self.ledger.hear_known(known_devices(self._inventory), facts.platform.boot_id)
+        self.ledger.observe_known(known_devices(self._inventory), facts.platform.boot_id)
         return True
 
-    def hear_gates(self, drained: Scope, blocked: Mapping[PciAddress, str]) -> bool:
-        """Take which devices other processes change, or are about to, and which steps the kernel blocks.
+    def observe_gates(self, drained: Scope, blocked: Mapping[PciAddress, str]) -> bool:
+        """Take the devices that other processes change or drain, and the steps that the kernel blocks.
 
-        Return whether the former is news.
+        Return whether the devices have changed.
         """
         is_change, self._drained, self._blocked = drained != self._drained, drained, blocked
         return is_change
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
-        """Take which pods have which devices, None for not having heard it; return whether it is news."""
+        """Take the kubelet's account, None if the kubelet did not answer; return whether that is a change."""
         before = self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving
         self.ledger.observe_account(account)
         return (self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving) != before
 
-    def observe_registration(self, resource: ResourceName, registration: Registration) -> bool:
-        """Take where the kubelet stands with a resource; return whether it is news."""
-        if self._registrations.get(resource) == registration:
-            return False
-        self._registrations[resource] = registration
-        return True
-
-    def review_names(self, review: NameReview) -> None:
-        """Have new resource names wait for the controller's review."""
-        self._review = review
-
     def set_vgpu_configs(self, book: Book | None, problem: InvalidDesired | None) -> None:
-        """Set the vGPU configs that there are, None where that is not known, and what is invalid of the newest."""
+        """Set the vGPU configs, None if they are unknown, and the problem of the newest ConfigMap."""
         self.vgpu_plans.book, self.invalid.configs = book, problem
 
     def set_vgpu_config(self, config: ConfigName | None) -> None:
-        """Set which of them is desired."""
+        """Set the name of the desired vGPU config."""
         self.vgpu_plans.config = config
 
-    def set_spec(self, spec: NodeSpec | None) -> None:
-        """Set what the node's GpuNode says of resources: which are withheld, and which are reviewed."""
-        self._withholdings = withholdings(spec)
-        if self._review is not None:
-            self._review.spec = spec
-
     def set_modes(self, modes: Modes, request: NodeRequest, invalid: InvalidDesired | None) -> None:
-        """Set what is desired of GPUs, by a request of the cluster of which something may be invalid."""
+        """Set the desired modes of GPUs, from a request of the cluster that may be partly invalid."""
         self._modes, self.invalid.workload = modes, invalid
         self._follows_cluster = self.settings.workload_label or request.has_spec
         self.invalid.named = named_addresses(self.settings, request)
 
     def note(self, who: str, reason: Reason | None) -> bool:
-        """Take what is wrong, None when nothing is any more; return whether it is news."""
+        """Take the problem of a part of the agent, None if it has none any more; return whether that is a change."""
         if self._notes.get(who) == reason:
             return False
         if reason is None:
@@ -246,32 +219,33 @@ class NodeState:
         return True
 
     def refresh(self, now_s: float, at: datetime) -> NodeView:
-        """Draw the conclusions from what is known, and the picture of them.
+        """Draw all conclusions, and return the view of the node.
 
-        In this order, each from what stands before it: the desired vGPUs and the plans for them, what is invalid, what
-        is withdrawn once notice was given, what is offered, of what notice is given, the ledger's names, the picture.
+        Each conclusion follows from those before it: the desired vGPUs and their plans, the invalid desired state, the
+        withdrawals that were announced, the offers, the withdrawals to announce, the ledger's names, the view.
         """
         if (inventory := self._inventory) is None:
             self.invalid.conclude(self.vgpu_plans, None)
-            return NodeView(at=at, notes=self._told, invalid=self.invalid.all, agent=self._agent, looked=False)
+            return NodeView(at=at, notes=self._problems, invalid=self.invalid.all, agent=self._agent, looked=False)
         drivers = self._drivers
         self.vgpu_plans.conclude(inventory, self.holdings, self._modes, drivers, self.invalid.named)
         self.invalid.conclude(self.vgpu_plans, inventory.gpus)
         self._closed = self._changing
         functions, vgpus = withdrawn(inventory, drivers), self.vgpu_plans.undesired
         going = frozenset[str](functions) | vgpus
-        passed = self._notice.passed(going, self._registered) if self._notice is not None else going
+        registered = self.resources.registered
+        passed = self._notice.passed(going, registered(self._offers)) if self._notice is not None else going
         self.withdrawal.conclude(functions, vgpus, passed, at, drained=self._drained.functions)
         if not self._vgpus_only:
-            self._offers = self._make_offers(inventory, self._offer_inputs(now_s))
+            self._offers = self.resources.make_offers(inventory, self._offer_inputs(now_s), self._offers)
         account = self.ledger.account
         if self._notice is not None:
-            self._notice.conclude(self._registered, going, account.counted if account is not None else ())
-        self.ledger.record_offers(self._offers, self._waiting.keys())
-        return self._picture(inventory, drivers, at)
+            self._notice.conclude(registered(self._offers), going, account.counted if account is not None else ())
+        self.ledger.record_offers(self._offers, self.resources.waiting.keys())
+        return self._view(inventory, drivers, at)
 
     def _offer_inputs(self, now_s: float) -> OfferInputs:
-        """Return what offers rest on, besides what the host shows."""
+        """Return the inputs of offers besides the host's state."""
         return OfferInputs(
             self._naming,
             self.settings,
@@ -281,55 +255,38 @@ class NodeState:
             now_s,
             self.withdrawal.functions,
             self.withdrawal.vgpus,
-            {name: one.reason for name, one in self._withholdings.items()},
+            {name: withholding.reason for name, withholding in self.resources.withholdings.items()},
             self._closed,
             self._blocked,
             self.former,
         )
 
-    def _picture(self, inventory: Inventory, drivers: DesiredDrivers, at: datetime) -> NodeView:
+    def _view(self, inventory: Inventory, drivers: DesiredDrivers, at: datetime) -> NodeView:
         workload = workload_of(self._modes.default, inventory)
         sitter = Sitter(
             inventory,
             self._offers,
             self.ledger.entries,
             self._naming,
-            self._registrations,
-            self._told,
+            self.resources.registrations,
+            self._problems,
             self._agent,
             invalid=self.invalid.all,
             desired_by_gpu={gpu: str(self._modes.of(gpu)) for gpu in drivers},
             vgpu_configs=self.vgpu_plans.configs,
-            schedulers={gpu: told.scheduler for gpu, told in self.vgpu_plans.schedulers.items()},
+            schedulers={gpu: report.scheduler for gpu, report in self.vgpu_plans.schedulers.items()},
             workload=workload,
             conditions=conditions(inventory, workload, drivers),
-            withholdings={**self._waiting, **self._withholdings},
+            withholdings={**self.resources.waiting, **self.resources.withholdings},
         )
         return draw(sitter, at)
 
     @property
-    def _told(self) -> tuple[Reason, ...]:
-        """What is wrong with the node: first what is wanted of it and can't be."""
+    def _problems(self) -> tuple[Reason, ...]:
+        """The problems of the node, the invalid desired state first."""
         return tuple(dict.fromkeys((*self.invalid.reasons, *self._notes.values())))
-
-    def _make_offers(self, inventory: Inventory, inputs: OfferInputs) -> Offers:
-        """Return what is offered, without the resources whose names wait to be reviewed."""
-        offers = make_offers(inventory, inputs, self._offers)
-        self._waiting = self._review.conclude(offers.names, self.ledger.resources) if self._review is not None else {}
-        if not self._waiting:
-            return offers
-        withheld = {**{name: one.reason for name, one in self._waiting.items()}, **inputs.withheld}
-        return make_offers(inventory, replace(inputs, withheld=withheld), self._offers)
-
-    @property
-    def _registered(self) -> Offers:
-        """The resources of which the kubelet gives what we offer; of others somebody else's plugin may."""
-        known = {name for name, registration in self._registrations.items() if registration.registered}
-        known -= self._withholdings.keys() | self._waiting.keys()
-        ours = {name: offer for name, offer in self._offers.by_resource.items() if name in known}
-        return replace(self._offers, by_resource=ours)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
-        """What pods have, as the planner of vGPUs takes it."""
+        """The allocated vGPUs, as the planner of vGPUs takes them."""
         return holdings_of(self.ledger.entries, same_boot=True)

@@ -1,6 +1,6 @@
 """The plans for vGPUs: which vGPUs are desired, what nvidia-smi has reported, and the plans that follow.
 
-Nothing here waits, or does anything to the host.
+Nothing here waits or changes the host.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -33,60 +33,60 @@ WHOLE = frozenset({DesiredMode.PASSTHROUGH, DesiredMode.CONTAINER})
 
 
 class VgpuPlans:
-    """One node's."""
+    """The plans for the vGPUs of one node."""
 
     def __init__(self) -> None:
         self.book: Book | None = None
-        """The vGPU configs that there are, None where that was not heard yet."""
+        """The vGPU configs, None if not observed yet."""
         self.config: ConfigName | None = None
-        """The one that is wanted, None for none or where it was not heard yet."""
+        """The name of the desired vGPU config, None if there is none or it was not observed yet."""
         self.desired_types = DesiredTypes()
-        """Which vGPUs are wanted, or why that is not known."""
+        """The desired vGPU types by GPU, or why they are unknown."""
         self.invalid: tuple[InvalidDesired, ...] = ()
-        """What of the wanted vGPUs can't be on the GPUs for which they are wanted."""
+        """The desired vGPUs that their GPUs can't carry."""
         self.by_gpu: dict[PciAddress, tuple[DesiredVgpus, VgpuPlan]] = {}
         """The desired vGPUs of each GPU, and its plan."""
         self.desired: Mapping[PciAddress, DesiredGpu] = {}
-        """What is desired of each GPU; one that is missing is left alone."""
+        """The desired state of each GPU; gpuvirt does not change the other GPUs."""
         self.smi: dict[PciAddress, tuple[DesiredVgpus, SmiReport]] = {}
-        """What nvidia-smi reported of GPUs, and for which desired vGPUs it was asked."""
+        """The reports of nvidia-smi, each with the desired vGPUs for which it was asked."""
         self.questions: Mapping[PciAddress, tuple[DesiredVgpus, Questions]] = {}
-        """What it must be asked before more can be concluded."""
+        """The questions that nvidia-smi must answer before these GPUs can be planned."""
         self.time_shared: Mapping[PciAddress, SchedulerContext] = {}
-        """The GPUs that are kept in mode vgpu and share their time, with what their schedulers stand on."""
+        """The GPUs in mode vgpu whose vGPUs share time, with the contexts of their schedulers."""
         self.schedulers: dict[PciAddress, SchedulerReport] = {}
-        """What nvidia-smi told of those; forgotten once they stand otherwise."""
+        """The reported schedulers of these GPUs; a report is dropped when its context changes."""
 
     @property
     def undesired(self) -> frozenset[VgpuId]:
-        """The vGPUs that are to go, now or when they are free."""
+        """The vGPUs to remove, now or when they are free."""
         return frozenset[VgpuId]().union(*(plan.undesired for _, plan in self.by_gpu.values()))
 
     @property
     def configs(self) -> Mapping[PciAddress, str]:
-        """The config that is kept applied to each GPU."""
+        """The vGPU config that is applied to each GPU."""
         with_vgpus = (gpu for gpu, (desired_vgpus, _) in self.by_gpu.items() if not desired_vgpus.whole)
         return dict.fromkeys((*with_vgpus, *self.questions), self.config.name if self.config is not None else "")
 
     def observe_smi(self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, at_s: float) -> None:
-        """Take what nvidia-smi said when it was asked for vGPUs."""
+        """Take nvidia-smi's report on a GPU, which was read for these desired vGPUs."""
         scheduler_context = self.time_shared.get(gpu)
         self.smi[gpu] = vgpus, report
         if report.scheduler is not None and scheduler_context is not None:
             self.observe_scheduler(gpu, SchedulerReport(report.scheduler, scheduler_context, at_s))
 
     def forget_smi(self, gpu: PciAddress) -> None:
-        """Take that what nvidia-smi said of a GPU may be otherwise by now."""
+        """Drop nvidia-smi's reports on a GPU, since they may be outdated."""
         self.smi.pop(gpu, None)
         self.schedulers.pop(gpu, None)
 
-    def observe_scheduler(self, gpu: PciAddress, told: SchedulerReport) -> bool:
-        """Take what nvidia-smi told of a GPU's scheduler, for its plan as well; return whether it is news."""
-        before, said = self.schedulers.get(gpu), self.smi.get(gpu)
-        self.schedulers[gpu] = told
-        if said is not None and said[1].scheduler is not None and isinstance(told.scheduler, Scheduler):
-            self.smi[gpu] = said[0], replace(said[1], scheduler=told.scheduler)
-        return before is None or replace(before, at_s=told.at_s) != told
+    def observe_scheduler(self, gpu: PciAddress, report: SchedulerReport) -> bool:
+        """Take nvidia-smi's report on a GPU's scheduler, also for the GPU's plan; return whether that is a change."""
+        before, planned = self.schedulers.get(gpu), self.smi.get(gpu)
+        self.schedulers[gpu] = report
+        if planned is not None and planned[1].scheduler is not None and isinstance(report.scheduler, Scheduler):
+            self.smi[gpu] = planned[0], replace(planned[1], scheduler=report.scheduler)
+        return before is None or replace(before, at_s=report.at_s) != report
 
     def conclude(
         self,
@@ -96,9 +96,9 @@ class VgpuPlans:
         drivers: DesiredDrivers,
         named: Mapping[str, Source],
     ) -> None:
-        """Conclude which vGPUs are wanted, and what is to be done so that they are there.
+        """Conclude the desired vGPUs of each GPU, and the plans toward them.
 
-        `named` are the GPUs that somebody wants in a mode one by one, by address, with where each is named.
+        `named` are the GPUs whose mode is set by address, with the source that names each.
         """
         modes = {gpu: desired_types.of(gpu) for gpu in inventory.gpus}
         with_vgpus = [gpu for gpu, mode in modes.items() if mode is DesiredMode.VGPU]
@@ -108,7 +108,7 @@ class VgpuPlans:
             gpu: gpu_state_of(inventory, gpu, holdings, NAMESPACE) for gpu in (inventory.gpus if with_vgpus else whole)
         }
         states = {gpu: self._with_report(functions[gpu], state) for gpu, state in found.items()}
-        self.time_shared = dict(_footings(inventory, with_vgpus, states))
+        self.time_shared = dict(_scheduler_contexts(inventory, with_vgpus, states))
         gpus = self._resolve(inventory, found if with_vgpus else {})
         vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))
         vgpus |= {
@@ -125,9 +125,10 @@ class VgpuPlans:
             if gpu not in self.questions
         }
         self.invalid = tuple(self._invalid([gpu for gpu in gpus if gpu.address in with_vgpus], named)) if gpus else ()
-        stands = self.time_shared
         self.schedulers = {
-            gpu: told for gpu, told in self.schedulers.items() if told.scheduler_context == stands.get(gpu)
+            gpu: report
+            for gpu, report in self.schedulers.items()
+            if report.scheduler_context == self.time_shared.get(gpu)
         }
 
     def _questions(
@@ -153,12 +154,12 @@ class VgpuPlans:
         return any(isinstance(group, int) and users.get(IommuGroup(group)) for group in groups)
 
     def plan_of(self, gpu: PciAddress) -> VgpuPlan:
-        """Return what is to be done to the vGPUs of a GPU: nothing where none are desired."""
+        """Return the plan for the vGPUs of a GPU, an empty one if it has no desired vGPUs."""
         planned = self.by_gpu.get(gpu)
         return planned[1] if planned is not None else VgpuPlan(gpu)
 
     def _resolve(self, inventory: Inventory, found: Mapping[PciAddress, GpuState | None]) -> list[ConfigGpu]:
-        """Find out which vGPUs are wanted; return the GPUs as configs pick them, none without a config."""
+        """Resolve the desired vGPUs; return the GPUs in the form that configs choose from, none without a config."""
         if not found or self.book is None or self.config is None:
             self.desired_types = DesiredTypes()
             return []
@@ -176,14 +177,14 @@ class VgpuPlans:
                 yield from invalidvgpus.unknown_types(self.config.source, gpu, self.config.name, plan.refusals)
 
     def _with_report(self, function: PciFunction, gpu_state: GpuState | None) -> GpuState | None:
-        said = self.smi.get(function.address)
-        return gpu_state if gpu_state is None or said is None else with_report(gpu_state, function, said[1])
+        observed = self.smi.get(function.address)
+        return gpu_state if gpu_state is None or observed is None else with_report(gpu_state, function, observed[1])
 
 
-def _footings(
+def _scheduler_contexts(
     inventory: Inventory, with_vgpus: Iterable[PciAddress], states: Mapping[PciAddress, GpuState | None]
 ) -> Iterator[tuple[PciAddress, SchedulerContext]]:
-    """Yield the GPUs that share their time between vGPUs, with what their schedulers stand on."""
+    """Yield the GPUs whose vGPUs share time, with the contexts of their schedulers."""
     for gpu in with_vgpus:
         state = states[gpu]
         scheduler_context = scheduler_context_of(inventory.facts.functions[gpu], state) if state is not None else None

@@ -1,4 +1,4 @@
-"""What is no longer offered since it is to be removed or returned to the host, and whether the kubelet knows it."""
+"""The devices that are withdrawn before they are removed or returned to the host, and whether the kubelet knows."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,16 +15,17 @@ class Withdrawal:
 
     def __init__(self) -> None:
         self.functions: frozenset[PciAddress] = frozenset()
-        """Functions that are to go back to the host."""
+        """Functions that will be returned to the host."""
         self.vgpus: frozenset[VgpuId] = frozenset()
-        """vGPUs that are to be removed."""
+        """vGPUs that will be removed."""
         self.noticed: frozenset[PciAddress] = frozenset()
-        """Functions that are to go back to the host, and are offered for a moment yet."""
+        """Functions that will be returned to the host and are still offered, until the scheduler is told."""
         self._drained: frozenset[PciAddress] = frozenset()
+        """Functions that other processes drain."""
         self.grew = False
-        """Whether the last conclusion withdrew something."""
+        """Whether the last conclusion has withdrawn further devices."""
         self._at: datetime | None = None
-        """When that was last so."""
+        """When a conclusion has last withdrawn devices."""
 
     def conclude(
         self,
@@ -35,7 +36,7 @@ class Withdrawal:
         *,
         drained: frozenset[PciAddress] = frozenset(),
     ) -> None:
-        """Withdraw what is to go and has `passed` the notice that goes before, and what other processes drain."""
+        """Withdraw the functions and vGPUs whose withdrawal was announced (`passed`), and those that are `drained`."""
         before = self.all
         self._drained = drained
         self.functions, self.vgpus, self.noticed = functions & passed, vgpus & passed, functions - passed
@@ -45,19 +46,19 @@ class Withdrawal:
 
     @property
     def all(self) -> frozenset[str]:
-        """All that is withdrawn."""
+        """All withdrawn devices."""
         return frozenset[str](self.functions | self._drained) | self.vgpus
 
     def is_known(self, account: KubeletAccount | None) -> bool:
-        """Return whether the kubelet was heard since something was last withdrawn."""
+        """Return whether the kubelet has answered after the last withdrawal."""
         return account is not None and (self._at is None or account.at >= self._at)
 
     def still_counted(
         self, inventory: Inventory | None, account: KubeletAccount | None
     ) -> Mapping[PciAddress, tuple[str, ...]]:
-        """Return the functions that the kubelet may still count, with what it counts.
+        """Return the functions that the kubelet may still count, with its names for them.
 
-        What another plugin offers under another name counts: the kubelet admits pods by it all the same.
+        Names of other device plugins are included: the kubelet admits pods by them as well.
         """
         found: dict[PciAddress, tuple[str, ...]] = dict.fromkeys(self.noticed, ())
         if inventory is None or not self.functions:
@@ -66,7 +67,7 @@ class Withdrawal:
         return found | {function: counted[function] for function in self.functions if function in counted}
 
     def leaving(self, inventory: Inventory | None, account: KubeletAccount | None) -> frozenset[VgpuId]:
-        """Return the vGPUs that the kubelet was last heard to count."""
+        """Return the withdrawn vGPUs that the kubelet still counts by its last answer."""
         if inventory is None or not self.vgpus:
             return frozenset()
         return self.vgpus & counted_by(inventory, account).vgpus.keys()
@@ -74,7 +75,7 @@ class Withdrawal:
     def why_unsettled(
         self, inventory: Inventory | None, account: KubeletAccount | None, gpu: PciAddress
     ) -> Reason | None:
-        """Return why the kubelet may still admit pods by vGPUs that are to go from a GPU, None where it does not."""
+        """Return why the kubelet may still admit pods by a GPU's withdrawn vGPUs, None if it does not."""
         if account is None or inventory is None or not self.is_known(account):
             return refusals.allocations_unknown(gpu)
         leaving = self.leaving(inventory, account)
@@ -83,7 +84,7 @@ class Withdrawal:
 
 
 def counted_by(inventory: Inventory, account: KubeletAccount | None) -> PodAllocations:
-    """Return what the kubelet was last heard to admit pods by, in the place of pods."""
+    """Return the devices that the kubelet counts, with their names in the place of pods."""
     counted = sorted(account.counted) if account is not None else ()
     return map_allocations(
         inventory, (Allocation(resource, device, f"{resource} ({device})") for resource, device in counted)

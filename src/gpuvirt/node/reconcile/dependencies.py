@@ -1,4 +1,4 @@
-"""What the reconciler of a node works from: what is known and desired, what pods have, and whom it tells."""
+"""The dependencies of a node's reconciler: the agent's state, the desired units, the pods' devices, the callbacks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ from gpuvirt.node.reconcile.podaccount import PodAccount
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What the agent does when the reconciler calls."""
+    """The functions of the agent that the reconciler calls."""
 
     changed: Callable[[tuple[str, ...], str], None]
-    """Takes that a change has ended: of `passthrough` or `native` drivers, of `vgpus`, with its outcome."""
+    """Called when a change ends: with `passthrough`, `native` or `vgpus`, and the outcome."""
     conclude_soon: Callable[[], None]
     report_problem: ReportProblem
 
@@ -35,20 +35,20 @@ class Dependencies:
     account: PodAccount
     desired: DesiredUnits
     operands: Operands | None
-    """Another's programs that offer what is here; None where the agent itself does, which withdraws it."""
+    """The device plugin of another project that offers this node's devices; None if the agent offers them itself."""
     callbacks: Callbacks
     concluded: Signal = field(default_factory=Signal)
-    """Set whenever conclusions were drawn."""
+    """Set whenever the agent has drawn conclusions."""
     vgpu_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
-    """How far what is desired of vGPUs has been reached, for the cluster to be told; None: it is told nothing."""
+    """The progress of the desired vGPUs, as reported to the cluster; None: not reported."""
     workload_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
-    """How far the drivers are that the cluster desires; None: nothing is said of that."""
+    """The progress of the desired drivers, as reported to the cluster; None: not reported."""
 
     @property
     def questions(self) -> Mapping[PciAddress, tuple[DesiredVgpus, Questions]]:
-        """What nvidia-smi must be asked of GPUs before it is known what is to be done to them."""
+        """The questions for nvidia-smi that must be answered before GPUs can be planned."""
         return self.state.vgpu_plans.questions
 
     def plan_of(self, gpu: PciAddress) -> VgpuPlan:
-        """Return what was to be done to the vGPUs of a GPU when it was last observed."""
+        """Return the plan for the vGPUs of a GPU, as observed last."""
         return self.state.vgpu_plans.plan_of(gpu)

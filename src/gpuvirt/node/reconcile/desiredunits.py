@@ -1,11 +1,13 @@
-"""What is desired of each isolation unit of a node, as last concluded, and whether a change still follows that."""
+"""The desired state of each isolation unit of a node, as last concluded, and whether a change still follows it."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit
+from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit, desired_drivers
+from gpuvirt.model.change.driverjournal import DriverJournal
+from gpuvirt.model.change.drivers import interrupted
 from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.inventory.inventory import Inventory
@@ -25,7 +27,7 @@ class _Desired:
     config: tuple[Book | None, ConfigName | None] = (None, None)
 
     def origin_of(self, gpu: PciAddress) -> object:
-        """Return what a GPU's desired state follows from, besides what the host shows."""
+        """Return what a GPU's desired state follows from, besides the host's state."""
         return self.modes.of(gpu), self.config
 
 
@@ -33,26 +35,38 @@ class DesiredUnits:
     """The desired state of one node, by isolation unit; any thread reads it."""
 
     def __init__(self, state: NodeState, account: ReadAllocations) -> None:
-        """`account` reads what pods have, as the kubelet has recorded it."""
+        """`account` reads the kubelet's newest record of allocations."""
         self._state = state
         self._account = account
         self._last = _Desired()
 
     @property
     def units(self) -> Mapping[UnitId, DesiredUnit]:
-        """What is desired of each isolation unit of which anything is, of GPUs that the host still has.
+        """The desired state of each isolation unit that has one, of GPUs that the host still has.
 
         The host may have been observed without a GPU since the last conclusion.
         """
         return _by_unit(self._state.inventory, self._last.gpus)
 
+    def with_interrupted(self, inventory: Inventory, journal: DriverJournal) -> Mapping[UnitId, DesiredUnit]:
+        """Return the desired units, with the drivers of GPUs at which a change was killed.
+
+        Such a change is finished even if its GPU has no desired state any more.
+        """
+        units = {unit: dict(desired) for unit, desired in self.units.items()}
+        gpus = {gpu: target for desired in units.values() for gpu, target in desired.items()}
+        for gpu, driver in interrupted(inventory, desired_drivers(gpus), journal).items():
+            unit = units.setdefault(inventory.gpus[gpu].unit, {})
+            unit[gpu] = replace(unit.get(gpu, DesiredGpu()), driver=driver)
+        return units
+
     def conclude(self) -> None:
-        """Take what the node's state has concluded."""
+        """Update the desired units from the conclusions of the node's state."""
         vgpu_plans = self._state.vgpu_plans
         self._last = _Desired(vgpu_plans.desired, self._state.modes, (vgpu_plans.book, vgpu_plans.config))
 
     def why_kept(self, desires: Mapping[str, Sequence[str]]) -> Reason | None:
-        """Return why a command would be undone: of one of its GPUs the agent desires something else."""
+        """Return why the agent would undo a command: one of its GPUs has another desired state."""
         for gpu, desired in self._last.gpus.items():
             others = desires.get(gpu, ())
             drivers = {other for other in others if other != VGPUS}
@@ -64,11 +78,10 @@ class DesiredUnits:
         return None
 
     def changing(self, unit: UnitId, gpus: Iterable[PciAddress], circumstances: str | None = None) -> Change:
-        """Return the change that brings GPUs of a unit to what is desired, for as long as that is desired.
+        """Return the change that brings GPUs of a unit to their present desired state, and stops if that changes.
 
-        `circumstances`: what it depends on whether it is tried again when it fails.
-
-        Which vGPUs are desired of a GPU follows from what the host shows, too, which a change may hide for a while.
+        `circumstances` is the fingerprint of what a new attempt depends on if the change fails. The desired vGPUs of a
+        GPU also follow from the host's state, which is hidden during a change: the change goes on if only that differs.
         """
         planned = {gpu: (self._last.gpus.get(gpu), self._last.origin_of(gpu)) for gpu in gpus}
 

@@ -1,13 +1,19 @@
-"""What the gates of a host tell an agent: the steps that the kernel blocks, and the changes that were killed."""
+"""Follows the gates of the host for the agent: drains by commands, steps that the kernel blocks, killed changes."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 
+from gpuvirt.clock import Clock, until_tick_s
 from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.reasons import refusals
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
+from gpuvirt.node.reconcile.dependencies import Dependencies
+from gpuvirt.node.store import originaldrivers
 
 log = logging.getLogger(__name__)
 
@@ -15,88 +21,133 @@ log = logging.getLogger(__name__)
 class GateWatch:
     """The gates of one host, as its agent follows them."""
 
-    def __init__(self, gate: Gate | None) -> None:
-        """`gate`: None where no process changes what is offered here."""
+    def __init__(
+        self,
+        gate: Gate | None,
+        agent: Dependencies,
+        observe_soon: Callable[[str], None],
+        original_drivers: Path | None = None,
+    ) -> None:
+        """`gate` is None where no process changes the offered devices.
+
+        `observe_soon` has the host observed soon. `original_drivers` is the driver journal of an agent that changes
+        GPUs.
+        """
         self._gate = gate
+        self._agent = agent
+        self._observe_soon = observe_soon
+        self._original_drivers = original_drivers
+        self._facts: Facts | None = None
         self._states: Mapping[str, GateState] = {}
         self._blocked: Mapping[str, str] = {}
+        """The slots in which the kernel blocks a step, with the step."""
+        self._read()
+
+    async def run(self, clock: Clock, interval_s: float) -> None:
+        """Read the gates for ever; after a killed change the host is observed soon, which settles that change."""
+        while self._gate is not None:
+            await clock.sleep(until_tick_s(clock.monotonic_s(), interval_s))
+            if self._read(brief=True):
+                if self._unsettled:
+                    self._observe_soon("gate")
+                if self._facts is not None and self._update_state(self._facts):
+                    self._agent.callbacks.conclude_soon()
+            self.answer_commands()
+
+    def observe_facts(self, facts: Facts) -> bool:
+        """Settle killed changes, since the host was observed, and read the gates; return whether that is a change."""
+        self._facts = facts
+        if self._unsettled:
+            self._settle(facts)
+        self._read()
+        return self._update_state(facts)
+
+    def answer_commands(self) -> None:
+        """Answer commands that wait for devices: the devices are drained, or the agent refuses to drain them."""
+        for slot, record in self._requests().items():
+            functions = frozenset(_functions_of(self._facts, {slot})) if self._facts is not None else frozenset()
+            refusal = self._agent.desired.why_kept(record.desires)
+            if self._gate is not None and (refusal is not None or self._agent.state.is_drained(functions)):
+                self._gate.answer(slot, record.generation, refusal)
+
+    def stop_draining(self) -> None:
+        """Open the gates that the agent drains, when it ends."""
+        if self._gate is not None:
+            self._gate.stop_draining(tuple(self._gate.draining))
 
     @property
-    def are_there(self) -> bool:
-        """Whether there are gates to look at."""
-        return self._gate is not None
-
-    @property
-    def elsewhere(self) -> frozenset[str]:
-        """The slots that another process changes or is about to change, or that it left when it was killed."""
+    def _elsewhere(self) -> frozenset[str]:
+        """The slots that another process changes or is about to change, and those of killed changes."""
         if self._gate is None:
             return frozenset()
         ours = {*self._gate.ours, *self._gate.draining}
         return frozenset(slot for slot, state in self._states.items() if state not in ALLOCATABLE and slot not in ours)
 
-    def requests(self) -> Mapping[str, GateRecord]:
-        """Return the records of the slots that commands wait for, by slot; those of no answer yet."""
-        if self._gate is None:
-            return {}
-        drained = (slot for slot in self.elsewhere if self._states[slot] is GateState.DRAINING)
-        records = {slot: self._gate.read(slot) for slot in drained}
-        return {slot: one for slot, one in records.items() if isinstance(one, GateRecord) and one.is_unanswered}
-
-    def answer(self, slot: str, generation: int, refusal: Reason | None) -> None:
-        """Answer a command."""
-        if self._gate is not None:
-            self._gate.answer(slot, generation, refusal)
-
     @property
-    def unsettled(self) -> frozenset[str]:
-        """The slots in which a change was killed, as they were last read."""
+    def _unsettled(self) -> frozenset[str]:
+        """The slots in which a change was killed, as last read."""
         return frozenset(slot for slot, state in self._states.items() if state is GateState.SETTLING)
 
-    def look(self, *, whole: bool = True) -> bool:
-        """Read the states of gates; return whether that is news.
+    def _requests(self) -> Mapping[str, GateRecord]:
+        """Return the records of the slots for which a command waits for an answer."""
+        if self._gate is None:
+            return {}
+        drained = (slot for slot in self._elsewhere if self._states[slot] is GateState.DRAINING)
+        records = {slot: self._gate.read(slot) for slot in drained}
+        return {slot: found for slot, found in records.items() if isinstance(found, GateRecord) and found.is_unanswered}
 
-        A brief look asks for the locks of those gates alone whose records say that a change is under way.
+    def _read(self, *, brief: bool = False) -> bool:
+        """Read the states of all gates; return whether they have changed.
+
+        A brief read tries only the locks of gates whose records show a change under way.
         """
         if self._gate is None:
             return False
         before = self._states, self._blocked
         try:
-            states = self._gate.states() if whole else self._gate.states_by_record()
-            self._blocked = {one: self._gate.step_of(one) for one in states if states[one] is GateState.BLOCKED}
-        except OSError as error:  # no change can begin there either, and says so; what was blocked still may be
-            log.debug("the gates can't be read: %s", error)
+            states = self._gate.states_by_record() if brief else self._gate.states()
+            self._blocked = {slot: self._gate.step_of(slot) for slot in states if states[slot] is GateState.BLOCKED}
+        except OSError as error:  # no change can begin with unreadable gates, and it reports them
+            log.debug("the gates in %s can't be read, their last known states are kept: %s", self._gate.folder, error)
             return False
         self._states = states
         return before != (self._states, self._blocked)
 
-    def settle(self, changing: Collection[PciAddress]) -> None:
-        """Open the gates of changes that were killed, since the host was observed after they were seen.
-
-        Not those of functions that are recorded as `changing`: another change ends what was begun there.
-        """
+    def _settle(self, facts: Facts) -> None:
+        """Open the gates of killed changes, but not those of started driver changes: the reconciler finishes these."""
         if self._gate is None:
             return
-        for slot in sorted(self.unsettled - {slot_of(one) for one in changing}):
+        started = self._started_changes(facts)
+        for slot in sorted(self._unsettled - {slot_of(function) for function in started}):
             try:
                 self._gate.settle(slot)
             except OSError as error:
-                log.debug("the gate of %s can't be opened: %s", slot, error)
+                log.debug("%s: the gate of a killed change can't be opened: %s", slot, error)
 
-    def stop_draining(self) -> None:
-        """Open the gates that the agent drains, at its end."""
-        if self._gate is not None:
-            self._gate.stop_draining(tuple(self._gate.draining))
+    def _started_changes(self, facts: Facts) -> Collection[PciAddress]:
+        """Return the functions whose driver change is started in the driver journal."""
+        if self._original_drivers is None:
+            return ()
+        return originaldrivers.read(self._original_drivers).of_boot(facts.platform.boot_id).changes
 
-    def blocked(self, facts: Facts) -> Mapping[PciAddress, str]:
-        """Return the functions in whose slots the kernel blocks a step, with that step."""
-        return {one: self._blocked[slot] for one, slot in _slots(facts, self._blocked).items()}
+    def _update_state(self, facts: Facts) -> bool:
+        """Update the agent's state and notes by the gates; return whether that is a change."""
+        drained = Scope(frozenset(_functions_of(facts, self._elsewhere)))
+        blocked = {function: self._blocked[slot] for function, slot in _functions_of(facts, self._blocked).items()}
+        before = self._agent.state.blocked
+        is_change = self._agent.state.observe_gates(drained, blocked)
+        if blocked == before:
+            return is_change
+        for address in {*blocked, *before} & {*facts.functions}:
+            if facts.functions[address].kind is FunctionKind.GPU and facts.functions[address].physfn is None:
+                problem = refusals.blocked(address, blocked[address]) if address in blocked else None
+                self._agent.callbacks.report_problem(f"gate {address}", problem)
+        return True
 
-    def functions_of(self, slots: Collection[str], facts: Facts | None) -> frozenset[PciAddress]:
-        """Return the functions of slots, VFs too."""
-        return frozenset(_slots(facts, slots)) if facts is not None else frozenset()
 
-
-def _slots(facts: Facts, chosen: Collection[str]) -> Mapping[PciAddress, str]:
-    """Return the functions of the slots that are chosen, with their slots."""
-    found = {one: slot_of(function.physfn or one) for one, function in facts.functions.items()} if chosen else {}
-    return {one: slot for one, slot in found.items() if slot in chosen}
+def _functions_of(facts: Facts, slots: Collection[str]) -> Mapping[PciAddress, str]:
+    """Return the functions of slots, VFs included, with their slots."""
+    if not slots:
+        return {}
+    found = {address: slot_of(function.physfn or address) for address, function in facts.functions.items()}
+    return {address: slot for address, slot in found.items() if slot in slots}

@@ -1,8 +1,8 @@
-"""Another's programs that offer what this agent carves: when they are to be away, and whether they are.
+"""The device plugin of another project that offers this agent's vGPUs: when it must be stopped, and whether it is.
 
-An agent that carves beside NVIDIA's device plugin can't withdraw what that one offers. It has it taken away instead,
-for as long as it carves, and waits until its pods are gone and the kubelet was heard after that to count nothing of
-what is to go.
+An agent that creates vGPUs beside NVIDIA's device plugin can't withdraw the devices that this plugin offers. Instead
+it has the plugin stopped while it changes vGPUs. It waits until the plugin's pods are gone, and until the kubelet no
+longer counts the vGPUs that will be removed.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -16,73 +16,78 @@ from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 
-Tell = Callable[[Reason], None]
+ReportWait = Callable[[Reason], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What the agent knows of a GPU whose vGPUs are to change."""
+class PendingChange:
+    """A change of vGPUs that waits until the operands are stopped."""
 
     is_needed: Callable[[], bool]
-    """Whether it still is to be."""
+    """Returns whether the change is still to be made."""
     unsettled: Callable[[datetime], Reason | None]
-    """Why the kubelet may still admit pods by what is to go, as it was heard since a time; None: it does not."""
+    """Returns why the kubelet may still admit pods by vGPUs that will be removed, None if it does not.
+
+    The argument is when the operands were gone: only later answers of the kubelet count.
+    """
 
 
 class Operands:
-    """One node's."""
+    """The operands of another project on one node, which offer the agent's vGPUs."""
 
     def __init__(self, clock: Clock, intervals: Intervals) -> None:
         self.to_be_away: Cell[bool] = Cell(False)
+        """Whether the operands must be stopped."""
         self._clock = clock
         self._intervals = intervals
         self._observed: OperandsObserved | None = None
         self._gone_at: datetime | None = None
-        """When they were heard to be gone; None while they are not."""
-        self._carving = 0
-        """How many GPUs have their vGPUs changed, or wait for that."""
+        """When the operands were observed to be gone; None while they are not."""
+        self._changes = 0
+        """The number of changes under way or waiting."""
         self._request = Signal()
 
     def observe(self, observed: OperandsObserved | None) -> None:
-        """Take what was heard of them, None where that is not enough to tell."""
+        """Take the observed state of the operands, None if it is unknown."""
         gone = observed is not None and not observed.desired and not observed.pods
         self._observed = observed
         self._gone_at = (self._gone_at or self._clock.now()) if gone else None
         self._request.set()
 
     def stir(self) -> None:
-        """Have whoever waits look again: the kubelet was heard, or something was concluded."""
+        """Have waiting changes check again, since the kubelet has answered or the agent has drawn conclusions."""
         self._request.set()
 
     @asynccontextmanager
-    async def away(self, subject: str, way: Way, tell: Tell) -> AsyncIterator[Reason | None]:
-        """Have them away while the context lasts; give why they are not, None when they are.
+    async def away(self, subject: str, change: PendingChange, report: ReportWait) -> AsyncIterator[Reason | None]:
+        """Keep the operands stopped while the context lasts; it gives why they are not stopped, None if they are.
 
-        `tell` takes what is being waited for. They are waited for no longer after a while, or when there is no need.
+        `report` is called with what the change waits for. The wait ends after a while, or when the change is not
+        needed any more.
         """
-        self._carving += 1
+        self._changes += 1
         self.to_be_away.set(True)
         try:
-            yield await self._gone(subject, way, tell)
+            yield await self._wait(subject, change, report)
         finally:
-            self._carving -= 1
-            if not self._carving:
+            self._changes -= 1
+            if not self._changes:
                 self.to_be_away.set(False)
 
-    async def _gone(self, subject: str, way: Way, tell: Tell) -> Reason | None:
+    async def _wait(self, subject: str, change: PendingChange, report: ReportWait) -> Reason | None:
         until_s = self._clock.monotonic_s() + self._intervals.operands_s
-        while (reason := self._in_the_way(subject, way)) is not None:
-            tell(reason)
+        while (reason := self._why_waiting(subject, change)) is not None:
+            report(reason)
             left_s = until_s - self._clock.monotonic_s()
-            if left_s <= 0 or not way.is_needed():
+            if left_s <= 0 or not change.is_needed():
                 return reason
             await self._request.wait_for(self._clock, left_s)
         return None
 
-    def _in_the_way(self, subject: str, way: Way) -> Reason | None:
+    def _why_waiting(self, subject: str, change: PendingChange) -> Reason | None:
         if self._gone_at is None:
             return _still_running(subject, self._observed)
-        return way.unsettled(self._gone_at)
+        return change.unsettled(self._gone_at)
 
 
 def _still_running(subject: str, observed: OperandsObserved | None) -> Reason:

@@ -1,4 +1,4 @@
-"""What pods have of a node's GPUs, by the ledger and by the kubelet's account, as those ask who change GPUs."""
+"""The devices of a node's GPUs that pods have, by the ledger and the kubelet's account, for changes of GPUs."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -18,29 +18,29 @@ from gpuvirt.node.known.state import NodeState
 
 
 class PodAccount:
-    """The account of one node's pods, by whatever plugin they have their devices."""
+    """The devices of one node's pods, by all device plugins."""
 
     def __init__(self, state: NodeState, recorded: ReadRecorded, clock: Clock) -> None:
-        """`recorded` reads what the kubelet has recorded of its allocations."""
+        """`recorded` reads the kubelet's record of its allocations."""
         self._state = state
         self._recorded = recorded
         self._clock = clock
         self._readings: tuple[Reading, ...] = ()
-        """What the kubelet's accounts said lately."""
+        """The latest readings of the kubelet's accounts."""
         self.awaits_reading = False
-        """Whether the kubelet's accounts must be read once more before what another's plugin offered may go."""
+        """Whether the kubelet's accounts must be read again before vGPUs of another device plugin may be removed."""
 
-    def hear_reading(self, account: KubeletAccount | None) -> None:
-        """Take what both accounts of the kubelet said; half an account tells nothing of what it lacks."""
+    def observe_account(self, account: KubeletAccount | None) -> None:
+        """Take an answer of the kubelet; an incomplete account does not count as a reading."""
         if account is not None and account.recorded and account.partial is None:
             at_s = self._clock.monotonic_s() - (self._clock.now() - account.at).total_seconds()
             new = Reading(at_s, frozenset(device for _, device in account.devices))
             self._readings = with_reading(self._readings, new)
 
     def why_unsettled(self, gpu: PciAddress, since: datetime) -> Reason | None:
-        """Return why the kubelet may still admit pods by vGPUs that are to go from a GPU, None where it does not.
+        """Return why the kubelet may still admit pods by a GPU's vGPUs that will be removed, None if it does not.
 
-        `since`: when another's plugin, which offered them, was gone.
+        `since` is when the device plugin that offered them was gone.
         """
         self.awaits_reading = not self._was_read_twice_since(since)
         if self.awaits_reading:
@@ -54,7 +54,7 @@ class PodAccount:
         return bool(later) and later[-1] - later[0] >= APART_S
 
     def pods(self) -> Allocations | Unknown:
-        """Return which pods have which GPUs, unknown while the kubelet was not heard since offers became less."""
+        """Return the pods of each GPU; unknown until the kubelet has answered after the last withdrawal."""
         if (unknown := self._unknown) is not None:
             return unknown
         allocations, inventory = self._allocations, self._state.inventory
@@ -65,7 +65,7 @@ class PodAccount:
 
     @property
     def _unknown(self) -> Unknown | None:
-        """Why pods may have more than is known: the kubelet was not asked since, or half of its account is missing."""
+        """Why pods may have unknown devices: the kubelet has not answered since, or its account is incomplete."""
         observed = self._state.ledger.account
         if observed is None or not self._state.observed_since:
             return Unknown()
@@ -73,14 +73,14 @@ class PodAccount:
 
     @property
     def _allocations(self) -> PodAllocations:
-        """What pods have by the kubelet's account, by whatever plugin's ids."""
+        """The devices of pods by the kubelet's account, from the ids of all device plugins."""
         observed, inventory = self._state.ledger.account, self._state.inventory
         if observed is None or inventory is None:
             return PodAllocations()
         return map_allocations(inventory, allocations_of(observed.devices))
 
     def read(self) -> Account:
-        """Return what pods have; while the kubelet was not heard, they may have more than the ledger knows."""
+        """Return the devices of pods; unknown while pods may have devices that the ledger lacks."""
         inventory, allocations = self._state.inventory, self._allocations
         free = self._state.withdrawal.vgpus - self._state.leaving
         offered = frozenset[VgpuId](inventory.vgpus if inventory is not None else ()) - free
@@ -88,7 +88,7 @@ class PodAccount:
         return Account(pods, allocations, self._state.holdings, offered)
 
     def inputs(self, *, offered: bool = True) -> Inputs:
-        """Return what a change must know; without `offered`, as if no vGPU were offered to the kubelet."""
+        """Return the inputs of a change; without `offered`, as if no vGPU were offered to the kubelet."""
         account = self.read()
         if not offered:
             account = replace(account, offered=frozenset())
@@ -101,7 +101,7 @@ class PodAccount:
         )
 
     def newest(self, inventory: Inventory) -> PodAllocations:
-        """Return what the kubelet has recorded that pods have by now, by whatever plugin; any thread calls it."""
+        """Return the devices of pods in the kubelet's newest record, by all device plugins; any thread calls it."""
         recorded = self._recorded()
         if isinstance(recorded, Unknown):
             return PodAllocations(unknown=recorded.reason or refusals.allocations_unknown())

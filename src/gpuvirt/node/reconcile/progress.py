@@ -1,4 +1,4 @@
-"""How far the desired state of a node's GPUs has been reached, as the cluster is told."""
+"""The progress of a node's GPUs toward their desired state, as reported to the cluster."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,15 +13,15 @@ Outcomes = Mapping[UnitId, Outcome]
 
 
 def of_workload(agent: Dependencies, outcomes: Outcomes, *, drivers_differ: bool) -> Progress | None:
-    """Return how far GPUs have the drivers that the cluster wants; None where the cluster does not say what it wants.
+    """Return the progress of the desired drivers; None if the cluster does not set them.
 
-    A GPU that is used whole must be empty for that.
+    A GPU that is used whole must not carry vGPUs either.
     """
     if not agent.state.follows_cluster or agent.state.inventory is None:
         return None
     if agent.state.invalid.modes:
         return Progress(StateName.FAILED, in_words([invalid.reason for invalid in agent.state.invalid.modes]))
-    whole = {gpu for desired in agent.desired.units.values() for gpu, one in desired.items() if one.is_whole}
+    whole = {gpu for desired in agent.desired.units.values() for gpu, target in desired.items() if target.is_whole}
     reasons = tuple(dict.fromkeys(_against_workload(outcomes, whole)))
     if not drivers_differ and not reasons:
         return Progress(StateName.SUCCESS)
@@ -38,7 +38,7 @@ def _against_workload(outcomes: Outcomes, whole: set[PciAddress]) -> Iterator[Re
 
 
 def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
-    """Return how far GPUs carry the vGPUs that are desired; None where none are."""
+    """Return the progress of the desired vGPUs; None if no vGPUs are desired."""
     target = agent.state.vgpu_plans.desired_types
     if target.name is None or agent.state.inventory is None:
         return None
@@ -46,8 +46,8 @@ def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
         return Progress(StateName.FAILED, in_words([invalid.reason for invalid in agent.state.invalid.vgpus]))
     if target.undecided:
         return Progress(StateName.PENDING, "; ".join(note.text for note in target.undecided))
-    desired = {gpu: one for unit in agent.desired.units.values() for gpu, one in unit.items()}
-    carrying = [gpu for gpu, one in desired.items() if one.vgpus is not None and not one.is_whole]
+    desired = {gpu: gpu_desired for unit in agent.desired.units.values() for gpu, gpu_desired in unit.items()}
+    carrying = [gpu for gpu, wanted in desired.items() if wanted.vgpus is not None and not wanted.is_whole]
     is_open = [gpu for gpu in carrying if gpu in agent.questions or not agent.plan_of(gpu).met]
     reasons = list(dict.fromkeys(_against_vgpus(agent, outcomes, frozenset(is_open))))
     if failures := [reason for reason in reasons if not reason.code.passes]:
@@ -56,7 +56,7 @@ def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
 
 
 def _against_vgpus(agent: Dependencies, outcomes: Outcomes, gpus: frozenset[PciAddress]) -> Iterator[Reason]:
-    """Yield what is in the way of vGPUs on these GPUs: what keeps a GPU from its native driver, too."""
+    """Yield what keeps these GPUs from their vGPUs, or from the native driver that vGPUs need."""
     for outcome in outcomes.values():
         waits = any(agent.plan_of(gpu).follows for gpu in gpus.intersection(outcome.vgpus))
         yield from outcome.drivers if waits else ()

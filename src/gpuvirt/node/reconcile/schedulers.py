@@ -1,6 +1,6 @@
-"""Learns how the vGPUs of each GPU share its time: after a change of vGPUs, with a new driver, and seldom.
+"""Reads the vGPU scheduler of each GPU: after a change of vGPUs, after a change of drivers, and at long intervals.
 
-nvidia-smi is asked of one GPU at a time, in the lane of its unit: it takes about a second, and opens the GPU for that.
+nvidia-smi is run for one GPU at a time, in the serial worker of its unit: it takes about a second and opens the GPU.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ log = logging.getLogger(__name__)
 
 
 class Schedulers:
-    """Asks for the schedulers of one node's GPUs."""
+    """Reads the vGPU schedulers of one node's GPUs."""
 
     def __init__(
         self, tools: Tools, workers: Callable[[str], SerialWorker], clock: Clock, intervals: Intervals
     ) -> None:
-        """`lanes` returns the one lane of a unit."""
+        """`workers` returns the one serial worker of a unit."""
         self._tools = tools
         self._workers = workers
         self._clock = clock
         self._intervals = intervals
         self._asking: asyncio.Task[None] | None = None
         self._observed: dict[PciAddress, Scheduler | Unread] = {}
-        """What was told last of each GPU, so that the log says it once."""
+        """The last result of each GPU, so that each problem is logged once."""
 
     def ask_next(self, state: NodeState, conclude_soon: Callable[[], None], group: asyncio.TaskGroup) -> None:
-        """Have a task ask of the GPU whose turn it is, if there is one and none is being asked of.
+        """Start a task that reads the scheduler of the next due GPU, unless such a task runs already.
 
-        `conclude_soon` is called where nvidia-smi told something new.
+        `conclude_soon` is called if the scheduler has changed.
         """
         if self._asking is not None and not self._asking.done():
             return
@@ -49,14 +49,14 @@ class Schedulers:
             return
         worker, scheduler_context = self._workers(inventory.gpus[gpu].unit), state.vgpu_plans.time_shared[gpu]
 
-        def observe(told: SchedulerReport) -> None:
-            if state.vgpu_plans.observe_scheduler(gpu, told):
+        def observe(report: SchedulerReport) -> None:
+            if state.vgpu_plans.observe_scheduler(gpu, report):
                 conclude_soon()
 
         self._asking = group.create_task(self._ask(observe, gpu, worker, scheduler_context))
 
     def _next(self, vgpu_plans: VgpuPlans) -> PciAddress | None:
-        """Return a GPU of which nothing is known as it stands, else one that was asked of too long ago."""
+        """Return a GPU whose scheduler is unknown, else one whose scheduler was read too long ago."""
         known = vgpu_plans.schedulers
         due_s = {
             gpu: known[gpu].at_s + self._intervals.schedulers_s if gpu in known else 0.0
@@ -82,6 +82,6 @@ class Schedulers:
         except WorkerBlockedError as error:
             found = Unread(PROGRAM, seen=str(error))
         if isinstance(found, Unread) and self._observed.get(gpu) != found:
-            log.info("the vGPU scheduler of %s is not known: %s", gpu, found.said, extra={"gpu": gpu})
+            log.info("%s: nvidia-smi did not report the vGPU scheduler: %s", gpu, found.said, extra={"gpu": gpu})
         self._observed[gpu] = found
         observe(SchedulerReport(found, scheduler_context, self._clock.monotonic_s()))

@@ -1,4 +1,4 @@
-"""Asks nvidia-smi what must be known of GPUs before it is known what is to be done to them."""
+"""Asks nvidia-smi the questions that must be answered before GPUs can be planned."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Blocked = Callable[[Dependencies, UnitId, PciAddress, Reason], None]
 
 
 class SmiQuestions:
-    """Asks of the GPUs of one node, each in the lane of its unit: nvidia-smi opens the GPU for a moment."""
+    """The questions about one node's GPUs. nvidia-smi opens the GPU, so it runs in the serial worker of the unit."""
 
     def __init__(
         self, tools: Tools, workers: Callable[[str], SerialWorker], clock: Clock, intervals: Intervals
@@ -29,10 +29,10 @@ class SmiQuestions:
         self._clock = clock
         self._intervals = intervals
         self.asking: set[PciAddress] = set()
-        """The GPUs of which nvidia-smi is being asked."""
+        """The GPUs for which nvidia-smi runs now."""
 
     def ask(self, agent: Dependencies, group: asyncio.TaskGroup, blocked: Blocked) -> None:
-        """Have a task ask each question that is not being asked yet; `blocked` takes that one sleeps in the kernel."""
+        """Start a task for each new question; `blocked` is called if the kernel blocks nvidia-smi."""
         for gpu, (vgpus, questions) in agent.questions.items():
             if gpu not in self.asking:
                 self.asking.add(gpu)

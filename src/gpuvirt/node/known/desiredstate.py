@@ -1,4 +1,4 @@
-"""What is wanted of a node, as the cluster or the settings say it: modes of GPUs, vGPU configs and which of them."""
+"""The desired state of a node, from the cluster or the settings: modes of GPUs, vGPU configs, the chosen config."""
 
 from gpuvirt.model.change.vgpus.desiredvgpus import Book, config_name, read_book, without_text
 from gpuvirt.model.desired.observed import ConfigText
@@ -8,8 +8,8 @@ from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.store.desiredstatestore import DesiredStateStore
 
 
-class Wants:
-    """Lets the state know what follows from all that was heard; a text of configs is read once."""
+class DesiredState:
+    """Derives the desired state of one node from requests and settings; each text of configs is parsed once."""
 
     def __init__(
         self,
@@ -18,25 +18,25 @@ class Wants:
         file: ConfigText | None,
         *,
         in_cluster: bool,
-        hears_spec: bool,
+        follows_spec: bool,
     ) -> None:
-        """`file` has the configs that stand where no ConfigMap does; `hears_spec`: somebody follows its GpuNode."""
+        """`file` has the configs that apply without a ConfigMap. `follows_spec`: the agent watches its GpuNode."""
         self._state = state
         self._store = store
         self._in_cluster = in_cluster
-        self._hears_spec = hears_spec
+        self._follows_spec = follows_spec
         self._base = read_book(file, Book()) if file is not None else Book()
         named = state.settings.vgpu_config_map
         self._config_map = named if named != Settings().vgpu_config_map else None
-        """The ConfigMap that the settings ask for; None where they leave it at the one that need not be there."""
+        """The ConfigMap that the settings name; None for the default one, which need not exist."""
         self._book = self._base
         self._read: ConfigText | None = None
-        """The text that was read last, whether or not it could be used."""
+        """The text that was parsed last, valid or not."""
         if store.good_configs is not None:
             self._take(store.good_configs)
 
     def conclude(self) -> None:
-        """Let the state know what is wanted, by all that was heard."""
+        """Update the node's state by the newest desired state."""
         request = self._store.desired
         if request.configs is not None and request.configs.value is not None:
             self._take(request.configs.value)
@@ -45,9 +45,9 @@ class Wants:
             self._read = None
         observed = not self._in_cluster or request.configs is not None or self._book.good is not None
         self._state.set_vgpu_configs(self._book if observed else None, self._book.problem)
-        self._state.set_spec(request.spec.value if request.spec is not None else None)
-        if self._hears_spec and request.spec is None:
-            return  # labels and settings count where there is no spec, and whether there is one is not known yet
+        self._state.resources.set_spec(request.spec.value if request.spec is not None else None)
+        if self._follows_spec and request.spec is None:
+            return  # labels and settings count only without a GpuNode's spec, which is still unknown
         settings = self._state.settings
         modes, problem = modes_of(settings, request, self._state.modes)
         self._state.set_modes(modes, request, problem or overridden_label(request))

@@ -1,0 +1,67 @@
+"""The circumstances of a change of an isolation unit: what a new attempt depends on, and what it still waits for."""
+
+from collections.abc import Iterator
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.change.desired import DesiredDriver, DesiredUnit, desired_drivers
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.change.attempts import Circumstances
+from gpuvirt.node.change.unitchange import Outcome
+from gpuvirt.node.reconcile.dependencies import Dependencies
+
+
+def circumstances_of(
+    agent: Dependencies, inventory: Inventory, unit: UnitId, desired: DesiredUnit, *, drivers: bool
+) -> Circumstances:
+    """Return the circumstances of a change of a unit, from what was observed last."""
+    account, pods = agent.account.read(), agent.account.pods()
+    plans = [agent.plan_of(gpu) for gpu in desired]
+    ours = frozenset(vgpu for vgpu in account.offered if inventory.vgpus[vgpu].gpu in desired)
+    users: list[object] = [[plan.pending for plan in plans], pods if isinstance(pods, Unknown) else None]
+    observed: list[object] = [plans, ours, account.allocations.unmapped]
+    if drivers:
+        users += _users(inventory, unit)
+        users.append({} if isinstance(pods, Unknown) else {gpu: pods[gpu] for gpu in desired if gpu in pods})
+        observed.append([inventory.facts.functions[member] for member in inventory.units[unit]])
+        observed.append(sorted(vgpu_id for vgpu_id, vgpu in inventory.vgpus.items() if vgpu.gpu in desired))
+        observed.append(counted_functions(agent, unit))
+    return Circumstances(dict(desired), users, observed)
+
+
+def _users(inventory: Inventory, unit: UnitId) -> Iterator[object]:
+    groups = {inventory.facts.functions[member].iommu_group for member in inventory.units[unit]}
+    yield from ((group, used) for group, used in (inventory.facts.users or {}).items() if group in groups)
+
+
+def why_waiting(agent: Dependencies, unit: UnitId, desired: DesiredUnit, *, differ: bool) -> Outcome | None:
+    """Return why a change of a unit waits for the kubelet's answer, None if it does not."""
+    drivers: tuple[Reason, ...] = ()
+    pods, vgpus = agent.account.pods(), dict[PciAddress, tuple[Reason, ...]]()
+    if differ and isinstance(pods, Unknown) and DesiredDriver.NATIVE in desired_drivers(desired).values():
+        drivers = (pods.reason_for(unit) or refusals.allocations_unknown(unit),)
+    elif differ and (counted := counted_functions(agent, unit)):
+        drivers = tuple(refusals.still_counted(function, names) for function, names in counted)
+    if isinstance(pods, Unknown):
+        destroyed = [gpu for gpu in desired if agent.plan_of(gpu).destroys]
+        vgpus = {gpu: (pods.reason_for(gpu) or refusals.allocations_unknown(gpu),) for gpu in destroyed}
+    return Outcome(drivers, vgpus) if drivers or vgpus else None
+
+
+def intent_of(agent: Dependencies, desired: DesiredUnit, *, differ: bool) -> str:
+    """Return the text of what a change of a unit is about to do."""
+    native = next((gpu for gpu, driver in desired_drivers(desired).items() if driver is DesiredDriver.NATIVE), None)
+    if differ and native is not None:
+        return f"return {native} to its native driver"
+    steps = (step.text for gpu in desired for step in agent.plan_of(gpu).steps)
+    return next(steps, f"change {', '.join(desired)}")
+
+
+def counted_functions(agent: Dependencies, unit: UnitId) -> tuple[tuple[PciAddress, tuple[str, ...]], ...]:
+    """Return the withdrawn functions of a unit that the kubelet still counts, with its names for them."""
+    inventory = agent.state.inventory
+    members = inventory.units.get(unit, ()) if inventory is not None else ()
+    counted = sorted(agent.state.still_counted.items())
+    return tuple((function, names) for function, names in counted if function in members)
