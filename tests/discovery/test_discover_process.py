@@ -141,14 +141,14 @@ async def test_it_lives_and_is_not_ready_while_the_api_server_is_away(simulated:
     kernel.tree.remove(OS_RELEASE)
     discovery = Discovery(DiscoverOptions(kernel, nobody(), NodeName("node01")))
     pages = discovery.pages()
-    assert pages["/readyz"]().body.splitlines()[0] == "the host was not looked at yet"
+    assert pages["/readyz"]().body.splitlines()[0] == "the host was not observed yet"
     async with asyncio.TaskGroup() as group:
         running = group.create_task(discovery.run())
         await until(lambda: len(discovery.missing()) == 3 and "not looked at" not in discovery.missing()[0])
         unread, away, unknown = pages["/readyz"]().body.splitlines()
         assert unread == "/etc/os-release can't be read: ENOENT"
         assert "Connect call failed" in away
-        assert unknown == "node node01 was not heard of yet"
+        assert unknown == "the API server has not shown node node01 yet"
         assert (pages["/healthz"]().status, pages["/readyz"]().status) == (200, 503)
         page = pages["/metrics"]().body.splitlines()
         assert f'gpuvirt_discovered{{label="{PRESENT_LABEL}",value="true"}} 1' in page

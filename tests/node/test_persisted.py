@@ -176,7 +176,7 @@ def test_a_newer_version_that_cannot_be_read_is_not_called_damaged(layout: Layou
         pod: int = 7
 
     newer = Format(Changed, layout, (pods_of,))
-    with pytest.raises(NewerVersionError, match="it is of version 2, and this gpuvirt knows versions up to 1"):
+    with pytest.raises(NewerVersionError, match="its version is 2, but this gpuvirt only knows versions up to 1"):
         chain(layout)[0].decode(newer.encode(Changed()))
     file = Persisted(tmp_path / "state.json", chain(layout)[0], V1(), lost=V1("lost"))
     file.path.write_bytes(newer.encode(Changed()))

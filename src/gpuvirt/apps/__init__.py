@@ -1,1 +1,1 @@
-"""The processes: each joins the layers it needs, and decides nothing."""
+"""The processes: each one joins the layers that it needs, and decides nothing itself."""

@@ -1,4 +1,4 @@
-"""The controller as a process: takes part in the election, leads while it is elected, and serves its pages."""
+"""The process of the controller: takes part in the election, leads while it is elected, and serves its pages."""
 
 import asyncio
 import logging
@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ControllerOptions:
-    """Everything that the process is told."""
+    """The options of the process."""
 
     credentials: Credentials
     home: Home
     elects: bool = True
-    """Whether one leads among several; else this one does at once."""
+    """Whether several controllers elect a leader; otherwise this one leads at once."""
     listen: tuple[str, int] | None = None
     clock: Clock = field(default_factory=RealClock)
 
 
 class Process:
-    """One controller: a candidate that leads now and then."""
+    """The process of one controller, which leads whenever it is elected."""
 
     def __init__(self, options: ControllerOptions) -> None:
-        random = Random()  # noqa: S311  it keeps controllers apart, and no secrets
+        random = Random()  # noqa: S311  it spreads controllers over time, and keeps no secrets
         self.term: Controller | None = None
-        """What leads now; None while another process does."""
+        """The controller while this process leads; None while another process leads."""
         self._options = options
         self._dependencies = ControllerDependencies(Client(options.credentials), options.clock, random)
         me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
@@ -64,7 +64,7 @@ class Process:
             self.term = None
 
     def pages(self) -> dict[str, Callable[[], Answer]]:
-        """Return the pages that it serves."""
+        """Return the pages that the process serves."""
 
         def healthz() -> Answer:
             return Answer(200, "ok\n")
@@ -79,20 +79,21 @@ class Process:
         return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
 
     def _missing(self) -> str | None:
-        """Return why this process does nothing: it leads and has decided nothing yet, or knows no leader."""
+        """Return why this process is not ready: it leads and has not decided yet, or knows no leader."""
         if self.term is None:
-            return None if self._election.leader is not None else "no process is known to lead"
+            return None if self._election.leader is not None else "no controller is known to lead"
         if self.term.decisions is None:
             why = "; ".join(str(error) for error in self.term.problems())
-            return f"not all was heard yet: {why}" if why else "not all was heard yet"
+            waiting = "waiting for the API server: not all objects are observed yet"
+            return f"{waiting}: {why}" if why else waiting
         return None
 
 
 async def run_until_stopped(options: ControllerOptions) -> None:
-    """Run the controller until SIGTERM or SIGINT; its lease is given back, so that another leads at once."""
+    """Run the controller until SIGTERM or SIGINT; it releases its lease, so that another one leads at once."""
     if options.home.image is None:
         log.warning(
-            "gpuvirt's own image is not known, so this controller deploys nothing to any node, though it labels nodes"
+            "gpuvirt's own image is not known, so this controller deploys nothing to any node; it only labels nodes"
             " and writes GpuNodes; set --image or GPUVIRT_IMAGE"
         )
     await until_stopped(Process(options).run())

@@ -1,4 +1,4 @@
-"""The discoverer as a process: it looks at its host, keeps its node's labels, and says whether it could."""
+"""The process of `gpuvirt discover`: observes its host, keeps the labels of its node, and reports its readiness."""
 
 import asyncio
 import logging
@@ -32,34 +32,34 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DiscoverOptions:
-    """Everything that the process is told."""
+    """The options of the process."""
 
     kernel: Kernel
     credentials: Credentials
     node: NodeName
     listen: tuple[str, int] | None = None
-    """Where probes and metrics are served."""
+    """The address and port of probes and metrics."""
     clock: Clock = field(default_factory=RealClock)
     workers: Callable[[str], SerialWorker] = ThreadWorker
     every_s: float = LOOK_S
-    """From one look at the host to the next."""
+    """The time between two observations of the host."""
 
 
 class Discovery:
-    """One node's."""
+    """The process of one node."""
 
     def __init__(self, options: DiscoverOptions) -> None:
         self._options = options
         self._discoverer = Discoverer(options.kernel, options.workers("watching"), options.clock, options.every_s)
-        random = Random()  # noqa: S311  it keeps nodes apart, and no secrets
+        random = Random()  # noqa: S311  it spreads nodes over time, and keeps no secrets
         self._dependencies = KeeperDependencies(Client(options.credentials), options.node, options.clock, random)
         self._keys = NodeKeys(self._dependencies)
         self._observed: Metadata | None = None
-        """What the node says, None while that was not heard or there is no such node."""
+        """The metadata of the node, None if it was not observed yet or there is no such node."""
         self._problems: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Look and label for ever; what fails at the API server is tried again."""
+        """Observe and label for ever; failed requests to the API server are repeated."""
         options, clock = self._options, self._options.clock
         cell = self._discoverer.labels
         claim = Claim(lambda _: Keys(dict(cell.get())), cell.telling)
@@ -68,26 +68,26 @@ class Discovery:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._discoverer.run())
-            group.create_task(keep_going("node", lambda: nodes.run(self._observe, self._told("node")), clock))
-            group.create_task(keep_going("labels", lambda: self._keys.run([claim], self._told("labels")), clock))
+            group.create_task(keep_going("node", lambda: nodes.run(self._observe, self._report("node")), clock))
+            group.create_task(keep_going("labels", lambda: self._keys.run([claim], self._report("labels")), clock))
             if options.listen is not None:
                 host, port = options.listen
                 probes = Probes(self.pages())
                 group.create_task(keep_going("probes", lambda: probes.run(host, port), clock))
 
     def missing(self) -> list[str]:
-        """Return what is missing until the node says all that there is to say; nothing when it does."""
+        """Return what is missing until the node has all its labels; nothing when it has them."""
         seen, observed = self._discoverer.seen, self._observed
-        missing = ["the host was not looked at yet"] if seen is None else [unread_line(one) for one in seen.unread]
+        missing = ["the host was not observed yet"] if seen is None else [unread_line(unread) for unread in seen.unread]
         missing += self._problems.values()
         if observed is None:
-            missing.append(f"node {self._options.node} was not heard of yet")
+            missing.append(f"the API server has not shown node {self._options.node} yet")
         elif patch := patch_of([Keys(dict(self._discoverer.labels.get()))], observed):
-            missing.append(f"the node has not the labels yet: {', '.join(patch.metadata.labels)}")
+            missing.append(f"the node does not have these labels yet: {', '.join(patch.metadata.labels)}")
         return missing
 
     def pages(self) -> Mapping[str, Page]:
-        """Return the pages that are served."""
+        """Return the pages that the process serves."""
 
         def healthz() -> Answer:
             return Answer(200, "ok\n")
@@ -107,9 +107,9 @@ class Discovery:
         ready = float(not self.missing())
         return exposition.text_of(
             exposition.gauge(
-                "gpuvirt_discovered", "1 for a label that the node is to have.", ("label", "value"), found
+                "gpuvirt_discovered", "1 for each label that the node should have.", ("label", "value"), found
             ),
-            exposition.gauge("gpuvirt_discover_ready", "1 while the node has them.", (), [((), ready)]),
+            exposition.gauge("gpuvirt_discover_ready", "1 while the node has these labels.", (), [((), ready)]),
             exposition.gauge("gpuvirt_info", "The version.", ("version",), [((__version__,), 1.0)]),
         )
 
@@ -118,26 +118,28 @@ class Discovery:
         self._observed = node.metadata if node is not None else None
         self._keys.observe(delta)
 
-    def _told(self, who: str) -> Tell:
-        def tell(error: ApiError | None) -> None:
-            before = self._problems.pop(who, None)
+    def _report(self, task: str) -> Tell:
+        def report(error: ApiError | None) -> None:
+            before = self._problems.pop(task, None)
             if error is not None:
-                self._problems[who] = str(error)
+                self._problems[task] = str(error)
             if error is not None and str(error) != before:
-                log.warning("%s; it is tried again", error)
+                log.warning(
+                    "node %s: a request of its %s failed, gpuvirt repeats it: %s", self._options.node, task, error
+                )
 
-        return tell
+        return report
 
 
 async def label_once(client: Client, node: NodeName, labels: Labels, clock: Clock) -> None:
-    """Have a node say it; raises ApiError."""
+    """Set the labels of a node once; raises ApiError."""
     await retried(lambda: _label(client, node, labels), clock)
 
 
 async def _label(client: Client, node: NodeName, labels: Labels) -> None:
     listed = await client.list(Collection(NODES, Node, node))
-    found = next((one for one in listed.items if one.metadata.name == node), None)
+    found = next((item for item in listed.items if item.metadata.name == node), None)
     if found is None:
-        raise NotFoundError(f"there is no node {node} at the API server; kubectl get nodes lists those that there are")
+        raise NotFoundError(f"the API server has no node {node}; kubectl get nodes lists the nodes")
     if patch := patch_of([Keys(dict(labels))], found.metadata):
         await client.patch(NODES, node, patch, PatchType.MERGE, Node)

@@ -1,4 +1,4 @@
-"""`gpuvirt doctor` and `gpuvirt why` without their words: all evidence of a host, gathered from every layer."""
+"""Gathers the evidence of a host from all layers, for `gpuvirt doctor` and `gpuvirt why`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from gpuvirt.paths import KubeletPaths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What is looked at besides the kernel."""
+    """The sources of evidence besides the kernel."""
 
     kubelet: KubeletPaths
     settings: Settings
@@ -32,14 +32,14 @@ class Surroundings:
     clock: Clock
     ledger: Ledger = snapshot.EMPTY
     state_file: Path | None = None
-    """Where an agent that runs keeps its picture."""
+    """The path of a running agent's state file."""
     procs: Iterable[Path] = ()
-    """Folders `/proc` in which such an agent is seen."""
+    """The `/proc` folders in which a running agent is visible."""
     kubevirts: tuple[KubeVirt, ...] | None = None
 
 
 def gather(kernel: Kernel, around: Surroundings) -> Evidence:
-    """Return all that can be seen of a host; nothing of it is changed."""
+    """Return all evidence of a host, without changing the host."""
     facts = with_users(kernel, scan(kernel))
     inventory = build_inventory(facts, around.ledger.type_names)
     view = None
@@ -59,5 +59,5 @@ def gather(kernel: Kernel, around: Surroundings) -> Evidence:
 
 
 def diagnose(kernel: Kernel, around: Surroundings) -> Report:
-    """Return what all checks find on a host."""
+    """Return the findings of all checks on a host."""
     return diagnosis.report(gather(kernel, around))

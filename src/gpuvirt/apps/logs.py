@@ -1,4 +1,4 @@
-"""How processes log: a line of text for people, or a JSON object a line for machines."""
+"""The log formats of the processes: lines of text for people, or one JSON object a line for programs."""
 
 import logging
 import sys
@@ -12,14 +12,14 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 class LogFormat(StrEnum):
-    """The forms of a line."""
+    """The formats of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, then what the call names in `extra`."""
+    """One JSON object a line: time, level, logger, message, then the fields of `extra`."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -47,7 +47,7 @@ class TextLines(logging.Formatter):
 
 
 def set_up(log_format: LogFormat, *, verbose: bool = False) -> None:
-    """Log to standard error from now on."""
+    """Send all log lines to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if log_format is LogFormat.JSON else TextLines())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""The node's agent as a process: the agent, the kubelet's plugins, probes; from start to SIGTERM."""
+"""The process of the agent: the agent itself, its device plugins and probes, from start to SIGTERM."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ ClusterTask = Callable[[Agent, Clock], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """Everything that the process is told."""
+    """The options of the process."""
 
     kernel: Kernel
     kubelet: KubeletPaths
@@ -59,38 +59,38 @@ class NodeOptions:
     cdi_folder: Path | None = None
     plugin_only: bool = False
     vgpus_only: bool = False
-    """Whether another's device plugin offers the vGPUs of this node."""
+    """Whether another device plugin offers the vGPUs of this node."""
     config_file: Path | None = None
-    """A file of vGPU configs that is followed, in the place of the cluster's ConfigMap."""
+    """A file of vGPU configs, which the agent follows instead of the cluster's ConfigMap."""
     listen: tuple[str, int] | None = None
-    """Where probes and metrics are served."""
+    """The address and port of probes and metrics."""
     clock: Clock = field(default_factory=RealClock)
     intervals: Intervals = field(default_factory=Intervals)
     workers: Callable[[str], SerialWorker] = ThreadWorker
     markers: Markers | None = None
     node_name: NodeName | None = None
-    """What the cluster calls this node."""
+    """The name of the Kubernetes node."""
     cluster: ClusterTask | None = None
-    """The cluster's side, None where there is none: an agent that needs no API server loads no client of it."""
+    """The agent's client of the API server; None for an agent without one, which does not load that code."""
     awaits_controller: bool = False
-    """Whether a controller has deployed the agent, and says which resources KubeVirt offers itself."""
+    """Whether a controller has deployed the agent, and lists the resources that KubeVirt offers itself."""
     vgpu_configs: ConfigText | None = None
     """The vGPU configs of the settings' file."""
     moves: change.Site | None = None
-    """Where GPUs are brought to the drivers that they are wanted on; None where none is."""
+    """The host on which the agent changes GPUs; None for an agent that changes none."""
     gates: Path | None = None
-    """The folder of the gates, by which commands and this agent agree; None for an agent that has no `/run`."""
+    """The folder of the gates, by which commands and this agent exclude each other; None without access to `/run`."""
 
 
 async def run_until_stopped(options: NodeOptions) -> None:
-    """Run the agent until SIGTERM or SIGINT; returns with the sockets gone and the ledger written."""
+    """Run the agent until SIGTERM or SIGINT; it returns after it has removed its sockets and written the ledger."""
     await until_stopped(run(options))
 
 
 async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None = None) -> None:
-    """Run the agent until it is cancelled; raise AlreadyRunningError when the node has one.
+    """Run the agent until it is cancelled; raise AlreadyRunningError if the node has another agent.
 
-    `started` is given the agent once it is put together.
+    `started` is called with the new agent.
     """
     if not has_no_kubelet(options.kubelet, read_kubelets(options.kernel)):
         await _wait_for(options.kubelet.device_plugins, options.clock)
@@ -111,7 +111,7 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
                 options.intervals,
                 resend,
             )
-            group.create_task(keep_going("holders", lambda: account.run(agent), options.clock))
+            group.create_task(keep_going("account watch", lambda: account.run(agent), options.clock))
             if (cluster := options.cluster) is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
             if (path := options.config_file) is not None:
@@ -126,14 +126,14 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
 
 
 PRIVATE = 0o700
-"""Whoever can open a folder can lock it, and would keep the agent from starting."""
+"""The mode of the agent's own folder: any process that can open the folder could lock it, and so block the agent."""
 
 
 @contextmanager
 def _only_agent(options: NodeOptions) -> Iterator[None]:
-    """Be the only one on this node who offers devices, and who keeps a ledger where ours is."""
+    """Lock the kubelet's device-plugins folder and the folder of the ledger; raise AlreadyRunningError."""
     own = options.ledger.parent
-    with suppress(OSError):  # then no ledger can be written, which the journal says
+    with suppress(OSError):  # the ledger can't be written then, which the agent reports
         own.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         own.chmod(PRIVATE)
     with ExitStack() as stack:
@@ -145,7 +145,7 @@ def _only_agent(options: NodeOptions) -> Iterator[None]:
 
 
 def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions) -> Callable[[], None]:
-    """Start what offers devices to the kubelet, where the agent does; return what has it send its lists again."""
+    """Start the device plugins if this agent offers devices; return the function that sends their lists again."""
     if options.vgpus_only:
         return lambda: None
     compat = options.settings.compat
@@ -161,7 +161,7 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
 
 
 async def _offer(plugins: Plugins, options: NodeOptions) -> None:
-    """Offer devices to the kubelet, which a host may get after the agent has started."""
+    """Offer devices to the kubelet, which may be installed after the agent has started."""
     folder = options.kubelet.device_plugins
     if folder.is_dir():
         await plugins.run()
@@ -188,9 +188,9 @@ def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
 
 
 def _not_ready(agent: Agent) -> list[str]:
-    """Return what is missing until pods can have what this node offers."""
+    """Return what is missing until pods can get the devices of this node."""
     if not agent.looked:
-        return ["the host was not looked at yet"]
+        return ["the host was not observed yet"]
     return [
         resource.not_registered_because.text
         if resource.not_registered_because
@@ -201,9 +201,9 @@ def _not_ready(agent: Agent) -> list[str]:
 
 
 async def _settle_memory(clock: Clock) -> None:
-    """Let collections pass over what start has made and nobody will free: the slowest answers take a third less.
+    """Exclude the objects of the start from garbage collections, which shortens the slowest answers by a third.
 
-    What nobody needs is collected later: that takes some 20 ms, for which no resource waits to be registered.
+    The start's garbage is collected after the resources are registered, since that takes some 20 ms.
     """
     gc.freeze()
     await clock.sleep(SETTLED_AFTER_S)
@@ -213,11 +213,11 @@ async def _settle_memory(clock: Clock) -> None:
 
 
 async def _wait_for(folder: Path, clock: Clock) -> None:
-    """Wait until the kubelet has made its folder; an agent may start before it."""
+    """Wait until the kubelet has created its folder; an agent may start before the kubelet."""
     waited = False
     while not os.path.isdir(folder):  # noqa: PTH112, ASYNC240  a stat each second
         if not waited:
-            log.warning("waiting for the kubelet: no folder %s", folder)
+            log.warning("waiting for the kubelet, no device is offered before: the folder %s is missing", folder)
         waited = True
         await clock.sleep(FOLDER_CHECK_S)
 

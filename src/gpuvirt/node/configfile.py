@@ -14,7 +14,7 @@ READ_TIMEOUT_S = 10.0
 
 
 class ConfigFile:
-    """Reads it now and then."""
+    """Reads the file at each interval."""
 
     def __init__(self, path: Path, worker: SerialWorker, clock: Clock, intervals: Intervals) -> None:
         self._path = path
@@ -22,10 +22,10 @@ class ConfigFile:
         self._clock = clock
         self._intervals = intervals
 
-    async def run(self, observe: Callable[[NodeRequest], None], tell: Callable[[str, Reason | None], None]) -> None:
-        """Read for ever; a file that can't be read is not taken for one that is not there.
+    async def run(self, observe: Callable[[NodeRequest], None], report: Callable[[str, Reason | None], None]) -> None:
+        """Read for ever. An unreadable file does not count as an absent one: its last configs stay in force.
 
-        `hear` takes the configs, `tell` what is wrong, and None when nothing is any more.
+        `observe` is called with the configs, `report` with the problem of the file, or None if it has none.
         """
         while True:
             problem: Reason | None = None
@@ -34,7 +34,7 @@ class ConfigFile:
                 observe(NodeRequest(configs=Observed(text)))
             except (OSError, UnicodeDecodeError, GpuvirtError) as error:
                 problem = nodeproblems.config_unread(self._path, str(error))
-            tell("config file", problem)
+            report("config file", problem)
             await self._clock.sleep(self._intervals.config_file_s)
 
     def _read(self) -> ConfigText | None:

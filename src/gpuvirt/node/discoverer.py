@@ -1,4 +1,4 @@
-"""Looks at the host again and again, and says by which labels its node is to be known."""
+"""Observes the host at intervals, and derives the labels of its node."""
 
 import logging
 
@@ -14,30 +14,32 @@ from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""From one look to the next: GPUs come with a boot, and rarely without one."""
+"""The time between two observations. GPUs rarely appear without a boot."""
 PATIENCE_S = 10.0
 
 
 class Discoverer:
-    """One host's."""
+    """The labels of one node, derived from its host."""
 
     def __init__(self, kernel: Kernel, worker: SerialWorker, clock: Clock, every_s: float = LOOK_S) -> None:
         self.labels: Cell[Labels] = Cell({})
-        """What the node is to say; nothing before the first look."""
+        """The labels that the node should have; none before the first observation."""
         self.seen: Discovery | None = None
-        """What the last look has seen."""
+        """The last observation."""
         self._kernel = kernel
         self._worker = worker
         self._clock = clock
         self._every_s = every_s
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Observe the host for ever."""
         while True:
             try:
-                seen = await self._worker.run(lambda: discovery.look(self._kernel), name="look", timeout_s=PATIENCE_S)
+                seen = await self._worker.run(
+                    lambda: discovery.look(self._kernel), name="observe the host", timeout_s=PATIENCE_S
+                )
             except WorkerBlockedError as error:
-                log.warning("%s; the labels stay as they are", error)
+                log.warning("the host can't be observed, so the node's labels stay as they are: %s", error)
             else:
                 self._take(seen)
             await self._clock.sleep(self._every_s)
@@ -45,14 +47,15 @@ class Discoverer:
     def _take(self, seen: Discovery) -> None:
         before, self.seen = self.seen, seen
         if before is None or before.unread != seen.unread:
-            for one in seen.unread:
-                log.warning("%s; what the node says of it stays as it is", unread_line(one))
+            for unread in seen.unread:
+                log.warning("%s; the node's labels that follow from it stay as they are", unread_line(unread))
         labels = labels_of(seen, before)
         if labels != self.labels.get():
-            log.info("the node is to say: %s", ", ".join(f"{key}={value or '(not)'}" for key, value in labels.items()))
+            texts = (f"{key}={value}" if value else f"{key} (removed)" for key, value in labels.items())
+            log.info("the host's hardware calls for these node labels: %s", ", ".join(texts))
             self.labels.set(labels)
 
 
 def unread_line(unread: Unread) -> str:
-    """Return in words what could not be read."""
+    """Return a line about a file that could not be read."""
     return f"{unread.path} can't be read: {unread.said}"

@@ -1,9 +1,9 @@
-"""One agent on a node.
+"""Lets only one agent run on a node.
 
-An agent's locks are on folders: the kubelet's device-plugins folder of one that offers devices, and that of its own
-files. They are what two agents would fight over, and what both see whatever pods they run in. A lock file would not do:
-a kubelet that starts deletes files, and a lock on a deleted file keeps nobody out. A command that changes devices
-while no agent runs shares the lock on the agent's own folder with other commands, and keeps agents from starting.
+An agent locks folders: the folder of its own files and, if it offers devices, the kubelet's device-plugins folder. Two
+agents would conflict in these folders, and both can see them from their pods. A lock file would not work: the kubelet
+deletes files in its folder when it starts, and a lock on a deleted file excludes no process. Commands that change
+devices while no agent runs share the lock on the agent's own folder, and so keep agents from starting.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ from gpuvirt.errors import AlreadyRunningError
 
 @contextmanager
 def only_agent(folder: Path) -> Iterator[None]:
-    """Be the one agent that has a folder, or raise AlreadyRunningError; children don't inherit the lock."""
+    """Lock a folder for this agent; raise AlreadyRunningError. Child processes don't inherit the lock."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -26,7 +26,7 @@ def only_agent(folder: Path) -> Iterator[None]:
             raise AlreadyRunningError(
                 f"{folder}: another gpuvirt agent serves this node;"
                 " stop it first (two DaemonSets? `kubectl get pods -A --field-selector spec.nodeName=NODE`);"
-                " or a gpuvirt command is changing devices: the agent starts when that has ended"
+                " or a gpuvirt command is changing devices: the agent can start when that command has ended"
             ) from error
         yield
     finally:

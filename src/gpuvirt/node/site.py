@@ -1,4 +1,4 @@
-"""Where an agent works: the host, its lanes, its own files, and what it may do there."""
+"""The site of an agent: the host, the serial workers, the agent's own files, and its permissions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,51 +16,51 @@ from gpuvirt.node.published.markers import Markers
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """What an agent needs that moves GPUs."""
+    """What an agent needs to change GPUs."""
 
     site: change.Site
     workers: Callable[[str], SerialWorker]
-    """A lane for each unit."""
+    """Returns the serial worker of an isolation unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One agent's: the host, real or simulated, and where its own files lie."""
+    """The site of one agent: a host, real or simulated, and the paths of the agent's own files."""
 
     kernel: Kernel
     clock: Clock
     watching: SerialWorker
-    """The lane of looks at the host."""
+    """The worker that observes the host."""
     writing: SerialWorker
-    """The lane of our own files."""
+    """The worker that writes the agent's own files."""
     giving: SerialWorker
-    """The lane of looks at what is about to be given away."""
+    """The worker that reads devices for Allocate."""
     recorded: ReadRecorded
-    """Reads what the kubelet has recorded of its allocations."""
+    """Reads the kubelet's record of its allocations."""
     ledger: Path
     state_file: Path | None
-    """None where the host's `/run` is not ours to write."""
+    """None if the agent can't write to the host's `/run`."""
     cdi_folder: Path | None = None
-    """Where CDI specs are kept, None for nowhere."""
+    """The folder of CDI specs; None: no CDI specs."""
     markers: Markers | None = None
-    """The files by which NVIDIA's operands wait; None where nobody asked for them."""
+    """The files for which NVIDIA's operands wait; None: no such files."""
     moving: Moving | None = None
-    """Where GPUs are moved between drivers; None where they are left alone."""
+    """What the agent needs to change GPUs; None for an agent that changes no GPUs."""
     gates: Path | None = None
-    """The folder of the gates, where the agent does not change GPUs; None: no process changes what it offers."""
+    """The folder of the gates for an agent that changes no GPUs; None: no process changes the offered devices."""
     vgpu_configs: ConfigText | None = None
     """The vGPU configs of the settings."""
     desired_by_gpu: Path | None = None
-    """Where it is kept what the cluster wants of this node; None for nowhere."""
+    """The file with the desired state from the cluster; None: it is not kept on disk."""
     node_name: NodeName | None = None
-    """What the cluster calls this node."""
+    """The name of the Kubernetes node."""
     vgpus_only: bool = False
-    """Whether another's device plugin offers the vGPUs of this node, and GPUs stay with the drivers that they have."""
+    """Whether another device plugin offers the vGPUs of this node, so that gpuvirt does not change drivers."""
     hears_spec: bool = False
-    """Whether somebody follows the node's GpuNode, which goes before labels and settings."""
+    """Whether the agent watches the node's GpuNode, which takes precedence over labels and settings."""
     awaits_controller: bool = False
-    """Whether a controller says in that GpuNode which resources KubeVirt offers itself."""
+    """Whether a controller lists in that GpuNode the resources that KubeVirt offers itself."""
     tells_scheduler: bool = False
-    """Whether somebody has the node's status follow `Agent.counts`."""
+    """Whether the agent writes the counts of `Notice` into the node's status."""
     sees_processes: bool = True
-    """Whether `/proc` shows the host's processes, and not just our own pod's."""
+    """Whether `/proc` shows the processes of the host, not only those of the agent's pod."""

@@ -1,1 +1,1 @@
-"""Answers to the kubelet when a pod is to have devices."""
+"""Allocates devices when the kubelet admits a pod."""

@@ -1,4 +1,4 @@
-"""What is allocated by the ledger and by the kubelet's newest record, read again for each request for devices."""
+"""The allocations in the ledger and in the kubelet's newest record, read again for each request for devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,35 +16,35 @@ Entries = tuple[Entry, ...]
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What was allocated at one moment."""
+    """The allocations at one moment."""
 
     entries: Entries
-    """The entries of the ledger and of the record; the ledger's own object where the record has no more."""
+    """The entries of the ledger and of the record; the ledger's own object if the record has no others."""
     holds: Holds
-    """What follows from them."""
+    """The holds of the entries on IOMMU groups and devices."""
     by_ledger: Holds
-    """The same, with the containers that the ledger has heard of alone."""
+    """The same, but only with the containers that the ledger names."""
     unfinished: frozenset[str]
-    """The allocations of the container that asks now."""
+    """The allocations of the container that the kubelet is admitting now."""
     recorded: Recorded | Unknown
 
 
 class Allocations:
-    """Reads what is allocated; what follows from it is kept for as long as ledger, record and host are the same."""
+    """Reads the allocations. Their holds are computed again only when the ledger, the record or the host changes."""
 
     def __init__(self, state: NodeState, clock: Clock, recorded: ReadRecorded) -> None:
-        """`recorded` reads what the kubelet has recorded of its own."""
+        """`recorded` reads the kubelet's record of its allocations."""
         self._state = state
         self._clock = clock
         self._recorded = recorded
         self._unfinished = Unfinished()
         self._found: tuple[Entries, Holds] | None = None
-        """The entries that were asked for last, and what follows from them."""
+        """The last entries, with their holds."""
         self._adopted: tuple[Entries, Recorded | Unknown, Known, tuple[Entries, Consumers]] | None = None
-        """The ledger's entries with the kubelet's record, and what these follow from."""
+        """The last ledger entries, record and host, with the entries that follow from them."""
 
     def read(self) -> Allocated:
-        """Return what is allocated now."""
+        """Return the present allocations."""
         recorded = self._recorded()
         unfinished = self._unfinished.now(self._state.ledger.entries, recorded)
         known, consumers = self._with_recorded(recorded)
@@ -54,18 +54,18 @@ class Allocations:
         return Allocated(entries, holds, by_ledger, unfinished, recorded)
 
     def add(self, given: Sequence[Entry], recorded: Recorded | Unknown) -> None:
-        """Take an allocation, with what the kubelet had recorded just before."""
+        """Record a new allocation, with the kubelet's record from just before it."""
         self._unfinished.add(given, recorded)
 
     def holds(self, entries: Entries) -> Holds:
-        """Return what follows from entries, found once for as long as they are the same."""
+        """Return the holds of entries."""
         found, ours = self._found, self._state.ledger.resources
         if found is None or found[0] is not entries or found[1].ours is not ours:
             found = self._found = entries, find_holds(entries, ours)
         return found[1]
 
     def _with_recorded(self, recorded: Recorded | Unknown) -> tuple[Entries, Consumers]:
-        """Return the entries with those that only the record has, and the containers of recorded devices."""
+        """Return the entries of the ledger and the record, and the containers of recorded devices."""
         entries, known, last = self._state.ledger.entries, self._state.ledger.known, self._adopted
         if last is None or last[0] is not entries or last[1] is not recorded or last[2] is not known:
             last = self._adopted = entries, recorded, known, self._adopt(entries, recorded, known)

@@ -1,7 +1,7 @@
-"""Allocates devices: answers the kubelet when it asks for some, or says why not.
+"""Allocates devices: answers the kubelet's requests, or returns why a request is refused.
 
-What the last look at the host saw is a moment old, so the devices of a request are read again before they are given,
-and judged as after each look. Of a request of which something is refused nothing is given.
+The last observation of the host is a moment old. So Allocate reads the requested devices again, and judges them by the
+same functions as each observation. If one device of a request is refused, the whole request is.
 """
 
 import itertools
@@ -36,11 +36,11 @@ from gpuvirt.node.site import Site
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""How long a pod's admission waits for its devices to be read; the kubelet admits no other meanwhile."""
+"""How long a pod's admission waits until its devices are read. The kubelet admits no other pod meanwhile."""
 
 
 class AllocationRefusedError(GpuvirtError):
-    """A request can't be met; `reason` says why."""
+    """A request is refused; `reason` says why."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.text)
@@ -49,7 +49,7 @@ class AllocationRefusedError(GpuvirtError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the kubelet asks for: devices of one resource, for each container of a pod."""
+    """A request of the kubelet: devices of one resource, for each container of a pod."""
 
     resource: ResourceName
     containers: Sequence[Sequence[DeviceId]]
@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Whom an allocator tells of its answers."""
+    """The functions that an allocator calls after its answers."""
 
     allocated: Callable[[], None]
     refused: Callable[[], None]
@@ -65,20 +65,20 @@ class Callbacks:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """The devices of a request as they are now."""
+    """The devices of a request, as just read."""
 
     host: Inventory
     against: Mapping[DeviceId, Reason]
-    """What speaks against those that can't be given."""
+    """Why devices can't be allocated."""
 
 
 class Allocator:
-    """Gives devices to pods, and records to whom."""
+    """Allocates devices to pods, and records the allocations."""
 
     def __init__(
         self, state: NodeState, site: Site, telemetry: Telemetry, callbacks: Callbacks, gate: Gate | None = None
     ) -> None:
-        """Without a `gate` no other process changes what is offered here."""
+        """`gate` is None where no other process changes the offered devices."""
         self._state = state
         self._site = site
         self._telemetry = telemetry
@@ -86,32 +86,32 @@ class Allocator:
         self._gate = gate
         self._allocations = Allocations(state, site.clock, site.recorded)
         self._name = uuid.uuid4().hex
-        """Tells the allocations of this agent from those of the one before, whatever its clock says."""
+        """Distinguishes the allocations of this agent from those of earlier ones, independently of the clock."""
         self._numbers = itertools.count(1)
 
     def prefer(
         self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
     ) -> tuple[DeviceId, ...]:
-        """Return the devices to prefer; raise PlacementError where the request contradicts itself."""
+        """Return the preferred devices; raise PlacementError if the request contradicts itself."""
         offer = self._state.offers.by_resource.get(resource, Offer(resource))
         candidates = {device.id: device.candidate for device in offer.devices.values()}
-        places = {id_: Place(one.numa_node, one.group, one.target.gpu) for id_, one in candidates.items()}
+        places = {device: Place(found.numa_node, found.group, found.target.gpu) for device, found in candidates.items()}
         allocated = self._allocations.read()
         holds, unfinished = allocated.holds, allocated.unfinished
-        siblings = [one.id for one in holds.siblings(candidates.values(), unfinished)]
-        musts = [candidates[one] for one in must_include if one in candidates]
+        siblings = [sibling.id for sibling in holds.siblings(candidates.values(), unfinished)]
+        musts = [candidates[device] for device in must_include if device in candidates]
         free = [
-            one
-            for one in available
-            if one not in candidates or not holds.in_the_way(resource, [*musts, candidates[one]], unfinished)
+            device
+            for device in available
+            if device not in candidates or not holds.in_the_way(resource, [*musts, candidates[device]], unfinished)
         ]
         spread = self._state.settings.vgpu_placement
         return prefer(free, must_include, size, places, spread, siblings=siblings)
 
     async def allocate(self, request: Request) -> tuple[Attachment, ...]:
-        """Give devices to containers, an answer for each; raise AllocationRefusedError and give nothing.
+        """Allocate devices; return an answer for each container. Raise AllocationRefusedError for the whole request.
 
-        Nobody else waits where reading the devices sleeps in the kernel.
+        The event loop goes on if the kernel blocks the reading of the devices.
         """
         began_s = self._site.clock.monotonic_s()
         try:
@@ -129,7 +129,9 @@ class Allocator:
         allocated = self._allocations.read()
         ids = dict.fromkeys(itertools.chain.from_iterable(request.containers))
         devices = [offer.devices[device].candidate for device in ids if device in offer.devices]
-        former = {one.target.gpu: tenant for one in devices if (tenant := self._former(allocated, one)) is not None}
+        former = {
+            device.target.gpu: tenant for device in devices if (tenant := self._former(allocated, device)) is not None
+        }
         asked = [_asked(inventory, allocated, device, former) for device in devices]
         if any(may_sleep(inventory.facts, device) for device in asked):
             fresh = await self._in_worker(request.resource, lambda: self._read(inventory, asked))
@@ -143,19 +145,19 @@ class Allocator:
         return self._give(request, offer, allocated, checked)
 
     def _offered(self, resource: ResourceName) -> tuple[Inventory, Offer]:
-        """Return the host and a resource as it is offered; raise AllocationRefusedError where it is not."""
+        """Return the host and the offer of a resource; raise AllocationRefusedError if it is not offered."""
         inventory, offer = self._state.inventory, self._state.offers.by_resource.get(resource)
         if inventory is None or offer is None:
             raise AllocationRefusedError(unhealthy.unknown_resource(resource))
         if (withholding := self._state.resources.withholdings.get(resource)) is not None:
-            raise AllocationRefusedError(withholding.reason)  # also of a device whose pod has just ended
+            raise AllocationRefusedError(withholding.reason)  # a device stays listed until its pod has ended
         return inventory, offer
 
     def _former(self, allocated: Allocated, device: Candidate) -> FormerTenant | None:
-        """Return which other pod has had a whole function in this boot, None for none, or where that may be.
+        """Return the other pod that had a whole function in this boot; None if there was none or reuse is allowed.
 
-        The kubelet names no pod when it asks, so whoever asks is taken for another pod than the one that the kubelet
-        has named. An entry without a pod is of the admission that is under way: an init container had the device.
+        The kubelet names no pod in its requests. So each request counts as that of another pod than the recorded one.
+        A recent entry without a pod belongs to the admission that is under way: an init container had the device.
         """
         if device.target.vgpu is not None or not self._state.settings.require_reset:
             return None
@@ -166,11 +168,11 @@ class Allocator:
         return None if is_new or own.earlier_boot else FormerTenant(own.consumer, self._state.ledger.boot_id)
 
     async def _in_worker(self, resource: ResourceName, read: Callable[[], FreshFacts]) -> FreshFacts:
-        """Read in the thread for what may sleep; raise AllocationRefusedError where it does."""
+        """Read in a serial worker, since the kernel may block; raise AllocationRefusedError if it does."""
         try:
-            return await self._site.giving.run(read, name="look at what is asked for", timeout_s=LOOK_S)
+            return await self._site.giving.run(read, name="read the requested devices", timeout_s=LOOK_S)
         except WorkerBlockedError as error:
-            effect = "no device of it is given to a pod until it can be"
+            effect = "gpuvirt allocates none of its devices until they can be read"
             reason = nodeproblems.scan_blocked(resource, str(error), effect)
             raise AllocationRefusedError(reason) from error
 
@@ -180,11 +182,11 @@ class Allocator:
     def _checked(
         self, inventory: Inventory, fresh: FreshFacts, devices: Sequence[Candidate], former: Former
     ) -> _Checked:
-        """Return what speaks against devices, by facts that were read for that."""
+        """Return the reasons against devices, by freshly read facts."""
         now, settings = inventory, self._state.settings
         if fresh.facts is not inventory.facts:
             now = build_inventory(fresh.facts, self._state.ledger.type_names)
-        found = {one.id: why_refused(inventory, now, fresh.members, settings, one, former) for one in devices}
+        found = {device.id: why_refused(inventory, now, fresh.members, settings, device, former) for device in devices}
         return _Checked(now, {device: reason for device, reason in found.items() if reason is not None})
 
     def _give(self, request: Request, offer: Offer, allocated: Allocated, checked: _Checked) -> tuple[Attachment, ...]:
@@ -212,7 +214,7 @@ class Allocator:
         return tuple(attachments)
 
     def _usable(self, offer: Offer, ids: Sequence[DeviceId], against: Mapping[DeviceId, Reason]) -> Iterator[Candidate]:
-        """Yield the devices of a request; raise AllocationRefusedError at the first that can't be used."""
+        """Yield the devices of a request; raise AllocationRefusedError at the first that can't be allocated."""
         for device_id in dict.fromkeys(ids):
             reason = self._why_not(offer, device_id, against)
             if reason is None:
@@ -221,14 +223,14 @@ class Allocator:
                 raise AllocationRefusedError(reason)
 
     def _may_be_left_out(self, offer: Offer, device_id: DeviceId, reason: Reason) -> bool:
-        """Return whether an mdev that is gone or of another type may be left out, as an admin has switched on."""
+        """Return whether the settings allow to leave out an mdev that is gone or has another type."""
         device = offer.devices.get(device_id)
         is_mdev = device.candidate.framework is Framework.MDEV if device is not None else is_mdev_uuid(device_id)
         return self._state.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
 
     @contextmanager
     def _passed(self, resource: ResourceName, devices: Mapping[str, Sequence[DeviceId]]) -> Iterator[None]:
-        """Keep other processes from changing devices of these slots; raise AllocationRefusedError where one does."""
+        """Keep other processes from changing devices of these slots; raise AllocationRefusedError if one does."""
         with ExitStack() as stack:
             try:
                 if self._gate is not None:
@@ -237,8 +239,13 @@ class Allocator:
                 raise AllocationRefusedError(refusals.blocked(resource, error.step)) from error
             except UnitBusyError as error:
                 raise AllocationRefusedError(refusals.busy(resource, str(error))) from error
-            except OSError as error:  # where no gate can be written, no change begins either
-                log.warning("%s: no gate could be passed: %s", resource, error)
+            except OSError as error:  # no change can begin either if gates can't be written
+                log.warning(
+                    "%s: %s is allocated without its gate, which can't be written; no change can begin either: %s",
+                    resource,
+                    ", ".join(itertools.chain.from_iterable(devices.values())),
+                    error,
+                )
             yield
 
     def _why_not(self, offer: Offer, device_id: DeviceId, against: Mapping[DeviceId, Reason]) -> Reason | None:
@@ -257,7 +264,7 @@ class Allocator:
 
 
 def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former: Former) -> AskedDevice:
-    """Return a device as it is to be read again."""
+    """Return the request to read a device again."""
     return AskedDevice(
         carrier=device.carrier,
         gpu=device.target.gpu,
@@ -273,7 +280,7 @@ def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former
 def by_slot(
     functions: Mapping[PciAddress, PciFunction], devices: Sequence[Candidate]
 ) -> Mapping[str, Sequence[DeviceId]]:
-    """Return devices by the slots that they are on."""
+    """Return devices by their PCI slots."""
     found: defaultdict[str, list[DeviceId]] = defaultdict(list)
     for device in devices:
         gpu = functions.get(device.target.gpu)

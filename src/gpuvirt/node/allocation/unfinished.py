@@ -1,9 +1,10 @@
-"""Tells which allocations belong to the container that the kubelet is admitting, one resource after another.
+"""Finds the allocations of the container that the kubelet is admitting, one resource after another.
 
-The kubelet names no pod when it asks. It admits one container after another, asks once for each of its resources, and
-records all of the container's devices before it goes on to the next (devicemanager: `allocateContainerResources`). So a
-device that it has not recorded since it was given is of the container that is asking now. A record that was written in
-between, or could not be read, makes the device another container's: then the rest of its group is refused.
+The kubelet names no pod in its requests. It admits one container after another, calls Allocate once for each of its
+resources, and records all of the container's devices before it goes on to the next container (devicemanager:
+`allocateContainerResources`). So an allocated device that the kubelet has not recorded yet belongs to the container
+that it is admitting now. If the record was written in between, or could not be read, the device counts as another
+container's: then Allocate refuses the rest of its IOMMU group.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,14 +18,14 @@ Key = tuple[ResourceName, DeviceId]
 
 
 class Unfinished:
-    """The allocations of this process that may be of a container which is still asking."""
+    """The allocations of this process that may belong to a container whose admission is not finished."""
 
     def __init__(self) -> None:
         self._recorded: dict[str, Mapping[Key, frozenset[Consumer]]] = {}
-        """The containers that the kubelet had recorded for the devices of each allocation when they were given."""
+        """The containers in the kubelet's record for the devices of each allocation, just before that allocation."""
 
     def add(self, given: Sequence[Entry], recorded: Recorded | Unknown) -> None:
-        """Take an allocation, with what the kubelet had recorded just before."""
+        """Record a new allocation, with the kubelet's record from just before it."""
         if not isinstance(recorded, Unknown):
             for entry in given:
                 key = entry.resource, entry.device
@@ -32,9 +33,9 @@ class Unfinished:
                 self._recorded[entry.allocation] = {**self._recorded.get(entry.allocation, {}), key: had}
 
     def now(self, entries: Iterable[Entry], recorded: Recorded | Unknown) -> frozenset[str]:
-        """Return the allocations of the container that asks now."""
+        """Return the allocations of the container that the kubelet is admitting now."""
         waiting = {entry.allocation for entry in entries if entry.consumer is None}
-        self._recorded = {one: had for one, had in self._recorded.items() if one in waiting}
+        self._recorded = {allocation: had for allocation, had in self._recorded.items() if allocation in waiting}
         if isinstance(recorded, Unknown):
             return frozenset()
         return frozenset(

@@ -1,4 +1,4 @@
-"""A value that many follow: each sees the latest, and nobody waits for the slowest."""
+"""A value with several followers: each gets the latest value, independently of slower followers."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Cell(Generic[T]):
-    """Holds one value; followers are woken when another takes its place."""
+    """Holds one value, and wakes followers when it is replaced."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -18,11 +18,11 @@ class Cell(Generic[T]):
         self._followers: set[Signal] = set()
 
     def get(self) -> T:
-        """Return the value as it is now."""
+        """Return the present value."""
         return self._value
 
     def set(self, value: T) -> None:
-        """Put another value in."""
+        """Replace the value."""
         self._value = value
         self._changes += 1
         for follower in self._followers:
@@ -30,7 +30,7 @@ class Cell(Generic[T]):
 
     @contextmanager
     def telling(self, changed: Signal) -> Iterator[None]:
-        """Set `changed` at each new value, for as long as the context lasts."""
+        """Set `changed` at each new value while the context lasts."""
         self._followers.add(changed)
         try:
             yield
@@ -38,7 +38,7 @@ class Cell(Generic[T]):
             self._followers.discard(changed)
 
     async def follow(self) -> AsyncIterator[T]:
-        """Yield the value as it is, then each that follows; values in between are skipped when they come too fast."""
+        """Yield the present value, then each later one; values that come too fast are skipped."""
         changed = Signal()
         with self.telling(changed):
             while True:

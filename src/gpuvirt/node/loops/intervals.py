@@ -1,59 +1,59 @@
-"""How often the agent looks at what, when nothing tells it to look sooner."""
+"""The intervals of the agent's periodic work, and the limits of its waits."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """All intervals, in seconds. Those that recur are multiples of the shortest, so that they fall together."""
+    """All intervals, in seconds. The periodic ones are multiples of the shortest, so that they coincide."""
 
     nodes_s: float = 1.5
-    """Whether nodes under `/dev/vfio` came or went: a listing; no uevent tells of a node that somebody deletes."""
+    """Between listings of `/dev/vfio`: a deleted device node causes no uevent."""
     gates_s: float = 1.5
-    """Whether another process has begun or ended a change of a GPU: the time of a folder."""
+    """Between readings of the gates, for changes by other processes: a folder and its records."""
     brief_s: float = 9.0
-    """What can fall ill without a uevent: GPUs, their groups, vGPUs."""
+    """Between observations of what can fail without a uevent: GPUs, IOMMU groups, vGPUs."""
     whole_s: float = 60.0
-    """Everything, in case a uevent was lost."""
+    """Between observations of all functions, in case a uevent was lost."""
     whole_without_uevents_s: float = 9.0
-    """Everything, on hosts that give no uevents."""
+    """The same on hosts without uevents."""
     users_s: float = 60.0
-    """Who has devices open: a walk through all of `/proc`, the dearest look of all."""
+    """Between searches for processes that have devices open: they read all of `/proc`, which is the most expensive."""
     suspicious_users_s: float = 5.0
-    """The same while a device is in use by somebody who is no pod."""
+    """The same while a process without a pod seems to use a device."""
     settle_s: float = 0.1
-    """After a uevent, so that a burst is one look."""
+    """From a uevent to the observation, so that a burst causes one observation."""
     conclude_s: float = 0.25
-    """After an allocation, until lists, files and metrics show it."""
+    """From an allocation until lists, files and metrics show it."""
     state_file_s: float = 30.0
-    """When nothing changes for so long, the state file is written as a sign of life, and CDI specs are looked at."""
+    """Between writes of an unchanged state file, as a sign of life, and between checks of the CDI specs."""
     allocations_s: float = 15.0
-    """Which pods have which devices, from the kubelet."""
+    """Between questions to the kubelet about its allocations."""
     allocations_after_allocation_s: float = 1.0
-    """The same, after the kubelet was given a device."""
+    """From an allocation to the next question."""
     allocations_after_withdrawal_s: float = 0.1
-    """The same, after a device was taken from what is offered; twice as long each time that it is still counted."""
+    """From a withdrawal to the next question; it doubles while the kubelet still counts the device."""
     notice_s: float = 0.5
-    """From when the scheduler no longer counts what is to be withdrawn until it is: bound pods are admitted first."""
+    """From when the scheduler no longer counts a device to its withdrawal: pods that are bound are admitted first."""
     notice_most_s: float = 3.0
-    """The same, where it can't be told."""
+    """The longest wait for the scheduler before a withdrawal."""
     growth_s: float = 10.0
-    """How long the kubelet is asked whether it counts what is offered again: then its own report is due."""
+    """How long the agent asks whether the kubelet counts new devices; after that the kubelet's own report is due."""
     review_most_s: float = 30.0
-    """How long a new resource waits for the controller: one that leads after another takes some 20 seconds to."""
+    """The longest wait of a new resource for the controller's review: a new leader needs some 20 seconds."""
     kubelet_s: float = 1.5
-    """Whether the kubelet's socket is a new one, and ours are still there."""
+    """Between checks of the kubelet's socket and the agent's own sockets."""
     reconcile_s: float = 9.0
-    """Whether GPUs are where they are wanted, when nothing new was concluded: a comparison, in memory."""
+    """Between comparisons of desired and observed state without new conclusions; they read only memory."""
     move_s: float = 60.0
-    """A move that takes longer sleeps in the kernel: it takes a second, with NVIDIA's driver at most half a minute."""
+    """The limit of a driver change; the kernel blocks it after that. It takes a second, with NVIDIA's at most 30 s."""
     vgpu_change_s: float = 180.0
-    """The same for vGPUs: sriov-manage takes some seconds, and tries again while a process looks at the GPU."""
+    """The limit of a vGPU change: sriov-manage takes some seconds, and retries while a process has the GPU open."""
     operands_s: float = 120.0
-    """How long another's device plugin is waited for to be gone before it is let back, as NVIDIA's does."""
+    """The longest wait until another project's device plugin has stopped; NVIDIA's vgpu-device-manager waits so too."""
     config_file_s: float = 9.0
-    """Whether a file of vGPU configs has changed."""
+    """Between readings of a file of vGPU configs."""
     schedulers_s: float = 600.0
-    """How vGPUs share the time of a GPU: somebody may set it by hand, and asking opens the GPU."""
+    """Between readings of a GPU's vGPU scheduler, which an admin may change; a reading opens the GPU."""
     streamless_s: float = 5.0
-    """A resource that no ListAndWatch stream has watched for so long is registered again."""
+    """How long a resource may be without a ListAndWatch stream before it is registered again."""

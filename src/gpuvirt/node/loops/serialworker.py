@@ -1,8 +1,8 @@
-"""Where work that touches the host runs: one job after another, in a thread that can be left behind.
+"""Serial workers run the jobs that access the host, one after another, in a thread that can be abandoned.
 
-A read or write of a device can sleep in the kernel for as long as somebody uses the device, and no signal ends it. The
-thread of a lane is a daemon: while it sleeps, the lane is blocked and says so, and everything else goes on, the end of
-the process included.
+The kernel can block a read or write of a device for as long as a process uses the device, and no signal ends that. The
+thread of a worker is a daemon: while the kernel blocks it, the worker accepts no other job and raises an error, and the
+rest of the process goes on and can end.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 class WorkerBlockedError(GpuvirtError):
-    """A job sleeps in the kernel; the lane takes no other until it returns."""
+    """The kernel blocks a job; the worker accepts no other job until it returns."""
 
 
 class SerialWorker(Protocol):
-    """Runs jobs in turn."""
+    """Runs jobs one after another."""
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
-        """Return what `job` returns; raise LaneBlockedError after `timeout_s`, and at once while it still sleeps."""
+        """Return what `job` returns; raise WorkerBlockedError after `timeout_s`, or at once if a job is blocked."""
         ...
 
 
 class InlineWorker:
-    """A lane that runs jobs where it stands, for simulated hosts, which never sleep."""
+    """Runs jobs in the calling thread, for simulated hosts, which never block."""
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:  # noqa: ARG002
         """Return what `job` returns."""
@@ -38,20 +38,20 @@ class InlineWorker:
 
 
 class ThreadWorker:
-    """A lane with a thread of its own, started at the first job."""
+    """A serial worker with its own thread, which is started at the first job."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: str | None = None
         self._asleep = False
-        """The running job has had its time."""
+        """Whether the running job has exceeded its time."""
         self._started = False
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
-        """Return what `job` returns, raise what it raises."""
+        """Return what `job` returns, or raise what it raises; raise WorkerBlockedError."""
         if self._asleep:
-            raise WorkerBlockedError(f"{self._name}: {self._running} has not come back from the kernel yet")
+            raise WorkerBlockedError(f"{self._name}: the kernel still blocks an earlier job: {self._running}")
         if not self._started:
             self._started = True
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
@@ -62,13 +62,13 @@ class ThreadWorker:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(waiting)
         except TimeoutError as error:
-            if waiting.done():  # the job's own
+            if waiting.done():  # the job itself has raised it
                 raise
             self._asleep = True
-            outcome.cancel()  # has an effect when it waits behind another that sleeps
+            outcome.cancel()  # takes effect if the job still waits behind a blocked one
             waiting.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise WorkerBlockedError(
-                f"{self._name}: {self._running} sleeps in the kernel since {timeout_s:g} s"
+                f"{self._name}: the kernel has blocked this job for {timeout_s:g} s: {self._running}"
             ) from error
 
     def _work(self) -> None:
@@ -77,12 +77,12 @@ class ThreadWorker:
 
     def _do(self, job: Callable[[], T], name: str, outcome: "Future[T]") -> None:
         if not outcome.set_running_or_notify_cancel():
-            self._asleep = False  # it had its time before its turn came, and nothing sleeps
+            self._asleep = False  # the job was cancelled while it waited for the blocked one, which has returned
             return
         self._running = name
         try:
             result = job()
-        except BaseException as error:  # noqa: BLE001  it belongs to whoever waits for the job
+        except BaseException as error:  # noqa: BLE001  the caller of `run` gets it
             self._asleep = False
             outcome.set_exception(error)
         else:

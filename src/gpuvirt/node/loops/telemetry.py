@@ -1,4 +1,4 @@
-"""What the agent counts about itself, for the metrics page."""
+"""The agent's counters, for the metrics page."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,7 +9,7 @@ ALLOCATE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations, by the bucket that they fall into."""
+    """A histogram of durations."""
 
     bounds_s: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -19,14 +19,14 @@ class Histogram:
         self.counts = [0] * (len(self.bounds_s) + 1)
 
     def observe(self, duration_s: float) -> None:
-        """Count one."""
+        """Count a duration."""
         self.counts[bisect_left(self.bounds_s, duration_s)] += 1
         self.total_s += duration_s
 
 
 @dataclass(slots=True)
 class Telemetry:
-    """All counters; keys are the labels of the metric."""
+    """All counters. Their keys are the labels of the metrics."""
 
     allocations: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By resource and outcome: `given`, or the code of the reason for a refusal."""
@@ -34,6 +34,6 @@ class Telemetry:
     registrations: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By resource and outcome: `ok` or `failed`."""
     looks: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Looks at the host, by depth and by what caused them."""
+    """Observations of the host, by depth and cause."""
     moves: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Changes of GPUs, by what was desired and by outcome: `done`, or the code of the reason why not."""
+    """Changes of GPUs, by kind and outcome: `done`, or the code of the reason for a failure."""

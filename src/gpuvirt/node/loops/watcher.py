@@ -1,7 +1,7 @@
-"""When to look at the host, and how deep: at uevents, when nodes come and go, now and then, and when asked to.
+"""Observes the host: after uevents, when device nodes appear or disappear, at intervals, and on request.
 
-What is seen is handed on as Facts. A look that sleeps in the kernel or fails changes nothing but a note: what was seen
-before stands, since what could not be seen is not gone.
+The observations are passed on as Facts. An observation that fails, or that the kernel blocks, changes only a note: the
+earlier facts stay in force, since a device that could not be read is not gone.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOOK_TIMEOUT_S = 20.0
-"""A whole look takes some 100 ms for a thousand functions; a dead PCIe link adds up to 50 ms for each of its reads."""
+"""A whole observation takes some 100 ms for a thousand functions. Each read over a dead PCIe link adds up to 50 ms."""
 
 
 class Look(StrEnum):
-    """How deep a look goes."""
+    """The depths of an observation."""
 
     NODES = "nodes"
-    """The nodes under `/dev/vfio`; more when they have changed."""
+    """Only the nodes in `/dev/vfio`; a brief observation follows if they have changed."""
     BRIEF = "brief"
-    """What can fall ill without a uevent."""
+    """What can fail without a uevent."""
     WHOLE = "whole"
     """All functions."""
     USERS = "users"
@@ -50,23 +50,23 @@ _INCLUDED = {
     Look.WHOLE: (Look.WHOLE, Look.BRIEF, Look.NODES),
     Look.USERS: (Look.USERS,),
 }
-"""What each look does of others."""
+"""The observations that each observation includes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """Whom a watcher tells what it has seen."""
+    """The functions that a watcher calls."""
 
     observe_facts: Callable[[Facts], None]
-    """Takes the facts of one look."""
+    """Takes the facts of an observation."""
     report_watching: Callable[[Reason | None], None]
-    """Takes why the host can't be looked at, None when it can."""
+    """Takes why the host can't be observed, None when it can."""
     is_suspicious: Callable[[], bool]
-    """Returns whether a device is in use by somebody unknown, so that users are worth another look soon."""
+    """Returns whether an unknown process uses a device, so that processes are read again soon."""
 
 
 class Watcher:
-    """Looks at one host, for ever."""
+    """Observes one host for ever."""
 
     def __init__(
         self,
@@ -86,25 +86,26 @@ class Watcher:
         self._sees_processes = sees_processes
         self._facts: Facts | None = None
         self._stirred = Signal()
-        self._told: str | None = None
+        self._cause: str | None = None
+        """The cause of the whole observation that is due now."""
         self._whole_every_s = intervals.whole_s
         self._due_s: dict[Look, float] = {}
         self._debounce_s: float | None = None
         self._problems: dict[Look, Reason] = {}
-        """Why a look has failed; its next success, or that of a deeper one, takes it away."""
+        """Why observations have failed. A later success of the same or a deeper observation removes the problem."""
 
     def look_again_in(self, seconds: float | None) -> None:
-        """Look at what can fall ill once more after so many seconds; None: not before its time."""
+        """Make a brief observation after so many seconds; None: at its regular time."""
         self._debounce_s = None if seconds is None else self._clock.monotonic_s() + seconds
         self._stirred.set()
 
     def look_soon(self, cause: str) -> None:
-        """Look at everything once more, as something says that what was seen is no longer so."""
-        self._told = cause
+        """Make a whole observation soon, since the facts are outdated; `cause` is for the metrics."""
+        self._cause = cause
         self._stirred.set()
 
     async def run(self, audience: Audience) -> None:
-        """Look, and look again, for ever."""
+        """Observe the host for ever."""
         stop = self._listen()
         try:
             await self._look(audience, Look.WHOLE, "start")
@@ -119,32 +120,36 @@ class Watcher:
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(self.look_soon, "uevent")
 
         try:
             return self._kernel.on_uevent(wake)
         except OSError as error:
             self._whole_every_s = self._intervals.whole_without_uevents_s
-            log.warning("no uevents (%s): devices are looked for every %g s", error, self._whole_every_s)
+            log.warning(
+                "the kernel sends this process no uevents (%s), so all devices are read every %g s",
+                error,
+                self._whole_every_s,
+            )
             return lambda: None
 
     async def _wait(self) -> None:
         due_s = min(self._due_s.values())
         due_s = due_s if self._debounce_s is None else min(due_s, self._debounce_s)
-        if self._told is None and due_s > self._clock.monotonic_s():
+        if self._cause is None and due_s > self._clock.monotonic_s():
             await self._stirred.wait_for(self._clock, due_s - self._clock.monotonic_s())
-        if self._told is not None:
+        if self._cause is not None:
             await self._clock.sleep(self._intervals.settle_s)
 
     def _pending(self) -> list[tuple[Look, str]]:
-        """Return what to look at now, and why."""
+        """Return the observations to make now, with their causes."""
         now_s = self._clock.monotonic_s()
         due = {look for look, at_s in self._due_s.items() if at_s <= now_s}
         looks: list[tuple[Look, str]] = []
-        if self._told is not None:
-            looks.append((Look.WHOLE, self._told))
-            self._told = None
+        if self._cause is not None:
+            looks.append((Look.WHOLE, self._cause))
+            self._cause = None
         elif Look.WHOLE in due:
             looks.append((Look.WHOLE, "interval"))
         elif self._debounce_s is not None and self._debounce_s <= now_s:
@@ -166,8 +171,11 @@ class Watcher:
             self._facts = await self._seen(look)
         except (WorkerBlockedError, OSError) as error:
             self._problems[look] = _problem(error)
-        except Exception as error:  # a host that we don't understand is a note, not our end
-            log.exception("looking at the host failed", extra={"look": str(look)})
+        except Exception as error:  # a host that confuses this program must not end the agent
+            log.exception(
+                "observing the host failed, so its last known state is kept (this is an error of gpuvirt)",
+                extra={"look": str(look)},
+            )
             self._problems[look] = _problem(error)
         else:
             for done in _INCLUDED[look]:
@@ -182,7 +190,7 @@ class Watcher:
         if look is Look.NODES and self._nodes_are_as_before():
             return before
         if look is Look.USERS:
-            return await self._in_worker(lambda: with_users(self._kernel, before or Facts()), "look for users")
+            return await self._in_worker(lambda: with_users(self._kernel, before or Facts()), "read the open files")
         return await self._scan(brief=look is not Look.WHOLE)
 
     async def _scan(self, *, brief: bool) -> Facts:
@@ -192,10 +200,13 @@ class Watcher:
             facts = scan(self._kernel, before, brief=brief)
             return facts if brief else with_device_ids(self._kernel, facts)
 
-        return await self._in_worker(job, "look at the host")
+        return await self._in_worker(job, "observe the host")
 
     def _nodes_are_as_before(self) -> bool:
-        """List `/dev/vfio`, each second and so not by way of the lane: a folder of devtmpfs keeps nobody waiting."""
+        """Return whether `/dev/vfio` is unchanged.
+
+        This runs every 1.5 s, and without a serial worker: the kernel does not block a listing of devtmpfs.
+        """
         facts = self._facts
         if facts is None:
             return False
@@ -211,7 +222,7 @@ class Watcher:
         return await self._worker.run(job, name=name, timeout_s=LOOK_TIMEOUT_S)
 
     def _schedule(self, done: Look, *, suspicious: bool) -> None:
-        """Set when each look is due next; a deeper look has done what a shallower one would."""
+        """Set when each observation is due next; a deeper one includes the shallower ones."""
         now_s, intervals = self._clock.monotonic_s(), self._intervals
         self._due_s[Look.NODES] = now_s + until_tick_s(now_s, intervals.nodes_s)
         if done in {Look.BRIEF, Look.WHOLE}:

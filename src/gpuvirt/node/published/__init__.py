@@ -1,1 +1,1 @@
-"""Files that the agent writes for other programs: its view, CDI specs, markers, the driver's options."""
+"""What the agent publishes: files for other programs, and counts for the scheduler."""

@@ -1,4 +1,4 @@
-"""CDI specs in files, as the view is: `/run/cdi/gpuvirt-*.json`."""
+"""Keeps the files of CDI specs as the view is: `/run/cdi/gpuvirt-*.json`."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -15,11 +15,11 @@ from gpuvirt.node.store.files import replace_file
 log = logging.getLogger(__name__)
 
 FOLDER = "cdi"
-"""Below the host's `/run`."""
+"""The folder, relative to the host's `/run`."""
 
 
 class CdiFiles:
-    """Keeps our files in a folder that others use too."""
+    """gpuvirt's files in the folder of CDI specs, which other programs also use."""
 
     def __init__(self, folder: Path, clock: Clock, intervals: Intervals) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class CdiFiles:
         self._intervals = intervals
 
     async def run(self, views: Cell[NodeView], observe: Callable[[Reason | None], None]) -> None:
-        """Keep them, for ever. At the end they stay: a pod that starts while we are upgraded needs them."""
+        """Keep the files, for ever. They stay at the end: pods that start during an upgrade of gpuvirt need them."""
         changed = Signal()
         with views.telling(changed):
             while True:
@@ -37,13 +37,13 @@ class CdiFiles:
                 await changed.wait_for(self._clock, pause_s)
 
     def _converge(self, desired: Mapping[str, bytes]) -> Reason | None:
-        """Make the files be those that are wanted; one that is so already is left alone, as runtimes watch them."""
+        """Write and remove files until they are as desired. Equal files are not written, since runtimes watch them."""
         try:
             for name, content in desired.items():
                 path = self._folder / name
                 if _content(path) != content:
                     replace_file(path, content, durable=False, mode=0o644)
-                    log.info("CDI spec written", extra={"file": str(path)})
+                    log.info("wrote the CDI spec %s, since the offered devices have changed", path)
             for path in self._folder.glob(f"{cdi.PREFIX}*.json"):
                 if path.name not in desired:
                     path.unlink(missing_ok=True)

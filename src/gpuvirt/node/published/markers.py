@@ -1,7 +1,7 @@
-"""The files by which NVIDIA's operands wait for one another: `vfio-pci-ready` and its like, kept as the checks are.
+"""The files for which NVIDIA's operands wait, such as `vfio-pci-ready`, kept as the node's checks are.
 
-A file is there while its check is needed and holds, and `workload-type` says what the node is for. Only these are
-written and removed; other programs' files in the folder are theirs. They stay when the agent ends.
+A file exists while its check is needed and passes. `workload-type` has the workload of the node. gpuvirt writes and
+removes only these files of the folder. They stay when the agent ends.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 
 WORKLOAD_FILE = "workload-type"
 HOST_MANAGER = "host-vgpu-manager-ready"
-"""In place of `vgpu-manager-ready` where the manager is installed on the host itself."""
+"""Replaces `vgpu-manager-ready` if the vGPU manager is installed on the host itself."""
 HOST_FOLDERS = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/lib/wsl/lib", "opt/bin")
 
 
 class Markers:
-    """Keeps the files in one folder."""
+    """The files in one folder."""
 
     def __init__(self, folder: Path, system: Path) -> None:
-        """`system` is where the host's `/` is seen, by which its own nvidia-smi is found."""
+        """`system` is the path of the host's root folder, where the host's own nvidia-smi is looked up."""
         self._folder = folder
         self._system = system
         self._written: tuple[object, ...] | None = None
@@ -41,7 +41,7 @@ class Markers:
                 await changed.wait()
 
     def write(self, view: NodeView) -> None:
-        """Bring the files to what a view says; before the first look at the host nothing is said."""
+        """Write the files by a view; no files are written before the first observation of the host."""
         if not view.looked or (view.workload, view.conditions) == self._written:
             return
         try:
@@ -51,7 +51,7 @@ class Markers:
                 self._keep(condition)
         except OSError as error:
             if not self._failed:
-                log.warning("%s can't be written: %s", self._folder, error)
+                log.warning("the files in %s can't be written, so NVIDIA's operands wait: %s", self._folder, error)
             self._failed = True
         else:
             self._failed = False
@@ -61,7 +61,7 @@ class Markers:
         names = [f"{condition.check}-ready"]
         if condition.check is Check.VGPU_MANAGER:
             names.append(HOST_MANAGER)
-        chosen = names[-1] if self._manager_is_the_hosts() else names[0]
+        chosen = names[-1] if self._is_manager_on_host() else names[0]
         for name in names:
             path = self._folder / name
             if name == chosen and condition.needed and condition.holds:
@@ -70,5 +70,5 @@ class Markers:
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
 
-    def _manager_is_the_hosts(self) -> bool:
+    def _is_manager_on_host(self) -> bool:
         return any((self._system / folder / "nvidia-smi").is_file() for folder in HOST_FOLDERS)

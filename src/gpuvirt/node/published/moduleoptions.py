@@ -1,4 +1,4 @@
-"""Writes the file by which NVIDIA's driver is told vGPU schedulers for good, and no file of anybody else's."""
+"""Writes the modprobe file that sets the vGPU schedulers of NVIDIA's driver permanently."""
 
 from collections.abc import Mapping
 
@@ -14,9 +14,9 @@ from gpuvirt.paths import HostRoots
 
 
 def persist(kernel: Kernel, roots: HostRoots, gpu: PciAddress, desired: Scheduler | None) -> tuple[Reason, ...]:
-    """Have a GPU's scheduler set whenever the driver is loaded, or with None no more; return why nothing was written.
+    """Set a GPU's scheduler for each load of the driver, or remove the setting (None); return why it was not written.
 
-    Raises DamagedError where our file has somebody else's lines, OSError where it can't be read or written.
+    Raises DamagedError if gpuvirt's file has lines that gpuvirt has not written, and OSError.
     """
     obstacles = in_the_way(read_modprobe(kernel), gpu) if desired is not None else ()
     if obstacles:
@@ -32,7 +32,7 @@ def persist(kernel: Kernel, roots: HostRoots, gpu: PciAddress, desired: Schedule
 
 
 def read_kept(roots: HostRoots) -> Mapping[PciAddress, Scheduler]:
-    """Return the schedulers that our file has; raise DamagedError where it has somebody else's lines, OSError."""
+    """Return the schedulers in gpuvirt's file; raise DamagedError if it has lines of other programs, and OSError."""
     path = roots.local(FILE)
     values = kept(path.read_text()) if path.exists() else {}
     found = {gpu: registry_scheduler(value) for gpu, value in values.items()}

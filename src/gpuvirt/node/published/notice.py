@@ -1,9 +1,10 @@
-"""What the scheduler is to count on this node, and what is not withdrawn before it does.
+"""Announces withdrawals to the scheduler: the counts in the node's status fall before devices are withdrawn.
 
-The scheduler counts by the node's status, which the kubelet writes every ten seconds. A pod that it binds by a count
-from before is not admitted once the kubelet's list is shorter. So the node's status is lowered first, and the list is
-shortened a moment later, when pods that were bound before are admitted. Where the status can't be written, nothing is
-held back for long. What the kubelet counts again is raised there at once.
+The scheduler counts devices by the node's status, which the kubelet writes every ten seconds. If the scheduler binds a
+pod by an outdated count, the kubelet refuses the pod once its list of devices is shorter. So the node's status is
+lowered first, and the list is shortened a moment later, when earlier bound pods are admitted. If the status can't be
+written, a withdrawal waits for a few seconds only. When the kubelet counts further devices, the status is raised at
+once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,38 +18,40 @@ from gpuvirt.node.loops.intervals import Intervals
 
 
 class Notice:
-    """One node's."""
+    """The announced withdrawals of one node."""
 
     def __init__(self, clock: Clock, intervals: Intervals, conclude_soon: Callable[[], None]) -> None:
         self.counts: Cell[Mapping[ResourceName, Count]] = Cell({})
-        """How many of each resource the node's status is to say."""
+        """The counts of resources that the node's status should have."""
         self._clock = clock
         self._intervals = intervals
         self._conclude_soon = conclude_soon
-        self._said: Mapping[ResourceName, int] | None = None
-        """How many it says, None where that was not heard yet."""
+        self._observed: Mapping[ResourceName, int] | None = None
+        """The counts in the node's status, None if not observed yet."""
         self._since_s: dict[str, float] = {}
-        """When each function or vGPU was first to be withdrawn while it was offered."""
+        """When the withdrawal of each offered function or vGPU was announced."""
         self._known_since_s: float | None = None
-        """Since when the scheduler counts none of them."""
+        """Since when the scheduler counts none of these devices."""
         self._growing_until_s = 0.0
 
-    def observe(self, said: Mapping[ResourceName, int]) -> None:
-        """Take how many of each resource the node's status says."""
-        if said != self._said:
-            self._said = said
+    def observe(self, counted: Mapping[ResourceName, int]) -> None:
+        """Take the counts of resources in the node's status."""
+        if counted != self._observed:
+            self._observed = counted
             self._conclude_soon()
 
     def passed(self, going: frozenset[str], offers: Offers) -> frozenset[str]:
-        """Return what of all that is to go may be withdrawn now; what is not offered needs no notice."""
+        """Return those devices of `going` that may be withdrawn now. Devices that are not offered need no notice."""
         now_s, before = self._clock.monotonic_s(), self._since_s
-        known = self._said is not None and is_known(counts(offers, going, ()), self._said)
-        self._since_s = {one: before.get(one, now_s) for one in going & free_names(offers)}
+        known = self._observed is not None and is_known(counts(offers, going, ()), self._observed)
+        self._since_s = {device: before.get(device, now_s) for device in going & free_names(offers)}
         if not known or self._since_s.keys() - before.keys():
             self._known_since_s = None
         if known and self._known_since_s is None:
             self._known_since_s = now_s
-        waiting_s = {one: left_s for one, at_s in self._since_s.items() if (left_s := self._left_s(at_s, now_s)) > 0}
+        waiting_s = {
+            device: left_s for device, at_s in self._since_s.items() if (left_s := self._left_s(at_s, now_s)) > 0
+        }
         if waiting_s:
             self._clock.call_later(min(waiting_s.values()), self._conclude_soon)
         return frozenset(going - waiting_s.keys())
@@ -60,7 +63,7 @@ class Notice:
         return min(most_s, max(since_s, self._known_since_s) + self._intervals.notice_s - now_s)
 
     def conclude(self, offers: Offers, going: frozenset[str], counted: Iterable[tuple[ResourceName, DeviceId]]) -> None:
-        """Take what is offered now, what of it is to be withdrawn, and what the kubelet counts."""
+        """Update the counts by the offers, the devices that will be withdrawn (`going`), and the kubelet's count."""
         before, now = self.counts.get(), counts(offers, going, counted)
         if any(count.most > before.get(name, Count(0, 0)).most for name, count in now.items()):
             self._growing_until_s = self._clock.monotonic_s() + self._intervals.growth_s
@@ -69,6 +72,6 @@ class Notice:
 
     @property
     def is_growing(self) -> bool:
-        """Whether the kubelet may soon count more than it did, and the scheduler is to know."""
+        """Whether the kubelet may soon count further devices, which the node's status must show then."""
         soon = self._clock.monotonic_s() < self._growing_until_s
         return soon and any(count.least < count.most for count in self.counts.get().values())

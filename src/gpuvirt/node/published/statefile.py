@@ -1,4 +1,4 @@
-"""The picture of the node in a file, for people and programs on the host: `/run/gpuvirt/node.json`."""
+"""The view of the node in a file, for admins and programs on the host: `/run/gpuvirt/node.json`."""
 
 import contextlib
 import logging
@@ -20,14 +20,14 @@ from gpuvirt.node.store.files import replace_file
 log = logging.getLogger(__name__)
 
 FILE = "gpuvirt/node.json"
-"""Below the host's `/run`."""
+"""The path, relative to the host's `/run`."""
 
 LIFE = timedelta(seconds=90)
-"""A picture that is older has no agent behind it: a living one renews it every 30 seconds."""
+"""The age from which on a view has no running agent. A running agent renews it every 30 seconds."""
 
 
 class StateFile:
-    """Keeps the file as the view is."""
+    """The file with the agent's view."""
 
     def __init__(self, path: Path, clock: Clock, intervals: Intervals) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class StateFile:
         self._failed = False
 
     async def run(self, views: Cell[NodeView]) -> None:
-        """Write each view, and the same one again as a sign of life, for ever; take the file away at the end."""
+        """Write each view, and the same one again as a sign of life, for ever; remove the file at the end."""
         changed = Signal()
         with views.telling(changed):
             try:
@@ -54,16 +54,16 @@ class StateFile:
             replace_file(self._path, content, durable=False, mode=0o644)
         except OSError as error:
             if not self._failed:
-                log.warning("%s can't be written: %s", self._path, error)
+                log.warning("%s can't be written, so commands on this host don't see the agent: %s", self._path, error)
             self._failed = True
         else:
             self._failed = False
 
 
 def read(path: Path, now: datetime, boot_id: str | None, procs: Iterable[Path]) -> NodeView | None:
-    """Return the picture that a living agent keeps; None when there is none, or none of this boot and minute.
+    """Return the view of a running agent; None if there is no view, or none of this boot and of the last 90 seconds.
 
-    `procs` are the folders `/proc` in which an agent that lives is seen: one that was killed leaves its picture.
+    `procs` are the `/proc` folders in which a running agent is visible: a killed agent leaves its file behind.
     """
     try:
         view = from_json(path.read_bytes(), NodeView)

@@ -1,1 +1,1 @@
-"""State that outlives the process, on disk."""
+"""The agent's state on disk, which outlives the process."""

@@ -1,4 +1,4 @@
-"""The layouts of checksummed files: where the version, the digest and the fields of a state stand."""
+"""The layouts of checksummed files: the places of the version, the digest and the fields."""
 
 import hashlib
 import re
@@ -11,11 +11,11 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.plain import Plain
 
 Fields = dict[str, Plain]
-"""What a file says, before it is read as a type."""
+"""The fields of a file, before they are converted to a type."""
 
 
 class Layout(Protocol):
-    """How fields and their version become the content of a file."""
+    """The layout of a file with fields and their version."""
 
     def join(self, fields: Fields, version: int) -> bytes:
         """Return the content of a file."""
@@ -33,10 +33,10 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class HeaderLine:
-    """Two lines: a header with the digest of the second line's bytes, and the fields.
+    """Two lines: a header with the digest of the second line, and the fields.
 
-    The first gpuvirt with this layout puts a file aside unless its header says `"version": 1`. So that it can be
-    installed again, the header goes on saying so, and a later version stands in `format`.
+    The first gpuvirt with this layout accepts only headers with `"version": 1`, and renames other files. So that this
+    version can be installed again, the header always has `"version": 1`, and later versions are in `format`.
     """
 
     def join(self, fields: Fields, version: int) -> bytes:
@@ -51,13 +51,13 @@ class HeaderLine:
         body = rest.removesuffix(b"\n")
         header = from_json(head, _Header)
         if not newline or _digest(body) != header.sha256:
-            raise DamagedError("its digest is not that of its content")
+            raise DamagedError("its digest (sha256) does not match its content")
         return _fields(body), header.format if header.format is not None else header.version
 
 
 _DIGEST = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n?\Z')
 _UNCHECKED_VERSION = 1
-"""The version of `DigestField` that had no digest."""
+"""The version of `DigestField` without a digest."""
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class _Versioned(msgspec.Struct, frozen=True):
 class DigestField:
     """One JSON object, with `version` as its first field and, from version 2 on, the digest as its last.
 
-    The digest is that of all bytes before it. A reader that knows nothing of digests passes over the field.
+    The digest covers all bytes before it. Readers without support for digests ignore the field.
     """
 
     def join(self, fields: Fields, version: int) -> bytes:
@@ -81,9 +81,9 @@ class DigestField:
         version = from_json(content, _Versioned).version
         found = _DIGEST.search(content)
         if found is None and version > _UNCHECKED_VERSION:
-            raise DamagedError("it has no digest")
+            raise DamagedError("it has no digest (sha256)")
         if found is not None and _digest(content[: found.start()]) != found[1].decode():
-            raise DamagedError("its digest is not that of its content")
+            raise DamagedError("its digest (sha256) does not match its content")
         fields = _fields(content)
         return {name: value for name, value in fields.items() if name not in {"version", "sha256"}}, version
 

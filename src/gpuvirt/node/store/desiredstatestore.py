@@ -1,6 +1,6 @@
-"""What was heard from the cluster, kept on disk: an agent that starts while nobody answers goes on as before.
+"""The desired state from the cluster, on disk: an agent that starts while the API server is down goes on as before.
 
-Written behind, since the API server says it all again: a file that is lost costs no more than a wait until it does.
+The file is written later, without waiting: the API server has the same state, so a lost file only costs a wait for it.
 """
 
 import logging
@@ -24,13 +24,13 @@ FILE = "wishes.json"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the file holds."""
+    """The content of the file."""
 
     node: NodeName | None
-    """The node of this desired state: a disk that was copied has another node's."""
+    """The node of this desired state. On a copied disk it is another node's."""
     vgpu: NodeRequest = field(default_factory=NodeRequest)
     good_configs: ConfigText | None = None
-    """The last configurations that could be used, whatever was heard since."""
+    """The last valid configs; later invalid ones don't replace them."""
 
 
 FORMAT = Format(Kept, HeaderLine())
@@ -38,10 +38,10 @@ encode, decode = FORMAT.encode, FORMAT.decode
 
 
 class DesiredStateStore:
-    """Takes what is heard, and keeps it."""
+    """Takes the desired state from the cluster, and keeps it on disk."""
 
     def __init__(self, path: Path | None, node: NodeName | None, worker: SerialWorker, clock: Clock) -> None:
-        """`path` is None where nothing is kept."""
+        """`path` is None if the state is not kept on disk."""
         self._path = path
         self._none = Kept(node)
         file = Persisted(path, FORMAT, self._none, lost=self._none) if path is not None else None
@@ -50,34 +50,39 @@ class DesiredStateStore:
 
     @property
     def desired(self) -> NodeRequest:
-        """What the cluster wants of the node's vGPUs, now or before."""
+        """The desired state from the cluster, as last observed, also before a restart."""
         return self._state.value.vgpu
 
     @property
     def good_configs(self) -> ConfigText | None:
-        """The last configurations that could be used; None where there were none yet."""
+        """The last valid configs; None if there were none yet."""
         return self._state.value.good_configs
 
     def load(self) -> None:
-        """Take what was kept; a file that can't be used is put aside, and is as if nothing had been heard."""
+        """Read the file. An unusable file is renamed, and counts as no observation."""
         self._state.load()
         if (node := self._state.value.node) != self._none.node:
-            log.warning("%s is of node %s and not of this one; it is passed over", self._path, node)
+            log.warning(
+                "%s has the desired state of node %s, not of this node %s (a copied disk?); it is ignored",
+                self._path,
+                node,
+                self._none.node,
+            )
             self._state.forget(self._none)
 
     def take_request(self, request: NodeRequest) -> bool:
-        """Take what was heard; what `news` has not heard stays as it was. Return whether it is news."""
+        """Take an observed request; its unknown fields stay as they were. Return whether that is a change."""
         kept = self._state.value
         return self._state.save(replace(kept, vgpu=kept.vgpu.updated(request)))
 
     def observe_good_configs(self, configs: ConfigText) -> None:
-        """Take that configurations could be used, from whoever has read them."""
+        """Take valid configs."""
         self._state.save(replace(self._state.value, good_configs=configs))
 
-    async def run(self, tell: Callable[[Reason | None], None]) -> None:
-        """Write what there is to write, for ever; `tell` hears what is wrong, and when it no longer is."""
-        await self._state.run(tell)
+    async def run(self, report_problem: Callable[[Reason | None], None]) -> None:
+        """Write each change, for ever; `report_problem` gets the problem of the file, None when it has none."""
+        await self._state.run(report_problem)
 
     async def flush(self) -> None:
-        """Write now what is not written yet; a disk that does not take it keeps nobody from ending."""
+        """Write the last change now. A failing disk does not keep the process from ending."""
         await self._state.flush()

@@ -1,13 +1,13 @@
-"""Files that must never be seen half written: a new one beside, made durable, then put in its place."""
+"""Replaces files atomically: a new file is written beside the old one, made durable, and renamed."""
 
 import os
 from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
-    """Put `content` in the place of the file at `path`; after a crash there is the old content or the new one.
+    """Replace the file at `path`; after a crash it has the old content or the new one.
 
-    `durable` waits until it would survive a power cut (0.4 ms on a local disk); a file on tmpfs needs no such thing.
+    `durable` waits until the file would survive a power cut (0.4 ms on a local disk). Files on tmpfs don't need it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.new")

@@ -1,7 +1,6 @@
 """The ledger on disk.
 
-It is written behind: the kubelet's own checkpoint is the durable account of which pod has what, so an answer to the
-kubelet does not wait for our disk.
+Allocate does not wait until the ledger is written: the kubelet's own checkpoint is the durable account of allocations.
 """
 
 from pathlib import Path
@@ -19,9 +18,9 @@ encode, decode = FORMAT.encode, FORMAT.decode
 
 
 def journal_at(path: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[Ledger]:
-    """Return the ledger of a file.
+    """Return the ledger in a file.
 
-    Of a damaged one, allocations are learnt from the kubelet again, and names are those of the PCI ID database.
+    After damage to the file, the kubelet's account supplies the allocations, and the PCI ID database the names.
     """
     empty = Ledger()
     reasons = Reasons(nodeproblems.ledger_lost, nodeproblems.ledger_not_written, is_mended_by_writing=False)

@@ -1,7 +1,7 @@
-"""The driver journal on disk: which driver each function had, and what is being done to it, recorded before it is done.
+"""The driver journal on disk: the original driver of each function, and driver changes before they are made.
 
-Version 1 had no digest, and at first only `drivers`: it recorded a driver to write an override. Its readers read later
-versions, too.
+Version 1 had no digest, and at first only `drivers`, which it recorded before it wrote an override. Its readers also
+read later versions.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from gpuvirt.paths import HostPath
 
 FILE = HostPath("/var/lib/gpuvirt/drivers.json")
 USUAL_OVERRIDE = "vfio-pci"
-"""What a version without `overrides` wrote for the functions that it recorded."""
+"""The override that versions without `overrides` wrote for all recorded functions."""
 
 
 class _Change(msgspec.Struct, frozen=True):
@@ -51,22 +51,22 @@ FORMAT = Format(_Content, DigestField(), upgrades=(_with_overrides,))
 
 
 def read(path: Path) -> DriverJournal:
-    """Return what is recorded; where there is no file nothing is, and of a damaged one it is unknown what was."""
+    """Return the driver journal: an empty one if there is no file, a damaged one if the file can't be used."""
     return _journal(_file(path).read().stored.value)
 
 
 def parse(content: bytes) -> DriverJournal:
-    """Return what a record says; raise DamagedError for what is none."""
+    """Return the driver journal in the content of a file; raise DamagedError."""
     return _journal(FORMAT.decode(content).value)
 
 
 def update(path: Path, change: Callable[[DriverJournal], DriverJournal]) -> None:
-    """Record what `change` makes of what is recorded; units are moved side by side, and each adds to the one file."""
+    """Change the driver journal. Changes of several isolation units update the one file in turn."""
     _file(path).update(lambda content: _content(change(_journal(content))))
 
 
 def lost(path: Path) -> Reason:
-    """Return what is said for as long as it is unknown what was recorded."""
+    """Return the reason that is reported while the driver journal is damaged."""
     return nodeproblems.drivers_lost(path, path.name)
 
 
@@ -79,8 +79,8 @@ def _journal(content: _Content) -> DriverJournal:
         _by_address(content.drivers),
         _by_address(content.overrides),
         {
-            parse_pci_address(one): StartedChange(change.to_vfio, change.driver)
-            for one, change in content.changes.items()
+            parse_pci_address(address): StartedChange(change.to_vfio, change.driver)
+            for address, change in content.changes.items()
         },
         BootId(content.boot) if content.boot else None,
         content.damaged,
@@ -95,7 +95,7 @@ def _content(journal: DriverJournal) -> _Content:
     return _Content(
         dict(sorted(journal.drivers.items())),
         dict(sorted(journal.overrides.items())),
-        {one: _Change(change.to_vfio, change.driver) for one, change in sorted(journal.changes.items())},
+        {address: _Change(change.to_vfio, change.driver) for address, change in sorted(journal.changes.items())},
         journal.boot_id,
         journal.damaged,
     )

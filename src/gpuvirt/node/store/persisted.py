@@ -1,4 +1,4 @@
-"""State that outlives the process: a checksummed file, written behind or, under a lock, before something is done."""
+"""State in a checksummed file, written under a lock before an action, or later without waiting."""
 
 import contextlib
 import fcntl
@@ -31,14 +31,14 @@ class Damage:
 
     text: str
     content: bytes | None = None
-    """What is in it; None where it can't be read."""
+    """The content of the file; None if it can't be read."""
     suffix: str = ".damaged"
-    """What is added to its name when it is put aside."""
+    """The suffix of the name under which the file is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[T]):
-    """What a file says, or what is assumed without it."""
+    """The state in a file, or the state that is assumed without it."""
 
     stored: Stored[T]
     damage: Damage | None = None
@@ -51,12 +51,12 @@ class Persisted(Generic[T]):
     path: Path
     format: Format[T]
     empty: T
-    """The value where there is no file."""
+    """The value if there is no file."""
     lost: T
-    """The value where the file can't be used."""
+    """The value if the file can't be used."""
 
     def read(self) -> Found[T]:
-        """Return what the file says."""
+        """Return the state in the file."""
         try:
             content = self.path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -75,14 +75,14 @@ class Persisted(Generic[T]):
         replace_file(self.path, self.format.encode(*stored))
 
     def aside(self, damage: Damage) -> Path:
-        """Return where a file that can't be used is put."""
+        """Return the path to which an unusable file is renamed or copied."""
         return self.path.with_name(self.path.name + damage.suffix)
 
     def update(self, change: Callable[[T], T]) -> None:
-        """Write what `change` makes of the value before returning; processes and threads take turns.
+        """Change the value on disk before returning; processes and threads take turns.
 
-        A damaged file is copied aside first: were it moved, a crash here would leave a host of which nothing is known
-        for one on which nothing was done.
+        A damaged file is copied first, not renamed: after a rename and a crash the missing file would mean that no
+        change was ever made on this host.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -92,8 +92,9 @@ class Persisted(Generic[T]):
             before, unknown = found.stored
             after = change(before)
             if found.damage is not None and found.damage.content is not None:
-                log.warning("%s %s", self.path, found.damage.text)
-                replace_file(self.aside(found.damage), found.damage.content)
+                aside = self.aside(found.damage)
+                log.warning("%s %s; its content is kept as %s", self.path, found.damage.text, aside.name)
+                replace_file(aside, found.damage.content)
             if found.damage is not None or after != before:
                 self.write(Stored(after, unknown))
         finally:
@@ -102,21 +103,21 @@ class Persisted(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """What is said of a file that can't be used, or can't be written."""
+    """The reasons for a file that can't be used or written."""
 
     lost: Callable[[Path, str], Reason]
     not_written: Callable[[Path, str], Reason]
     is_mended_by_writing: bool = True
-    """Whether nothing is lost any more once the file has been written again."""
+    """Whether writing the file again ends the problem of a lost file."""
 
 
 class WriteBehind(Generic[T]):
-    """Keeps a value in a file that nobody waits for: the value is known from elsewhere, too."""
+    """Keeps a value in a file without waiting for the disk, for values that can be observed again."""
 
     def __init__(
         self, file: Persisted[T] | None, empty: T, reasons: Reasons, worker: SerialWorker, clock: Clock
     ) -> None:
-        """`file` is None where nothing is kept."""
+        """`file` is None if the value is not kept on disk."""
         self._file = file
         self._reasons = reasons
         self._worker = worker
@@ -131,7 +132,7 @@ class WriteBehind(Generic[T]):
         return self._kept.value
 
     def load(self) -> None:
-        """Take the value of the file. One that can't be used is put aside, which `run` reports."""
+        """Read the file. An unusable file is renamed, which `run` reports."""
         if self._file is None:
             return
         found = self._file.read()
@@ -143,15 +144,15 @@ class WriteBehind(Generic[T]):
             aside = self._file.aside(damage)
             with contextlib.suppress(OSError):
                 self._file.path.replace(aside)
-                text += f"; it was put aside as {aside.name}"
+                text += f"; it was renamed to {aside.name}"
         self._lost = self._reasons.lost(self._file.path, text)
 
     def forget(self, empty: T) -> None:
-        """Pass over what was loaded; the file stays until another value is saved."""
+        """Ignore the loaded value; the file stays until another value is saved."""
         self._kept = self._written = Stored(empty)
 
     def save(self, value: T) -> bool:
-        """Have a value written soon; return whether it is another one."""
+        """Have a value written soon; return whether it differs from the present one."""
         if value == self._kept.value:
             return False
         self._kept = self._kept._replace(value=value)
@@ -159,7 +160,7 @@ class WriteBehind(Generic[T]):
         return True
 
     async def run(self, report_problem: Callable[[Reason | None], None]) -> None:
-        """Write what is saved, for ever; `hear_trouble` gets what is wrong, None when nothing is any more."""
+        """Write each saved value, for ever; `report_problem` gets the problem of the file, None when it has none."""
         report_problem(self._lost)
         while True:
             await self._changed.wait()
@@ -167,14 +168,19 @@ class WriteBehind(Generic[T]):
                 await self._write_until_done(self._file, report_problem)
 
     async def flush(self) -> None:
-        """Write what is not written yet; a disk that does not take it does not keep the process from ending."""
+        """Write the last saved value. A failing disk does not keep the process from ending."""
         file = self._file
         if file is None or self._kept.value == self._written.value:
             return
         try:
             await self._write(file, FLUSH_TIMEOUT_S)
         except (OSError, GpuvirtError) as error:
-            log.warning("the file could not be written at the end: %s", error, extra={"file": str(file.path)})
+            log.warning(
+                "%s could not be written while the agent ended, so it has an older state: %s",
+                file.path,
+                error,
+                extra={"file": str(file.path)},
+            )
 
     async def _write_until_done(self, file: Persisted[T], report_problem: Callable[[Reason | None], None]) -> None:
         pauses = backoff_s()

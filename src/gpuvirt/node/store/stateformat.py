@@ -1,8 +1,9 @@
-"""The format of a state on disk: its versions, each upgraded to the next, and the fields that newer versions add.
+"""The format of a state on disk: its versions, the upgrades between them, and the unknown fields of newer versions.
 
-An older gpuvirt can be installed again at any time. So it takes from a file of a newer version what it knows, and keeps
-the rest as it is. The newer version, installed once more, finds a file of the older one's version with its own fields
-in it. So an upgrade takes the fields of its version as the truth, and keeps what else there is where it agrees.
+An older gpuvirt can be installed again at any time. It reads the fields that it knows from a file of a newer version,
+and keeps the others. If the newer version is installed once more, it finds a file of the older version with its own
+fields in it. So an upgrade derives its result from the fields of the older version, and keeps other fields that agree
+with them.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +19,11 @@ from gpuvirt.plain import Plain
 T = TypeVar("T")
 
 Upgrade = Callable[[Fields], Fields]
-"""Returns the fields of the next version; what is no such file is left to be refused by the type."""
+"""Returns the fields of the next version. It returns invalid fields unchanged, and the type refuses them."""
 
 
 class NewerVersionError(DamagedError):
-    """A file of a newer version has a field that this version knows and can't read. The file is not damaged."""
+    """A file of a newer version has a known field with an unreadable value. The file is not damaged."""
 
     def __init__(self, message: str, version: int) -> None:
         super().__init__(message)
@@ -31,17 +32,17 @@ class NewerVersionError(DamagedError):
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The fields of a state that this version does not know, by where they stand."""
+    """The fields of a state that this version does not know, by their places."""
 
     fields: Mapping[str, Plain] = field(default_factory=dict)
     values: Mapping[str, "Unknown"] = field(default_factory=dict)
-    """Those inside the fields and entries that this version knows; they go with their entry."""
+    """Unknown fields inside known fields and entries; they are dropped with the entry."""
     items: Mapping[bytes, "Unknown"] = field(default_factory=dict)
-    """Those inside the items of a list, by what this version knows of the item; they go when the item changes."""
+    """Unknown fields inside the items of a list, by the item's known fields; they are dropped when the item changes."""
 
 
 class Stored(NamedTuple, Generic[T]):
-    """What a file says."""
+    """The state in a file."""
 
     value: T
     unknown: Unknown = Unknown()
@@ -49,16 +50,16 @@ class Stored(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Format(Generic[T]):
-    """How values of a type, which encodes all of its fields, are kept."""
+    """The format of files with values of one type, which encodes all of its fields."""
 
     shape: type[T]
     layout: Layout
     upgrades: tuple[Upgrade, ...] = ()
-    """From version 1 to 2, from 2 to 3, and so on."""
+    """The upgrades from version 1 to 2, from 2 to 3, and so on."""
 
     @property
     def version(self) -> int:
-        """The version that is written."""
+        """The version of written files."""
         return len(self.upgrades) + 1
 
     def encode(self, value: T, unknown: Unknown = Unknown()) -> bytes:
@@ -66,10 +67,10 @@ class Format(Generic[T]):
         return self.layout.join(_with_unknown_fields(_known(value), unknown), self.version)
 
     def decode(self, content: bytes) -> Stored[T]:
-        """Return what a file of any version says; raise DamagedError."""
+        """Return the state in a file of any version; raise DamagedError."""
         fields, version = self.layout.split(content)
         if version < 1:
-            raise DamagedError(f"it is of version {version}; expected 1 to {self.version}")
+            raise DamagedError(f"its version is {version}; expected 1 to {self.version}")
         for upgrade in self.upgrades[version - 1 :]:
             fields = upgrade(fields)
         try:
@@ -77,21 +78,21 @@ class Format(Generic[T]):
         except msgspec.ValidationError as error:
             if version > self.version:
                 raise NewerVersionError(
-                    f"it is of version {version}, and this gpuvirt knows versions up to {self.version}: {error}",
+                    f"its version is {version}, but this gpuvirt only knows versions up to {self.version}: {error}",
                     version,
                 ) from error
-            raise DamagedError(f"can't be understood: {error}") from error
+            raise DamagedError(f"its content is invalid: {error}") from error
         return Stored(value, _unknown_in(fields, _known(value)))
 
 
 def _known(value: object) -> Fields:
-    """Return the fields of a value as a file has them."""
+    """Return the fields of a value in the form of a file."""
     fields: Fields = msgspec.json.decode(msgspec.json.encode(value))
     return fields
 
 
 def _unknown_in(found: Plain, known: Plain) -> Unknown:
-    """Return what was found beyond what is known."""
+    """Return the found fields that are not known."""
     if isinstance(found, dict) and isinstance(known, dict):
         values = {name: _unknown_in(value, known[name]) for name, value in found.items() if name in known}
         return Unknown(
