@@ -1,1 +1,1 @@
-"""One node's agent: sees its devices, remembers who has them, answers who asks; knows no Kubernetes API."""
+"""The agent of one node: observes and changes devices, and records and answers allocations; without the API server."""

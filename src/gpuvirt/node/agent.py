@@ -26,7 +26,7 @@ from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.node.loops.watcher import Audience, Watcher
+from gpuvirt.node.loops.watcher import Watcher, WatcherCallbacks
 from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.node.published.notice import Notice
 from gpuvirt.node.published.statefile import StateFile
@@ -102,18 +102,18 @@ class Agent:
         gates = changing.locks if changing is not None else site.gates
         gate = gate_at(gates) if gates is not None else None
         self._gates = GateWatch(
-            gate, self._changes, self._watcher.look_soon, changing.original_drivers if changing is not None else None
+            gate, self._changes, self._watcher.observe_soon, changing.original_drivers if changing is not None else None
         )
-        callbacks = Callbacks(self._observe_allocation, lambda: self._watcher.look_soon("refusal"))
+        callbacks = Callbacks(self._observe_allocation, lambda: self._watcher.observe_soon("refusal"))
         self.allocator = Allocator(self._state, site, self.telemetry, callbacks, gate)
 
     async def run(self) -> None:
         """Observe, conclude and record, for ever; unwritten files are written at the end."""
         try:
             async with asyncio.TaskGroup() as group:
-                tell = partial(self.report_problem, "watcher")
-                audience = Audience(self.observe_facts, tell, lambda: self._state.suspicious)
-                group.create_task(self._watcher.run(audience))
+                report = partial(self.report_problem, "watcher")
+                callbacks = WatcherCallbacks(self.observe_facts, report, lambda: self._state.suspicious)
+                group.create_task(self._watcher.run(callbacks))
                 group.create_task(self._conclude())
                 if self._site.markers is not None:
                     group.create_task(self._site.markers.run(self.views))
@@ -232,7 +232,7 @@ class Agent:
         """Take that a change of the kinds `passthrough`, `native` or `vgpus` has ended."""
         for kind in kinds:
             self.telemetry.moves[kind, outcome] += 1
-        self._watcher.look_soon("change")
+        self._watcher.observe_soon("change")
         self._stale.set()  # devices that the change has withheld may be offered again
 
     def _observe_allocation(self) -> None:
@@ -260,7 +260,7 @@ class Agent:
             self.allocated.set()  # the kubelet is asked again for its allocations
         self._gates.answer_commands()
         self._journal.save(self._state.ledger.content)
-        self._watcher.look_again_in(self._state.offers.verdict.again_in_s)
+        self._watcher.observe_again_in(self._state.offers.verdict.again_in_s)
 
     def _refresh(self) -> NodeView:
         """Return the view of all observations. New invalid desired state is logged once."""

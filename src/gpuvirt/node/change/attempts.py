@@ -68,7 +68,7 @@ class Attempts:
     running: bool = False
     noted: tuple[str, ...] = ()
     """The names of the notes that the last attempt has left."""
-    asleep_at: str | None = None
+    blocked_at: str | None = None
     """The step that the kernel blocks."""
 
     def begin(self, circumstances: Circumstances, now_s: float) -> bool:
@@ -129,8 +129,8 @@ class Attempts:
         try:
             result = await worker.run(job, name=name, timeout_s=timeout_s)
         except WorkerBlockedError as error:
-            self.asleep_at = taken[-1] if taken else self.asleep_at or str(error)
-            return refusals.blocked(subject, self.asleep_at)
+            self.blocked_at = taken[-1] if taken else self.blocked_at or str(error)
+            return refusals.blocked(subject, self.blocked_at)
         except UnitBlockedError as error:
             return refusals.blocked(subject, error.step)
         except UnitUnsettledError as error:
@@ -138,8 +138,8 @@ class Attempts:
         except UnitBusyError as error:
             return refusals.busy(subject, str(error))
         except OSError as error:
-            return refusals.failed("look", subject, Seen("", str(error)))
-        self.asleep_at = None
+            return refusals.failed("observe the host", subject, Seen("", str(error)))
+        self.blocked_at = None
         return result
 
     def note(self, name: str, reasons: Sequence[Reason], observe: ReportProblem) -> None:

@@ -113,7 +113,7 @@ def _restored(
     entries: Mapping[PciAddress, T], before: Mapping[PciAddress, T], addresses: Iterable[PciAddress]
 ) -> dict[PciAddress, T]:
     again = set(addresses)
-    return {**_without(entries, again), **{one: entry for one, entry in before.items() if one in again}}
+    return {**_without(entries, again), **{address: entry for address, entry in before.items() if address in again}}
 
 
 @contextmanager

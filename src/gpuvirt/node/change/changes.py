@@ -96,14 +96,14 @@ class Change:
         self._planned_from: Inventory | None = None
         self._unmapped: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
         self._begun = Scope()
-        self._slept_at: str | None = None
+        self._blocked_at: str | None = None
         self._rolling_back = False
         self._passed = NO_GATES
 
     @property
     def expired(self) -> bool:
         """Whether the plan is outdated because a step took too long."""
-        return self._slept_at is not None
+        return self._blocked_at is not None
 
     @contextmanager
     def under_way(self, passed: Pass = NO_GATES) -> Iterator[None]:
@@ -123,7 +123,7 @@ class Change:
         The change maps newer accounts by this inventory, since a driver may not show device ids during a change.
         """
         self._planned_from = inventory
-        self._unmapped = frozenset((one.resource, one.device) for one in unmapped)
+        self._unmapped = frozenset((allocation.resource, allocation.device) for allocation in unmapped)
 
     def claim(self, scope: Scope) -> None:
         """Refuse allocations of these devices from now on until the change ends; raise StalePlanError."""
@@ -162,7 +162,7 @@ class Change:
 
     def expire(self) -> None:
         """Allow no further step of the plan, since the step under way has not returned in time."""
-        self._slept_at = self.step_text or "observing the host"
+        self._blocked_at = self.step_text or "observing the host"
         if self.step_text is not None:
             self._passed.block()
 
@@ -190,7 +190,7 @@ class Change:
             if scope.covers_id(inventory, device):
                 why = f"{device} is allocated to {', '.join(pods)}"
                 raise StalePlanError(refusals.plan_outdated(self._subject, why))
-        unmapped = [one for one in found.unmapped if (one.resource, one.device) not in self._unmapped]
+        unmapped = [new for new in found.unmapped if (new.resource, new.device) not in self._unmapped]
         for address in sorted(scope.functions & inventory.facts.functions.keys()):
             for reason in unmapped_reasons(inventory.facts.functions[address], unmapped):
                 raise StalePlanError(reason)
@@ -216,9 +216,9 @@ class Change:
 
     def _why_expired(self) -> Reason | None:
         """Return a reason if a step of the plan took too long."""
-        if self._slept_at is None:
+        if self._blocked_at is None:
             return None
-        return refusals.plan_outdated(self._subject, f"the kernel blocked it for too long ({self._slept_at})")
+        return refusals.plan_outdated(self._subject, f"the kernel blocked it for too long ({self._blocked_at})")
 
     def _why_undesired(self) -> Reason | None:
         """Return a reason if the desired state is no longer that of the plan."""

@@ -63,7 +63,7 @@ def _to_put_back(state: UnitState, touched: Iterable[PciAddress], failed: Refuse
     before = {address: function.on_vfio for address, function in had.items() if not function.is_idle}
     if isinstance(failed, StalePlanError):
         return before
-    # A GPU stays off its VFIO driver if its native driver refused it: that would fail again the next time.
+    # A GPU that leaves its VFIO driver is not bound to it again: the next change would fail in the same way.
     return {address: on_vfio for address, on_vfio in before.items() if not on_vfio}
 
 

@@ -116,7 +116,11 @@ class Observation:
         best = {gpu.address: best_vfio_driver(aliases, gpu) for gpu in functions if gpu.kind is FunctionKind.GPU}
         addresses = [function.address for function in functions]
         drivers = modules.loaded_drivers(kernel)
-        away = [one for one in functions if (one.on_vfio or one.is_idle) and one.kind is not FunctionKind.BRIDGE]
+        away = [
+            function
+            for function in functions
+            if (function.on_vfio or function.is_idle) and function.kind is not FunctionKind.BRIDGE
+        ]
         native = nativemodules.read_native_modules(kernel, aliases, away)
         to_load = nativemodules.to_load(away, state.journal.drivers, native, drivers)
         return replace(

@@ -1,1 +1,1 @@
-"""When the agent looks at what, and the threads and values by which its loops work together."""
+"""The loops of the agent: the intervals of observations, and the threads and values that the loops share."""

@@ -54,12 +54,12 @@ _INCLUDED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Audience:
+class WatcherCallbacks:
     """The functions that a watcher calls."""
 
     observe_facts: Callable[[Facts], None]
     """Takes the facts of an observation."""
-    report_watching: Callable[[Reason | None], None]
+    report_problem: Callable[[Reason | None], None]
     """Takes why the host can't be observed, None when it can."""
     is_suspicious: Callable[[], bool]
     """Returns whether an unknown process uses a device, so that processes are read again soon."""
@@ -94,25 +94,25 @@ class Watcher:
         self._problems: dict[Look, Reason] = {}
         """Why observations have failed. A later success of the same or a deeper observation removes the problem."""
 
-    def look_again_in(self, seconds: float | None) -> None:
+    def observe_again_in(self, seconds: float | None) -> None:
         """Make a brief observation after so many seconds; None: at its regular time."""
         self._debounce_s = None if seconds is None else self._clock.monotonic_s() + seconds
         self._stirred.set()
 
-    def look_soon(self, cause: str) -> None:
+    def observe_soon(self, cause: str) -> None:
         """Make a whole observation soon, since the facts are outdated; `cause` is for the metrics."""
         self._cause = cause
         self._stirred.set()
 
-    async def run(self, audience: Audience) -> None:
+    async def run(self, callbacks: WatcherCallbacks) -> None:
         """Observe the host for ever."""
         stop = self._listen()
         try:
-            await self._look(audience, Look.WHOLE, "start")
+            await self._look(callbacks, Look.WHOLE, "start")
             while True:
                 await self._wait()
                 for look, cause in self._pending():
-                    await self._look(audience, look, cause)
+                    await self._look(callbacks, look, cause)
         finally:
             stop()
 
@@ -121,7 +121,7 @@ class Watcher:
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
-                loop.call_soon_threadsafe(self.look_soon, "uevent")
+                loop.call_soon_threadsafe(self.observe_soon, "uevent")
 
         try:
             return self._kernel.on_uevent(wake)
@@ -162,7 +162,7 @@ class Watcher:
             looks.append((Look.USERS, "interval"))
         return looks
 
-    async def _look(self, audience: Audience, look: Look, cause: str) -> None:
+    async def _look(self, callbacks: WatcherCallbacks, look: Look, cause: str) -> None:
         self._telemetry.looks[look, cause] += 1
         if look in {Look.BRIEF, Look.WHOLE}:
             self._debounce_s = None
@@ -181,9 +181,9 @@ class Watcher:
             for done in _INCLUDED[look]:
                 self._problems.pop(done, None)
             if self._facts is not None and self._facts is not before:
-                audience.observe_facts(self._facts)
-        audience.report_watching(next(iter(self._problems.values()), None))
-        self._schedule(look, suspicious=audience.is_suspicious())
+                callbacks.observe_facts(self._facts)
+        callbacks.report_problem(next(iter(self._problems.values()), None))
+        self._schedule(look, suspicious=callbacks.is_suspicious())
 
     async def _seen(self, look: Look) -> Facts | None:
         before = self._facts

@@ -126,7 +126,7 @@ class Reconciler:
         if waits is not None and not attempts.running:
             self._gates.drain(unit, inventory, intent_of(agent, desired, differ=differ))
         if waits is not None and waits.vgpus:
-            if not (attempts.running or attempts.rolled_back or attempts.asleep_at):
+            if not (attempts.running or attempts.rolled_back or attempts.blocked_at):
                 self._conclude(agent, unit, waits)
             return False
         now_s = self._clock.monotonic_s()
@@ -198,10 +198,12 @@ class Reconciler:
         taken: list[str] = []
 
         def tell(step: Step | RollBack) -> None:
+            attempts = self._attempts[unit]
             if isinstance(step, RollBack):
-                self._attempts[unit].roll_back()
+                attempts.roll_back()
             taken.append(step.text)
-            log.info("isolation unit %s: %s", unit, step.text, extra={"unit": unit})
+            cause = "a failed change of" if attempts.rolled_back else "the desired state of"
+            log.info("%s (because of %s isolation unit %s)", step.text, cause, unit, extra={"unit": unit})
 
         def job() -> Outcome:
             return apply(self._site, unit, desired, inputs, Run(tell, change), inventory)
