@@ -26,7 +26,7 @@ from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.node.loops.watcher import Watcher, WatcherCallbacks
+from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.node.published.notice import Notice
 from gpuvirt.node.published.statefile import StateFile
@@ -112,7 +112,7 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as group:
                 report = partial(self.report_problem, "watcher")
-                callbacks = WatcherCallbacks(self.observe_facts, report, lambda: self._state.suspicious)
+                callbacks = Audience(self.observe_facts, report, lambda: self._state.suspicious)
                 group.create_task(self._watcher.run(callbacks))
                 group.create_task(self._conclude())
                 if self._site.markers is not None:

@@ -54,7 +54,7 @@ _INCLUDED = {
 
 
 @dataclass(frozen=True, slots=True)
-class WatcherCallbacks:
+class Audience:
     """The functions that a watcher calls."""
 
     observe_facts: Callable[[Facts], None]
@@ -104,7 +104,7 @@ class Watcher:
         self._cause = cause
         self._stirred.set()
 
-    async def run(self, callbacks: WatcherCallbacks) -> None:
+    async def run(self, callbacks: Audience) -> None:
         """Observe the host for ever."""
         stop = self._listen()
         try:
@@ -162,7 +162,7 @@ class Watcher:
             looks.append((Look.USERS, "interval"))
         return looks
 
-    async def _look(self, callbacks: WatcherCallbacks, look: Look, cause: str) -> None:
+    async def _look(self, callbacks: Audience, look: Look, cause: str) -> None:
         self._telemetry.looks[look, cause] += 1
         if look in {Look.BRIEF, Look.WHOLE}:
             self._debounce_s = None

@@ -47,7 +47,7 @@ def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
     if target.undecided:
         return Progress(StateName.PENDING, "; ".join(note.text for note in target.undecided))
     desired = {gpu: gpu_desired for unit in agent.desired.units.values() for gpu, gpu_desired in unit.items()}
-    carrying = [gpu for gpu, wanted in desired.items() if wanted.vgpus is not None and not wanted.is_whole]
+    carrying = [gpu for gpu, state in desired.items() if state.vgpus is not None and not state.is_whole]
     is_open = [gpu for gpu in carrying if gpu in agent.questions or not agent.plan_of(gpu).met]
     reasons = list(dict.fromkeys(_against_vgpus(agent, outcomes, frozenset(is_open))))
     if failures := [reason for reason in reasons if not reason.code.passes]:
