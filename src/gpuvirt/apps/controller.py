@@ -47,7 +47,7 @@ class Process:
         self._election = Election(self._dependencies.client, candidacy, options.clock, random)
 
     async def run(self) -> None:
-        """Run for ever."""
+        """Serve the pages and take part in the election, for ever."""
         options = self._options
         async with asyncio.TaskGroup() as group:
             if options.listen is not None:

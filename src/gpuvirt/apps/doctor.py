@@ -47,7 +47,7 @@ def gather(kernel: Kernel, around: Surroundings) -> Evidence:
         boot_id = facts.platform.boot_id
         view = statefile.read(around.state_file, around.clock.now(), boot_id, around.procs)
     if view is None:
-        view = snapshot.picture(facts, around.settings, around.ids, around.clock, around.ledger)
+        view = snapshot.view_of(facts, around.settings, around.ids, around.clock, around.ledger)
     return Evidence(
         setup=read_setup(kernel, facts, (gpu.function for gpu in inventory.gpus.values())),
         inventory=inventory,

@@ -202,7 +202,7 @@ class Agent:
 
     @property
     def unsettled(self) -> bool:
-        """Whether it is still unknown that the kubelet counts exactly the offered devices."""
+        """Whether the kubelet's count may still differ from the offered devices."""
         return not self._state.observed_since or self._may_count_otherwise
 
     @property

@@ -45,7 +45,7 @@ class Outcome:
 
     drivers: tuple[Reason, ...] = ()
     vgpus: Mapping[PciAddress, tuple[Reason, ...]] = field(default_factory=dict)
-    """By GPU."""
+    """The reasons about vGPUs, by GPU."""
 
     @property
     def reasons(self) -> tuple[Reason, ...]:

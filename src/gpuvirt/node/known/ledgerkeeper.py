@@ -76,7 +76,7 @@ class LedgerKeeper:
 
     @property
     def boot_id(self) -> BootId | None:
-        """The boot of the host."""
+        """The id of the host's boot."""
         return self._boot_id
 
     @property

@@ -42,10 +42,10 @@ def load_ledger(*paths: Path) -> Ledger:
 
 def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
     """Observe the host; return its view, with what an agent would offer. `ledger` has the allocations to pods."""
-    return picture(with_users(kernel, scan(kernel)), settings, ids, clock, ledger)
+    return view_of(with_users(kernel, scan(kernel)), settings, ids, clock, ledger)
 
 
-def picture(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
+def view_of(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
     """Return the view of a host with these facts, with what an agent would offer."""
     state = NodeState(settings, ids, ledger, agent=None)
     state.ledger.expect_no_account(KubeletAccount(clock.now(), {}))

@@ -20,7 +20,7 @@ from gpuvirt.node.known.state import NodeState
 
 @dataclass(frozen=True, slots=True)
 class _Desired:
-    """One conclusion."""
+    """The desired state of the node, as concluded at one moment."""
 
     gpus: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
     modes: Modes = field(default_factory=Modes)
