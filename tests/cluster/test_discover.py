@@ -94,7 +94,7 @@ async def test_by_hand_labels_are_written_once(api: ApiLab) -> None:
     assert said(api) == ("true", "", "")
     await label_once(client, NODE, {PRESENT_LABEL: None}, RealClock())
     assert said(api) == NONE
-    with pytest.raises(NotFoundError, match="there is no node other"):
+    with pytest.raises(NotFoundError, match="the API server has no node other"):
         await label_once(client, NodeName("other"), {PRESENT_LABEL: "true"}, RealClock())
 
 
