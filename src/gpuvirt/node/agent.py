@@ -174,7 +174,7 @@ class Agent:
         """Take the facts of an observation of the host."""
         if self._gates.observe_facts(facts):
             self._stale.set()
-        if self._state.observe_facts(facts) or self._state.offers.verdict.again_in_s is not None:
+        if self._state.observe_facts(facts) or self._state.offers.verdict.again_at_s is not None:
             self._stale.set()
 
     def observe_account(self, account: KubeletAccount | None) -> None:
@@ -260,7 +260,7 @@ class Agent:
             self.allocated.set()  # the kubelet is asked again for its allocations
         self._gates.answer_commands()
         self._journal.save(self._state.ledger.content)
-        self._watcher.observe_again_in(self._state.offers.verdict.again_in_s)
+        self._watcher.observe_again_at(self._state.offers.verdict.again_at_s)
 
     def _refresh(self) -> NodeView:
         """Return the view of all observations. New invalid desired state is logged once."""

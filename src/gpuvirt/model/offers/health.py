@@ -80,8 +80,11 @@ class Verdict:
     """The health of all devices; it is an input of the next judgement."""
 
     traces: Mapping[Key, Traces] = field(default_factory=dict)
-    again_in_s: float | None = None
-    """When to judge again even without a new event: a symptom will then have lasted, or been gone, long enough."""
+    again_at_s: float | None = None
+    """When to judge again even without a new event: a symptom will then have lasted, or been gone, long enough.
+
+    By the clock of `now_s`: a duration, added to that clock again, may end just before a symptom has lasted.
+    """
 
     def health(self, key: Key) -> Health:
         """Return the health of a device."""
@@ -91,7 +94,7 @@ class Verdict:
 def judge(before: Verdict, symptoms: Mapping[Key, tuple[Reason, ...]], now_s: float) -> Verdict:
     """Return the verdict on the devices of `symptoms`; `before` is the last verdict."""
     traces = {key: _follow(before.traces.get(key), reasons, now_s) for key, reasons in symptoms.items()}
-    return Verdict(traces, min(_waits(traces.values(), now_s), default=None))
+    return Verdict(traces, min(_due_s(traces.values()), default=None))
 
 
 def _follow(before: Traces | None, reasons: Iterable[Reason], now_s: float) -> Traces:
@@ -100,24 +103,23 @@ def _follow(before: Traces | None, reasons: Iterable[Reason], now_s: float) -> T
     for code, reason in shown.items():
         past = before.get(code) if before is not None else None
         since_s = past.since_s if past is not None and past.standing else now_s
-        stood = now_s - since_s >= DEBOUNCE.get(code, Debounce()).raise_after_s
+        stood = now_s >= since_s + DEBOUNCE.get(code, Debounce()).raise_after_s
         # A device that has had the symptom since its first observation is not debounced.
         traces[code] = Trace(reason, True, since_s, before is None or (past is not None and past.counts) or stood)
     for code, past in (before or {}).items():
         if code not in shown and past.counts:
             since_s = now_s if past.standing else past.since_s
-            if now_s - since_s < DEBOUNCE.get(code, Debounce()).clear_after_s:
+            if now_s < since_s + DEBOUNCE.get(code, Debounce()).clear_after_s:
                 traces[code] = Trace(past.reason, False, since_s, True)
     return traces
 
 
-def _waits(all_traces: Iterable[Traces], now_s: float) -> Iterator[float]:
+def _due_s(all_traces: Iterable[Traces]) -> Iterator[float]:
     for traces in all_traces:
         for code, trace in traces.items():
             if trace.standing != trace.counts:
                 debounce = DEBOUNCE.get(code, Debounce())
-                wait_s = debounce.raise_after_s if trace.standing else debounce.clear_after_s
-                yield max(trace.since_s + wait_s - now_s, 0.0)
+                yield trace.since_s + (debounce.raise_after_s if trace.standing else debounce.clear_after_s)
 
 
 def symptoms(

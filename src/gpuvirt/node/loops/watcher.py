@@ -94,9 +94,9 @@ class Watcher:
         self._problems: dict[Look, Reason] = {}
         """Why observations have failed. A later success of the same or a deeper observation removes the problem."""
 
-    def observe_again_in(self, seconds: float | None) -> None:
-        """Make a brief observation after so many seconds; None: at its regular time."""
-        self._debounce_s = None if seconds is None else self._clock.monotonic_s() + seconds
+    def observe_again_at(self, at_s: float | None) -> None:
+        """Make a brief observation at a time of the monotonic clock; None: at its regular time."""
+        self._debounce_s = at_s
         self._stirred.set()
 
     def observe_soon(self, cause: str) -> None:
