@@ -41,7 +41,7 @@ class Written(Generic[T]):
 
     def fault(self, message: str, steps: Sequence[Step]) -> ConfigError:
         """Return the error with this message for the value at `steps`."""
-        return ConfigError(message, where=self.place(steps), path=plain.told(plain.path_of(steps)))
+        return ConfigError(message, where=self.place(steps), path=plain.one_line(plain.path_of(steps)))
 
 
 def load(path: Path, shape: type[T], *, null_is_absent: bool = False) -> T:
@@ -87,7 +87,7 @@ def parse_written(text: str, shape: type[T], *, where: str, null_is_absent: bool
     except msgspec.ValidationError as error:
         message, steps = _fault(error, content, shape)
         place = f"{where}:{document.line(steps)}"
-        raise ConfigError(message, where=place, path=plain.told(plain.path_of(steps))) from error
+        raise ConfigError(message, where=place, path=plain.one_line(plain.path_of(steps))) from error
 
 
 def shaped(content: Plain, shape: type[T], *, where: str) -> T:
@@ -100,7 +100,7 @@ def shaped(content: Plain, shape: type[T], *, where: str) -> T:
         return msgspec.convert(content, shape)
     except msgspec.ValidationError as error:
         message, steps = _fault(error, content, shape)
-        raise ConfigError(message, where=where, path=plain.told(plain.path_of(steps))) from error
+        raise ConfigError(message, where=where, path=plain.one_line(plain.path_of(steps))) from error
 
 
 def _fault(error: msgspec.ValidationError, content: Plain, shape: type[T]) -> tuple[str, Sequence[Step]]:
@@ -112,7 +112,7 @@ def _fault(error: msgspec.ValidationError, content: Plain, shape: type[T]) -> tu
         return f"no such key; expected one of: {known}", [*steps, unknown[1]]
     if _BAD_ENUM.match(message):
         known = ", ".join(_members(msgspec.inspect.type_info(shape), path))
-        return f"{plain.told(message)}; expected one of: {known}", steps
+        return f"{plain.one_line(message)}; expected one of: {known}", steps
     return message, steps
 
 

@@ -174,16 +174,16 @@ def read(text: str, *, where: str) -> Document:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
         is_ours = isinstance(error, yaml.constructor.ConstructorError)
         raise ConfigError(
-            told(str(problem) if is_ours else f"not YAML: {problem}"),
+            one_line(str(problem) if is_ours else f"not YAML: {problem}"),
             where=f"{where}:{mark.line + 1}" if mark is not None else where,
-            path=told(path_of(_steps_to(root, mark))) if mark is not None else "$",
+            path=one_line(path_of(_steps_to(root, mark))) if mark is not None else "$",
         ) from error
 
 
-def told(text: str) -> str:
-    """Return a text on one line, shortened to a limit."""
+def one_line(text: str, most: int = MOST_SHOWN) -> str:
+    """Return a text on one line, shortened to `most` characters and `...`."""
     line = " ".join(text.split())
-    return line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}..."
+    return line if len(line) <= most else f"{line[:most]}..."
 
 
 _TOO_DEEP = f"lists and mappings are nested too deep; expected at most {MOST_LEVELS} levels"

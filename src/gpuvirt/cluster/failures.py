@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuvirt import nulls
+from gpuvirt import nulls, plain
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.errors import GpuvirtError
@@ -131,8 +131,7 @@ def _message_of(body: bytes) -> str:
         message = nulls.decode(body, Status).message
     except (msgspec.DecodeError, UnicodeDecodeError):
         message = ""
-    line = " ".join((message or body.decode(errors="replace")).split())
-    return line if len(line) <= MOST_MESSAGE else f"{line[:MOST_MESSAGE]}..."
+    return plain.one_line(message or body.decode(errors="replace"), MOST_MESSAGE)
 
 
 async def retried(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gpuvirt import plain
 from gpuvirt.facts.pci import Unread
 from gpuvirt.paths import HostPath
 
@@ -77,8 +78,7 @@ class Presence:
 
 def legible(text: str) -> str:
     """Return a text on one line, with printable characters only, and not longer than MOST_SHOWN."""
-    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    return line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}..."
+    return plain.one_line("".join(character if character.isprintable() else " " for character in text), MOST_SHOWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The paths of sysfs that gpuvirt reads, writes and shows in messages: PCI functions, drivers, groups, mdevs.
+"""The paths of the kernel that gpuvirt reads, writes and shows in messages: PCI functions, drivers, groups, mdevs.
 
 The simulator has its own paths, so a wrong path here does not exist on a simulated host.
 """
@@ -11,6 +11,9 @@ DRIVERS_PROBE = HostPath("/sys/bus/pci/drivers_probe")
 IOMMU_GROUPS = HostPath("/sys/kernel/iommu_groups")
 MDEVS = HostPath("/sys/bus/mdev/devices")
 MDEV_PARENTS = HostPath("/sys/class/mdev_bus")
+VFIO_DEVICES = HostPath("/sys/class/vfio-dev")
+"""The devices that have a node of their own: `vfio3`."""
+IOMMUFD = HostPath("/dev/iommu")
 
 
 def device_path(address: str, name: str = "") -> HostPath:

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
+from gpuvirt.facts.sysfs import IOMMUFD, VFIO_DEVICES
 from gpuvirt.hardware import cdevkeeper
 
-IOMMUFD = "/dev/iommu"
 CDEVS = "/dev/vfio/devices"
-PRESENT = "/sys/class/vfio-dev"
 """The devices that can be opened; the kernel removes one here before it waits for its users
 (vfio_unregister_group_dev)."""
 
@@ -70,7 +69,9 @@ def _start_keeper(names: Sequence[str], places: Places, needed: int) -> tuple["s
             closing.callback(os.close, held[name])
             _bind(name, held[name], iommufd)
             if not _is_present(f"{places.sys}/class/vfio-dev/{name}"):
-                raise LeaseUnavailableError(f"{CDEVS}/{name} is not in {PRESENT}: the kernel is removing the device")
+                raise LeaseUnavailableError(
+                    f"{CDEVS}/{name} is not in {VFIO_DEVICES}: the kernel is removing the device"
+                )
         ours, theirs = os.pipe()
         closing.callback(os.close, ours)
         with open(theirs, "wb") as answer_end:  # noqa: PTH123  a pipe

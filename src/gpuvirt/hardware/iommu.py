@@ -2,14 +2,13 @@
 
 from gpuvirt.facts.ids import IommuGroup, parse_iommu_group
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.sysfs import device_path, members_path
+from gpuvirt.facts.sysfs import IOMMUFD, device_path, members_path
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import Kernel
 from gpuvirt.paths import HostPath
 
 VFIO = HostPath("/dev/vfio")
 CONTAINER = HostPath("/dev/vfio/vfio")
-IOMMUFD = HostPath("/dev/iommu")
 IOMMUFD_CLASS = HostPath("/sys/class/misc/iommu")
 CDEVS = HostPath("/dev/vfio/devices")
 

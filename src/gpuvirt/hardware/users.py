@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.sysfs import VFIO_DEVICES
 from gpuvirt.hardware import attributes
 from gpuvirt.hardware.kernel import VFIO_DEVICE, VFIO_NODE, Kernel, OpenFile
 from gpuvirt.hardware.processes import command_of, read_open_nodes
@@ -19,7 +20,6 @@ from gpuvirt.paths import HostPath
 
 GROUP_CLASS = HostPath("/sys/class/vfio")
 """It has one entry for each group with a VFIO device: `12`, or `noiommu-0` without an IOMMU (vfio_create_group)."""
-CDEV_CLASS = HostPath("/sys/class/vfio-dev")
 
 _GROUP = re.compile(r"(?:noiommu-)?([0-9]{1,9})")
 _LOST_NODE = re.compile(r"/vfio/devices/vfio[0-9]+ \(deleted\)\Z")
@@ -136,7 +136,7 @@ def _numbers_of_devices(kernel: Kernel, cdevs: Mapping[str, IommuGroup]) -> dict
     """Return groups by the numbers of their devices' own nodes; kernels without VFIO_DEVICE_CDEV have none."""
     numbers: dict[int, IommuGroup] = {}
     for name, group in cdevs.items():
-        number = attributes.device_number(kernel, HostPath(f"{CDEV_CLASS}/{name}/dev"))
+        number = attributes.device_number(kernel, HostPath(f"{VFIO_DEVICES}/{name}/dev"))
         if isinstance(number, Unread):
             return number
         if number is not None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gpuvirt import plain
 from gpuvirt.cluster.agent.nodekeys import Claim
 from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.labels import REASON_ANNOTATION, STATE_LABEL, WORKLOAD_REASON_ANNOTATION, WORKLOAD_STATE_LABEL
@@ -35,5 +36,4 @@ def state_claim(states: Cell[Progress | None], names: Names) -> Claim:
 
 
 def _reason(state: Progress) -> str | None:
-    text = " ".join(state.reason.split())
-    return (text if len(text) <= MOST_REASON else f"{text[:MOST_REASON]}...") or None
+    return plain.one_line(state.reason, MOST_REASON) or None

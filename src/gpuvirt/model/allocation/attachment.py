@@ -11,6 +11,7 @@ from itertools import chain
 
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.sysfs import IOMMUFD
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
@@ -19,7 +20,6 @@ from gpuvirt.paths import HostPath
 
 VFIO_FOLDER = HostPath("/dev/vfio")
 CONTAINER = HostPath("/dev/vfio/vfio")
-IOMMUFD = HostPath("/dev/iommu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class _Reading:
 
     def _place(self, steps: Sequence[Step]) -> str:
         full = [*self.steps, *steps]
-        return f"{self.written.place(full)}: {plain.told(plain.path_of(full))}"
+        return f"{self.written.place(full)}: {plain.one_line(plain.path_of(full))}"
 
     def _note(self, code: NoteCode, steps: Sequence[Step], message: str) -> None:
         self.notes.append(Note(code, self._place(steps), message))

@@ -75,7 +75,7 @@ def named_addresses(settings: Settings, request: NodeRequest) -> Mapping[str, So
 
 def addresses_of_settings(settings: Settings) -> Mapping[str, Source]:
     """Return the addresses in the agent's settings, with the place of each."""
-    return {gpu: Source(Origin.SETTINGS, f"settings $.modes.{plain.told(gpu)}") for gpu in settings.modes}
+    return {gpu: Source(Origin.SETTINGS, f"settings $.modes.{plain.one_line(gpu)}") for gpu in settings.modes}
 
 
 def mode_source(settings: Settings, request: NodeRequest) -> Source:
