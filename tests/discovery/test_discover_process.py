@@ -144,7 +144,7 @@ async def test_it_lives_and_is_not_ready_while_the_api_server_is_away(simulated:
     assert pages["/readyz"]().body.splitlines()[0] == "the host was not observed yet"
     async with asyncio.TaskGroup() as group:
         running = group.create_task(discovery.run())
-        await until(lambda: len(discovery.missing()) == 3 and "not looked at" not in discovery.missing()[0])
+        await until(lambda: len(discovery.missing()) == 3 and "not observed" not in discovery.missing()[0])
         unread, away, unknown = pages["/readyz"]().body.splitlines()
         assert unread == "/etc/os-release can't be read: ENOENT"
         assert "Connect call failed" in away

@@ -264,7 +264,7 @@ def test_a_gpu_that_another_lock_guards_by_now_is_not_with_vgpus(tmp_path: Path)
     folder = HostPath("/sys/devices/pci0000:00/0000:01:00.0")
     neighbour = SimFunction(PciAddress("0000:01:00.0"), PciId(0x10DE, 0x1EB8), 0x030200, folder, group=group)
     host.kernel.pci.add(neighbour)
-    with pytest.raises(UnitBusyError, match="another unit"):
+    with pytest.raises(UnitBusyError, match="another isolation unit"):
         change_vgpus(host.site, T4, DesiredVgpus({"T4-4Q": 4}), host.given, lambda _: None, first)
     assert host.types(T4) == before
 
