@@ -1,4 +1,4 @@
-"""The gates of a host: the record of each, and who passes when several processes want to."""
+"""The gates of a host: the record of each gate, and which of several processes may change the functions behind it."""
 
 import os
 import subprocess
@@ -68,7 +68,7 @@ def test_a_record_moves_only_to_the_states_that_may_follow(record: GateRecord, s
 
 @given(RECORDS)
 def test_a_change_begins_in_an_open_gate_alone(record: GateRecord) -> None:
-    """Whatever an earlier change has left, it is settled before."""
+    """A change settles the record of an earlier change first."""
     begun = settled(record, BOOT).begin(OWNER)
     assert (begun.state, begun.owner, begun.generation) == (GateState.APPLYING, OWNER, record.generation + 1)
     for kind in (record, begun):
@@ -78,14 +78,14 @@ def test_a_change_begins_in_an_open_gate_alone(record: GateRecord) -> None:
 
 
 @given(RECORDS)
-def test_a_file_holds_a_record_whole_until_the_next_boot(record: GateRecord) -> None:
+def test_a_record_on_disk_is_valid_until_the_next_boot(record: GateRecord) -> None:
     assert decode(encode(record), BOOT) == record
     assert decode(encode(record), "another boot") == GateRecord("another boot")
     assert decode(None, BOOT) == GateRecord(BOOT)
 
 
 @given(RECORDS, st.data())
-def test_a_damaged_record_is_unknown_and_never_open(record: GateRecord, data: st.DataObject) -> None:
+def test_a_gate_with_a_damaged_record_is_settling_and_never_open(record: GateRecord, data: st.DataObject) -> None:
     content = encode(record)
     torn = content[: data.draw(st.integers(0, len(content) - 1))]
     found = decode(torn, BOOT)
@@ -96,19 +96,23 @@ def test_a_damaged_record_is_unknown_and_never_open(record: GateRecord, data: st
 @pytest.mark.parametrize(
     "content", [b"[]", b"{}", b'{"boot_id": 1}', b'"x"', b"\xff", b"null", encode(GateRecord(BOOT))[:-1]]
 )
-def test_what_is_no_record_is_damaged(content: bytes) -> None:
+def test_content_that_is_no_record_is_damaged(content: bytes) -> None:
     assert isinstance(decode(content, BOOT), Damaged)
 
 
 @given(RECORDS, st.booleans(), st.booleans())
-def test_another_process_finds_a_gate_by_its_locks_first(record: GateRecord, is_locked: bool, has_owner: bool) -> None:
+def test_locks_take_precedence_over_the_record_for_the_state_of_a_gate(
+    record: GateRecord, is_locked: bool, has_owner: bool
+) -> None:
     state = state_of(record, is_locked=is_locked, has_owner=has_owner)
     if is_locked and not has_owner:
         assert state is GateState.BLOCKED
     elif not is_locked and has_owner and record.state is GateState.DRAINING:
-        assert state is GateState.DRAINING, "who waits leaves the lock to allocations that it refuses"
+        assert state is GateState.DRAINING, (
+            "a draining process doesn't hold the lock, so that allocations get a refusal"
+        )
     elif not is_locked and record.state not in {GateState.OPEN, GateState.HELD}:
-        assert state is GateState.SETTLING, "a change without a lock has lost its process"
+        assert state is GateState.SETTLING, "the process of a change without a lock has ended"
     else:
         assert state is record.state
 
@@ -133,7 +137,7 @@ with gate_at(Path(folder)).change("unit", lambda: tuple(slots)) as passed:
 
 @contextmanager
 def changing(folder: Path, *slots: str, child: bool = False) -> Iterator["subprocess.Popen[str]"]:
-    """Run another process that has the gates; with a child it leaves the locks to it until its input ends."""
+    """Run another process that holds the gates; its child, if any, holds the locks until the child's input ends."""
     hold, release = os.pipe()
     command = [sys.executable, "-c", CHANGER, str(folder), "child" if child else "alone", *slots]
     process = subprocess.Popen(
@@ -155,7 +159,7 @@ def changing(folder: Path, *slots: str, child: bool = False) -> Iterator["subpro
         os.close(release)
 
 
-def test_two_processes_exclude_each_other(tmp_path: Path) -> None:
+def test_a_change_excludes_changes_and_allocations_of_other_processes(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with changing(tmp_path, SLOT) as other:
         assert gate.state(SLOT) is GateState.APPLYING
@@ -171,13 +175,13 @@ def test_two_processes_exclude_each_other(tmp_path: Path) -> None:
             assert gate.state(OTHER) is GateState.APPLYING
         other.kill()
         other.wait()
-        assert gate.state(SLOT) is GateState.SETTLING, "it has lost its process"
+        assert gate.state(SLOT) is GateState.SETTLING, "the process of the change has ended"
         with gate.change("x", one_slot):
             assert gate.state(SLOT) is GateState.APPLYING
     assert gate.state(SLOT) is GateState.OPEN
 
 
-def test_a_child_that_the_kernel_blocks_keeps_the_gate_when_its_process_is_killed(tmp_path: Path) -> None:
+def test_a_gate_stays_blocked_while_a_child_of_a_killed_process_holds_its_lock(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with changing(tmp_path, SLOT, child=True) as other:
         other.kill()
@@ -201,7 +205,7 @@ def test_a_child_that_the_kernel_blocks_keeps_the_gate_when_its_process_is_kille
         other.stdin = None
 
 
-def test_a_change_and_allocations_of_one_process_agree_elsewhere(tmp_path: Path) -> None:
+def test_gates_do_not_exclude_changes_and_allocations_of_the_same_process(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with gate.change("x", one_slot), gate.allocation({SLOT: ["one"], OTHER: ["two"]}):
         pass
@@ -219,7 +223,7 @@ with Gate(Path(folder)).allocation({slot: [device]}):
 """
 
 
-def test_a_change_waits_until_the_accounts_tell_of_what_another_process_has_allocated(tmp_path: Path) -> None:
+def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_process(tmp_path: Path) -> None:
     gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
     subprocess.run([sys.executable, "-c", ALLOCATOR, str(tmp_path), SLOT, "gpu a"], check=True)
     with pytest.raises(UnitUnsettledError, match=r"gpu a was allocated [0-9.]+ s ago"), gate.change("x", one_slot):
@@ -236,7 +240,7 @@ def test_a_change_waits_until_the_accounts_tell_of_what_another_process_has_allo
             gate.change("x", one_slot, partial(list[Reading], readings)),
         ):
             pass
-        assert error.value.again_soon, "age alone does not end it"
+        assert error.value.again_soon, "age alone does not settle an allocation"
     for readings in (twice, [Reading(now_s, frozenset({"gpu a"}))]):
         with gate.change("x", one_slot, partial(list[Reading], readings)):
             pass
@@ -252,7 +256,7 @@ DEVICES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), mi
 
 
 @given(st.lists(st.tuples(DEVICES, st.floats(0, 1e6), st.booleans())))
-def test_the_allocations_of_others_are_unsettled_for_a_while(entries: list[tuple[str, float, bool]]) -> None:
+def test_recent_allocations_of_other_processes_are_unsettled(entries: list[tuple[str, float, bool]]) -> None:
     now_s = 2e6
     lines = [allocation(device, OWNER if ours else OTHERS, now_s - age_s) for device, age_s, ours in entries]
     readings = [Reading(now_s, frozenset(device for device, *_ in entries))]
@@ -261,14 +265,14 @@ def test_the_allocations_of_others_are_unsettled_for_a_while(entries: list[tuple
     assert set(found) <= {device for device, age_s, ours in entries if not ours and age_s < SETTLED_S + 0.01}
 
 
-def test_a_file_of_allocations_does_not_grow_for_ever(tmp_path: Path) -> None:
+def test_a_long_file_of_allocations_is_shortened(tmp_path: Path) -> None:
     gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
     lock.write_text("1.0 2 3 long-ago\n" * 2000)
     with gate.allocation({SLOT: ["new"]}):
         assert [line.split()[-1] for line in lock.read_text().splitlines()] == ["long-ago", "new"]
 
 
-def test_slots_that_join_while_locks_are_taken_are_locked_too(tmp_path: Path) -> None:
+def test_slots_that_join_a_unit_while_locks_are_taken_are_locked_too(tmp_path: Path) -> None:
     gate, answers = Gate(tmp_path), iter([(SLOT,), (SLOT, OTHER), (SLOT, OTHER), (SLOT, OTHER)])
     with gate.change("x", lambda: next(answers)) as passed:
         assert passed.slots == (SLOT, OTHER)
@@ -278,7 +282,7 @@ def test_slots_that_join_while_locks_are_taken_are_locked_too(tmp_path: Path) ->
         pass
 
 
-def test_a_record_that_was_damaged_lately_refuses_a_change(tmp_path: Path) -> None:
+def test_a_recently_damaged_record_refuses_a_change(tmp_path: Path) -> None:
     gate, path = Gate(tmp_path), tmp_path / f"{SLOT}.json"
     path.write_bytes(b"torn")
     with pytest.raises(UnitUnsettledError, match="can't be decoded"), gate.change("x", one_slot):
@@ -299,7 +303,7 @@ def test_a_record_of_another_boot_is_void(tmp_path: Path) -> None:
     assert gate.read(SLOT) == GateRecord(boot_id())
 
 
-def test_the_slot_of_a_vf_is_that_of_its_pf() -> None:
+def test_a_vf_has_the_slot_of_its_pf() -> None:
     pf, vf, audio = PciAddress("0000:65:00.0"), PciAddress("0000:65:01.4"), PciAddress("0000:65:00.1")
     functions = {
         pf: PciFunction(pf, PciId(0x10DE, 0x2236), 0x030200, iommu_group=IommuGroup(1), virtfns=(vf,)),
@@ -308,13 +312,13 @@ def test_the_slot_of_a_vf_is_that_of_its_pf() -> None:
     assert slots_of(functions, [vf, pf, audio]) == (SLOT,)
 
 
-def test_a_device_that_is_allocated_again_and_again_keeps_one_line() -> None:
+def test_repeated_allocations_of_a_device_keep_one_line() -> None:
     lines = [allocation(device, OWNER, float(second)) for second in range(9) for device in ("a", "b")]
     assert newest("".join((*lines, "torn"))) == "".join((*lines[-2:], "torn"))
 
 
-def test_allocations_again_and_again_leave_a_short_file(tmp_path: Path) -> None:
-    """Each change reads the file, and each Allocate would shorten one that can't become shorter."""
+def test_repeated_allocations_leave_a_short_file(tmp_path: Path) -> None:
+    """Each change reads the file, and each Allocate would try to shorten a file that can't become shorter."""
     gate = Gate(tmp_path / "gate")
     for number in range(2000):
         with gate.allocation({SLOT: [f"device-{number % 2}"]}):

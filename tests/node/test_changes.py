@@ -1,4 +1,4 @@
-"""Desired state and allocations that change in the middle of a change: no device that a pod has is touched."""
+"""Desired state and allocations that change during a change of drivers or vGPUs: no allocated device is touched."""
 
 import errno
 import fcntl
@@ -66,7 +66,7 @@ async def want(node: SimNode, name: str) -> None:
 
 
 async def reached(node: SimNode, done: Callable[[], bool]) -> None:
-    """Let time pass, an operation of a change at a time, until something is so."""
+    """Let time pass, an operation of a change at a time, until a condition holds."""
     for turn in range(3000):
         if done():
             return
@@ -77,7 +77,7 @@ async def reached(node: SimNode, done: Callable[[], bool]) -> None:
 
 
 def give_all(node: SimNode, given: set[str]) -> None:
-    """Have pods ask for everything that is offered and that none has."""
+    """Have pods request every device that is offered and not allocated."""
     for resource, devices in node.offered.items():
         for device, healthy in devices.items():
             if healthy and device not in given:
@@ -90,7 +90,7 @@ def give_all(node: SimNode, given: set[str]) -> None:
 
 
 @pytest.mark.parametrize("removals", [0, 1, 5])
-async def test_a_label_that_goes_back_in_mid_change_takes_no_vgpu_from_a_pod(
+async def test_a_label_reverted_during_a_change_takes_no_vgpu_from_a_pod(
     simulated: Simulated, tmp_path: Path, removals: int
 ) -> None:
     kernel = simulated("2xA10-vgpu")
@@ -106,18 +106,18 @@ async def test_a_label_that_goes_back_in_mid_change_takes_no_vgpu_from_a_pod(
         for _ in range(120):
             give_all(node, given)
             await node.advance(OPERATION_S)
-            assert given & before <= set(live(kernel)), "removed, and a pod has it"
+            assert given & before <= set(live(kernel)), "an allocated vGPU was removed"
         for _ in range(6):
             await node.report_account()
             await node.advance(10)
             give_all(node, given)
             assert given & before <= set(live(kernel))
-        assert set(live(kernel)) == before, "what was removed is back, with the same ids"
+        assert set(live(kernel)) == before, "the removed vGPUs are back, with the same ids"
         assert given >= before
         assert {note.code for note in node.view.notes} == set()
 
 
-async def test_allocate_refuses_what_a_change_is_about_to_remove(simulated: Simulated, tmp_path: Path) -> None:
+async def test_allocate_refuses_a_vgpu_that_a_change_is_about_to_remove(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10-vgpu")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, SMALL)
@@ -131,8 +131,8 @@ async def test_allocate_refuses_what_a_change_is_about_to_remove(simulated: Simu
         assert node.refused("nvidia.com/NVIDIA_A10-4Q", [one]) is ReasonCode.UNIT_BUSY
 
 
-async def test_allocate_refuses_what_another_process_is_changing(simulated: Simulated, tmp_path: Path) -> None:
-    """A command beside the agent; the locks exclude it, and the agent's own changes don't get in the way."""
+async def test_allocate_refuses_a_gpu_that_another_process_is_changing(simulated: Simulated, tmp_path: Path) -> None:
+    """The locks exclude a command beside the agent; the agent's own changes don't block its allocations."""
     async with running_node(simulated("2xA10"), tmp_path) as node:
         resource = node.view.resources[0]
         first, second = (device.id for device in resource.devices)
@@ -143,7 +143,7 @@ async def test_allocate_refuses_what_another_process_is_changing(simulated: Simu
         node.allocate(resource.name, [first])
 
 
-async def test_what_a_blocked_step_of_an_agent_before_holds_is_not_offered(
+async def test_a_gpu_that_a_blocked_step_of_a_killed_agent_holds_is_not_offered(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     async with running_node(simulated("2xA10"), tmp_path) as node:
@@ -154,7 +154,7 @@ async def test_what_a_blocked_step_of_an_agent_before_holds_is_not_offered(
         with gate.change(first, lambda: (slot,)) as passed:
             passed.note("unbind it")
             record = gate.path_of(slot, "json").read_bytes()
-        gate.path_of(slot, "json").write_bytes(record)  # as a process leaves it that is killed
+        gate.path_of(slot, "json").write_bytes(record)  # as a killed process leaves the record
         with (tmp_path / f"locks/{slot}.lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             await node.advance(30)
@@ -176,9 +176,7 @@ async def mode(node: SimNode, name: str) -> None:
     await node.settle()
 
 
-async def test_a_mode_that_goes_back_in_mid_change_takes_no_gpu_from_a_pod(
-    simulated: Simulated, tmp_path: Path
-) -> None:
+async def test_a_mode_reverted_during_a_change_takes_no_gpu_from_a_pod(simulated: Simulated, tmp_path: Path) -> None:
     for operation in range(1, 12):
         kernel = simulated("2xA10")
         folder = tmp_path / str(operation)
@@ -198,7 +196,9 @@ async def test_a_mode_that_goes_back_in_mid_change_takes_no_gpu_from_a_pod(
             for _ in range(60):
                 give_all(node, given)
                 await node.advance(OPERATION_S)
-                assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}, "taken, and a pod has it"
+                assert {driver(kernel, PciAddress(one)) for one in given} <= {"vfio-pci"}, (
+                    "an allocated GPU lost its driver"
+                )
             for _ in range(4):
                 await node.report_account()
                 await node.advance(10)
@@ -224,10 +224,10 @@ def placed(kernel: SimKernel) -> dict[str, str]:
     return {one: mdev.slot for one, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:4b:")}
 
 
-async def test_a_pods_vgpu_stays_where_it_is_while_allocations_are_unknown(
+async def test_an_allocated_vgpu_keeps_its_slot_while_allocations_are_unknown(
     simulated: Simulated, tmp_path: Path
 ) -> None:
-    """Its larger neighbour is gone, and comes back by a plan that would move it if nobody had it."""
+    """A larger vGPU of the same GPU is missing; the plan that restores it would move this vGPU if it were free."""
     kernel = simulated("2xA10-vgpu")
     mine = next(one for one, mdev in kernel.mdev.devices.items() if mdev.spec.name.endswith(SMALL))
     other = next(one for one in placed(kernel) if one != mine)
@@ -255,10 +255,10 @@ RTX, AUDIO = PciAddress("0000:04:00.0"), PciAddress("0000:04:00.1")
 
 
 @pytest.mark.parametrize("reported", [False, True])
-async def test_a_failed_change_puts_back_only_what_it_touched(
+async def test_a_failed_change_rolls_back_only_the_functions_it_changed(
     simulated: Simulated, tmp_path: Path, *, reported: bool
 ) -> None:
-    """The audio function of a card that a pod has lost its driver, and a VFIO driver does not take it."""
+    """The audio function of an allocated card has lost its driver, and a VFIO driver does not bind to it."""
     kernel = simulated("4xRTX2060")
     passthrough = Settings(modes={RTX: DesiredMode.PASSTHROUGH})
     async with running_node(kernel, tmp_path, passthrough) as node:
@@ -287,7 +287,7 @@ def is_unbind(write: tuple[HostPath, bytes]) -> bool:
     return str(write[0]).endswith("/unbind")
 
 
-async def test_a_change_that_slept_takes_no_further_step_of_its_plan(tmp_path: Path) -> None:
+async def test_a_change_that_was_blocked_takes_no_further_step_of_its_plan(tmp_path: Path) -> None:
     kernel = build_host(load_host("4xT4"), wait=True)
     gpu = PciAddress("0000:86:00.0")
     started: list[Process] = []
@@ -321,8 +321,8 @@ def entry_of(gpu: PciAddress) -> Entry:
     return Entry(ResourceName(A10), DeviceId(gpu), Target(gpu), IommuGroup(22), "allocate:1", BEGINNING)
 
 
-def test_what_is_allocated_gets_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod got the GPU when the plan was made: its VM may just be starting, and would find its group busy."""
+def test_a_change_does_not_lease_the_group_of_an_allocated_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod got the GPU while the plan was made: its VM may be starting, and would find the IOMMU group busy."""
     kernel = build_host(load_host("2xA10"))
     leased: list[IommuGroup] = []
 
@@ -345,7 +345,7 @@ def test_what_is_allocated_gets_no_lease(tmp_path: Path, monkeypatch: pytest.Mon
     assert leased
 
 
-async def test_allocate_opens_no_group_of_which_a_pod_has_something(
+async def test_allocate_opens_no_group_with_an_allocated_device(
     simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = simulated("2xA10")
@@ -366,7 +366,7 @@ async def test_allocate_opens_no_group_of_which_a_pod_has_something(
         assert len(opened) == 1
 
 
-def test_devices_may_be_allocated_again_when_their_change_has_ended() -> None:
+def test_devices_can_be_allocated_after_their_change_has_ended() -> None:
     entries: list[Entry] = []
     changes = Changes(lambda: entries)
     given = [(DeviceId(FIRST), Target(FIRST))]

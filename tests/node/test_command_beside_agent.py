@@ -1,4 +1,4 @@
-"""A command beside a running agent: its devices are drained before it changes them, or it is told why not."""
+"""A command beside a running agent: the agent drains the devices before the command changes them, or refuses."""
 
 import json
 import signal
@@ -49,7 +49,7 @@ with drained(gate, DrainRequest(gpu, (slot,), f"unbind {gpu}", {gpu: desires})) 
 
 @contextmanager
 def command(folder: Path, *desires: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run a command that wants something of the first GPU."""
+    """Run a command that requests a driver for the first GPU."""
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, str(folder), GPU, SLOT, *desires],
         stdin=subprocess.PIPE,
@@ -57,14 +57,14 @@ def command(folder: Path, *desires: str) -> Iterator["subprocess.Popen[str]"]:
         text=True,
     )
     try:
-        assert said(process) == "asks"
+        assert output_line(process) == "asks"
         yield process
     finally:
         process.kill()
         process.communicate()
 
 
-def said(process: "subprocess.Popen[str]") -> str:
+def output_line(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -96,15 +96,15 @@ async def test_free_devices_are_drained_and_offered_again(simulated: Simulated, 
         assert node.offered[A10] == {GPU: True, SECOND: True}
         with command(gate.folder, "native") as process:
             until_it_drains(gate)
-            assert node.refused(A10, [GPU]) is ReasonCode.UNIT_BUSY, "at once, before the agent has looked"
+            assert node.refused(A10, [GPU]) is ReasonCode.UNIT_BUSY, "at once, before the agent has read the gate"
             await seconds(node, 3)
             assert node.offered[A10] == {SECOND: True}
             assert node.reasons(GPU) == [ReasonCode.UNIT_BUSY]
-            assert not acknowledged(gate), "the kubelet still counts it"
+            assert not acknowledged(gate), "the kubelet still counts the GPU"
             node.count(A10, SECOND)
             await seconds(node, 3)
-            assert said(process) == "null"
-            assert said(process) == "1", "the change is of the generation that was acknowledged"
+            assert output_line(process) == "null"
+            assert output_line(process) == "1", "the change is of the generation that was acknowledged"
             await seconds(node, 3)
             assert node.offered[A10] == {SECOND: True}
             node.allocate(A10, [SECOND])
@@ -114,10 +114,10 @@ async def test_free_devices_are_drained_and_offered_again(simulated: Simulated, 
         node.allocate(A10, [GPU])
 
 
-async def test_what_a_pod_has_stays_listed_and_is_no_obstacle_to_the_answer(
+async def test_an_allocated_gpu_stays_listed_and_does_not_delay_the_answer(
     simulated: Simulated, tmp_path: Path
 ) -> None:
-    """The command's own look at the accounts names the pod."""
+    """The command itself reads the allocations and names the pod."""
     gate = Gate(tmp_path / "locks")
     async with running_node(simulated("2xA10"), tmp_path) as node:
         node.count(A10, GPU, SECOND)
@@ -127,7 +127,7 @@ async def test_what_a_pod_has_stays_listed_and_is_no_obstacle_to_the_answer(
             until_it_drains(gate)
             await seconds(node, 4)
             assert node.offered[A10] == {GPU: True, SECOND: True}
-            assert said(process) == "null"
+            assert output_line(process) == "null"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_what_a_pod_has_stays_listed_and_is_no_obstacle_to_the_answer(
         (DesiredMode.UNMANAGED, ["vgpus"], None),
     ],
 )
-async def test_the_agent_refuses_what_it_would_undo(
+async def test_the_agent_refuses_a_change_that_it_would_undo(
     simulated: Simulated, tmp_path: Path, mode: DesiredMode, desires: list[str], code: ReasonCode | None
 ) -> None:
     gate = Gate(tmp_path / "locks")
@@ -148,7 +148,7 @@ async def test_the_agent_refuses_what_it_would_undo(
         with command(gate.folder, *desires) as process:
             until_it_drains(gate)
             await seconds(node, 4)
-            answer = json.loads(said(process))
+            answer = json.loads(output_line(process))
             assert (answer is None) == (code is None)
             if code is not None:
                 assert answer[0] == code
@@ -177,7 +177,7 @@ async def test_the_intent_of_a_command_that_was_killed_is_cleared(simulated: Sim
 REQUEST = DrainRequest(UnitId(GPU), (SLOT,), f"unbind {GPU}", {GPU: ("native",)})
 
 
-def test_an_agent_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_does_not_answer_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drainrequest, "ANSWER_S", 0.1)
     gate = gate_at(tmp_path / "gate")
     with only_agent(tmp_path), beside_agent(gate, tmp_path, REQUEST) as refusal:
@@ -187,7 +187,7 @@ def test_an_agent_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pyt
     assert gate.state(SLOT) is GateState.OPEN
 
 
-def test_without_an_agent_none_starts_meanwhile(tmp_path: Path) -> None:
+def test_no_agent_starts_while_a_command_runs(tmp_path: Path) -> None:
     gate = gate_at(tmp_path / "gate")
     with beside_agent(gate, tmp_path, REQUEST) as refusal:
         assert (refusal, gate.state(SLOT)) == (None, GateState.OPEN)

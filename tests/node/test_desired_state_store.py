@@ -1,4 +1,4 @@
-"""What the cluster wants, kept on disk: across restarts, torn, unwritable, another node's."""
+"""The desired state on disk: across restarts, truncated, not writable, of another node."""
 
 from pathlib import Path
 
@@ -23,13 +23,13 @@ desired_by_gpu = st.builds(NodeRequest, heards, st.none() | st.builds(Observed, 
 
 
 @given(st.builds(Kept, st.just(NodeName("node01")), desired_by_gpu, st.none() | texts))
-def test_what_is_written_is_read(kept: Kept) -> None:
-    """Unheard, heard to be none, and heard stay three."""
+def test_a_written_desired_state_is_read_back(kept: Kept) -> None:
+    """Unknown, absent and a value stay three different states."""
     assert desiredstatestore.decode(desiredstatestore.encode(kept)).value == kept
 
 
 @given(st.integers(0, len(desiredstatestore.encode(KEPT)) - 2))
-def test_a_torn_file_is_refused(length: int) -> None:
+def test_a_truncated_file_is_refused(length: int) -> None:
     with pytest.raises(DamagedError):
         desiredstatestore.decode(desiredstatestore.encode(KEPT)[:length])
 
@@ -38,7 +38,7 @@ def good_configs(folder: Path) -> ConfigText | None:
     return desiredstatestore.decode((folder / "wishes.json").read_bytes()).value.good_configs
 
 
-async def test_an_agent_that_starts_while_the_api_server_is_away_goes_on_as_before(
+async def test_an_agent_that_starts_without_the_api_server_uses_the_desired_state_on_disk(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     async with running_node(simulated("2xA10"), tmp_path) as node:
@@ -49,7 +49,7 @@ async def test_an_agent_that_starts_while_the_api_server_is_away_goes_on_as_befo
         assert node.agent.desired == REQUEST
         node.agent.take_request(NodeRequest(config=Observed(None), configs=Observed(None)))
         await node.settle()
-        assert good_configs(tmp_path) == CONFIGS, "a ConfigMap that is deleted takes nothing from anybody"
+        assert good_configs(tmp_path) == CONFIGS, "deleting the ConfigMap keeps the last good configs"
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.desired == NodeRequest(Observed(None), Observed(None))
         assert good_configs(tmp_path) == CONFIGS
@@ -62,9 +62,7 @@ async def test_a_desired_state_is_on_disk_before_the_agent_ends(simulated: Simul
         assert desiredstatestore.decode((tmp_path / desiredstatestore.FILE).read_bytes()).value.vgpu == REQUEST
 
 
-async def test_a_desired_state_is_concluded_from_and_one_observed_twice_is_not(
-    simulated: Simulated, tmp_path: Path
-) -> None:
+async def test_only_a_changed_desired_state_publishes_a_new_view(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xA10"), tmp_path) as node:
         await node.settle()
         views = [node.view]
@@ -76,13 +74,13 @@ async def test_a_desired_state_is_concluded_from_and_one_observed_twice_is_not(
         assert views[1] is views[2]
 
 
-async def test_another_nodes_desired_states_are_passed_over(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_desired_state_of_another_node_is_ignored(simulated: Simulated, tmp_path: Path) -> None:
     replace_file(tmp_path / desiredstatestore.FILE, desiredstatestore.encode(Kept(NodeName("node02"), REQUEST)))
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.agent.desired == NodeRequest()
 
 
-async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_observed(
+async def test_a_damaged_file_is_moved_aside_and_the_desired_state_is_unknown(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     (tmp_path / desiredstatestore.FILE).write_bytes(b"torn")
@@ -92,10 +90,10 @@ async def test_a_damaged_file_is_put_aside_and_is_as_if_nothing_was_observed(
         assert (tmp_path / "wishes.json.damaged").read_bytes() == b"torn"
         node.agent.take_request(REQUEST)
         await node.settle()
-        assert node.view.notes == (), "what was heard again is lost no more"
+        assert node.view.notes == (), "a desired state that is observed again replaces the lost state"
 
 
-async def test_a_place_that_cannot_be_written_is_a_note_until_it_can(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_is_reported_until_it_can(simulated: Simulated, tmp_path: Path) -> None:
     blocked = tmp_path / f".{desiredstatestore.FILE}.new"
     blocked.mkdir()
     async with running_node(simulated("2xA10"), tmp_path) as node:

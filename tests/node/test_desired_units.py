@@ -19,8 +19,8 @@ FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 WHOLE = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True))
 
 
-def test_a_gpu_that_was_unplugged_since_the_last_conclusion_is_left_out(simulated: Simulated) -> None:
-    """The reconciler may come between an observation and the conclusions from it."""
+def test_an_unplugged_gpu_is_left_out_of_the_desired_units(simulated: Simulated) -> None:
+    """The reconciler may run between an observation and the computation of the desired units."""
     kernel, clock = simulated("2xA10"), SimClock()
     state = NodeState(Settings(), IDS, Ledger(), WHO)
     units = DesiredUnits(state, lambda _: PodAllocations())

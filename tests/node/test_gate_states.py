@@ -1,4 +1,4 @@
-"""The states of a gate on disk, as a change goes through them, and as another process finds them."""
+"""The states of a gate on disk during a change, and as another process reads them."""
 
 import signal
 import subprocess
@@ -65,7 +65,7 @@ def record_of(gate: Gate, slot: str = SLOT) -> GateRecord:
     return found
 
 
-def test_what_another_process_drains_is_allocated_no_more(tmp_path: Path) -> None:
+def test_a_gpu_that_another_process_drains_is_not_allocated(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with draining(tmp_path) as other:
         record = record_of(gate)
@@ -89,7 +89,7 @@ def test_what_another_process_drains_is_allocated_no_more(tmp_path: Path) -> Non
 def test_a_drain_ends_with_its_change_or_without_one(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.drain("x", (SLOT,), "unbind it")
-    with gate.allocation({SLOT: ["ours: memory tells which devices are drained"]}):
+    with gate.allocation({SLOT: ["ours: the process knows which devices it drains"]}):
         assert gate.state(SLOT) is GateState.DRAINING
     with gate.change("x", lambda: (SLOT,)):
         assert (gate.state(SLOT), record_of(gate).generation) == (GateState.APPLYING, 1)
@@ -99,7 +99,7 @@ def test_a_drain_ends_with_its_change_or_without_one(tmp_path: Path) -> None:
     assert (gate.state(SLOT), gate.draining) == (GateState.OPEN, {})
 
 
-def test_a_drain_of_a_change_that_can_not_begin_ends(tmp_path: Path) -> None:
+def test_a_drain_ends_when_its_change_cannot_begin(tmp_path: Path) -> None:
     gate, second = Gate(tmp_path), "0000:66:00"
     gate.drain("x", (SLOT,), "unbind it")
     with draining(tmp_path, second), pytest.raises(UnitBusyError), gate.change("x", lambda: (SLOT, second)):
@@ -108,7 +108,7 @@ def test_a_drain_of_a_change_that_can_not_begin_ends(tmp_path: Path) -> None:
 
 
 def test_a_change_passes_through_its_states(simulated: Simulated, tmp_path: Path) -> None:
-    """Between two steps it is safe; there it asks what pods have, and a step is recorded before it is made."""
+    """Between two steps the gate is safe and the change reads the allocations; each step is recorded before it runs."""
     kernel = simulated("2xA10")
     site = site_in(tmp_path, kernel, SimTools(kernel))
     gate, seen = Gate(site.locks), list[str]()
@@ -122,14 +122,14 @@ def test_a_change_passes_through_its_states(simulated: Simulated, tmp_path: Path
 
     driver = {GPU: DesiredDriver.NATIVE}
     assert change_drivers(site, UnitId(GPU), driver, inputs(ask=ask), tell) == ()
-    assert seen[0] is GateState.APPLYING, "it observes"
+    assert seen[0] is GateState.APPLYING, "the first reading of the allocations"
     steps = [index for index, state in enumerate(seen) if state == "Applying: True"]
     assert len(steps) >= 2
     assert {seen[index - 1] for index in steps} == {GateState.SAFE}
     assert gate.state(SLOT) is GateState.OPEN
 
 
-def test_what_is_put_back_is_settled(simulated: Simulated, tmp_path: Path) -> None:
+def test_the_gate_is_settling_during_a_rollback(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     site = site_in(tmp_path, kernel, SimTools(kernel))
     gate, seen, taken = Gate(site.locks), list[tuple[bool, GateState]](), list[Step | RollBack]()
@@ -151,7 +151,7 @@ def test_what_is_put_back_is_settled(simulated: Simulated, tmp_path: Path) -> No
     assert gate.state(SLOT) is GateState.OPEN
 
 
-def test_a_step_that_the_kernel_blocks_is_the_last(tmp_path: Path) -> None:
+def test_a_gate_is_blocked_until_a_step_that_timed_out_returns(tmp_path: Path) -> None:
     gate = gate_at(tmp_path)
     change = Change(Changes(lambda: ()), GPU, lambda: True, None)
     with gate.change("x", lambda: (SLOT,)) as passed, change.under_way(passed):
@@ -167,69 +167,71 @@ def test_a_step_that_the_kernel_blocks_is_the_last(tmp_path: Path) -> None:
     assert gate.state(SLOT) is GateState.OPEN
 
 
-async def going_back(node: SimNode, seconds: int) -> None:
+async def pass_seconds(node: SimNode, seconds: int) -> None:
     for _ in range(seconds):
         await node.report_account()
         await node.advance(1)
 
 
 @pytest.mark.usefixtures("worker")
-async def test_an_agent_that_waits_for_the_kubelet_drains(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_gate_drains_while_the_agent_waits_for_the_kubelet(simulated: Simulated, tmp_path: Path) -> None:
     kernel, gate = simulated("2xA10"), Gate(tmp_path / "locks")
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         node.count(A10, GPU)
-        await going_back(node, 12)
+        await pass_seconds(node, 12)
         assert gate.state(SLOT) is GateState.DRAINING
         assert record_of(gate).intent == f"return {GPU} to its native driver"
         node.counted = frozenset()
-        await going_back(node, 12)
+        await pass_seconds(node, 12)
         assert (kernel.pci.functions[GPU].driver, gate.state(SLOT)) == ("nvidia", GateState.OPEN)
 
 
 @pytest.mark.usefixtures("worker")
-async def test_an_agent_settles_what_was_killed_before_it_offers(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_agent_settles_the_gate_of_a_killed_process_before_it_offers_the_gpu(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     gate = Gate(tmp_path / "locks")
     with draining(gate.folder):
         pass
     assert gate.state(SLOT) is GateState.SETTLING
     async with running_node(simulated("2xA10"), tmp_path, PASSTHROUGH) as node:
-        await going_back(node, 2)
+        await pass_seconds(node, 2)
         assert gate.state(SLOT) is GateState.OPEN
         node.allocate(A10, [GPU])
 
 
 @pytest.mark.usefixtures("worker")
-async def test_a_command_that_is_killed_beside_the_agent_is_settled(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_agent_settles_the_gate_of_a_killed_command(simulated: Simulated, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "locks")
     async with running_node(simulated("2xA10"), tmp_path, PASSTHROUGH) as node:
-        await going_back(node, 2)
+        await pass_seconds(node, 2)
         with draining(gate.folder):
-            await going_back(node, 3)
+            await pass_seconds(node, 3)
             assert node.refused(A10, [GPU]) is ReasonCode.UNIT_BUSY
-        await going_back(node, 4)
+        await pass_seconds(node, 4)
         assert gate.state(SLOT) is GateState.OPEN
         node.allocate(A10, [GPU])
 
 
 @pytest.mark.usefixtures("worker")
-async def test_a_change_that_failed_is_held_over_a_restart(simulated: Simulated, tmp_path: Path) -> None:
-    """The next agent does not try at once what has failed on the same circumstances, and says why."""
+async def test_a_failed_change_stays_held_after_a_restart(simulated: Simulated, tmp_path: Path) -> None:
+    """The next agent does not repeat a change that failed under the same circumstances, and reports the reason."""
     kernel, gate = simulated("2xA10"), Gate(tmp_path / "locks")
     kernel.start_vm(IommuGroup(12))
     async with running_node(kernel, tmp_path, CONTAINER) as node:
-        await going_back(node, 12)
+        await pass_seconds(node, 12)
         assert gate.state(SLOT) is GateState.HELD
         before = record_of(gate)
         assert before.reason is not None
     async with running_node(kernel, tmp_path, CONTAINER) as node:
-        await going_back(node, 3)
+        await pass_seconds(node, 3)
         assert before.reason.code in {note.code for note in node.view.notes}
-        assert record_of(gate) == before, "nothing was tried"
-        await going_back(node, 30)
+        assert record_of(gate) == before, "the agent has not tried the change"
+        await pass_seconds(node, 30)
         assert record_of(gate).generation > before.generation
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
-        await going_back(node, 12)
-        assert gate.state(SLOT) is GateState.OPEN, "nothing of the kind is desired any more"
+        await pass_seconds(node, 12)
+        assert gate.state(SLOT) is GateState.OPEN, "the change is no longer desired"
 
 
 MODULE_LOADER = """
@@ -245,7 +247,7 @@ with gate_at(Path(sys.argv[1])).change("other", lambda: ("0000:66:00",)) as pass
 def test_one_process_changes_kernel_modules_at_a_time(
     simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change of another unit is no obstacle, but for the steps that are about a whole module."""
+    """Changes of two units run in parallel, except for the steps that load or unload a kernel module."""
     kernel = simulated("2xA10")
     site = site_in(tmp_path, kernel, SimTools(kernel))
     monkeypatch.setattr(gatepass, "MODULES_S", 0.1)

@@ -1,4 +1,4 @@
-"""A change that can't be finished takes nothing away, and one that was rolled back is not repeated for ever."""
+"""A change that can't be completed removes no vGPU, and a change that was rolled back is not repeated at once."""
 
 import errno
 from collections import Counter
@@ -34,7 +34,7 @@ def want(node: SimNode, mode: str) -> None:
 
 
 async def hours(node: SimNode, count: float) -> None:
-    """Let time pass, while the kubelet says now and then who has what."""
+    """Let time pass, while the kubelet reports the allocations at intervals."""
     for _ in range(round(count * 12)):
         await node.report_account()
         await node.advance(300)
@@ -58,7 +58,7 @@ def writes(kernel: SimKernel) -> Counter[str]:
 
 
 async def with_vgpus(kernel: SimKernel, folder: Path) -> set[str]:
-    """Have a host's GPUs carry vGPUs, and return them."""
+    """Create vGPUs on a host's GPUs and return their ids."""
     async with running_node(kernel, folder, VGPU, hears_spec=True, intervals=SLOW) as node:
         want(node, "vgpu")
         for _ in range(3):
@@ -70,24 +70,24 @@ async def with_vgpus(kernel: SimKernel, folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["2xA10-sriov", "2xA10-vgpu", "4xL40S"])
-async def test_vgpus_stay_while_the_program_that_switches_their_vfs_off_is_missing(
+async def test_vgpus_stay_while_the_program_that_disables_their_vfs_is_missing(
     simulated: Simulated, tmp_path: Path, name: str
 ) -> None:
     kernel = simulated(name)
-    there = await with_vgpus(kernel, tmp_path)
+    vgpus_before = await with_vgpus(kernel, tmp_path)
     programs = {Program.NVIDIA_SMI}
     tools = SimTools(kernel, programs=programs)
     async with running_node(kernel, tmp_path, VGPU, tools=tools, hears_spec=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
-        assert (vgpus(kernel), kernel.writes) == (there, [])
+        assert (vgpus(kernel), kernel.writes) == (vgpus_before, [])
         assert {note.code for note in notes(node)} == {ReasonCode.PREREQUISITE_MISSING}
         assert "needs sriov-manage" in notes(node)[0].text
         assert "seen: no sriov-manage in /" in notes(node)[0].text
-        told = node.agent.workload_states.get()
-        assert told is not None
-        assert told.name is StateName.FAILED
-        assert "sriov-manage" in told.reason
+        state = node.agent.workload_states.get()
+        assert state is not None
+        assert state.name is StateName.FAILED
+        assert "sriov-manage" in state.reason
         programs.add(Program.SRIOV_MANAGE)
         await hours(node, 0.25)
         assert vgpus(kernel) == set()
@@ -98,14 +98,14 @@ async def test_vgpus_stay_where_the_driver_for_the_whole_gpu_cannot_be_loaded(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("2xA10-sriov")
-    there = await with_vgpus(kernel, tmp_path)
+    vgpus_before = await with_vgpus(kernel, tmp_path)
     kernel.pci.forget_driver("vfio-pci")
     modules = {"nvidia"}
     tools = SimTools(kernel, modules)
     async with running_node(kernel, tmp_path, VGPU, tools=tools, hears_spec=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
-        assert (vgpus(kernel), kernel.writes, tools.loaded) == (there, [], [])
+        assert (vgpus(kernel), kernel.writes, tools.loaded) == (vgpus_before, [], [])
         assert {note.code for note in notes(node)} == {ReasonCode.PREREQUISITE_MISSING}
         assert "vfio-pci" in notes(node)[0].text
         modules.add("vfio-pci")
@@ -116,14 +116,14 @@ async def test_vgpus_stay_where_the_driver_for_the_whole_gpu_cannot_be_loaded(
 
 async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10-sriov")
-    there = await with_vgpus(kernel, tmp_path)
+    vgpus_before = await with_vgpus(kernel, tmp_path)
     job = kernel.start_process("python3", "/dev/nvidia0")
     async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
-        stay = {one for one in there if one in vgpus(kernel)}
-        assert len(stay) == 2, "those of one GPU"
-        assert writes(kernel)["remove"] == 2, "those of the other GPU go"
+        stay = {one for one in vgpus_before if one in vgpus(kernel)}
+        assert len(stay) == 2, "the vGPUs of one GPU"
+        assert writes(kernel)["remove"] == 2, "the vGPUs of the other GPU are removed"
         assert writes(kernel)["create"] == 0
         assert "is in use by python3" in notes(node)[0].text
         kernel.end_vm(job)
@@ -133,23 +133,23 @@ async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(simulat
 
 async def test_vgpus_stay_where_their_gpu_could_not_be_isolated(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10-sriov")
-    there = await with_vgpus(kernel, tmp_path)
+    vgpus_before = await with_vgpus(kernel, tmp_path)
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{FIRST}/iommu_group"), errno.ENOENT)
     async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 1)
         assert writes(kernel)["create"] == 0
-        assert len(vgpus(kernel) & there) == 2
+        assert len(vgpus(kernel) & vgpus_before) == 2
         assert ReasonCode.NO_IOMMU_GROUP in {note.code for note in notes(node)}
 
 
 @pytest.mark.parametrize("tells_scheduler", [False, True])
-async def test_a_rollback_does_not_bring_the_next_try_nearer(
+async def test_a_rollback_does_not_shorten_the_backoff(
     simulated: Simulated, tmp_path: Path, tells_scheduler: bool
 ) -> None:
-    """What a look shows of the middle of a try comes in after it, as from a watcher that was still looking."""
+    """A snapshot taken during an attempt arrives after the attempt, as from a watcher whose scan was still running."""
     kernel = simulated("2xA10-sriov")
-    there = await with_vgpus(kernel, tmp_path)
+    vgpus_before = await with_vgpus(kernel, tmp_path)
     tools, seen = SimTools(kernel), list[Facts]()
 
     def fail(command: object) -> None:
@@ -168,9 +168,9 @@ async def test_a_rollback_does_not_bring_the_next_try_nearer(
                 node.agent.observe_facts(seen.pop())
                 await node.settle()
             await node.advance(115)
-        assert vgpus(kernel) == there, "the same ids"
-        tries = writes(kernel)["remove"] // len(there)
-        assert writes(kernel) == {"remove": tries * len(there), "create": tries * len(there)}
+        assert vgpus(kernel) == vgpus_before, "the same ids"
+        tries = writes(kernel)["remove"] // len(vgpus_before)
+        assert writes(kernel) == {"remove": tries * len(vgpus_before), "create": tries * len(vgpus_before)}
         assert 3 <= tries <= 10, "in an hour: after 5 s, 10 s, 20 s ..."
         assert {note.code for note in notes(node)} == {ReasonCode.STEP_FAILED}
         want(node, "vgpu")
@@ -180,10 +180,12 @@ async def test_a_rollback_does_not_bring_the_next_try_nearer(
         want(node, "passthrough")
         await node.settle()
         await hours(node, 0.25)
-        assert on_vfio(kernel, FIRST, SECOND), "somebody wants it again, so it is tried at once"
+        assert on_vfio(kernel, FIRST, SECOND), "the desired state changed, so the agent tries at once"
 
 
-async def test_a_move_that_is_rolled_back_is_not_repeated_for_ever(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_driver_change_that_is_rolled_back_is_retried_with_backoff(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("2xA10-sriov")
     await with_vgpus(kernel, tmp_path)
     kernel.pci.functions[FIRST].group = None  # "vfio-pci: probe of 0000:65:00.0 failed with error -22"

@@ -1,4 +1,4 @@
-"""Each way in which a node's desired state can be invalid is said by every outlet, and changes nothing."""
+"""Every outlet reports each way in which a node's desired state can be invalid; the host stays unchanged."""
 
 import contextlib
 import io
@@ -184,8 +184,8 @@ CASES: Mapping[str, Case] = {
 
 
 @dataclass(frozen=True)
-class SchedulerReport:
-    """All that there is to be heard of a node."""
+class NodeReports:
+    """The sources of every outlet's report about a node."""
 
     node: SimNode
     folder: Path
@@ -197,7 +197,7 @@ class SchedulerReport:
     case: Case
 
     def text_of(self, write: Callable[[], object]) -> str:
-        """Return what a command writes."""
+        """Return the output of a command."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             write()
@@ -205,46 +205,46 @@ class SchedulerReport:
 
 
 def of_metric(page: str, case: Case) -> str:
-    """Return what the metric says, and the rest from the case: a metric has no words."""
+    """Return the metric's labels, and the rest from the case: a metric has no message."""
     lines = [line for line in page.splitlines() if line.startswith("gpuvirt_desired_state_invalid{")]
     found = any(f'origin="{case.origin}"' in line and f'reason="{case.code}"' in line for line in lines)
     return " ".join(case.says) if found else "\n".join(lines)
 
 
-def from_file(told: SchedulerReport) -> str:
-    view = msgspec.json.decode((told.folder / "node.json").read_bytes(), type=NodeView)
+def from_file(reports: NodeReports) -> str:
+    view = msgspec.json.decode((reports.folder / "node.json").read_bytes(), type=NodeView)
     (found,) = view.invalid
-    assert (found.origin, found.reason.code) == (told.case.origin, told.case.code)
+    assert (found.origin, found.reason.code) == (reports.case.origin, reports.case.code)
     return f"{found.where} {found.found!r} {found.expected} {found.reason.text} {' '.join(found.near)}"
 
 
-def looked_at(told: SchedulerReport) -> str:
-    evidence = replace(gather(told.node.kernel, around()), view=told.node.view)
+def of_doctor(reports: NodeReports) -> str:
+    evidence = replace(gather(reports.node.kernel, around()), view=reports.node.view)
     found = diagnose(evidence)
     assert found.level is Level.ERROR
-    return told.text_of(lambda: diagnosis.report(found, every=False))
+    return reports.text_of(lambda: diagnosis.report(found, every=False))
 
 
-def why(told: SchedulerReport, target: str) -> str:
-    evidence = replace(gather(told.node.kernel, around()), view=told.node.view)
-    return told.text_of(lambda: diagnosis.way(walk(evidence, target)))
+def of_explain(reports: NodeReports, target: str) -> str:
+    evidence = replace(gather(reports.node.kernel, around()), view=reports.node.view)
+    return reports.text_of(lambda: diagnosis.way(walk(evidence, target)))
 
 
-def state_label(told: SchedulerReport) -> str:
-    agent = told.node.agent
-    of_vgpus = told.case.state == "vgpus"
+def state_label(reports: NodeReports) -> str:
+    agent = reports.node.agent
+    of_vgpus = reports.case.state == "vgpus"
     states, names = (agent.vgpu_states, OF_VGPUS) if of_vgpus else (agent.workload_states, OF_WORKLOAD)
     keys = state_keys(states.get(), names)
     return (keys.annotations.get(names.annotation) or "") if keys.labels == {names.label: "failed"} else str(keys)
 
 
-def ready(told: SchedulerReport) -> str:
-    (found,) = (one for one in told.after.conditions if one.type == READY)
-    return found.message if (found.status, found.reason) == ("False", told.case.code) else str(found)
+def ready(reports: NodeReports) -> str:
+    (found,) = (one for one in reports.after.conditions if one.type == READY)
+    return found.message if (found.status, found.reason) == ("False", reports.case.code) else str(found)
 
 
-def of_policy(told: SchedulerReport, kind: str) -> str:
-    progress = told.decided.progress
+def of_policy(reports: NodeReports, kind: str) -> str:
+    progress = reports.decided.progress
     status = policy_status_of(progress, Metadata(name="cluster-policy"), None, "gpuvirt", AT)
     assert (status.state, status.nodes and status.nodes.invalid, status.nodes and status.nodes.ready) == (
         "notReady", 1, 0,
@@ -252,56 +252,58 @@ def of_policy(told: SchedulerReport, kind: str) -> str:
     return next((one.message for one in status.conditions if one.type == kind), "no such condition")
 
 
-def status_rows(told: SchedulerReport) -> str:
+def status_rows(reports: NodeReports) -> str:
     deploy = {f"{DEPLOY}{one}": "true" for one in SETS[Workload.VGPU]}
     labelled = node("vm-vgpu", gpu_present="true")
     found = msgspec.structs.replace(
         labelled, metadata=msgspec.structs.replace(labelled.metadata, labels={**labelled.metadata.labels, **deploy})
     )
-    rows = report.rows([found], {"node01": GpuNode(metadata=Metadata(name="node01"), status=told.after)}, ())
-    return " ".join(one.detail for one in rows if not one.ready and one.state == told.case.code)
+    rows = report.rows([found], {"node01": GpuNode(metadata=Metadata(name="node01"), status=reports.after)}, ())
+    return " ".join(one.detail for one in rows if not one.ready and one.state == reports.case.code)
 
 
-OUTLETS: Mapping[str, Callable[[SchedulerReport], str]] = {
-    "the agent's log": lambda told: told.log,
-    "the agent's metric": lambda told: of_metric(metrics.page(told.node.view, told.node.agent.telemetry), told.case),
+OUTLETS: Mapping[str, Callable[[NodeReports], str]] = {
+    "the agent's log": lambda reports: reports.log,
+    "the agent's metric": lambda reports: of_metric(
+        metrics.page(reports.node.view, reports.node.agent.telemetry), reports.case
+    ),
     "node.json": from_file,
-    "gpuvirt devices": lambda told: told.text_of(lambda: render.devices(told.node.view, every=False)),
-    "gpuvirt doctor": looked_at,
-    "gpuvirt why ADDRESS": lambda told: why(told, told.node.view.gpus[0].address),
-    "gpuvirt why RESOURCE": lambda told: why(told, "nvidia.com/GRID_T4-2Q"),
+    "gpuvirt devices": lambda reports: reports.text_of(lambda: render.devices(reports.node.view, every=False)),
+    "gpuvirt doctor": of_doctor,
+    "gpuvirt why ADDRESS": lambda reports: of_explain(reports, reports.node.view.gpus[0].address),
+    "gpuvirt why RESOURCE": lambda reports: of_explain(reports, "nvidia.com/GRID_T4-2Q"),
     "the state label": state_label,
     "the GpuNode's Ready": ready,
-    "the GpuNode's status.invalid": lambda told: " ".join(
-        f"{one.where} {one.message}" for one in told.after.invalid if one.origin == told.case.origin
+    "the GpuNode's status.invalid": lambda reports: " ".join(
+        f"{one.where} {one.message}" for one in reports.after.invalid if one.origin == reports.case.origin
     ),
-    "an event of the GpuNode": lambda told: " ".join(
-        one.note for one in events_between(told.before, told.after) if one.reason == told.case.code
+    "an event of the GpuNode": lambda reports: " ".join(
+        one.note for one in events_between(reports.before, reports.after) if one.reason == reports.case.code
     ),
-    "an event of a GpuNode that is new": lambda told: " ".join(
-        one.note for one in events_between(None, told.after) if one.reason == told.case.code
+    "an event of a GpuNode that is new": lambda reports: " ".join(
+        one.note for one in events_between(None, reports.after) if one.reason == reports.case.code
     ),
-    "an event of the Node": lambda told: " ".join(
-        one.event.note for one in told.decided.announcements if one.about.kind == "Node"
+    "an event of the Node": lambda reports: " ".join(
+        one.event.note for one in reports.decided.announcements if one.about.kind == "Node"
     ),
-    "an event of the ClusterPolicy": lambda told: " ".join(
-        one.event.note for one in told.decided.announcements if one.about.kind == "ClusterPolicy"
+    "an event of the ClusterPolicy": lambda reports: " ".join(
+        one.event.note for one in reports.decided.announcements if one.about.kind == "ClusterPolicy"
     ),
-    "the ClusterPolicy's Ready": lambda told: of_policy(told, "Ready"),
-    "the ClusterPolicy's condition": lambda told: of_policy(told, INVALID),
-    "the controller's metric": lambda told: of_metric(
-        "\n".join(line for lines in controllermetrics.of_decisions(told.decided) for line in lines), told.case
+    "the ClusterPolicy's Ready": lambda reports: of_policy(reports, "Ready"),
+    "the ClusterPolicy's condition": lambda reports: of_policy(reports, INVALID),
+    "the controller's metric": lambda reports: of_metric(
+        "\n".join(line for lines in controllermetrics.of_decisions(reports.decided) for line in lines), reports.case
     ),
-    "the controller's log": lambda told: told.controller_log,
+    "the controller's log": lambda reports: reports.controller_log,
     "gpuvirt status": status_rows,
-    "gpuvirt status, its list": lambda told: " ".join(
-        one.text for one in of_node("node01", None, GpuNode(metadata=Metadata(name="node01"), status=told.after))
+    "gpuvirt status, its list": lambda reports: " ".join(
+        one.text for one in of_node("node01", None, GpuNode(metadata=Metadata(name="node01"), status=reports.after))
     ),
 }
 
 
 async def observed(agent: SimNode, request: NodeRequest) -> None:
-    """Have the agent hear what is wanted, and give it the time that it takes."""
+    """Give the agent a desired state, and the time to apply it."""
     agent.agent.take_request(request)
     for _ in range(4):
         await agent.advance(5)
@@ -309,19 +311,19 @@ async def observed(agent: SimNode, request: NodeRequest) -> None:
 
 
 def policy_of(status: Status) -> Decisions:
-    """Return what a controller decides of a cluster whose one node has this status."""
+    """Return a controller's decisions for a cluster whose only node has this status."""
     owned = OwnedGpuNode(metadata=OwnedMetadata(name="node01"), status=status)
     return Scene(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(HOME)
 
 
-def silent(told: SchedulerReport, outlets: Iterable[str]) -> dict[str, str]:
-    """Return the outlets that don't say all, each with what it says."""
-    said = {name: " ".join(OUTLETS[name](told).split()) for name in outlets}
-    return {name: text for name, text in said.items() if not all(one in text for one in told.case.says)}
+def incomplete_outlets(reports: NodeReports, outlets: Iterable[str]) -> dict[str, str]:
+    """Return the outlets with an incomplete report, each with its text."""
+    said = {name: " ".join(OUTLETS[name](reports).split()) for name in outlets}
+    return {name: text for name, text in said.items() if not all(one in text for one in reports.case.says)}
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_every_outlet_says_what_is_invalid(
+async def test_every_outlet_reports_an_invalid_desired_state(
     name: str, simulated: Simulated, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     case, kernel = CASES[name], simulated(CASES[name].host)
@@ -334,7 +336,7 @@ async def test_every_outlet_says_what_is_invalid(
         caplog.clear()
         since = agent.view.invalid
         await observed(agent, case.bad)
-        assert kernel.writes == [], "what is invalid changes nothing"
+        assert kernel.writes == [], "an invalid desired state changes nothing"
         log = "" if since else caplog.text
         await agent.advance(30)
         warned = [one for one in caplog.records if one.getMessage().startswith("desired state: ")]
@@ -343,18 +345,18 @@ async def test_every_outlet_says_what_is_invalid(
         decided = policy_of(after)
         caplog.clear()
         log_invalid((), decided.progress.invalid)
-        told = SchedulerReport(agent, tmp_path, log, before, after, decided, caplog.text, case)
+        reports = NodeReports(agent, tmp_path, log, before, after, decided, caplog.text, case)
         as_from_the_start = {"the agent's log", "an event of the GpuNode"} if since else set[str]()
-        assert silent(told, OUTLETS.keys() - as_from_the_start) == {}
+        assert incomplete_outlets(reports, OUTLETS.keys() - as_from_the_start) == {}
 
 
 def none_here(case: Case) -> Case:
-    """Return the case of a config that is for other GPUs than the one that is named for mode vgpu."""
+    """Return the case of a config for other GPUs than the GPU that is named for mode vgpu."""
     text = "version: v1\nvgpu-configs: {none-here: [{devices: [1], vgpu-devices: {T4-8Q: 2}}]}\n"
     return replace(case, bad=labels("none-here").updated(config_map(text)))
 
 
-async def test_what_is_mended_is_reported_no_more(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_corrected_desired_state_is_no_longer_reported(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xT4"), tmp_path, VGPU) as agent:
         await observed(agent, NOTHING.updated(labels("nonsense2")))
         ill = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
@@ -369,10 +371,10 @@ async def test_what_is_mended_is_reported_no_more(simulated: Simulated, tmp_path
         }
 
 
-async def test_what_ran_goes_on_and_drift_is_mended_while_a_label_is_invalid(
+async def test_the_last_good_state_is_kept_and_drift_is_corrected_while_a_label_is_invalid(
     simulated: Simulated, tmp_path: Path
 ) -> None:
-    """After a restart, too: the last good state is kept on disk, the label is heard again."""
+    """After a restart, too: the last good state is on disk, and the agent observes the label again."""
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as agent:
         await observed(agent, NOTHING.updated(labels("T4-8Q")))

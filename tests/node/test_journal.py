@@ -1,4 +1,4 @@
-"""The ledger on disk: torn, foreign, newer, unwritable."""
+"""The ledger on disk: truncated, of another format, of a newer version, not writable."""
 
 import stat
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.simnode import running_node
 from tests.simulated import Simulated
 
 
-def test_what_is_written_is_read() -> None:
+def test_a_written_ledger_is_read_back() -> None:
     assert journal.decode(journal.encode(LEDGER)) == (LEDGER, Unknown())
 
 
@@ -30,7 +30,7 @@ def test_fields_of_a_newer_version_are_kept() -> None:
 
 
 @given(st.integers(0, len(journal.encode(LEDGER)) - 2))
-def test_a_torn_file_is_refused(length: int) -> None:
+def test_a_truncated_file_is_refused(length: int) -> None:
     with pytest.raises(DamagedError):
         journal.decode(journal.encode(LEDGER)[:length])
 
@@ -46,12 +46,12 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(place: int, mask: int) -> N
 
 
 @given(st.binary(max_size=200))
-def test_anything_else_is_refused(content: bytes) -> None:
+def test_arbitrary_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(DamagedError):
         journal.decode(content)
 
 
-async def test_a_damaged_file_is_put_aside_and_the_agent_goes_on(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_damaged_ledger_is_moved_aside_and_the_agent_starts(simulated: Simulated, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_bytes(b"torn")
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert node.offered[A10][FIRST] is True
@@ -61,22 +61,20 @@ async def test_a_damaged_file_is_put_aside_and_the_agent_goes_on(simulated: Simu
         assert node.view.notes == ()
 
 
-async def test_a_folder_that_cannot_be_written_is_a_note_that_goes_when_it_can(
-    simulated: Simulated, tmp_path: Path
-) -> None:
+async def test_a_folder_that_cannot_be_written_is_reported_until_it_can(simulated: Simulated, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the folder should be")
     async with running_node(simulated("2xA10"), blocked) as node:
         notes = {note.code for note in node.view.notes}
         assert notes == {ReasonCode.LEDGER_NOT_WRITTEN, ReasonCode.CDI_NOT_WRITTEN}
-        assert node.allocate(A10, [FIRST]), "an answer to the kubelet does not wait for our disk"
+        assert node.allocate(A10, [FIRST]), "Allocate answers even if the ledger can't be written"
         blocked.unlink()
         await node.advance(30)
         assert node.view.notes == ()
     assert (blocked / "ledger.json").exists()
 
 
-async def test_what_was_given_is_on_disk_when_the_agent_ends(simulated: Simulated, tmp_path: Path) -> None:
+async def test_allocations_are_on_disk_when_the_agent_ends(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xA10"), tmp_path) as node:
         node.allocate(A10, [FIRST])
     ledger, _ = journal.decode((tmp_path / "ledger.json").read_bytes())
@@ -84,7 +82,7 @@ async def test_what_was_given_is_on_disk_when_the_agent_ends(simulated: Simulate
     assert ledger.first_names == {"10de:2236": "GA102GL_A10"}
 
 
-def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically_with_mode_0600(tmp_path: Path) -> None:
     path = tmp_path / "new/ledger.json"
     replace_file(path, b"one")
     replace_file(path, b"two")

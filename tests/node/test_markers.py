@@ -1,4 +1,4 @@
-"""Whether a node is ready for its work, and the files that say so."""
+"""The conditions of a node's workload, and the marker files for other operands."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def unready(node: SimNode) -> dict[Check, ReasonCode]:
         ("4xL40S", Workload.VGPU, ["vgpu-devices-ready", "vgpu-manager-ready", "workload-type"]),
     ],
 )
-async def test_what_a_host_is_ready_for(
+async def test_the_marker_files_of_each_workload(
     simulated: Simulated, tmp_path: Path, name: str, workload: Workload, files: list[str]
 ) -> None:
     folder = tmp_path / "validations"
@@ -41,7 +41,9 @@ async def test_what_a_host_is_ready_for(
     assert (folder / "workload-type").read_text() == f"{workload}\n"
 
 
-async def test_the_files_follow_the_host_and_leave_others_alone(simulated: Simulated, tmp_path: Path) -> None:
+async def test_markers_follow_the_host_and_leave_files_of_other_programs_alone(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel, folder = simulated("2xA10"), tmp_path / "validations"
     folder.mkdir()
     (folder / "driver-ready").touch()
@@ -61,7 +63,7 @@ async def test_the_files_follow_the_host_and_leave_others_alone(simulated: Simul
         assert (folder / "vfio-pci-ready").exists()
 
 
-async def test_gpus_that_are_for_containers_do_not_count(simulated: Simulated, tmp_path: Path) -> None:
+async def test_gpus_for_containers_do_not_make_a_node_unready(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     kernel.rebind(FIRST, "nvidia")
     settings = Settings(mode=DesiredMode.PASSTHROUGH, modes={FIRST: DesiredMode.CONTAINER})
@@ -69,7 +71,7 @@ async def test_gpus_that_are_for_containers_do_not_count(simulated: Simulated, t
         assert unready(node) == {}
 
 
-async def test_a_node_for_vgpus_without_any(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_node_for_vgpus_without_vgpus_is_unready(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xA10"), tmp_path, Settings(mode=DesiredMode.VGPU)) as node:
         assert unready(node) == {
             Check.VGPU_MANAGER: ReasonCode.NO_VGPUS,
@@ -77,7 +79,7 @@ async def test_a_node_for_vgpus_without_any(simulated: Simulated, tmp_path: Path
         }
 
 
-async def test_a_manager_on_the_host_has_a_file_of_its_own(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_vgpu_manager_on_the_host_has_its_own_marker(simulated: Simulated, tmp_path: Path) -> None:
     folder, system = tmp_path / "validations", tmp_path / "system"
     (system / "usr/bin").mkdir(parents=True)
     (system / "usr/bin/nvidia-smi").touch()
@@ -87,7 +89,7 @@ async def test_a_manager_on_the_host_has_a_file_of_its_own(simulated: Simulated,
     assert not (folder / "vgpu-manager-ready").exists()
 
 
-async def test_a_folder_that_cannot_be_written_ends_nothing(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_raises_no_error(simulated: Simulated, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     async with running_node(simulated("2xA10"), tmp_path) as node:
         Markers(tmp_path / "file/validations", tmp_path).write(node.view)

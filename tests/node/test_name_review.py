@@ -1,4 +1,4 @@
-"""A new resource waits for the controller's word on its name; what was offered before goes on as the disk says."""
+"""A new resource waits for the controller's review of its name; a resource on disk is registered at once."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -40,18 +40,18 @@ def controlled(kernel: SimKernel, folder: Path) -> AbstractAsyncContextManager[S
     return running_node(kernel, folder, hears_spec=True, awaits_controller=True)
 
 
-async def test_a_new_resource_waits_for_its_review_and_says_so(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_new_resource_waits_for_its_review_and_reports_why(simulated: Simulated, tmp_path: Path) -> None:
     async with controlled(simulated("2xA10"), tmp_path) as node:
         node.agent.take_request(NodeRequest(spec=Observed(None)))
         await node.advance(10)
         (resource,) = node.view.resources
         assert (resource.devices, resource.withheld) == ((), True)
-        assert resource.pci_vendor_selectors == ("10DE:2236",), "by these the controller compares it"
+        assert resource.pci_vendor_selectors == ("10DE:2236",), "the controller compares the resource by its selectors"
         assert resource.not_registered_because is not None
         assert resource.not_registered_because.code is ReasonCode.AWAITS_CONTROLLER
         node.agent.take_request(reviewed())
         await node.settle()
-        assert not registers(node), "a spec that does not list it has not seen it"
+        assert not registers(node), "the controller has not reviewed a resource that the spec does not list"
         node.agent.take_request(reviewed(A10))
         await node.settle()
         assert registers(node)
@@ -70,11 +70,11 @@ async def test_a_resource_that_kubevirt_offers_is_never_registered(simulated: Si
         ]
     async with controlled(simulated("2xA10"), tmp_path) as node:
         await node.advance(600)
-        assert not registers(node), "the word on disk counts while nobody answers"
+        assert not registers(node), "the review on disk counts while no controller answers"
         assert notes(node) == []
 
 
-async def test_the_wait_is_bounded_and_a_silent_controller_is_told(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_wait_is_bounded_and_a_silent_controller_is_reported(simulated: Simulated, tmp_path: Path) -> None:
     async with controlled(simulated("2xA10"), tmp_path) as node:
         await node.advance(BOUND_S - 2)
         assert not registers(node)
@@ -85,21 +85,23 @@ async def test_the_wait_is_bounded_and_a_silent_controller_is_told(simulated: Si
         assert "within 30 s" in note.text
         node.agent.take_request(reviewed(A10, withheld=(FOREIGN,)))
         await node.settle()
-        assert not registers(node), "late, and obeyed"
+        assert not registers(node), "a late review counts, too"
         assert notes(node) == []
 
 
-async def test_after_a_restart_what_was_offered_is_offered_at_once(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_registered_resource_is_registered_at_once_after_a_restart(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert registers(node), "no controller, no wait"
     async with controlled(simulated("2xA10"), tmp_path) as node:
-        assert registers(node), "its VMs run by it"
+        assert registers(node), "running VMs use the resource"
         await node.advance(BOUND_S + 1)
         assert registers(node)
         assert notes(node) == []
 
 
-async def test_what_was_only_waited_for_is_new_after_a_restart_too(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_resource_without_a_review_waits_again_after_a_restart(simulated: Simulated, tmp_path: Path) -> None:
     for _ in range(2):
         async with controlled(simulated("2xA10"), tmp_path) as node:
             node.hold(A10, "0000:65:00.0")
@@ -108,7 +110,7 @@ async def test_what_was_only_waited_for_is_new_after_a_restart_too(simulated: Si
             assert not registers(node) or all(one.withheld for one in node.view.resources)
 
 
-async def test_a_spec_with_reviews_on_disk_tells_of_a_controller(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_spec_with_reviews_on_disk_makes_new_resources_wait(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xT4"), tmp_path, hears_spec=True) as node:
         node.agent.take_request(reviewed("nvidia.com/other"))
         names = {one.name for one in node.view.resources}
@@ -121,7 +123,7 @@ async def test_a_spec_with_reviews_on_disk_tells_of_a_controller(simulated: Simu
         assert all(registers(node, name) for name in names if node.offered[name])
 
 
-async def test_without_the_kind_nobody_waits(simulated: Simulated, tmp_path: Path) -> None:
+async def test_no_resource_waits_where_the_crd_is_absent(simulated: Simulated, tmp_path: Path) -> None:
     async with controlled(simulated("2xA10"), tmp_path) as node:
         assert not registers(node)
         node.agent.observe_kind(there=False)
@@ -146,8 +148,8 @@ SPECS = st.none() | st.builds(
 async def test_only_undecided_new_names_wait_and_never_longer_than_the_bound(
     life: list[tuple[set[ResourceName], set[ResourceName], NodeSpec | None, float]], expected: bool
 ) -> None:
-    clock, told = SimClock(), dict[str, Reason | None]()
-    review = NameReview(clock, BOUND_S, lambda: None, told.__setitem__, expected=expected)
+    clock, reported = SimClock(), dict[str, Reason | None]()
+    review = NameReview(clock, BOUND_S, lambda: None, reported.__setitem__, expected=expected)
     since: dict[ResourceName, float] = {}
     for names, before, spec, pause_s in life:
         review.spec = spec
@@ -159,6 +161,6 @@ async def test_only_undecided_new_names_wait_and_never_longer_than_the_bound(
         now_s = clock.monotonic_s()
         since = {name: since.get(name, now_s) for name in waiting}
         assert all(now_s - one < BOUND_S for one in since.values())
-        overdue = told["controller"]
+        overdue = reported["controller"]
         assert overdue is None or not waiting & set(overdue.subject.split(", "))
         await clock.advance(pause_s)

@@ -1,4 +1,4 @@
-"""What another plugin allocates in the middle of a change is left alone from the change's next step on."""
+"""The next step of a change leaves alone the devices that another plugin has allocated since the change began."""
 
 from pathlib import Path
 
@@ -45,7 +45,9 @@ async def pass_operations(node: SimNode, count: int) -> None:
 
 
 @pytest.mark.parametrize("operation", [1, 3, 5])
-async def test_a_gpu_that_a_container_gets_in_mid_change(simulated: Simulated, tmp_path: Path, operation: int) -> None:
+async def test_a_gpu_that_a_container_gets_during_a_change_keeps_its_driver(
+    simulated: Simulated, tmp_path: Path, operation: int
+) -> None:
     kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path, MODES) as node:
         await mode(node, "container")
@@ -74,7 +76,9 @@ def unbound(kernel: SimKernel) -> list[str]:
 
 
 @pytest.mark.parametrize("operation", [1, 4, 7])
-async def test_a_change_stops_when_the_record_is_not_read(simulated: Simulated, tmp_path: Path, operation: int) -> None:
+async def test_a_change_stops_while_the_checkpoint_cannot_be_read(
+    simulated: Simulated, tmp_path: Path, operation: int
+) -> None:
     kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path, MODES) as node:
         await mode(node, "container")
@@ -96,7 +100,7 @@ async def test_a_change_stops_when_the_record_is_not_read(simulated: Simulated, 
 
 
 @pytest.mark.parametrize("removed", [0, 1, 3])
-async def test_a_vgpu_that_another_plugin_gives_away_in_mid_change(
+async def test_a_vgpu_that_another_plugin_allocates_during_a_change_is_not_removed(
     simulated: Simulated, tmp_path: Path, removed: int
 ) -> None:
     kernel = simulated("2xA10-vgpu")

@@ -1,4 +1,4 @@
-"""The agent carves GPUs by the node's label: what is to go is withdrawn first, what is in use is waited for."""
+"""The agent creates the vGPUs of the node's label: it withdraws a vGPU before it removes it, and waits for VMs."""
 
 from collections import Counter
 from pathlib import Path
@@ -27,7 +27,7 @@ def notes(node: SimNode) -> set[ReasonCode]:
 
 
 async def want(node: SimNode, name: str | None) -> None:
-    """Have the node's label name a config, and no ConfigMap be there."""
+    """Set the node's label to the name of a config, without a ConfigMap."""
     node.agent.take_request(NodeRequest(Observed(name), Observed(None)))
     await node.advance(2)
     await node.report_account()
@@ -35,16 +35,16 @@ async def want(node: SimNode, name: str | None) -> None:
 
 
 def state(node: SimNode) -> StateName | None:
-    told = node.agent.vgpu_states.get()
-    return told.name if told is not None else None
+    published = node.agent.vgpu_states.get()
+    return published.name if published is not None else None
 
 
-async def test_a_label_is_followed_and_what_is_offered_follows(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_label_sets_the_vgpus_and_the_offered_resources(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-4Q")
         assert types(kernel) == {"T4-4Q": 16}
-        assert {gpu.desired for gpu in node.view.gpus} == {"vgpu"}, "not the driver that this needs"
+        assert {gpu.desired for gpu in node.view.gpus} == {"vgpu"}, "the desired mode, not the driver that it needs"
         assert {name: len(devices) for name, devices in node.offered.items() if devices} == {T4_4Q: 16}
         assert state(node) is StateName.SUCCESS
         await want(node, "T4-8Q")
@@ -54,7 +54,9 @@ async def test_a_label_is_followed_and_what_is_offered_follows(simulated: Simula
         assert node.agent.telemetry.moves["vgpus", "done"] == 8
 
 
-async def test_no_label_means_default_and_unknown_means_as_before(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_absent_label_means_the_default_and_an_unknown_label_changes_nothing(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("4xT4")
     before = types(kernel)
     async with running_node(kernel, tmp_path, VGPU) as node:
@@ -70,7 +72,7 @@ async def test_no_label_means_default_and_unknown_means_as_before(simulated: Sim
         assert (kernel.writes, state(node)) == ([], StateName.SUCCESS)
 
 
-async def test_a_pods_vgpu_stays_and_its_place_is_with_vgpus_when_it_ends(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_allocated_vgpu_is_replaced_only_after_its_pod_ends(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
@@ -85,7 +87,7 @@ async def test_a_pods_vgpu_stays_and_its_place_is_with_vgpus_when_it_ends(simula
         assert state(node) is StateName.PENDING
         assert notes(node) == {ReasonCode.VGPU_IN_USE}
         assert any("pod default/vm-a" in note.text for note in node.view.notes)
-        assert node.offered[T4_8Q] == {mine: False}, "it stays listed, and is given to nobody else"
+        assert node.offered[T4_8Q] == {mine: False}, "the vGPU stays listed, and no other pod gets it"
         kernel.end_vm(guest)
         node.free(mine)
         await node.report_account()
@@ -95,17 +97,17 @@ async def test_a_pods_vgpu_stays_and_its_place_is_with_vgpus_when_it_ends(simula
         assert (state(node), notes(node)) == (StateName.SUCCESS, set())
 
 
-async def test_nothing_goes_before_the_kubelet_was_observed_to_count_it_no_more(
-    simulated: Simulated, tmp_path: Path
-) -> None:
-    """A pod can be admitted by what the kubelet counts, whatever list it was sent."""
+async def test_no_vgpu_is_removed_while_the_kubelet_still_counts_it(simulated: Simulated, tmp_path: Path) -> None:
+    """The kubelet may admit a pod by its old count, whatever list the agent has sent."""
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         mine = of(kernel, FIRST)[0]
         node.agent.take_request(NodeRequest(config=Observed("T4-4Q")))
         await node.advance(60)
-        assert types(kernel) == {"T4-8Q": 8}, "who has what was not heard since they were withdrawn"
+        assert types(kernel) == {"T4-8Q": 8}, (
+            "the kubelet has not reported the allocations since the agent withdrew the vGPUs"
+        )
         assert node.offered[T4_8Q] == {}
         node.count(T4_8Q, mine)
         await node.report_account()
@@ -118,26 +120,26 @@ async def test_nothing_goes_before_the_kubelet_was_observed_to_count_it_no_more(
         assert types(kernel) == {"T4-4Q": 16}
 
 
-async def test_a_config_that_cannot_be_is_reported_and_touches_nothing(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_impossible_config_is_reported_and_changes_nothing(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         kernel.writes.clear()
-        for name, said in (
-            ("T4-5Q", "but no vGPU config has this name"),
-            ("A10-4Q", "selects no GPU of this node"),
+        for name, text in (
+            ("T4-5Q", "is the name of no vGPU config"),
+            ("A10-4Q", "is for no GPU of this node"),
         ):
             await want(node, name)
-            told = node.agent.vgpu_states.get()
-            assert told is not None
-            assert told.name is StateName.FAILED
-            assert said in told.reason
+            published = node.agent.vgpu_states.get()
+            assert published is not None
+            assert published.name is StateName.FAILED
+            assert text in published.reason
         assert kernel.writes == []
         await want(node, "T4-4Q")
         assert state(node) is StateName.SUCCESS
 
 
-async def test_configs_that_cannot_be_read_leave_those_from_before(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_unreadable_config_map_keeps_the_configs_of_before(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
 
     async def observe(node: SimNode, text: str | None) -> None:
@@ -168,7 +170,7 @@ async def test_configs_that_cannot_be_read_leave_those_from_before(simulated: Si
         assert notes(node) == set()
 
 
-async def test_drift_is_corrected(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_vgpu_that_another_program_removed_is_created_again(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-4Q")
@@ -178,7 +180,7 @@ async def test_drift_is_corrected(simulated: Simulated, tmp_path: Path) -> None:
         assert of(kernel, FIRST) == before
 
 
-async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(simulated: Simulated, tmp_path: Path) -> None:
+async def test_vgpus_have_the_same_ids_after_a_reboot(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-4Q")
@@ -198,7 +200,7 @@ async def test_after_a_reboot_vgpus_come_back_with_the_ids_that_pods_have(simula
         assert {gpu: of(again, gpu) for gpu in scan(again).vgpu_hosts} == before
 
 
-async def test_gpus_without_a_manager_are_not_with_vgpus(simulated: Simulated, tmp_path: Path) -> None:
+async def test_no_vgpus_are_created_on_gpus_without_mode_vgpu(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         before = types(kernel)
@@ -206,7 +208,7 @@ async def test_gpus_without_a_manager_are_not_with_vgpus(simulated: Simulated, t
         assert (types(kernel), state(node)) == (before, None)
 
 
-async def test_single_gpus_can_be_with_vgpus_beside_whole_ones(simulated: Simulated, tmp_path: Path) -> None:
+async def test_vgpus_and_passthrough_on_gpus_of_the_same_node(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     settings = Settings(modes={FIRST: DesiredMode.VGPU, "0000:86:00.0": DesiredMode.PASSTHROUGH})
     async with running_node(kernel, tmp_path, settings) as node:
@@ -231,7 +233,7 @@ vgpu-configs:
     ("name", "text", "then"),
     [("2xA10-vgpu", SIZES, {"A10-12Q": 1, "A10-4Q": 1}), ("2xA30", PARTS, {"A30-1-6C": 4})],
 )
-async def test_modes_are_switched_where_a_config_asks_for_them(
+async def test_the_mode_of_a_gpu_is_switched_where_a_config_needs_it(
     simulated: Simulated, tmp_path: Path, name: str, text: str, then: dict[str, int]
 ) -> None:
     kernel = simulated(name)
@@ -247,4 +249,4 @@ async def test_modes_are_switched_where_a_config_asks_for_them(
         assert Counter(str(one.type).rpartition(" ")[2] for one in host.live) == then
         asked = len(tools.commands)
         await node.advance(120)
-        assert len(tools.commands) == asked, "what is met is not asked for again and again"
+        assert len(tools.commands) == asked, "the agent does not set a mode that the GPU has already"

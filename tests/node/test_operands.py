@@ -1,4 +1,4 @@
-"""An agent that carves beside another's device plugin: that one is away meanwhile, and at no other time."""
+"""An agent changes vGPUs beside NVIDIA's device plugin: the plugin is stopped during a change, and only then."""
 
 import asyncio
 import errno
@@ -31,14 +31,14 @@ RUNNING, ENDING, GONE = OperandsObserved((PLUGIN,), (POD,)), OperandsObserved(()
 
 
 def state(agent: Agent) -> tuple[StateName, str]:
-    told = agent.vgpu_states.get()
-    assert told is not None
-    return told.name, told.reason
+    published = agent.vgpu_states.get()
+    assert published is not None
+    return published.name, published.reason
 
 
 @asynccontextmanager
 async def vgpu_host(kernel: SimKernel, folder: Path) -> AsyncIterator[SimNode]:
-    """Run an agent that only changes vGPUs, and has created what is desired: 8 vGPUs of T4-8Q."""
+    """Run an agent that only changes vGPUs, and has created the desired 8 vGPUs of T4-8Q."""
     async with running_node(kernel, folder, VGPU, vgpus_only=True) as node:
         node.agent.observe_operands(GONE)
         await want(node, "T4-8Q")
@@ -58,7 +58,9 @@ async def want(node: SimNode, name: str) -> None:
     await node.advance(20)
 
 
-async def test_nothing_is_offered_and_nothing_moved(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_agent_for_vgpus_only_offers_no_resource_and_changes_no_driver(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("2xA10")
     drivers = {one.address: one.driver for one in scan(kernel).functions.values()}
     async with running_node(kernel, tmp_path, VGPU, vgpus_only=True) as node:
@@ -69,7 +71,7 @@ async def test_nothing_is_offered_and_nothing_moved(simulated: Simulated, tmp_pa
     assert {one.address: one.driver for one in scan(kernel).functions.values()} == drivers
 
 
-async def test_nothing_is_with_vgpus_before_the_plugin_is_gone_and_the_kubelet_says_so(
+async def test_no_vgpu_is_changed_before_the_plugin_has_stopped_and_the_kubelet_counts_no_vgpu(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
@@ -86,7 +88,9 @@ async def test_nothing_is_with_vgpus_before_the_plugin_is_gone_and_the_kubelet_s
         node.agent.observe_operands(GONE)
         await node.report_account()
         await node.advance(1)
-        assert "AllocationsUnknown" in state(node.agent)[1], "one reading may be older than the plugin's last answer"
+        assert "AllocationsUnknown" in state(node.agent)[1], (
+            "a single reading may be older than the plugin's last answer"
+        )
         await node.advance(4)
         await node.report_account()
         assert "StillAllocatable" in state(node.agent)[1]
@@ -99,7 +103,9 @@ async def test_nothing_is_with_vgpus_before_the_plugin_is_gone_and_the_kubelet_s
         assert state(node.agent) == (StateName.SUCCESS, "")
 
 
-async def test_a_plugin_is_not_taken_away_for_what_is_known_to_fail(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_plugin_is_not_stopped_for_a_change_that_is_known_to_fail(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
         for vgpu in kernel.mdev.devices:
@@ -117,7 +123,7 @@ async def test_a_plugin_is_not_taken_away_for_what_is_known_to_fail(simulated: S
         assert kernel.writes == []
 
 
-async def test_a_plugin_that_does_not_go_comes_back_and_is_asked_again_later(
+async def test_a_plugin_that_does_not_stop_may_start_again_and_is_stopped_later(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
@@ -129,7 +135,7 @@ async def test_a_plugin_that_does_not_go_comes_back_and_is_asked_again_later(
             await node.report_account()
             await node.advance(10)
             away.append(node.agent.operands_away.get())
-        assert set(away) == {True, False}, "it is let back for a while, and then asked again"
+        assert set(away) == {True, False}, "the plugin may start again for a while, and is then asked to stop again"
         assert state(node.agent)[0] is StateName.PENDING
         assert POD in state(node.agent)[1]
         assert kernel.writes == []
@@ -141,7 +147,9 @@ async def test_a_plugin_that_does_not_go_comes_back_and_is_asked_again_later(
         assert not node.agent.operands_away.get()
 
 
-async def test_what_a_pod_has_keeps_no_plugin_away(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_plugin_starts_again_while_the_rest_of_a_change_waits_for_a_vm(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
         mine = of(kernel, FIRST)[0]
@@ -161,7 +169,7 @@ async def test_what_a_pod_has_keeps_no_plugin_away(simulated: Simulated, tmp_pat
         assert types(kernel) == {"T4-4Q": 16}
 
 
-async def test_an_agent_that_restarts_lets_the_plugin_back_where_nothing_is_to_be_done(
+async def test_a_restarted_agent_without_a_change_to_make_lets_the_plugin_start(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
@@ -176,7 +184,7 @@ async def test_an_agent_that_restarts_lets_the_plugin_back_where_nothing_is_to_b
 
 
 class Operator:
-    """NVIDIA's operator, as far as it takes its device plugin away and brings it back."""
+    """NVIDIA's operator, as far as it stops and starts its device plugin."""
 
     def __init__(self, vgpu_host: Agent, kernel: SimKernel, kubelet: SimKubelet, folder: Path) -> None:
         self.vgpu_host = vgpu_host
@@ -202,7 +210,9 @@ class Operator:
             await until(lambda: not self.vgpu_host.operands_away.get())
 
 
-async def test_beside_a_plugin_and_a_kubelet_the_resources_of_the_node_change(short_path: Path, tmp_path: Path) -> None:
+async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubelet(
+    short_path: Path, tmp_path: Path
+) -> None:
     kernel = build_host(load_host("4xT4"), where="4xT4")
     options = replace(
         options_for(kernel, short_path, Settings(mode=DesiredMode.VGPU, vgpu_config="T4-8Q")),

@@ -1,4 +1,4 @@
-"""GPUs that other device plugins gave to pods: mapped by whatever ids, and left alone by the agent."""
+"""GPUs that other device plugins allocated: the agent maps their device ids to GPUs, and leaves these GPUs alone."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,7 +50,7 @@ def show_instances(kernel: SimKernel, instances: Mapping[int, list[str]]) -> Non
         ("nvidia.com/TU104GL_TESLA_T4", "{group}"),
     ],
 )
-def test_an_id_that_is_known_is_that_gpu(simulated: Simulated, resource: str, device: str) -> None:
+def test_device_ids_of_nvidias_plugin_are_mapped_to_their_gpu(simulated: Simulated, resource: str, device: str) -> None:
     kernel = simulated("4xT4")
     uuid, group = gpu_uuid(FREE_T4), scan(kernel).functions[FREE_T4].iommu_group
     show_instances(kernel, {0: [], 1: [], 2: ["gi1"], 3: []})
@@ -66,7 +66,7 @@ def test_a_mig_device_may_be_on_any_gpu_with_instances(simulated: Simulated) -> 
     assert set(mapped(kernel, "nvidia.com/mig-1g.5gb", MIG).functions) == {T4, PciAddress("0000:af:00.0")}
 
 
-def test_an_mdev_of_any_plugin_is_that_vgpu(simulated: Simulated) -> None:
+def test_the_uuid_of_an_mdev_is_mapped_to_its_vgpu(simulated: Simulated) -> None:
     kernel = simulated("4xT4")
     inventory = build_inventory(with_device_ids(kernel, scan(kernel)))
     vgpu = min(inventory.vgpus)
@@ -75,8 +75,8 @@ def test_an_mdev_of_any_plugin_is_that_vgpu(simulated: Simulated) -> None:
     assert found.by_gpu(inventory) == {inventory.vgpus[vgpu].gpu: ("pod a/b",)}
 
 
-def test_the_number_of_an_mdevs_group_is_that_vgpu(simulated: Simulated) -> None:
-    """KubeVirt's own plugin names mdevs so, too."""
+def test_the_iommu_group_of_an_mdev_is_mapped_to_its_vgpu(simulated: Simulated) -> None:
+    """KubeVirt's own plugin identifies mdevs by their IOMMU groups, too."""
     kernel = simulated("4xT4")
     inventory = build_inventory(with_device_ids(kernel, scan(kernel)))
     vgpu = min(inventory.vgpus)
@@ -84,7 +84,7 @@ def test_the_number_of_an_mdevs_group_is_that_vgpu(simulated: Simulated) -> None
 
 
 @pytest.mark.parametrize("device", ["card1-0", "card1-3", "renderD128", "0000-03-00-0-0x56c0"])
-def test_intels_ids(simulated: Simulated, device: str) -> None:
+def test_device_ids_of_intels_plugin_are_mapped_to_their_gpu(simulated: Simulated, device: str) -> None:
     kernel = simulated("2xFlex170")
     gpu = min(build_inventory(with_device_ids(kernel, scan(kernel))).gpus)
     for node in ("card1", "renderD128"):
@@ -108,7 +108,7 @@ def test_intels_ids(simulated: Simulated, device: str) -> None:
         ("nvidia.com/TU104GL_TESLA_T4", "0000:99:00.0", False),
     ],
 )
-def test_what_can_not_be_mapped_counts_where_it_is_a_gpu(
+def test_an_unmapped_device_id_counts_if_its_resource_may_be_a_gpu(
     simulated: Simulated, resource: str, device: str, counts: bool
 ) -> None:
     found = mapped(simulated("4xT4"), resource, device)
@@ -123,7 +123,7 @@ def test_what_can_not_be_mapped_counts_where_it_is_a_gpu(
         (MIG, ReasonCode.ALLOCATION_UNMAPPED),
     ],
 )
-async def test_the_agent_leaves_a_gpu_to_a_container_that_is_idle(
+async def test_the_agent_leaves_a_gpu_to_an_idle_container(
     simulated: Simulated, tmp_path: Path, device: str, code: ReasonCode
 ) -> None:
     kernel = simulated("4xT4")
@@ -136,7 +136,7 @@ async def test_the_agent_leaves_a_gpu_to_a_container_that_is_idle(
         for _ in range(8):
             await node.advance(60)
             await node.report_account()
-        assert kernel.pci.functions[FREE_T4].driver == "nvidia", "the container is idle, and has it"
+        assert kernel.pci.functions[FREE_T4].driver == "nvidia", "an idle container keeps its GPU"
         (note,) = {one for one in node.view.notes if one.code is code}
         assert "pod default/cuda" in note.message
         node.free(device)

@@ -1,4 +1,4 @@
-"""What the agent tells: the view, its file, cells and signals."""
+"""The outlets of the agent: the view, its file, cells and signals."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 
 
-async def test_the_state_file_is_the_view(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_state_file_has_the_view(simulated: Simulated, tmp_path: Path) -> None:
     path = tmp_path / "node.json"
     async with running_node(simulated("4xL40S"), tmp_path) as node:
         assert msgspec.json.decode(path.read_bytes(), type=NodeView) == node.view
@@ -23,7 +23,7 @@ async def test_the_state_file_is_the_view(simulated: Simulated, tmp_path: Path) 
         await node.advance(15)
         written = msgspec.json.decode(path.read_bytes(), type=NodeView)
         assert written.resources == node.view.resources
-    assert not path.exists(), "an agent that has ended says nothing any more"
+    assert not path.exists(), "an agent removes its state file when it ends"
 
 
 async def test_the_state_file_is_renewed_as_a_sign_of_life(two_a10: SimNode, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ async def test_the_state_file_is_renewed_as_a_sign_of_life(two_a10: SimNode, tmp
     view = statefile.read(path, now, boot_id, [alive])
     assert view is not None
     assert (now - view.at).total_seconds() <= 30
-    assert statefile.read(path, now + statefile.LIFE * 2, boot_id, [alive]) is None, "nobody has renewed it"
+    assert statefile.read(path, now + statefile.LIFE * 2, boot_id, [alive]) is None, "the file is too old"
     assert statefile.read(path, now, boot_id, [tmp_path / "other", alive]) is not None
     assert statefile.read(path, now, boot_id, [tmp_path / "other"]) is None, "its agent was killed"
     assert statefile.read(path, now, BootId("another boot"), [alive]) is None
@@ -44,7 +44,7 @@ async def test_the_state_file_is_renewed_as_a_sign_of_life(two_a10: SimNode, tmp
     assert statefile.read(path, now, boot_id, [alive]) is None
 
 
-async def test_a_follower_sees_the_latest_and_skips_what_came_too_fast() -> None:
+async def test_a_follower_of_a_cell_gets_the_latest_value() -> None:
     cell, seen = Cell(0), list[int]()
 
     async def follow() -> None:
@@ -63,7 +63,7 @@ async def test_a_follower_sees_the_latest_and_skips_what_came_too_fast() -> None
     assert seen == [0, 3, 4]
 
 
-async def test_a_signal_is_not_lost_between_two_waits() -> None:
+async def test_a_signal_between_two_waits_is_not_lost() -> None:
     signal, clock = Signal(), SimClock()
     signal.set()
     assert await signal.wait_for(clock, 1) is True

@@ -1,4 +1,4 @@
-"""State on disk: files of older, newer and first versions, torn and flipped ones, and what each leaves to a user."""
+"""State on disk: files of older, newer and first versions, truncated and damaged files, and the notes for users."""
 
 import json
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def test_files_of_the_first_versions_are_read() -> None:
 
 
 def first_reader(content: bytes) -> Fields:
-    """Return what the first version read of its two lines; it put aside whatever fails here."""
+    """Read two lines as the first version did; it moved aside a file that fails here."""
     head, _, rest = content.partition(b"\n")
     header = json.loads(head)
     assert header["version"] == 1
@@ -74,7 +74,7 @@ def first_reader(content: bytes) -> Fields:
 
 
 class FirstDrivers(msgspec.Struct, frozen=True):
-    """What the reader of version 1 took from `drivers.json`."""
+    """The fields that the reader of version 1 read from `drivers.json`."""
 
     version: int
     drivers: dict[str, str]
@@ -84,7 +84,7 @@ class FirstDrivers(msgspec.Struct, frozen=True):
     damaged: bool = False
 
 
-def test_the_first_versions_read_the_files_of_this_one(tmp_path: Path) -> None:
+def test_the_first_versions_read_the_files_of_this_version(tmp_path: Path) -> None:
     assert journal.encode(LEDGER) == FIRST_LEDGER
     assert desiredstatestore.encode(KEPT) == FIRST_DESIRED
     originaldrivers.update(tmp_path / "drivers.json", lambda _: RECORD)
@@ -126,7 +126,7 @@ class V3:
 
 
 def pods_of(fields: Fields) -> Fields:
-    """Return version 2: its first pod is what version 1 says, the others are kept."""
+    """Return version 2: its first pod is the pod of version 1, the others are kept."""
     name, pods = fields.get("pod"), fields.get("pods", [])
     first: list[Plain] = [{"name": name}] if name else []
     return {**fields, "pods": [*first, *pods[1:]]} if isinstance(pods, list) else fields
@@ -152,7 +152,7 @@ def test_each_version_is_upgraded_to_the_next(layout: Layout) -> None:
 
 
 @LAYOUTS
-def test_an_older_version_reads_what_it_knows_and_keeps_the_rest(layout: Layout) -> None:
+def test_an_older_version_reads_its_own_fields_and_keeps_the_others(layout: Layout) -> None:
     first, second, third = chain(layout)
     newest = V3("a", (OwnedPod("a", "x"), OwnedPod("b", "y")), {"zone": "1"})
     value, unknown = second.decode(third.encode(newest))
@@ -165,7 +165,7 @@ def test_an_older_version_reads_what_it_knows_and_keeps_the_rest(layout: Layout)
     assert after == V3("c", (OwnedPod("c"), OwnedPod("b", "y")), {"zone": "1"})
 
 
-def test_a_header_of_any_version_is_one_that_the_first_version_takes() -> None:
+def test_the_first_version_accepts_the_header_of_any_version() -> None:
     assert first_reader(chain(HeaderLine())[2].encode(V3("a")))["pod"] == "a"
 
 
@@ -186,7 +186,7 @@ def test_a_newer_version_that_cannot_be_read_is_not_called_damaged(layout: Layou
 
 
 @LAYOUTS
-def test_a_version_that_never_was_is_refused(layout: Layout) -> None:
+def test_a_version_below_1_is_refused(layout: Layout) -> None:
     with pytest.raises(DamagedError):
         chain(layout)[0].decode(
             layout.join({"pod": "a"}, 1).replace(b'"version":1', b'"version":0').replace(b": 1", b": 0")
@@ -199,7 +199,7 @@ states = st.builds(V3, texts, st.lists(owned, max_size=3).map(tuple), st.diction
 
 
 @given(states, st.sampled_from([HeaderLine(), DigestField()]))
-def test_what_is_written_is_read(state: V3, layout: Layout) -> None:
+def test_a_written_state_is_read_back(state: V3, layout: Layout) -> None:
     third = chain(layout)[2]
     value, unknown = third.decode(third.encode(state))
     assert value == state
@@ -216,7 +216,7 @@ FILES: list[tuple[Callable[[bytes], object], bytes]] = [
 
 
 @given(st.sampled_from(FILES), st.data())
-def test_a_torn_file_is_refused(file: tuple[Callable[[bytes], object], bytes], data: st.DataObject) -> None:
+def test_a_truncated_file_is_refused(file: tuple[Callable[[bytes], object], bytes], data: st.DataObject) -> None:
     decode, content = file
     length = data.draw(st.integers(0, len(content) - 2))  # the last byte is a line's end
     with pytest.raises(DamagedError):
@@ -241,7 +241,7 @@ def test_a_changed_byte_is_refused_or_changes_nothing(
 @example(FILES[2], b"[]")
 @example(FILES[2], b'{"version": 2, "drivers": {}}')
 @example(FILES[2], b'{"version": 1, "drivers": 3}')
-def test_anything_else_is_refused(file: tuple[Callable[[bytes], object], bytes], content: bytes) -> None:
+def test_arbitrary_bytes_are_refused(file: tuple[Callable[[bytes], object], bytes], content: bytes) -> None:
     with pytest.raises(DamagedError):
         file[0](content)
 
@@ -257,7 +257,7 @@ def test_an_update_is_written_before_it_returns_and_keeps_unknown_fields(tmp_pat
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00{", b"[]", SECOND_DRIVERS[:-9], b'{"version":1,"drivers":{"x":"y"}}'])
-async def test_a_damaged_driver_record_is_kept_aside_and_reported(
+async def test_a_damaged_driver_record_is_moved_aside_and_reported(
     simulated: Simulated, tmp_path: Path, content: bytes
 ) -> None:
     record = tmp_path / "drivers.json"

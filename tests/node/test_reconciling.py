@@ -1,4 +1,4 @@
-"""The agent brings GPUs to where they are wanted, keeps them there, and touches nothing that anybody has."""
+"""The agent binds GPUs to the desired drivers, corrects drift, and never touches a device that is in use."""
 
 import threading
 from dataclasses import replace
@@ -42,19 +42,19 @@ def notes(node: SimNode) -> set[ReasonCode]:
 
 
 async def observed(node: SimNode) -> None:
-    """Have the kubelet say who has what, as it does all the while."""
+    """Have the kubelet report the allocations repeatedly."""
     for _ in range(4):
         await node.report_account()
         await node.advance(10)
 
 
-async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(
+async def test_free_gpus_are_bound_and_offered_and_gpus_in_use_are_reported(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.advance(5)
-        assert kernel.writes == [], "it is unknown whether a pod has what its native driver serves"
+        assert kernel.writes == [], "a pod may have a device that the native driver serves"
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
         node.count("nvidia.com/GRID_T4-8Q", *kernel.mdev.devices)
         await node.report_account()
@@ -71,9 +71,7 @@ async def test_what_is_free_is_bound_and_offered_and_the_rest_has_its_reason(
         assert notes(node) == set()
 
 
-async def test_a_gpu_that_is_desired_whole_waits_for_the_vms_that_have_parts_of_it(
-    simulated: Simulated, tmp_path: Path
-) -> None:
+async def test_passthrough_waits_for_the_vms_that_use_vgpus_of_the_gpu(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     vgpu = min(kernel.mdev.devices)
     mine = kernel.mdev.devices[vgpu]
@@ -85,7 +83,7 @@ async def test_a_gpu_that_is_desired_whole_waits_for_the_vms_that_have_parts_of_
         assert [driver(kernel, one) for one in others] == ["vfio-pci"] * 3
         assert driver(kernel, PciAddress(carrier)) == "nvidia"
         assert notes(node) == {ReasonCode.VGPU_IN_USE}
-        assert set(kernel.mdev.devices) == {vgpu}, "what is free on it goes"
+        assert set(kernel.mdev.devices) == {vgpu}, "the agent removes the free vGPUs of the GPU"
         assert kernel.vfio.requests == []
         kernel.end_vm(guest)
         await node.advance(70)
@@ -95,36 +93,36 @@ async def test_a_gpu_that_is_desired_whole_waits_for_the_vms_that_have_parts_of_
 
 
 @pytest.mark.parametrize("name", ["2xA10-sriov", "4xL40S"])
-async def test_vfs_go_before_a_gpu_is_had_whole_and_come_back_for_vgpus(
+async def test_vfs_are_disabled_for_passthrough_and_enabled_for_vgpus(
     simulated: Simulated, tmp_path: Path, name: str
 ) -> None:
     kernel = simulated(name)
     apply_vgpus = Settings(mode=DesiredMode.VGPU)
     gpus = [one.address for one in kernel.pci.functions.values() if one.physfn is None and one.address.endswith("00.0")]
 
-    async def keeps(settings: Settings) -> None:
+    async def reconcile_with(settings: Settings) -> None:
         async with running_node(kernel, tmp_path, settings) as node:
             node.agent.take_request(NodeRequest(Observed(None), Observed(None)))
             await observed(node)
             assert notes(node) == set()
 
-    await keeps(apply_vgpus)
+    await reconcile_with(apply_vgpus)
     assert all(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
-    await keeps(PASSTHROUGH)
+    await reconcile_with(PASSTHROUGH)
     assert not any(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
     assert {driver(kernel, PciAddress(gpu)) for gpu in gpus} == {"vfio-pci"}
-    await keeps(apply_vgpus)
+    await reconcile_with(apply_vgpus)
     assert all(kernel.pci.functions[PciAddress(gpu)].virtfns for gpu in gpus)
 
 
-async def test_no_desired_state_means_leave_alone(simulated: Simulated, tmp_path: Path) -> None:
+async def test_gpus_without_a_desired_mode_stay_as_they_are(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         await node.advance(60)
     assert kernel.writes == []
 
 
-async def test_single_gpus_have_modes_of_their_own(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_mode_can_be_set_for_a_single_gpu(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.PASSTHROUGH})) as node:
         await node.report_account()
@@ -134,7 +132,7 @@ async def test_single_gpus_have_modes_of_their_own(simulated: Simulated, tmp_pat
         assert node.gpu(T4[0]).desired is None
 
 
-async def test_what_another_program_rebinds_comes_back(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_gpu_that_another_program_rebinds_gets_its_driver_back(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await node.report_account()
@@ -160,7 +158,7 @@ async def test_a_restart_writes_nothing(simulated: Simulated, tmp_path: Path) ->
     assert kernel.writes == []
 
 
-async def test_a_gpu_that_a_container_uses_waits_until_it_is_free(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_gpu_in_use_by_a_process_is_bound_after_the_process_ends(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     process = kernel.start_process("python3", "/dev/nvidia2")
     async with running_node(kernel, tmp_path, Settings(modes={T4[2]: DesiredMode.PASSTHROUGH})) as node:
@@ -175,9 +173,7 @@ async def test_a_gpu_that_a_container_uses_waits_until_it_is_free(simulated: Sim
         assert notes(node) == set()
 
 
-async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(
-    simulated: Simulated, tmp_path: Path
-) -> None:
+async def test_a_gpu_is_withdrawn_before_it_returns_to_its_native_driver(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
@@ -187,7 +183,7 @@ async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(
         assert node.offered.get(A10, {}) == {}
         assert node.reasons(FIRST) == [ReasonCode.WITHDRAWN]
         assert node.refused(A10, [FIRST]) is ReasonCode.UNKNOWN_RESOURCE
-        assert driver(kernel, FIRST) == "vfio-pci", "who has what is not known yet"
+        assert driver(kernel, FIRST) == "vfio-pci", "the kubelet has not reported the allocations yet"
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
         await node.report_account()
         await node.advance(10)
@@ -195,8 +191,10 @@ async def test_back_to_the_host_is_withdrawn_first_and_waits_for_the_kubelet(
         assert notes(node) == set()
 
 
-async def test_half_an_account_of_pods_keeps_gpus_where_they_are(simulated: Simulated, tmp_path: Path) -> None:
-    """They are offered and given all the same: an agent without the pod-resources API is of use where nothing moves."""
+async def test_no_driver_is_changed_while_the_account_of_allocations_is_partial(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    """The agent still offers and allocates the GPUs: without the pod-resources API, it only changes no driver."""
     kernel = simulated("2xA10")
     half = Reason(ReasonCode.ALLOCATIONS_UNKNOWN, "the kubelet", "may have given pods more", (Seen.absent("socket"),))
     async with running_node(kernel, tmp_path) as node:
@@ -219,8 +217,10 @@ async def test_half_an_account_of_pods_keeps_gpus_where_they_are(simulated: Simu
 GROUP_OF_SECOND = "22"
 
 
-async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(simulated: Simulated, tmp_path: Path) -> None:
-    """A pod can be admitted by what the kubelet counts, however empty the list was that it was sent."""
+async def test_no_gpu_returns_to_its_native_driver_while_the_kubelet_counts_it(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    """The kubelet may admit a pod by its old count, even after the agent has sent an empty list."""
     kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
@@ -235,7 +235,9 @@ async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(simula
             node.count(resource, device)
             await node.report_account()
             await node.advance(60)
-            assert driver(kernel, SECOND) == "vfio-pci", "another plugin offers it, and a pod can be admitted by that"
+            assert driver(kernel, SECOND) == "vfio-pci", (
+                "another plugin offers the GPU, so the kubelet may still admit a pod"
+            )
             (note,) = node.view.notes
             assert note.code is ReasonCode.STILL_ALLOCATABLE
             assert f"{resource} ({device})" in (note.seen or "")
@@ -246,7 +248,7 @@ async def test_back_to_the_host_waits_until_the_kubelet_counts_it_no_more(simula
         assert notes(node) == set()
 
 
-async def test_back_to_the_host_waits_for_pods_and_vms(simulated: Simulated, tmp_path: Path) -> None:
+async def test_no_gpu_of_a_pod_or_a_vm_returns_to_its_native_driver(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         node.hold(A10, FIRST)
@@ -261,7 +263,7 @@ async def test_back_to_the_host_waits_for_pods_and_vms(simulated: Simulated, tmp
         await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci", "vfio-pci"]
         assert notes(node) == {ReasonCode.HELD_BY_POD, ReasonCode.IN_USE}
-        assert node.offered[A10] == {FIRST: False}, "it stays listed while a pod has it"
+        assert node.offered[A10] == {FIRST: False}, "the GPU stays listed while it is allocated"
         assert kernel.writes == []
         assert kernel.vfio.requests == []
         node.free(FIRST)
@@ -275,7 +277,7 @@ async def test_back_to_the_host_waits_for_pods_and_vms(simulated: Simulated, tmp
         assert notes(node) == set()
 
 
-async def test_a_driver_that_is_not_there_is_reported_and_tried_again(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_missing_driver_is_reported_and_tried_again(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     kernel.pci.forget_driver("vfio-pci")
     missing = SimTools(kernel, ())
@@ -289,8 +291,8 @@ async def test_a_driver_that_is_not_there_is_reported_and_tried_again(simulated:
         assert notes(node) == set()
 
 
-async def test_a_move_that_sleeps_in_the_kernel_is_a_state_and_all_else_goes_on(tmp_path: Path) -> None:
-    """A process takes a GPU after its driver was locked, so that the driver waits for it."""
+async def test_a_driver_change_blocked_in_the_kernel_is_reported_and_other_gpus_go_on(tmp_path: Path) -> None:
+    """A process opens a GPU after its driver was locked, so that the driver waits for the process."""
     kernel = build_host(load_host("4xT4"), wait=True)
     kernel.rebind(T4[1], None)  # its vGPUs are gone with its driver
     kernel.rebind(T4[1], "nvidia")
@@ -322,8 +324,8 @@ async def test_a_move_that_sleeps_in_the_kernel_is_a_state_and_all_else_goes_on(
         assert notes(node) == set()
 
 
-def test_units_that_move_side_by_side_lose_none_of_each_others_drivers(tmp_path: Path) -> None:
-    """Seen under load: one took the other's new file away."""
+def test_concurrent_updates_of_the_driver_record_lose_no_entry(tmp_path: Path) -> None:
+    """Observed under load: a process removed another process's new file."""
     record = tmp_path / "drivers.json"
 
     def add(number: int) -> None:

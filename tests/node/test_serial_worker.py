@@ -1,4 +1,4 @@
-"""Lanes: work that sleeps in the kernel holds up nobody, not even the end of the process."""
+"""Serial workers: a job that sleeps in the kernel blocks neither the event loop nor the end of the process."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from gpuvirt.node.loops.serialworker import InlineWorker, ThreadWorker, WorkerBl
 
 
 @pytest.mark.parametrize("worker", [InlineWorker(), ThreadWorker("test")])
-async def test_results_and_errors_come_back(worker: InlineWorker | ThreadWorker) -> None:
+async def test_a_worker_returns_results_and_raises_errors(worker: InlineWorker | ThreadWorker) -> None:
     assert await worker.run(lambda: 42, name="answer", timeout_s=5) == 42
 
     def fail() -> None:
@@ -43,7 +43,7 @@ async def test_a_job_that_sleeps_blocks_its_worker_until_it_wakes() -> None:
         break
 
 
-async def test_a_job_that_times_out_by_itself_is_no_blocked_worker() -> None:
+async def test_a_timeout_error_of_a_job_does_not_block_the_worker() -> None:
     def fail() -> None:
         raise TimeoutError("its own")
 
@@ -66,7 +66,7 @@ asyncio.run(main())
     assert (ended.returncode, ended.stdout) == (0, "blocked\n")
 
 
-def test_a_job_that_had_its_time_before_its_turn_leaves_no_worker_asleep() -> None:
+def test_a_job_cancelled_before_it_starts_does_not_block_the_worker() -> None:
     worker, late = ThreadWorker("test"), Future[None]()
     late.cancel()
     worker._asleep = True

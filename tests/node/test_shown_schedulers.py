@@ -1,4 +1,4 @@
-"""The agent shows how vGPUs share the time of each GPU: it asks nvidia-smi seldom, and never before it carves."""
+"""The agent reports the vGPU scheduler of each GPU: it runs nvidia-smi seldom, and never before it changes vGPUs."""
 
 import asyncio
 import errno
@@ -37,10 +37,10 @@ T = TypeVar("T")
 
 
 class HeldWorker(InlineWorker):
-    """A lane in which jobs of one name wait until they are let go."""
+    """A worker in which jobs of one name wait until the test releases them."""
 
     def __init__(self, held: str) -> None:
-        self.let_go = asyncio.Event()
+        self.released = asyncio.Event()
         self.waiting = 0
         self._held = held
 
@@ -48,13 +48,13 @@ class HeldWorker(InlineWorker):
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         if name == self._held:
             self.waiting += 1
-            await self.let_go.wait()
+            await self.released.wait()
             self.waiting -= 1
         return job()
 
 
 class AsleepWorker(InlineWorker):
-    """A lane that takes no question."""
+    """A worker that is blocked for scheduler queries."""
 
     @override
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
@@ -63,8 +63,8 @@ class AsleepWorker(InlineWorker):
         return job()
 
 
-def asked(tools: SimTools) -> Counter[str]:
-    """How often nvidia-smi was asked for each GPU's scheduler."""
+def scheduler_queries(tools: SimTools) -> Counter[str]:
+    """Return how often the agent ran nvidia-smi for each GPU's scheduler."""
     return Counter(command[4] for command in tools.commands if command[:3] == ("nvidia-smi", "vgpu", "-ss"))
 
 
@@ -85,39 +85,39 @@ async def want(node: SimNode, name: str, text: str | None = None) -> None:
 
 
 def state(node: SimNode) -> StateName | None:
-    told = node.agent.vgpu_states.get()
-    return told.name if told is not None else None
+    queries = node.agent.vgpu_states.get()
+    return queries.name if queries is not None else None
 
 
-async def test_it_is_shown_and_asked_for_again_now_and_then(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_scheduler_is_shown_and_read_again_at_intervals(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         await want(node, "T4-8Q")
         assert shown(node) == [BEST] * 4
-        told = asked(tools)
+        queries = scheduler_queries(tools)
         set_by_hand(kernel, FIRST, EQUAL_4)
         await node.advance(500)
-        assert (node.gpu(FIRST).scheduler, asked(tools)) == (BEST, told)
+        assert (node.gpu(FIRST).scheduler, scheduler_queries(tools)) == (BEST, queries)
         await node.advance(200)
         assert shown(node) == [EQUAL_4, BEST, BEST, BEST]
-        assert asked(tools) - told == Counter(list(told))
+        assert scheduler_queries(tools) - queries == Counter(list(queries))
         written = msgspec.json.decode((tmp_path / "node.json").read_bytes(), type=NodeView)
         assert written.gpus[0].scheduler == EQUAL_4
 
 
-async def test_it_is_shown_where_no_config_is_desired(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_scheduler_is_shown_without_a_desired_config(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     set_by_hand(kernel, FIRST, EQUAL_4)
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         await node.advance(60)
         assert shown(node) == [EQUAL_4, BEST, BEST, BEST]
-        assert set(asked(tools).values()) == {1}
-        assert len(tools.commands) == 4, "nothing else was asked for it"
+        assert set(scheduler_queries(tools).values()) == {1}
+        assert len(tools.commands) == 4, "the agent ran no other command"
 
 
-async def test_it_is_asked_for_when_a_gpu_was_with_vgpus(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_scheduler_is_read_again_after_a_change_of_vgpus(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
@@ -126,23 +126,25 @@ async def test_it_is_asked_for_when_a_gpu_was_with_vgpus(simulated: Simulated, t
         assert shown(node) == [EQUAL_4, BEST, BEST, BEST]
 
 
-async def test_changing_vgpus_comes_first(simulated: Simulated, tmp_path: Path) -> None:
+async def test_no_scheduler_is_read_during_a_change_of_vgpus(simulated: Simulated, tmp_path: Path) -> None:
     kernel, worker = simulated("4xT4"), HeldWorker("change")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools, moving=lambda _: worker) as node:
         await want(node, "T4-4Q")
-        told = asked(tools)
+        queries = scheduler_queries(tools)
         await node.advance(700)
         assert worker.waiting > 0
-        assert asked(tools) == told
-        worker.let_go.set()
+        assert scheduler_queries(tools) == queries
+        worker.released.set()
         await node.advance(60)
         assert state(node) is StateName.SUCCESS
         assert shown(node) == [BEST] * 4
-        assert set((asked(tools) - told).values()) == {1}, "each once, since the vGPUs of each were changed"
+        assert set((scheduler_queries(tools) - queries).values()) == {1}, (
+            "each once, since the vGPUs of each were changed"
+        )
 
 
-async def test_what_waits_for_the_kubelet_comes_first(simulated: Simulated, tmp_path: Path) -> None:
+async def test_no_scheduler_is_read_while_a_change_waits_for_the_kubelet(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     tools = SimTools(kernel)
     async with running_node(
@@ -150,25 +152,25 @@ async def test_what_waits_for_the_kubelet_comes_first(simulated: Simulated, tmp_
     ) as node:
         node.agent.take_request(NodeRequest(Observed("T4-4Q"), Observed(None)))
         await node.settle()
-        told = asked(tools)
+        queries = scheduler_queries(tools)
         await node.advance(700)
-        assert asked(tools) == told
+        assert scheduler_queries(tools) == queries
         await node.report_account()
         await node.advance(60)
         assert shown(node) == [BEST] * 4
 
 
-async def test_one_gpu_is_asked_at_a_time(simulated: Simulated, tmp_path: Path) -> None:
+async def test_schedulers_are_read_of_one_gpu_at_a_time(simulated: Simulated, tmp_path: Path) -> None:
     kernel, worker = simulated("4xT4"), HeldWorker("ask for the scheduler")
     async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
         await node.advance(60)
         assert (worker.waiting, shown(node)) == (1, [None] * 4)
-        worker.let_go.set()
+        worker.released.set()
         await node.advance(60)
         assert shown(node) == [BEST] * 4
 
 
-async def test_one_that_a_config_names_is_set_shown_and_kept(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_scheduler_of_a_config_is_set_and_shown_and_kept(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
@@ -176,16 +178,16 @@ async def test_one_that_a_config_names_is_set_shown_and_kept(simulated: Simulate
         await node.report_account()
         await node.advance(20)
         assert (state(node), shown(node)) == (StateName.SUCCESS, [EQUAL_4] * 4)
-        told = asked(tools)
+        queries = scheduler_queries(tools)
         await node.advance(500)
-        assert asked(tools) == told
+        assert scheduler_queries(tools) == queries
         set_by_hand(kernel, FIRST, BEST)
         await node.advance(300)
         assert (state(node), shown(node)) == (StateName.SUCCESS, [EQUAL_4] * 4)
         assert kernel.vfs.carriers[FIRST].vgpu_host.scheduler == Scheduler(SchedulerPolicy.EQUAL_SHARE, 4)
 
 
-async def test_what_a_plan_asked_for_is_shown_at_once(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_scheduler_that_a_plan_read_is_shown_at_once(simulated: Simulated, tmp_path: Path) -> None:
     kernel, worker = simulated("4xT4"), HeldWorker("ask for the scheduler")
     async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
         await want(node, "mine", SHARED)
@@ -194,7 +196,7 @@ async def test_what_a_plan_asked_for_is_shown_at_once(simulated: Simulated, tmp_
         assert shown(node) == [EQUAL_4] * 4
 
 
-async def test_a_driver_that_is_loaded_again_is_asked_again(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_scheduler_is_read_again_after_the_driver_was_rebound(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     set_by_hand(kernel, EMPTY, EQUAL_4)
     async with running_node(kernel, tmp_path, VGPU) as node:
@@ -220,32 +222,30 @@ async def test_a_driver_that_is_loaded_again_is_asked_again(simulated: Simulated
         ("2xA10", DesiredMode.VGPU),
     ],
 )
-async def test_who_shares_no_time_or_is_not_ours_is_not_asked(
+async def test_no_scheduler_is_read_of_gpus_without_time_sliced_vgpus(
     simulated: Simulated, tmp_path: Path, name: str, mode: DesiredMode
 ) -> None:
-    """The A30 is in MIG mode, or has no VFs that could carry anything; the A10 are with vfio-pci at first."""
+    """The A30 is in MIG mode, or has no VFs for vGPUs; the A10s are bound to vfio-pci at first."""
     kernel = simulated(name)
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, Settings(mode=mode), tools=tools) as node:
         await node.advance(30)
         await node.report_account()
         await node.advance(700)
-        assert not asked(tools)
+        assert not scheduler_queries(tools)
         assert set(shown(node)) == {None}
 
 
-async def test_single_gpus_are_asked_beside_those_that_are_left_alone(simulated: Simulated, tmp_path: Path) -> None:
+async def test_schedulers_are_read_only_of_gpus_with_mode_vgpu(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, Settings(modes={FIRST: DesiredMode.VGPU}), tools=tools) as node:
         await node.advance(60)
-        assert set(asked(tools)) == {FIRST}
+        assert set(scheduler_queries(tools)) == {FIRST}
         assert shown(node) == [BEST, None, None, None]
 
 
-async def test_a_host_without_the_program_shows_nothing_and_nothing_is_wrong(
-    simulated: Simulated, tmp_path: Path
-) -> None:
+async def test_a_host_without_nvidia_smi_shows_no_scheduler_and_no_error(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     tools = SimTools(kernel, programs=())
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
@@ -253,7 +253,7 @@ async def test_a_host_without_the_program_shows_nothing_and_nothing_is_wrong(
         assert (state(node), shown(node), node.view.notes) == (StateName.SUCCESS, [None] * 4, ())
 
 
-async def test_what_was_unknown_is_asked_again(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_unknown_scheduler_is_read_again(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     tools = SimTools(kernel)
 
@@ -269,7 +269,7 @@ async def test_what_was_unknown_is_asked_again(simulated: Simulated, tmp_path: P
         assert shown(node) == [BEST] * 4
 
 
-async def test_a_gpu_that_goes_meanwhile_is_forgotten(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_scheduler_of_an_unplugged_gpu_is_forgotten(simulated: Simulated, tmp_path: Path) -> None:
     kernel, worker = simulated("4xT4"), HeldWorker("ask for the scheduler")
     async with running_node(kernel, tmp_path, VGPU, moving=lambda _: worker) as node:
         await node.advance(10)
@@ -277,12 +277,12 @@ async def test_a_gpu_that_goes_meanwhile_is_forgotten(simulated: Simulated, tmp_
         for gpu in (FIRST, EMPTY):
             kernel.unplug(gpu)
         await node.advance(10)
-        worker.let_go.set()
+        worker.released.set()
         await node.advance(30)
         assert shown(node) == [BEST] * 2
 
 
-async def test_a_worker_that_sleeps_is_left_alone(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_blocked_worker_does_not_fail_a_change_of_vgpus(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU, moving=lambda _: AsleepWorker()) as node:
         await want(node, "T4-4Q")

@@ -1,4 +1,4 @@
-"""When the agent looks: soon after a uevent, seldom otherwise, and never in a way that can hang or harm."""
+"""When the agent scans the host: soon after a uevent, seldom otherwise; scans never write and never block the agent."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ from tests.simulated import Simulated
 FIRST = PciAddress("0000:65:00.0")
 
 
-async def test_a_burst_of_uevents_is_one_look(two_a10: SimNode) -> None:
+async def test_a_burst_of_uevents_starts_one_scan(two_a10: SimNode) -> None:
     for _ in range(100):
         two_a10.kernel.rebind(FIRST, "nvidia")
         two_a10.kernel.rebind(FIRST, "vfio-pci")
@@ -33,7 +33,7 @@ async def test_a_burst_of_uevents_is_one_look(two_a10: SimNode) -> None:
     assert two_a10.agent.telemetry.looks["whole", "uevent"] == 1
 
 
-async def test_how_often_it_looks_when_nothing_happens(two_a10: SimNode) -> None:
+async def test_the_intervals_of_scans_without_uevents(two_a10: SimNode) -> None:
     await two_a10.advance(1200)
     looks = two_a10.agent.telemetry.looks
     assert looks["whole", "interval"] == 20
@@ -42,7 +42,7 @@ async def test_how_often_it_looks_when_nothing_happens(two_a10: SimNode) -> None
     assert looks["whole", "uevent"] == 0
 
 
-class DeafKernel(SimKernel):
+class KernelWithoutUevents(SimKernel):
     """A host without uevents."""
 
     @override
@@ -51,7 +51,7 @@ class DeafKernel(SimKernel):
 
 
 class Observed:
-    """Keeps what it hears."""
+    """Records the facts and problems that a watcher reports."""
 
     def __init__(self) -> None:
         self.facts: list[Facts] = []
@@ -66,19 +66,21 @@ def watcher(kernel: Kernel, clock: SimClock, telemetry: Telemetry) -> Watcher:
     return Watcher(kernel, InlineWorker(), clock, Intervals(), telemetry=telemetry, sees_processes=False)
 
 
-async def test_without_uevents_everything_is_looked_at_every_nine_seconds() -> None:
+async def test_a_kernel_without_uevents_is_scanned_every_nine_seconds() -> None:
     clock, telemetry = SimClock(), Telemetry()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(watcher(DeafKernel(), clock, telemetry).run(Observed().audience))
+        task = group.create_task(watcher(KernelWithoutUevents(), clock, telemetry).run(Observed().audience))
         await clock.advance(100)
         task.cancel()
     assert telemetry.looks["whole", "interval"] == 11
-    assert telemetry.looks["users", "interval"] == 0, "a pod that sees no processes does not look for them"
+    assert telemetry.looks["users", "interval"] == 0, (
+        "an agent without the host's PID namespace does not scan processes"
+    )
 
 
-async def test_a_look_that_fails_is_a_note_and_what_was_seen_stands(two_a10: SimNode) -> None:
+async def test_a_failed_scan_is_reported_and_the_last_snapshot_is_kept(two_a10: SimNode) -> None:
     def fail() -> None:
-        raise RuntimeError("a host that nobody has met")
+        raise RuntimeError("an unexpected error of a scan")
 
     two_a10.kernel.faults.before_read(HostPath("/sys/bus/pci/devices"), fail)
     await two_a10.advance(11)
@@ -88,8 +90,8 @@ async def test_a_look_that_fails_is_a_note_and_what_was_seen_stands(two_a10: Sim
     assert two_a10.view.notes == ()
 
 
-async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(simulated: Simulated) -> None:
-    """The lane is the real one; its job waits for an event that the test sets."""
+async def test_a_blocked_scan_is_reported_and_the_watcher_goes_on(simulated: Simulated) -> None:
+    """The worker is a real thread; its job waits for an event that the test sets."""
 
     wake, kernel, observed = threading.Event(), simulated("2xA10"), Observed()
 
@@ -109,8 +111,8 @@ async def test_a_look_that_sleeps_is_a_note_and_everything_else_goes_on(simulate
         task.cancel()
 
 
-async def test_nothing_that_an_agent_does_writes_to_the_host(simulated: Simulated, tmp_path: Path) -> None:
-    """Rule 1: started, killed, started again, with a VM running: not one write, not one question to its user."""
+async def test_an_agent_without_a_desired_mode_never_writes_to_the_host(simulated: Simulated, tmp_path: Path) -> None:
+    """The agent starts, is killed and starts again while a VM runs: no write, no request to the user of a device."""
     for name in ("2xA10", "4xT4", "4xL40S", "4xRTX2060"):
         kernel = simulated(name)
         kernel.start_vm(next(group for group in kernel.vfio.groups if kernel.vfio.groups[group].vfio_devices))
@@ -128,8 +130,8 @@ async def test_nothing_that_an_agent_does_writes_to_the_host(simulated: Simulate
         assert all(group.user is None or group.user > 4000 for group in kernel.vfio.groups.values())
 
 
-async def test_a_group_that_is_open_is_not_disturbed_by_looking(two_a10: SimNode) -> None:
-    """Opening a group, even for a moment, would keep a VM from starting; only an allocation may try."""
+async def test_scans_do_not_open_iommu_groups(two_a10: SimNode) -> None:
+    """Opening a group, even briefly, would keep a VM from starting; only Allocate may open it."""
     opened: list[IommuGroup] = []
     original = two_a10.kernel.vfio.open
 

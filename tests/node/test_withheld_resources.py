@@ -1,4 +1,4 @@
-"""A resource that KubeVirt offers itself is offered no more by the agent, and pods keep what they have of it."""
+"""The agent withholds a resource that KubeVirt offers itself; pods keep the devices that they have."""
 
 from pathlib import Path
 
@@ -36,14 +36,14 @@ def resource(node: SimNode, name: str = A10) -> ResourceView:
     return found
 
 
-async def test_nothing_of_it_is_given_and_what_pods_have_stays(two_a10: SimNode) -> None:
+async def test_a_withheld_resource_is_not_allocated_and_pods_keep_their_devices(two_a10: SimNode) -> None:
     node = two_a10
     node.agent.observe_registration(A10, Registration(registered=True))
     node.allocate(A10, [FIRST])
     node.hold(A10, FIRST)
     await node.report_account()
     await withhold(node, foreign())
-    assert node.offered == {A10: {FIRST: True}}, "its VM goes on"
+    assert node.offered == {A10: {FIRST: True}}, "the VM keeps its GPU"
     assert node.refused(A10, [SECOND]) is ReasonCode.FOREIGN_PROVIDER
     assert node.reasons(SECOND) == [ReasonCode.FOREIGN_PROVIDER]
     found = resource(node)
@@ -60,12 +60,14 @@ async def test_nothing_of_it_is_given_and_what_pods_have_stays(two_a10: SimNode)
     node.allocate(A10, [SECOND])
 
 
-async def test_its_selectors_are_still_told_or_nobody_would_know_that_it_is_to_be_withheld(two_a10: SimNode) -> None:
+async def test_a_withheld_resource_still_reports_its_selectors(two_a10: SimNode) -> None:
     await withhold(two_a10, foreign())
     assert resource(two_a10).pci_vendor_selectors == ("10DE:2236",)
 
 
-async def test_it_is_reported_at_the_api_server_and_in_metrics_and_the_agent_is_ready(two_a10: SimNode) -> None:
+async def test_a_withheld_resource_is_reported_in_status_and_metrics_and_the_agent_stays_ready(
+    two_a10: SimNode,
+) -> None:
     await withhold(two_a10, foreign(offered_as="a10.com/x"))
     assert not resource(two_a10).silent
     status = status_of(two_a10.view, GpuNode(metadata=Metadata(name="node01")), BEGINNING)
@@ -76,24 +78,24 @@ async def test_it_is_reported_at_the_api_server_and_in_metrics_and_the_agent_is_
     assert _not_ready(two_a10.agent) == [], "an agent that is not ready would hold up the update of others"
 
 
-async def test_what_is_unknown_here_changes_nothing(two_a10: SimNode) -> None:
+async def test_withholding_an_unknown_resource_changes_nothing(two_a10: SimNode) -> None:
     await withhold(two_a10, foreign("nvidia.com/none"))
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
     assert [one.name for one in two_a10.view.resources] == [A10]
 
 
-async def test_a_code_of_a_later_controller_is_taken_for_what_it_must_be(two_a10: SimNode) -> None:
+async def test_an_unknown_code_of_a_newer_controller_means_foreign_provider(two_a10: SimNode) -> None:
     await withhold(two_a10, foreign(code="SomethingNew"))
     assert two_a10.refused(A10, [SECOND]) is ReasonCode.FOREIGN_PROVIDER
 
 
 @pytest.mark.parametrize("hears_spec", [True, False])
-async def test_it_is_remembered_while_the_api_server_is_away(
+async def test_a_withheld_resource_stays_withheld_after_a_restart_without_the_api_server(
     simulated: Simulated, tmp_path: Path, hears_spec: bool
 ) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(), hears_spec=hears_spec) as node:
-        assert len(node.offered[T4_8Q]) > 0, "nothing was heard, and all is as before"
+        assert len(node.offered[T4_8Q]) > 0, "without a spec all vGPUs stay offered"
         await withhold(node, foreign(T4_8Q))
         assert T4_8Q not in node.offered or node.offered[T4_8Q] == {}
     async with running_node(kernel, tmp_path, Settings(), hears_spec=hears_spec) as node:

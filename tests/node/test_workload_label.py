@@ -1,4 +1,4 @@
-"""The node's label says what its GPUs are for: they follow it, pods keep what they have, and the node says how far."""
+"""The workload label sets the mode of a node's GPUs; pods keep their GPUs, and the node reports the progress."""
 
 from pathlib import Path
 
@@ -32,9 +32,9 @@ def vgpus(kernel: SimKernel) -> list[int]:
 
 
 def state(node: SimNode) -> tuple[StateName, str]:
-    told = node.agent.workload_states.get()
-    assert told is not None
-    return told.name, told.reason
+    published = node.agent.workload_states.get()
+    assert published is not None
+    return published.name, published.reason
 
 
 def notes(node: SimNode) -> set[ReasonCode]:
@@ -42,7 +42,7 @@ def notes(node: SimNode) -> set[ReasonCode]:
 
 
 async def label(node: SimNode, value: str | None) -> None:
-    """Label the node, and give the agent the time that it takes."""
+    """Label the node, and give the agent the time to change the GPUs."""
     node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
     for _ in range(5):
         await node.advance(5)
@@ -50,7 +50,7 @@ async def label(node: SimNode, value: str | None) -> None:
     await node.advance(5)
 
 
-async def test_a_node_changes_what_it_is_for(simulated: Simulated, tmp_path: Path) -> None:
+async def test_gpus_follow_the_workload_label(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
@@ -68,7 +68,7 @@ async def test_a_node_changes_what_it_is_for(simulated: Simulated, tmp_path: Pat
         assert notes(node) == set()
 
 
-async def test_what_a_pod_has_stays_and_the_node_says_who(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_pods_gpu_keeps_its_driver_and_the_state_names_the_pod(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
@@ -95,7 +95,7 @@ async def test_what_a_pod_has_stays_and_the_node_says_who(simulated: Simulated, 
         assert state(node) == (StateName.SUCCESS, "")
 
 
-async def test_an_unknown_value_changes_nothing_and_is_reported(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_unknown_label_value_is_reported_and_changes_nothing(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
@@ -110,7 +110,9 @@ async def test_an_unknown_value_changes_nothing_and_is_reported(simulated: Simul
         assert (state(node), notes(node)) == ((StateName.SUCCESS, ""), set())
 
 
-async def test_unknown_means_leave_alone_and_after_a_restart_as_before(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_unknown_label_changes_nothing_and_a_restart_uses_the_label_on_disk(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(workload_label=True, mode=DesiredMode.PASSTHROUGH)) as node:
         await node.report_account()
@@ -128,10 +130,10 @@ async def test_unknown_means_leave_alone_and_after_a_restart_as_before(simulated
         await node.advance(5)
         await node.report_account()
         await node.advance(30)
-        assert drivers(kernel) == ["nvidia"] * 4, "drift is corrected by what was heard before"
+        assert drivers(kernel) == ["nvidia"] * 4, "the agent corrects drift by the desired state on disk"
 
 
-async def test_single_gpus_that_the_settings_name_go_before_the_label(simulated: Simulated, tmp_path: Path) -> None:
+async def test_modes_for_single_gpus_take_precedence_over_the_label(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     settings = Settings(workload_label=True, modes={T4[3]: DesiredMode.VGPU, T4[0]: DesiredMode.UNMANAGED})
     async with running_node(kernel, tmp_path, settings) as node:
@@ -145,7 +147,7 @@ async def test_single_gpus_that_the_settings_name_go_before_the_label(simulated:
         assert "the settings set modes for single GPUs" in state(node)[1]
 
 
-async def test_a_label_that_is_not_followed_says_nothing(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_label_is_ignored_unless_the_settings_enable_it(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings()) as node:
         await label(node, "vm-passthrough")
@@ -153,7 +155,9 @@ async def test_a_label_that_is_not_followed_says_nothing(simulated: Simulated, t
         assert node.agent.workload_states.get() is None
 
 
-async def test_no_gpu_goes_back_to_the_host_before_the_scheduler_knows(simulated: Simulated, tmp_path: Path) -> None:
+async def test_no_gpu_returns_to_its_native_driver_before_allocatable_is_corrected(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS, tells_scheduler=True) as node:
         await label(node, "vm-passthrough")
@@ -176,20 +180,20 @@ async def test_no_gpu_goes_back_to_the_host_before_the_scheduler_knows(simulated
 
 
 async def spec(node: SimNode, desired: NodeSpec | None) -> None:
-    """Have the node's GpuNode say what is wanted, and give the agent the time that it takes."""
+    """Set the spec of the node's GpuNode, and give the agent the time to change the GPUs."""
     node.agent.take_request(NodeRequest(spec=Observed(desired)))
     for _ in range(6):
         await node.advance(5)
         await node.report_account()
 
 
-async def test_a_spec_goes_before_the_label_which_waits_until_that_is_known(
+async def test_the_spec_takes_precedence_and_the_label_waits_until_the_spec_is_known(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS, hears_spec=True) as node:
         await label(node, "vm-passthrough")
-        assert kernel.writes == [], "there may be a spec that wants otherwise"
+        assert kernel.writes == [], "an unknown spec may have another mode"
         await spec(node, None)
         assert drivers(kernel) == ["vfio-pci"] * 4
         await spec(node, NodeSpec("vgpu", {T4[0]: "passthrough"}, "T4-4Q"))
@@ -213,7 +217,7 @@ def offered(node: SimNode) -> dict[ResourceName, list[str]]:
     return {ResourceName(name): [one for one, well in devices.items() if well] for name, devices in found}
 
 
-async def test_how_far_a_spec_has_come_is_reported_where_no_label_is_followed(
+async def test_the_progress_of_a_spec_is_reported_without_a_workload_label(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
@@ -226,23 +230,25 @@ async def test_how_far_a_spec_has_come_is_reported_where_no_label_is_followed(
         assert node.agent.workload_states.get() is None
 
 
-async def test_a_gpu_on_its_way_from_vms_is_waited_for_and_no_failure(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_change_from_passthrough_to_vgpus_is_never_reported_as_failed(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
-        told: list[StateName] = []
+        published: list[StateName] = []
         node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed("vm-vgpu")))
         for _ in range(120):
             await node.advance(0.25)
             if (now := node.agent.vgpu_states.get()) is not None:
-                told.append(now.name)
+                published.append(now.name)
             await node.report_account()
-        assert told[-1] is StateName.SUCCESS
-        assert StateName.FAILED not in told
+        assert published[-1] is StateName.SUCCESS
+        assert StateName.FAILED not in published
 
 
-async def test_a_node_for_containers_keeps_vfs_that_its_driver_serves(simulated: Simulated, tmp_path: Path) -> None:
-    """AMD's and Intel's VFs are GPUs of their own to containers, and an admin's to make."""
+async def test_a_node_for_containers_keeps_the_vfs_of_amd_and_intel(simulated: Simulated, tmp_path: Path) -> None:
+    """AMD's and Intel's VFs are separate GPUs for containers, and an administrator creates them."""
     kernel = simulated("2xFlex170")
     with_vfs = {gpu: one.virtfns for gpu, one in scan(kernel).functions.items() if one.virtfns}
     assert with_vfs
