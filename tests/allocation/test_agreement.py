@@ -1,4 +1,4 @@
-"""Allocate and health agree: what makes a device unhealthy refuses it, with the same code, and the other way round."""
+"""Allocate and health agree: a device is refused if and only if it is unhealthy, with the same reason code."""
 
 import errno
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ def attribute(address: str, name: str, number: int) -> Fault:
     return lambda kernel: kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{address}/{name}"), number)
 
 
-def lie(address: str, name: str, content: bytes) -> Fault:
+def answer_with(address: str, name: str, content: bytes) -> Fault:
     return lambda kernel: kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{address}/{name}"), content)
 
 
@@ -45,7 +45,7 @@ def rebind(address: PciAddress, driver: str | None) -> Fault:
     return lambda kernel: kernel.rebind(address, driver)
 
 
-def fall(address: PciAddress) -> Fault:
+def fall_off_bus(address: PciAddress) -> Fault:
     return lambda kernel: kernel.fall_off_bus(address)
 
 
@@ -88,10 +88,12 @@ ATTRIBUTES = ["vendor", "device", "class", "driver", "iommu_group", "config", "n
 WHOLE = st.sampled_from([LEFT, RIGHT, RTX, A10])
 FAULTS = st.one_of(
     st.builds(attribute, st.sampled_from([LEFT, RIGHT, RTX, A10, T4]), st.sampled_from(ATTRIBUTES), st.just(errno.EIO)),
-    st.builds(lie, WHOLE, st.sampled_from(["vendor", "device", "class"]), st.sampled_from([b"", b"0x", b"\xff\xff"])),
+    st.builds(
+        answer_with, WHOLE, st.sampled_from(["vendor", "device", "class"]), st.sampled_from([b"", b"0x", b"\xff\xff"])
+    ),
     st.builds(rebind, st.sampled_from([LEFT, RTX, A10]), st.sampled_from(["nvidia", None])),
     st.builds(rebind, st.just(AUDIO), st.sampled_from(["snd_hda_intel", None])),
-    st.builds(fall, st.sampled_from([LEFT, RTX, A10, T4])),
+    st.builds(fall_off_bus, st.sampled_from([LEFT, RTX, A10, T4])),
     st.builds(unplug, WHOLE),
     st.builds(lose_node, st.sampled_from([12, 27, 30])),
     st.builds(start_by_hand, st.sampled_from([12, 27, 30])),
@@ -99,14 +101,14 @@ FAULTS = st.one_of(
 )
 VF_FAULTS = st.one_of(
     st.builds(attribute, st.sampled_from([VF, L40S]), st.sampled_from(ATTRIBUTES), st.just(errno.EIO)),
-    st.builds(fall, st.sampled_from([VF, L40S])),
+    st.builds(fall_off_bus, st.sampled_from([VF, L40S])),
     st.just(take_type),
     st.just(attribute(VF, "nvidia/current_vgpu_type", errno.EIO)),
 )
 
 
 def check(kernel: SimKernel, fault: Fault, pick: int) -> None:
-    """Break the host, ask for a device of the last look, and compare with what the next looks say of it."""
+    """Break the host, allocate a device of the last snapshot, and compare the refusal with its health in the next."""
     rig = Conclusions(kernel)
     rig.report_account({})
     offered = [(one.name, device.id) for one in rig.view.resources for device in one.devices if device.healthy]
@@ -139,12 +141,12 @@ def compare(rig: Conclusions, resource: ResourceName, device: DeviceId, refused:
 
 
 @given(FAULTS, st.integers(0, 6))
-def test_what_is_refused_is_what_is_unhealthy(fault: Fault, pick: int) -> None:
+def test_allocate_refuses_exactly_the_unhealthy_devices(fault: Fault, pick: int) -> None:
     check(build_host(HOST), fault, pick)
 
 
 @given(VF_FAULTS)
-def test_it_is_for_vgpus_on_vfs(fault: Fault) -> None:
+def test_allocate_refuses_exactly_the_unhealthy_vgpus_on_vfs(fault: Fault) -> None:
     kernel = build_host(load_host("4xL40S"))
     names = Conclusions(kernel).view.resources
     devices = [device.id for one in names for device in one.devices]
@@ -152,7 +154,7 @@ def test_it_is_for_vgpus_on_vfs(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.1])
-def test_nothing_is_debounced_at_an_allocation(seconds: float) -> None:
+def test_allocate_refuses_a_faulty_device_without_debouncing(seconds: float) -> None:
     kernel = build_host(HOST)
     rig = Conclusions(kernel)
     rig.report_account({})
@@ -160,6 +162,6 @@ def test_nothing_is_debounced_at_an_allocation(seconds: float) -> None:
     rig.pass_time(seconds)
     rig.look()
     resource = next(one for one in rig.view.resources if DeviceId(A10) in {device.id for device in one.devices})
-    assert all(device.healthy for device in resource.devices), "a reset looks the same for a moment"
+    assert all(device.healthy for device in resource.devices), "a device under reset reads the same for a moment"
     with pytest.raises(AllocationRefusedError, match="FellOffBus"):
         rig.allocate(resource.name, [DeviceId(A10)])

@@ -1,4 +1,4 @@
-"""What a container gets, by the vectors of today's programs and of people's articles."""
+"""The environment and device nodes of a container, compared with those of existing plugins and published articles."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
 T4_8Q = "nvidia.com/GRID_T4-8Q"
 
 
-async def test_one_gpu(two_a10: SimNode) -> None:
+async def test_one_gpu_gives_its_address_and_group_node(two_a10: SimNode) -> None:
     (one,) = two_a10.allocate(A10, ["0000:65:00.0"])
     assert one.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:65:00.0"}
     assert one.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
 
 
-async def test_two_gpus_as_in_the_article(simulated: Simulated, tmp_path: Path) -> None:
+async def test_two_gpus_give_the_environment_of_the_article(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         (both,) = node.allocate(RTX2060, ["0000:86:00.0", "0000:af:00.0"])
         assert both.env == {
@@ -32,13 +32,13 @@ async def test_two_gpus_as_in_the_article(simulated: Simulated, tmp_path: Path) 
         assert both.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/81", "/dev/vfio/94")
 
 
-async def test_addresses_come_in_the_order_in_which_they_are_asked_for(two_a10: SimNode) -> None:
+async def test_addresses_have_the_order_of_the_request(two_a10: SimNode) -> None:
     (both,) = two_a10.allocate(A10, ["0000:ca:00.0", "0000:65:00.0"])
     assert both.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:ca:00.0,0000:65:00.0"}
     assert both.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/22", "/dev/vfio/12")
 
 
-async def test_two_containers_in_one_call_get_nothing_of_each_other(two_a10: SimNode) -> None:
+async def test_two_containers_of_one_call_get_only_their_own_devices(two_a10: SimNode) -> None:
     one, other = two_a10.allocate(A10, ["0000:65:00.0"], ["0000:ca:00.0"])
     assert one.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:65:00.0"}
     assert one.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
@@ -46,13 +46,13 @@ async def test_two_containers_in_one_call_get_nothing_of_each_other(two_a10: Sim
     assert other.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/22")
 
 
-async def test_a_container_that_asks_for_nothing_gets_nothing(two_a10: SimNode) -> None:
+async def test_a_container_without_devices_gets_an_empty_answer(two_a10: SimNode) -> None:
     nothing, one = two_a10.allocate(A10, [], ["0000:65:00.0"])
     assert (nothing.env, nothing.device_nodes) == ({}, ())
     assert one.env
 
 
-async def test_with_iommufd_each_device_comes_with_its_own_node(simulated: Simulated, tmp_path: Path) -> None:
+async def test_iommufd_adds_the_device_node_of_each_function(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("8xH100"), tmp_path) as node:
         (both,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0", "0000:43:00.0"])
         assert both.device_nodes == (
@@ -65,16 +65,14 @@ async def test_with_iommufd_each_device_comes_with_its_own_node(simulated: Simul
         )
 
 
-async def test_siblings_of_a_group_come_with_their_nodes_and_without_their_addresses(
-    simulated: Simulated, tmp_path: Path
-) -> None:
+async def test_siblings_of_a_group_add_device_nodes_but_no_addresses(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("8xH100")
     async with running_node(kernel, tmp_path) as node:
         (one,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0"])
         assert one.env == {"PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB": "0000:1b:00.0"}
 
 
-async def test_a_group_with_a_member_that_has_no_node_of_its_own_is_opened_as_a_whole(
+async def test_a_group_with_a_member_without_a_device_node_is_given_by_its_group_node(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("8xH100")
@@ -84,7 +82,7 @@ async def test_a_group_with_a_member_that_has_no_node_of_its_own_is_opened_as_a_
         assert one.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/41")
 
 
-async def test_a_kernel_without_groups_gives_no_group_nodes(tmp_path: Path) -> None:
+async def test_a_kernel_without_vfio_groups_gives_device_nodes_only(tmp_path: Path) -> None:
     spec = HostSpec(
         about="a kernel without VFIO_GROUP",
         iommufd=True,
@@ -97,7 +95,7 @@ async def test_a_kernel_without_groups_gives_no_group_nodes(tmp_path: Path) -> N
         assert one.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/iommu")
 
 
-async def test_mdevs_come_with_their_groups_alone(simulated: Simulated, tmp_path: Path) -> None:
+async def test_mdevs_give_their_group_nodes_only(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xT4"), tmp_path) as node:
         first, second, *_ = node.offered[T4_8Q]
         (both,) = node.allocate(T4_8Q, [first, second])
@@ -106,21 +104,21 @@ async def test_mdevs_come_with_their_groups_alone(simulated: Simulated, tmp_path
         assert both.device_nodes == ("/dev/vfio/vfio", *(f"/dev/vfio/{group}" for group in groups))
 
 
-async def test_all_of_dev_vfio_for_those_who_want_it_back(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_compat_setting_gives_the_whole_vfio_folder(simulated: Simulated, tmp_path: Path) -> None:
     settings = Settings(compat=Compat(whole_vfio_folder=True))
     async with running_node(simulated("4xT4"), tmp_path, settings) as node:
         (one,) = node.allocate(T4_8Q, [next(iter(node.offered[T4_8Q]))])
         assert one.device_nodes == ("/dev/vfio",)
 
 
-async def test_vfs_that_carry_vgpus_travel_as_pci_devices(simulated: Simulated, tmp_path: Path) -> None:
+async def test_vgpus_on_vfs_are_given_as_pci_devices(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xL40S"), tmp_path) as node:
         (one,) = node.allocate("nvidia.com/NVIDIA_L40S-12Q", ["0000:25:00.4"])
         assert one.env == {"PCI_RESOURCE_NVIDIA_COM_NVIDIA_L40S-12Q": "0000:25:00.4"}
         assert one.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/vfio/vfio", "/dev/vfio/15", "/dev/iommu")
 
 
-async def test_egm_comes_when_all_its_gpus_are_asked_for(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_egm_node_is_given_only_with_all_its_gpus(simulated: Simulated, tmp_path: Path) -> None:
     name = "nvidia.com/GH100_GH200_120GB___480GB"
     async with running_node(simulated("2xGH200"), tmp_path) as node:
         (both,) = node.allocate(name, ["0009:01:00.0", "0019:01:00.0"])
@@ -132,7 +130,7 @@ async def test_egm_comes_when_all_its_gpus_are_asked_for(simulated: Simulated, t
         assert "/dev/egm0" not in one.device_nodes
 
 
-async def test_an_amd_gpu_has_its_vendors_domain(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_amd_gpu_has_a_resource_in_the_domain_of_amd(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("8xMI300X"), tmp_path) as node:
         (one,) = node.allocate("amd.com/AQUA_VANJARAM_INSTINCT_MI300X", ["0000:05:00.0"])
         assert one.env == {"PCI_RESOURCE_AMD_COM_AQUA_VANJARAM_INSTINCT_MI300X": "0000:05:00.0"}
@@ -141,8 +139,8 @@ async def test_an_amd_gpu_has_its_vendors_domain(simulated: Simulated, tmp_path:
 AUDIO2060 = "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
 
 
-async def test_a_gpu_and_the_audio_of_its_card_go_to_one_pod(simulated: Simulated, tmp_path: Path) -> None:
-    """The kubelet asks for each resource in a call of its own."""
+async def test_the_audio_function_of_the_pods_gpu_is_preferred(simulated: Simulated, tmp_path: Path) -> None:
+    """The kubelet calls Allocate once for each resource."""
     settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
     async with running_node(simulated("4xRTX2060"), tmp_path, settings) as node:
         await node.report_account()
@@ -158,7 +156,9 @@ async def test_a_gpu_and_the_audio_of_its_card_go_to_one_pod(simulated: Simulate
         assert node.offered[AUDIO2060] == dict.fromkeys(free, True)
 
 
-async def test_the_audio_of_a_card_that_a_pod_has_goes_to_no_other(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_audio_function_of_an_allocated_gpu_goes_to_no_other_pod(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     settings = Settings(offer=(FunctionKind.GPU, FunctionKind.AUDIO))
     async with running_node(simulated("4xRTX2060"), tmp_path, settings) as node:
         await node.report_account()
@@ -168,7 +168,7 @@ async def test_the_audio_of_a_card_that_a_pod_has_goes_to_no_other(simulated: Si
         assert node.refused(AUDIO2060, ["0000:86:00.1"]) is ReasonCode.GROUP_HELD
 
 
-async def test_one_alias_for_an_mdev_and_a_function_names_the_function_alone(tmp_path: Path) -> None:
+async def test_an_alias_of_an_mdev_and_a_function_names_only_the_function(tmp_path: Path) -> None:
     """KubeVirt reads mdevs from another variable, so one answer can't name both."""
     slots = (
         SlotSpec(at="0000:3b:00.0", board="T4", driver="vfio-pci", group=12),

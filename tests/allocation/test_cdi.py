@@ -1,4 +1,4 @@
-"""CDI: what Kata's runtime finds for the devices that the kubelet gave to a pod."""
+"""CDI: the specs by which Kata's runtime finds the devices that the kubelet has allocated."""
 
 import asyncio
 import json
@@ -54,13 +54,13 @@ def test_a_spec_has_the_resource_as_its_kind_and_the_kubelets_ids_as_names(simul
     }
 
 
-def test_where_the_host_has_iommufd_its_nodes_alone_are_named(simulated: Simulated) -> None:
+def test_specs_name_only_device_nodes_where_the_host_has_iommufd(simulated: Simulated) -> None:
     (spec,) = specs_of(simulated("2xGH200")).values()
     assert all(path.startswith("/dev/vfio/devices/vfio") for paths in nodes(spec).values() for path in paths)
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_device_that_is_offered_with_a_node_is_in_one_spec(simulated: Simulated, name: str) -> None:
+def test_every_offered_device_with_nodes_is_in_one_spec(simulated: Simulated, name: str) -> None:
     view = snapshot.take(simulated(name), Settings(), IDS, SimClock())
     found = {f"{json.loads(spec)['kind']}={device}" for spec in cdi.specs(view).values() for device in nodes(spec)}
     offered = {cdi_name(resource.name, one.id) for resource in view.resources for one in resource.devices if one.nodes}
@@ -81,12 +81,12 @@ def test_both_parts_of_a_kind_begin_with_a_letter(resource: str, kind: str) -> N
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where `running_node` has CDI specs."""
+    """Return the folder of `running_node`'s CDI specs."""
     (tmp_path / "cdi").mkdir()
     return tmp_path / "cdi"
 
 
-async def test_files_are_there_before_a_pod_is_and_stay_when_the_agent_ends(simulated: Simulated, folder: Path) -> None:
+async def test_spec_files_exist_before_any_pod_and_after_the_agent_ends(simulated: Simulated, folder: Path) -> None:
     async with running_node(simulated("2xA10"), folder.parent) as node:
         assert set(nodes((folder / FILE).read_bytes())) == {"0000:65:00.0", "0000:ca:00.0"}
         node.kernel.unplug(PciAddress("0000:65:00.0"))
@@ -95,7 +95,7 @@ async def test_files_are_there_before_a_pod_is_and_stay_when_the_agent_ends(simu
     assert (folder / FILE).exists()
 
 
-async def test_a_file_that_is_as_it_should_be_is_left_alone(simulated: Simulated, folder: Path) -> None:
+async def test_an_unchanged_spec_file_is_not_written_again(simulated: Simulated, folder: Path) -> None:
     async with running_node(simulated("2xA10"), folder.parent):
         before = (folder / FILE).stat().st_mtime_ns
     async with running_node(simulated("2xA10"), folder.parent) as node:
@@ -103,7 +103,9 @@ async def test_a_file_that_is_as_it_should_be_is_left_alone(simulated: Simulated
         assert (folder / FILE).stat().st_mtime_ns == before
 
 
-async def test_others_files_stay_and_our_old_ones_go(simulated: Simulated, folder: Path) -> None:
+async def test_files_of_other_programs_stay_and_stale_specs_of_gpuvirt_are_removed(
+    simulated: Simulated, folder: Path
+) -> None:
     (folder / "nvidia.yaml").write_text("cdiVersion: 0.5.0\n")
     (folder / "gpuvirt-nvidia.com_TU104GL_TESLA_T4.json").write_text("{}")
     async with running_node(simulated("2xA10"), folder.parent) as node:
@@ -113,7 +115,7 @@ async def test_others_files_stay_and_our_old_ones_go(simulated: Simulated, folde
         assert (folder / FILE).exists()
 
 
-async def test_a_host_that_was_not_looked_at_takes_no_file_away(folder: Path) -> None:
+async def test_no_spec_file_is_removed_before_the_first_scan(folder: Path) -> None:
     (folder / FILE).write_text("{}")
     clock = SimClock()
     views = Cell(NodeView(at=clock.now(), looked=False))
@@ -124,7 +126,7 @@ async def test_a_host_that_was_not_looked_at_takes_no_file_away(folder: Path) ->
     assert (folder / FILE).read_text() == "{}"
 
 
-async def test_a_folder_that_cannot_be_written_is_a_note_and_heals(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_is_reported_until_it_can(simulated: Simulated, tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("a file where the folder should be")
     async with running_node(simulated("2xA10"), tmp_path) as node:
         assert [note.code for note in node.view.notes] == [ReasonCode.CDI_NOT_WRITTEN]
@@ -134,7 +136,7 @@ async def test_a_folder_that_cannot_be_written_is_a_note_and_heals(simulated: Si
         assert node.view.notes == ()
 
 
-async def test_answers_name_cdi_devices_when_asked_for(simulated: Simulated, tmp_path: Path) -> None:
+async def test_answers_name_cdi_devices_if_the_settings_enable_them(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xA10"), tmp_path, Settings(cdi=CdiUse.ANSWERS)) as node:
         (given,) = node.allocate(A10, [FIRST])
         assert given.cdi_devices == ("nvidia.com/GA102GL_A10=0000:65:00.0",)

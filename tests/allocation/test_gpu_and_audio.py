@@ -30,30 +30,32 @@ async def node(simulated: Simulated, tmp_path: Path) -> AsyncIterator[SimNode]:
         yield node
 
 
-async def test_one_container_gets_both_in_two_calls(node: SimNode) -> None:
+async def test_one_container_gets_a_gpu_and_its_audio_function_in_two_calls(node: SimNode) -> None:
     node.allocate(GPU, [CARD])
     assert preferred(node) == [SOUND]
     assert node.allocate(AUDIO, [SOUND])
 
 
-async def test_a_pod_that_comes_at_once_does_not_get_the_audio(node: SimNode) -> None:
-    """The kubelet has recorded the first pod, and nobody has named it to the agent."""
+async def test_the_next_pod_does_not_get_the_audio_function_of_an_allocated_gpu(node: SimNode) -> None:
+    """The kubelet's checkpoint has the first pod, but the pod-resources API has not listed it yet."""
     node.allocate(GPU, [CARD])
     node.write(GPU, CARD, uid="a")
     assert SOUND not in preferred(node)
-    assert SOUND not in preferred(node, 4), "even where all are asked for"
+    assert SOUND not in preferred(node, 4), "even in a request for all audio functions"
     assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_HELD
 
 
-async def test_the_other_way_round(node: SimNode) -> None:
+async def test_the_next_pod_does_not_get_the_gpu_of_an_allocated_audio_function(node: SimNode) -> None:
     node.allocate(AUDIO, [SOUND])
     node.write(AUDIO, SOUND, uid="a")
     assert node.refused(GPU, [CARD]) is ReasonCode.GROUP_HELD
 
 
 @pytest.mark.parametrize("remembered", [True, False])
-async def test_right_after_a_restart(simulated: Simulated, tmp_path: Path, *, remembered: bool) -> None:
-    """No container asks for its second resource of an agent that was started after it gave the first."""
+async def test_an_audio_function_of_an_allocated_gpu_is_refused_after_a_restart(
+    simulated: Simulated, tmp_path: Path, *, remembered: bool
+) -> None:
+    """The kubelet never splits the resources of one container between an agent and its restarted successor."""
     kernel = simulated("4xRTX2060")
     async with running_node(kernel, tmp_path, BOTH) as node:
         await node.report_account()
@@ -69,16 +71,16 @@ async def test_right_after_a_restart(simulated: Simulated, tmp_path: Path, *, re
         assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_HELD
 
 
-async def test_without_the_record_nobody_can_tell_whose_the_gpu_is(node: SimNode) -> None:
+async def test_an_audio_function_is_refused_while_the_checkpoint_cannot_be_read(node: SimNode) -> None:
     node.recorded.unread = True
     node.allocate(GPU, [CARD])
     assert SOUND not in preferred(node)
     assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_HELD
-    assert node.allocate(GPU, ["0000:3b:00.0"]), "what shares nothing is given as ever"
+    assert node.allocate(GPU, ["0000:3b:00.0"]), "a GPU in a group of its own is still allocated"
 
 
-async def test_an_app_container_gets_what_its_init_container_had(node: SimNode) -> None:
-    """It is asked for again, in any order, and the record still names the init container alone."""
+async def test_an_app_container_gets_the_devices_of_its_init_container(node: SimNode) -> None:
+    """The kubelet allocates the devices again, in any order, while its checkpoint has only the init container."""
     for resource, device in ((GPU, CARD), (AUDIO, SOUND)):
         node.allocate(resource, [device])
     for resource, device in ((GPU, CARD), (AUDIO, SOUND)):
@@ -88,21 +90,21 @@ async def test_an_app_container_gets_what_its_init_container_had(node: SimNode) 
     assert node.allocate(AUDIO, [SOUND])
 
 
-async def test_an_app_container_may_ask_for_more_than_its_init_container(node: SimNode) -> None:
+async def test_an_app_container_gets_more_devices_than_its_init_container(node: SimNode) -> None:
     node.allocate(GPU, [CARD])
     node.write(GPU, CARD, uid="a", container="init")
     node.allocate(GPU, [CARD])
-    assert node.allocate(AUDIO, [SOUND]), "the GPU was given to this container just now, and is not recorded yet"
+    assert node.allocate(AUDIO, [SOUND]), "the kubelet has not recorded the GPU of this container yet"
 
 
-async def test_the_record_of_a_pod_that_has_ended_is_in_the_way_of_nothing(node: SimNode) -> None:
-    """The kubelet leaves it there until it writes the record again."""
+async def test_a_stale_checkpoint_entry_of_an_ended_pod_refuses_no_request(node: SimNode) -> None:
+    """The kubelet's checkpoint keeps the entry until the kubelet writes the file again."""
     node.write(GPU, CARD, uid="ended")
     node.allocate(GPU, [CARD])
     assert node.allocate(AUDIO, [SOUND])
 
 
-async def test_what_another_plugin_has_just_given_is_refused(node: SimNode) -> None:
+async def test_a_gpu_that_another_plugin_has_just_allocated_is_refused(node: SimNode) -> None:
     node.write("devices.kubevirt.io/rtx", CARD, uid="b")
     assert node.refused(GPU, [CARD]) is ReasonCode.HELD_UNDER_OTHER_NAME
     assert node.refused(AUDIO, [SOUND]) is ReasonCode.GROUP_HELD

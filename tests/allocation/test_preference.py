@@ -1,4 +1,4 @@
-"""Which devices are preferred: NUMA first, then whole groups, then what disturbs others least."""
+"""Preferred devices: by NUMA nodes first, then whole groups, then the fewest broken groups and split GPUs."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -39,38 +39,38 @@ ALL = ids("gpu0", "gpu1", "gpu2", "gpu3")
         ([], 2, ids("gpu0", "gpu1")),
     ],
 )
-def test_known_cases(musts: list[DeviceId], size: int, expected: list[DeviceId]) -> None:
+def test_cases_of_the_kubevirt_gpu_device_plugin(musts: list[DeviceId], size: int, expected: list[DeviceId]) -> None:
     assert list(prefer(ALL, musts, size, FOUR)) == expected
 
 
-def test_more_must_be_included_than_asked_for() -> None:
+def test_more_required_devices_than_the_allocation_size_are_refused() -> None:
     with pytest.raises(PlacementError, match=r"2 devices .* allocation of 1"):
         prefer(ALL, ids("gpu0", "gpu1"), 1, FOUR)
 
 
-def test_fewer_than_none_are_refused() -> None:
-    with pytest.raises(PlacementError, match=r"an allocation of -3 devices is requested; expected 0 or more"):
+def test_a_negative_allocation_size_is_refused() -> None:
+    with pytest.raises(PlacementError, match=r"an allocation of -3 devices is asked for; expected 0 or more"):
         prefer(ALL, [], -3, FOUR)
 
 
-def test_of_two_nodes_that_would_do_the_emptier_one_is_used_up() -> None:
+def test_the_numa_node_with_the_fewest_sufficient_devices_is_preferred() -> None:
     places = on_nodes(a=0, b=0, c=0, d=1, e=1)
     assert set(prefer(ids("a", "b", "c", "d", "e"), [], 2, places)) == {"d", "e"}
     assert set(prefer(ids("a", "b", "c", "d", "e"), [], 1, places)) <= {"d", "e"}
 
 
-def test_as_few_nodes_as_can_be() -> None:
+def test_devices_come_from_as_few_numa_nodes_as_possible() -> None:
     places = on_nodes(a=0, b=1, c=1, d=2, e=2, f=2)
     assert set(prefer(ids("a", "b", "c", "d", "e", "f"), [], 4, places)) == {"a", "d", "e", "f"}
 
 
-def test_devices_whose_node_is_unknown_come_last() -> None:
+def test_devices_with_an_unknown_numa_node_come_last() -> None:
     places = on_nodes(a=None, b=None, c=None, d=1, e=1)
     assert set(prefer(ids("a", "b", "c", "d", "e"), [], 2, places)) == {"d", "e"}
     assert set(prefer(ids("a", "b", "c", "d", "e"), [], 3, places)) > {"d", "e"}
 
 
-def test_a_group_of_two_is_kept_for_who_asks_for_two() -> None:
+def test_a_group_of_two_is_kept_for_a_request_for_two() -> None:
     places = {
         DeviceId("left"): Place(0, IommuGroup(1), None),
         DeviceId("right"): Place(0, IommuGroup(1), None),
@@ -111,13 +111,13 @@ def requests(draw: st.DrawFn) -> tuple[list[DeviceId], list[DeviceId], int, dict
 
 
 def span(devices: Sequence[DeviceId], places: Mapping[DeviceId, Place]) -> tuple[int, int]:
-    """How many devices have no known node, and how many nodes the others are on."""
+    """Return the number of devices without a known NUMA node, and the number of nodes of the others."""
     nodes = [places[device].numa_node for device in devices]
     return nodes.count(None), len(set(nodes) - {None})
 
 
 @given(requests(), st.sampled_from(Spread))
-def test_what_always_holds(
+def test_invariants_of_any_preferred_allocation(
     request: tuple[list[DeviceId], list[DeviceId], int, dict[DeviceId, Place]], spread: Spread
 ) -> None:
     available, musts, size, places = request
@@ -125,11 +125,13 @@ def test_what_always_holds(
     assert len(chosen) == len(set(chosen)) == min(size, len(available))
     assert list(chosen[: len(musts)]) == musts
     assert set(chosen) <= set(available)
-    assert chosen == prefer(available, musts, size, places, spread), "the same question has the same answer"
+    assert chosen == prefer(available, musts, size, places, spread), "the same request has the same answer"
 
 
 @given(requests())
-def test_no_choice_spans_less(request: tuple[list[DeviceId], list[DeviceId], int, dict[DeviceId, Place]]) -> None:
+def test_no_other_choice_spans_fewer_numa_nodes(
+    request: tuple[list[DeviceId], list[DeviceId], int, dict[DeviceId, Place]],
+) -> None:
     available, musts, size, places = request
     chosen = prefer(available, musts, size, places)
     others = [device for device in available if device not in musts]

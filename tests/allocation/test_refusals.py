@@ -1,4 +1,4 @@
-"""What is refused, with its reason; and of a request of which something is refused nothing is given."""
+"""Refusals of Allocate and their reasons; a request with one refused device gets no device."""
 
 import errno
 import threading
@@ -27,57 +27,59 @@ def request_for(resource: str, device: str) -> Request:
     return Request(ResourceName(resource), [[DeviceId(device)]])
 
 
-async def test_unknown_devices_and_resources(two_a10: SimNode) -> None:
+async def test_unknown_devices_and_resources_are_refused(two_a10: SimNode) -> None:
     assert two_a10.refused(A10, ["0000:01:00.0"]) is ReasonCode.UNKNOWN_DEVICE
     assert two_a10.refused(A10, ["../../etc/passwd"]) is ReasonCode.UNKNOWN_DEVICE
     assert two_a10.refused("nvidia.com/GH100", [FIRST]) is ReasonCode.UNKNOWN_RESOURCE
 
 
-async def test_an_unhealthy_device(two_a10: SimNode) -> None:
+async def test_an_unhealthy_device_is_refused(two_a10: SimNode) -> None:
     two_a10.kernel.delete_node(IommuGroup(12))
     await two_a10.advance(2)
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.NODE_MISSING
 
 
-# What follows happens between the last look at the host and the request.
+# The following faults occur between the last scan of the host and the request.
 
 
-async def test_a_device_that_was_rebound_a_moment_ago(two_a10: SimNode) -> None:
+async def test_a_device_rebound_since_the_last_scan_is_refused(two_a10: SimNode) -> None:
     two_a10.kernel.rebind(FIRST, "nvidia")
     with pytest.raises(AllocationRefusedError, match="is bound to nvidia now") as refusal:
         two_a10.allocate(A10, [FIRST])
     assert refusal.value.reason.code is ReasonCode.DRIVER_CHANGED
 
 
-async def test_a_device_that_was_unplugged_a_moment_ago(two_a10: SimNode) -> None:
+async def test_a_device_unplugged_since_the_last_scan_is_refused(two_a10: SimNode) -> None:
     two_a10.kernel.unplug(FIRST)
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.DEVICE_GONE
 
 
-async def test_another_card_in_the_same_slot(two_a10: SimNode) -> None:
+async def test_another_card_in_the_same_slot_is_refused(two_a10: SimNode) -> None:
     two_a10.kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{FIRST}/device"), b"0x1eb8\n")
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.IDENTITY_CHANGED
 
 
-async def test_another_group(two_a10: SimNode) -> None:
+async def test_a_device_in_another_iommu_group_is_refused(two_a10: SimNode) -> None:
     function = two_a10.kernel.pci.functions[FIRST]
     two_a10.kernel.tree.link(HostPath(f"{function.folder}/iommu_group"), HostPath("/sys/kernel/iommu_groups/22"))
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.GROUP_CHANGED
 
 
-async def test_a_device_that_cannot_be_read(two_a10: SimNode) -> None:
+async def test_a_device_with_an_unreadable_driver_is_refused(two_a10: SimNode) -> None:
     two_a10.kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{FIRST}/driver"), errno.EIO)
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.UNREAD
 
 
-async def test_a_neighbour_that_was_given_back_to_the_host(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_gpu_is_refused_after_its_audio_function_returned_to_the_host(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         node.kernel.rebind(PciAddress("0000:04:00.1"), "snd_hda_intel")
         name = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
         assert node.refused(name, ["0000:04:00.0"]) is ReasonCode.GROUP_NOT_VIABLE
 
 
-async def test_a_device_that_a_process_has_open_with_the_process_named(two_a10: SimNode) -> None:
+async def test_a_device_in_use_is_refused_and_the_process_is_named(two_a10: SimNode) -> None:
     process = two_a10.kernel.start_vm(IommuGroup(12))
     with pytest.raises(AllocationRefusedError, match=rf"in use by qemu-system-x86 \(pid {process.pid}\)"):
         two_a10.allocate(A10, [FIRST])
@@ -85,26 +87,26 @@ async def test_a_device_that_a_process_has_open_with_the_process_named(two_a10: 
     assert two_a10.allocate(A10, [FIRST])
 
 
-async def test_a_device_whose_use_is_unknown_is_given(two_a10: SimNode) -> None:
+async def test_a_device_whose_use_is_unknown_is_allocated(two_a10: SimNode) -> None:
     two_a10.kernel.faults.fail(HostPath("/dev/vfio/12"), errno.EPERM)
     assert two_a10.allocate(A10, [FIRST])
 
 
-async def test_of_a_request_with_one_bad_device_nothing_is_given(two_a10: SimNode) -> None:
+async def test_a_request_with_one_bad_device_is_refused_as_a_whole(two_a10: SimNode) -> None:
     two_a10.kernel.rebind(SECOND, "nvidia")
     assert two_a10.refused(A10, [FIRST], [SECOND]) is ReasonCode.DRIVER_CHANGED
     await two_a10.advance(1)
     assert two_a10.gpu(FIRST).users == ()
 
 
-async def test_what_a_refusal_has_met_others_hear_of_at_once(two_a10: SimNode) -> None:
+async def test_a_refusal_starts_a_scan_at_once(two_a10: SimNode) -> None:
     two_a10.kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{FIRST}/device"), b"0x1eb8\n")
     two_a10.refused(A10, [FIRST])
     await two_a10.advance(0.2)
     assert two_a10.offered == {A10: {SECOND: True}, "nvidia.com/TU104GL_TESLA_T4": {FIRST: True}}
 
 
-async def test_an_mdev_of_another_type_and_one_that_is_gone(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_mdev_of_another_type_and_a_removed_mdev_are_refused(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xT4"), tmp_path) as node:
         name = "nvidia.com/GRID_T4-8Q"
         first, second, *_ = node.offered[name]
@@ -114,7 +116,7 @@ async def test_an_mdev_of_another_type_and_one_that_is_gone(simulated: Simulated
         assert node.refused(name, [second]) is ReasonCode.DEVICE_GONE
 
 
-async def test_mismatched_vgpus_are_left_out_for_those_who_want_it_back(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_compat_setting_drops_mismatched_vgpus_from_the_answer(simulated: Simulated, tmp_path: Path) -> None:
     settings = Settings(compat=Compat(drop_mismatched_vgpus=True))
     async with running_node(simulated("4xT4"), tmp_path, settings) as node:
         name = "nvidia.com/GRID_T4-8Q"
@@ -124,7 +126,7 @@ async def test_mismatched_vgpus_are_left_out_for_those_who_want_it_back(simulate
         assert answer.env == {"MDEV_PCI_RESOURCE_NVIDIA_COM_GRID_T4-8Q": first}
 
 
-async def test_a_vf_whose_type_was_taken_away(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_vf_that_lost_its_vgpu_type_is_refused(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xL40S"), tmp_path) as node:
         node.kernel.write(HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type"), b"0")
         assert node.refused("nvidia.com/NVIDIA_L40S-12Q", ["0000:25:00.4"]) is ReasonCode.TYPE_CHANGED
@@ -136,12 +138,12 @@ async def test_refusals_are_counted_by_their_reason(two_a10: SimNode) -> None:
     assert two_a10.agent.telemetry.allocations == {(A10, "UnknownDevice"): 1, (A10, "given"): 1}
 
 
-async def test_a_group_whose_node_was_just_deleted(two_a10: SimNode) -> None:
+async def test_a_device_whose_group_node_was_deleted_is_refused(two_a10: SimNode) -> None:
     two_a10.kernel.delete_node(IommuGroup(12))
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.NODE_MISSING
 
 
-async def test_the_container_node_that_every_group_needs(two_a10: SimNode) -> None:
+async def test_every_device_is_refused_without_the_vfio_container_node(two_a10: SimNode) -> None:
     two_a10.kernel.tree.remove(HostPath("/dev/vfio/vfio"))
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.NODE_MISSING
     await two_a10.advance(2)
@@ -156,8 +158,8 @@ def with_iommufd(*, group_nodes: bool = True) -> SimKernel:
     return build_host(HostSpec(about="two A10", iommufd=True, group_nodes=group_nodes, slots=slots))
 
 
-async def test_a_device_whose_own_node_has_another_name_by_now(tmp_path: Path) -> None:
-    """Its old name may be another tenant's device: nodes are numbered in the order of binding."""
+async def test_a_device_whose_device_node_was_renamed_is_refused(tmp_path: Path) -> None:
+    """The old node may now be another tenant's device: the kernel numbers device nodes in the order of binding."""
     kernel = with_iommufd()
     async with running_node(kernel, tmp_path) as node:
         folder = kernel.pci.functions[FIRST].folder
@@ -166,7 +168,7 @@ async def test_a_device_whose_own_node_has_another_name_by_now(tmp_path: Path) -
         assert node.refused(A10, [FIRST]) is ReasonCode.NODE_MISSING
 
 
-async def test_a_node_of_its_own_that_goes_is_seen_within_two_seconds(tmp_path: Path) -> None:
+async def test_a_removed_device_node_makes_the_device_unhealthy_within_two_seconds(tmp_path: Path) -> None:
     kernel = with_iommufd(group_nodes=False)
     async with running_node(kernel, tmp_path) as node:
         kernel.tree.remove(HostPath("/dev/vfio/devices/vfio0"))
@@ -175,7 +177,7 @@ async def test_a_node_of_its_own_that_goes_is_seen_within_two_seconds(tmp_path: 
         assert node.offered == {A10: {FIRST: False, "0000:ca:00.0": True}}
 
 
-async def test_a_device_that_a_process_has_open_on_a_kernel_without_groups(tmp_path: Path) -> None:
+async def test_a_device_in_use_is_refused_on_a_kernel_without_vfio_groups(tmp_path: Path) -> None:
     kernel = with_iommufd(group_nodes=False)
     kernel.tree.place(HostPath("/proc/777/comm"), constant("qemu"))
     async with running_node(kernel, tmp_path) as node:
@@ -184,14 +186,14 @@ async def test_a_device_that_a_process_has_open_on_a_kernel_without_groups(tmp_p
         assert node.allocate(A10, ["0000:ca:00.0"])
 
 
-async def test_a_vgpu_in_a_domain_that_kubevirt_refuses(tmp_path: Path) -> None:
+async def test_a_vgpu_in_a_pci_domain_that_kubevirt_refuses_is_not_offered(tmp_path: Path) -> None:
     slot = SlotSpec(at="10000:25:00.0", board="L40S", group=12, vfs=4, vgpus={VgpuType("NVIDIA L40S-12Q"): 1})
     async with running_node(build_host(HostSpec(about="behind VMD", slots=(slot,))), tmp_path) as node:
         assert node.offered == {}
         assert node.reasons("10000:25:00.4") == [ReasonCode.ADDRESS_NOT_ACCEPTED]
 
 
-async def test_a_driver_that_sleeps_refuses_one_pod_and_delays_nothing_else(
+async def test_a_driver_that_sleeps_refuses_one_pod_and_delays_no_other_request(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel, wake = simulated("4xL40S"), threading.Event()
@@ -222,7 +224,7 @@ def walks_of(node: SimNode) -> list[HostPath]:
     return walks
 
 
-async def test_devices_that_are_allocated_cost_a_request_one_walk(two_a10: SimNode) -> None:
+async def test_a_request_for_allocated_devices_reads_proc_once(two_a10: SimNode) -> None:
     two_a10.allocate(A10, [FIRST, SECOND])
     two_a10.write(A10, FIRST, SECOND, uid="a")
     walks = walks_of(two_a10)
@@ -230,8 +232,8 @@ async def test_devices_that_are_allocated_cost_a_request_one_walk(two_a10: SimNo
     assert len(walks) == 1
 
 
-async def test_a_device_whose_pod_cannot_have_started_is_opened(two_a10: SimNode) -> None:
-    """The kubelet records what a container has before it starts it: until then no VM can meet the open group."""
+async def test_the_group_of_a_device_whose_pod_cannot_have_started_is_opened(two_a10: SimNode) -> None:
+    """The kubelet records a container's devices before it starts the container: until then no VM can open the group."""
     two_a10.allocate(A10, [FIRST])
     walks = walks_of(two_a10)
     assert two_a10.allocate(A10, [FIRST])
@@ -242,10 +244,10 @@ async def test_a_device_whose_pod_cannot_have_started_is_opened(two_a10: SimNode
     two_a10.recorded.unread = True
     walks.clear()
     assert two_a10.allocate(A10, [FIRST])
-    assert len(walks) == 1, "what can't be read is not taken for a container that has not started"
+    assert len(walks) == 1, "an unreadable checkpoint doesn't prove that the container has not started"
 
 
-async def test_only_the_numbers_of_the_groups_of_a_request_are_read(two_a10: SimNode) -> None:
+async def test_a_request_reads_the_device_numbers_of_its_own_groups_only(two_a10: SimNode) -> None:
     two_a10.allocate(A10, [SECOND])
     two_a10.write(A10, SECOND, uid="a")
     two_a10.kernel.reads.clear()
@@ -254,7 +256,7 @@ async def test_only_the_numbers_of_the_groups_of_a_request_are_read(two_a10: Sim
     assert read == {"/sys/class/vfio/22/dev"}
 
 
-async def test_a_request_for_two_allocated_devices_names_the_one_that_is_in_use(two_a10: SimNode) -> None:
+async def test_a_request_for_two_allocated_devices_names_the_device_in_use(two_a10: SimNode) -> None:
     two_a10.allocate(A10, [FIRST, SECOND])
     process = two_a10.kernel.start_vm(IommuGroup(22))
     with pytest.raises(AllocationRefusedError, match=rf"{SECOND} is in use by qemu-system-x86 \(pid {process.pid}\)"):
@@ -263,7 +265,7 @@ async def test_a_request_for_two_allocated_devices_names_the_one_that_is_in_use(
 
 
 @pytest.mark.parametrize("known_by", ["ledger", "checkpoint"])
-async def test_a_walk_through_processes_that_sleeps_delays_nothing_else(
+async def test_a_blocked_read_of_proc_delays_no_other_request(
     simulated: Simulated, tmp_path: Path, known_by: str
 ) -> None:
     kernel, wake = simulated("2xA10"), threading.Event()
@@ -286,7 +288,7 @@ async def test_a_walk_through_processes_that_sleeps_delays_nothing_else(
         wake.set()
 
 
-async def test_a_vgpu_that_is_created_during_a_look_can_be_given_at_once(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_vgpu_created_during_a_scan_can_be_allocated_at_once(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xL40S")
     current = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
     type_id = kernel.read(current)
@@ -299,7 +301,7 @@ async def test_a_vgpu_that_is_created_during_a_look_can_be_given_at_once(simulat
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", "snd_hda_intel"])
-async def test_a_chipsets_audio_is_none_of_a_gpus(tmp_path: Path, driver: str) -> None:
+async def test_the_audio_function_of_a_chipset_is_not_offered(tmp_path: Path, driver: str) -> None:
     board = CardSpec(functions=(FunctionSpec(id="8086:a348", class_code="040300", native_driver="snd_hda_intel"),))
     slot = SlotSpec(at="0000:00:1f.3", board="audio", driver=driver, group=2)
     kernel = build_host(HostSpec(about="no GPU", boards={"audio": board}, slots=(slot,)))

@@ -1,4 +1,4 @@
-"""A whole GPU that can't be reset goes to no other pod than the one that had it in this boot."""
+"""A passthrough GPU that can't be reset is allocated to only one pod per boot of the host."""
 
 import errno
 from pathlib import Path
@@ -29,15 +29,15 @@ def methods_of(address: str) -> HostPath:
 
 
 def without_reset(kernel: SimKernel, address: PciAddress = FIRST) -> SimKernel:
-    """Have the kernel know no way to reset a function, as where the card offers none."""
+    """Remove every reset method of a function, as on a card without one."""
     folder = kernel.pci.functions[address].folder
     kernel.tree.remove(HostPath(f"{folder}/reset_method"))
     kernel.tree.remove(HostPath(f"{folder}/reset"))
     return kernel
 
 
-async def give_and_end(node: SimNode, resource: str, device: str, pod: str = "vm-a") -> None:
-    """Give a device to a pod, which the kubelet names, and end the pod."""
+async def allocate_and_end(node: SimNode, resource: str, device: str, pod: str = "vm-a") -> None:
+    """Allocate a device to a pod, have the kubelet report the pod, and end the pod."""
     node.allocate(resource, [device])
     node.hold(resource, device, pod=pod)
     await report_account(node)
@@ -55,8 +55,8 @@ async def report_account(node: SimNode) -> None:
 async def test_a_gpu_without_a_reset_goes_to_one_pod_alone(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(without_reset(simulated("2xA10")), tmp_path) as node:
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
-        await give_and_end(node, A10, FIRST)
-        await give_and_end(node, A10, SECOND)
+        await allocate_and_end(node, A10, FIRST)
+        await allocate_and_end(node, A10, SECOND)
         assert node.offered == {A10: {FIRST: False, SECOND: True}}
         (reason,) = node.gpu(FIRST).reasons
         assert reason.code is ReasonCode.NO_RESET
@@ -65,7 +65,7 @@ async def test_a_gpu_without_a_reset_goes_to_one_pod_alone(simulated: Simulated,
         assert node.allocate(A10, [SECOND])
 
 
-async def test_it_stays_healthy_for_the_pod_that_has_it(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_gpu_without_a_reset_stays_healthy_for_its_pod(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(without_reset(simulated("2xA10")), tmp_path) as node:
         node.allocate(A10, [FIRST])
         node.hold(A10, FIRST)
@@ -73,7 +73,7 @@ async def test_it_stays_healthy_for_the_pod_that_has_it(simulated: Simulated, tm
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
 
 
-async def test_another_pod_is_refused_before_the_agent_has_observed_of_the_end(
+async def test_another_pod_is_refused_before_the_agent_has_observed_that_the_first_ended(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     async with running_node(without_reset(simulated("2xA10")), tmp_path) as node:
@@ -91,12 +91,12 @@ async def test_a_pods_init_container_and_its_other_container_are_one_pod(simulat
         assert node.allocate(A10, [FIRST])
 
 
-async def test_it_stays_withheld_after_a_restart_of_the_agent_and_not_of_the_host(
+async def test_a_gpu_without_a_reset_stays_withheld_after_a_restart_of_the_agent_but_not_of_the_host(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = without_reset(simulated("2xA10"))
     async with running_node(kernel, tmp_path) as node:
-        await give_and_end(node, A10, FIRST)
+        await allocate_and_end(node, A10, FIRST)
     async with running_node(kernel, tmp_path) as node:
         assert node.offered == {A10: {FIRST: False, SECOND: True}}
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
@@ -107,7 +107,7 @@ async def test_it_stays_withheld_after_a_restart_of_the_agent_and_not_of_the_hos
 
 
 @pytest.mark.parametrize("named", [False, True])
-async def test_a_pod_of_before_a_reboot_counts_if_the_kubelet_names_it_after(
+async def test_a_pod_from_before_a_reboot_counts_if_the_kubelet_still_lists_it(
     simulated: Simulated, tmp_path: Path, named: bool
 ) -> None:
     kernel = without_reset(simulated("2xA10"))
@@ -125,11 +125,11 @@ async def test_a_pod_of_before_a_reboot_counts_if_the_kubelet_names_it_after(
         assert node.offered == {A10: {FIRST: not named, SECOND: True}}
 
 
-async def test_a_reset_that_comes_back_ends_it(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_gpu_is_offered_again_when_its_reset_method_returns(simulated: Simulated, tmp_path: Path) -> None:
     kernel = without_reset(simulated("2xA10"))
     path = HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method")
     async with running_node(kernel, tmp_path) as node:
-        await give_and_end(node, A10, FIRST)
+        await allocate_and_end(node, A10, FIRST)
         assert node.offered == {A10: {FIRST: False, SECOND: True}}
         kernel.tree.place(path, constant("flr\n"))
         await node.advance(SETTLED_S)
@@ -138,41 +138,43 @@ async def test_a_reset_that_comes_back_ends_it(simulated: Simulated, tmp_path: P
         assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
 
 
-async def test_the_setting_gives_it_all_the_same(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_gpu_without_a_reset_is_allocated_if_the_settings_require_no_reset(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = without_reset(simulated("2xA10"))
     async with running_node(kernel, tmp_path, Settings(require_reset=False)) as node:
-        await give_and_end(node, A10, FIRST)
+        await allocate_and_end(node, A10, FIRST)
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
-        await give_and_end(node, A10, FIRST, pod="vm-b")
+        await allocate_and_end(node, A10, FIRST, pod="vm-b")
     async with running_node(kernel, tmp_path) as node:
         (reason,) = node.gpu(FIRST).reasons
         assert "pod default/vm-b" in reason.message
 
 
 @pytest.mark.parametrize("path", [methods_of(FIRST), HostPath(f"/sys/bus/pci/devices/{FIRST}/reset")])
-async def test_what_cannot_be_read_is_not_taken_for_no_reset(
+async def test_an_unreadable_reset_method_does_not_withhold_a_gpu(
     simulated: Simulated, tmp_path: Path, path: HostPath
 ) -> None:
     kernel = without_reset(simulated("2xA10"))
     kernel.faults.fail(path, errno.EIO)
     async with running_node(kernel, tmp_path) as node:
-        await give_and_end(node, A10, FIRST)
+        await allocate_and_end(node, A10, FIRST)
         assert node.offered == {A10: {FIRST: True, SECOND: True}}
         assert node.allocate(A10, [FIRST])
 
 
-async def test_vgpus_are_given_on_whatever_the_reset_of_their_gpu(simulated: Simulated, tmp_path: Path) -> None:
+async def test_vgpus_are_allocated_again_without_a_reset_of_their_gpu(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xL40S")
     for address in list(kernel.pci.functions):
         without_reset(kernel, address)
     async with running_node(kernel, tmp_path) as node:
         name = "nvidia.com/NVIDIA_L40S-12Q"
-        await give_and_end(node, name, "0000:25:00.4")
+        await allocate_and_end(node, name, "0000:25:00.4")
         assert node.offered[name]["0000:25:00.4"]
         assert node.allocate(name, ["0000:25:00.4"])
 
 
-# What the kernel can reset, and with what.
+# Which functions the kernel can reset, and by which scope.
 
 BRIDGE, GPU, AUDIO = map(PciAddress, ("0000:00:01.0", "0000:01:00.0", "0000:01:00.1"))
 
@@ -193,7 +195,7 @@ def reset_of(kernel: SimKernel, address: PciAddress) -> bool | None:
     return is_reset(functions, address, functions[address].reset)
 
 
-def test_a_gpu_whose_bus_vfio_has_whole_is_reset_with_it() -> None:
+def test_a_gpu_is_reset_with_its_bus_if_vfio_drives_the_whole_bus() -> None:
     kernel = behind_a_bridge()
     assert scan(kernel).functions[GPU].reset is ResetScope.SHARED_BUS
     assert reset_of(kernel, GPU) is True
@@ -201,10 +203,10 @@ def test_a_gpu_whose_bus_vfio_has_whole_is_reset_with_it() -> None:
     assert reset_of(kernel, GPU) is False
 
 
-def test_a_gpu_alone_on_its_bus_is_reset_with_it_only_if_its_own_ways_are_disabled_by_hand(
+def test_a_gpu_alone_on_its_bus_is_reset_with_the_bus_only_if_its_own_methods_are_disabled(
     simulated: Simulated,
 ) -> None:
-    """The kernel lists the way `bus` for such a function unless its bus can't be reset."""
+    """The kernel lists the method `bus` for such a function unless its bus can't be reset."""
     kernel = simulated("2xA10")
     path = HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method")
     kernel.tree.place(path, constant(""))
@@ -214,7 +216,7 @@ def test_a_gpu_alone_on_its_bus_is_reset_with_it_only_if_its_own_ways_are_disabl
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-def test_no_bridge_resets_a_gpu_on_a_root_bus(disabled: bool) -> None:
+def test_a_gpu_on_a_root_bus_has_no_bus_reset(disabled: bool) -> None:
     slot = SlotSpec(at=GPU, board="RTX2060", driver="vfio-pci", group=2)
     kernel = build_host(HostSpec(about="a GPU on a root bus", slots=(slot,)))
     without_reset(kernel, GPU)
@@ -224,20 +226,20 @@ def test_no_bridge_resets_a_gpu_on_a_root_bus(disabled: bool) -> None:
     assert reset_of(kernel, GPU) is False
 
 
-def test_a_gpu_on_a_bus_of_which_a_driver_is_not_known_may_be_reset() -> None:
+def test_the_reset_is_unknown_if_a_driver_on_the_bus_is_unknown() -> None:
     kernel = behind_a_bridge()
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{AUDIO}/driver"), errno.EIO)
     assert reset_of(kernel, GPU) is None
 
 
-def test_a_kernel_without_a_list_of_methods_says_it_by_the_file_reset(simulated: Simulated) -> None:
+def test_a_kernel_without_reset_method_shows_a_reset_by_the_file_reset(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.tree.remove(HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method"))
     assert scan(kernel).functions[FIRST].reset is ResetScope.FUNCTION
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_gpu_of_the_simulated_hosts_that_is_on_vfio_can_be_reset(simulated: Simulated, name: str) -> None:
+def test_every_gpu_on_vfio_of_the_simulated_hosts_can_be_reset(simulated: Simulated, name: str) -> None:
     facts = scan(simulated(name))
     assert all(
         function.reset is (ResetScope.FUNCTION if function.on_vfio and function.physfn is None else None)

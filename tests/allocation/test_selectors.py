@@ -1,4 +1,4 @@
-"""By what KubeVirt selects what a node offers: ids of functions, VFs that carry a vGPU too, and types of mdevs."""
+"""The selectors of KubeVirt for a resource: PCI ids of functions and of VFs with vGPUs, and types of mdevs."""
 
 import pytest
 
@@ -27,13 +27,13 @@ from tests.simnode import IDS
         ("4xL40S", "nvidia.com/NVIDIA_L40S-24Q", Selectors(ResourceKind.VGPU, ("10DE:26B9",))),
     ],
 )
-def test_a_resource_says_what_selects_it(simulated: str, resource: str, expected: Selectors) -> None:
+def test_a_resource_reports_its_kind_and_selectors(simulated: str, resource: str, expected: Selectors) -> None:
     view = snapshot.take(build_host(load_host(simulated)), Settings(), IDS, SimClock())
     (found,) = (one for one in view.resources if one.name == resource)
     assert Selectors(found.kind, found.pci_vendor_selectors, found.mdev_name_selectors) == expected
     status = status_of(view, GpuNode(metadata=Metadata(name="node01")), BEGINNING)
-    (told,) = (one for one in status.resources if one.name == resource)
-    assert (told.kind, told.pci_vendor_selectors, told.mdev_name_selectors) == (
+    (reported,) = (one for one in status.resources if one.name == resource)
+    assert (reported.kind, reported.pci_vendor_selectors, reported.mdev_name_selectors) == (
         expected.kind,
         expected.pci,
         expected.mdev,
@@ -50,7 +50,7 @@ def held(gpu: str, vgpu: str | None = None, vgpu_type: str | None = None) -> Can
     return Candidate(DeviceId(vgpu or gpu), target, name, None, None, None, carrier=PciAddress(gpu))
 
 
-def test_a_vgpu_that_is_gone_is_still_selected_by_its_type_and_never_by_its_gpu() -> None:
+def test_a_removed_vgpu_is_selected_by_its_type_and_never_by_its_gpu() -> None:
     inventory = build_inventory(scan(build_host(load_host("2xA10"))))
     uuid = "a97c1d93-75b0-5502-bafc-fef8d1839ded"
     (gpu, *_) = inventory.gpus
@@ -61,6 +61,6 @@ def test_a_vgpu_that_is_gone_is_still_selected_by_its_type_and_never_by_its_gpu(
     assert selectors_of(inventory, [held("0000:ff:00.0")]) == Selectors()
 
 
-def test_selectors_are_compared_as_kubevirt_does() -> None:
+def test_selectors_are_compared_as_kubevirt_compares_them() -> None:
     assert normal("10DE:2236") == normal("10de:2236")
     assert normal("NVIDIA A10-24Q") == normal("NVIDIA_A10-24Q") != normal("nvidia A10-24Q")

@@ -25,7 +25,7 @@ async def node(simulated: Simulated, tmp_path: Path) -> AsyncIterator[SimNode]:
         yield node
 
 
-async def test_until_it_is_known_who_has_what_shared_groups_are_not_offered(
+async def test_shared_groups_are_not_offered_while_allocations_are_unknown(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     async with running_node(simulated("2xRTX4090-one-group"), tmp_path) as node:
@@ -35,19 +35,19 @@ async def test_until_it_is_known_who_has_what_shared_groups_are_not_offered(
         assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
 
 
-async def test_the_sibling_of_a_given_gpu_is_refused_at_once(node: SimNode) -> None:
+async def test_the_sibling_of_an_allocated_gpu_is_refused_at_once(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
     assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_the_sibling_is_no_longer_listed(node: SimNode) -> None:
+async def test_the_sibling_of_an_allocated_gpu_is_no_longer_listed(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
     await node.advance(0.3)
     assert node.offered == {RTX4090: {LEFT: True, ALONE: True}}
     assert node.reasons(RIGHT) == [ReasonCode.GROUP_HELD]
 
 
-async def test_both_go_to_one_container(node: SimNode) -> None:
+async def test_both_gpus_of_a_group_go_to_one_container(node: SimNode) -> None:
     (both,) = node.allocate(RTX4090, [LEFT, RIGHT])
     assert both.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
     await node.advance(0.3)
@@ -56,23 +56,23 @@ async def test_both_go_to_one_container(node: SimNode) -> None:
 
 async def test_two_containers_of_one_call_do_not_share_a_group(node: SimNode) -> None:
     assert node.refused(RTX4090, [LEFT], [RIGHT]) is ReasonCode.GROUP_HELD
-    assert node.allocate(RTX4090, [RIGHT]), "the refused request has left nothing behind"
+    assert node.allocate(RTX4090, [RIGHT]), "a refused request allocates no device"
 
 
-async def test_the_sibling_is_free_when_the_pod_has_ended(node: SimNode) -> None:
+async def test_the_sibling_is_allocated_again_after_the_pod_has_ended(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
     node.hold(RTX4090, LEFT)
     await node.report_account()
     assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
     node.free(LEFT)
     await node.report_account()
-    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD, "once unheard is not gone"
+    assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD, "a single report without the pod doesn't end it"
     await node.report_account()
     assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
     assert node.allocate(RTX4090, [RIGHT])
 
 
-async def test_a_pod_that_was_never_admitted_lets_go_after_a_while(node: SimNode) -> None:
+async def test_the_allocation_of_a_pod_that_was_never_admitted_expires(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
     await node.report_account()
     await node.report_account()
@@ -83,7 +83,7 @@ async def test_a_pod_that_was_never_admitted_lets_go_after_a_while(node: SimNode
     assert node.allocate(RTX4090, [RIGHT])
 
 
-async def test_as_long_as_the_kubelet_is_not_observed_nothing_is_freed(node: SimNode) -> None:
+async def test_no_allocation_ends_while_the_kubelet_does_not_answer(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
     for _ in range(10):
         await node.advance(60)
@@ -91,14 +91,14 @@ async def test_as_long_as_the_kubelet_is_not_observed_nothing_is_freed(node: Sim
     assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_the_same_device_again_is_the_same_pod_or_a_dead_one(node: SimNode) -> None:
+async def test_a_second_request_for_an_allocated_device_is_granted(node: SimNode) -> None:
     node.allocate(RTX4090, [LEFT])
-    assert node.allocate(RTX4090, [LEFT]), "an app container gets what its pod's init container had"
+    assert node.allocate(RTX4090, [LEFT]), "an app container gets the GPU of its pod's init container"
     assert node.allocate(RTX4090, [LEFT, RIGHT])
-    assert node.allocate(RTX4090, [LEFT]), "and less than that"
+    assert node.allocate(RTX4090, [LEFT]), "and a part of it"
 
 
-async def test_a_restart_remembers(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_sibling_is_refused_after_a_restart_of_the_agent(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xRTX4090-one-group")
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
@@ -110,7 +110,7 @@ async def test_a_restart_remembers(simulated: Simulated, tmp_path: Path) -> None
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_pods_from_before_our_time_count(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_sibling_of_a_gpu_of_an_older_pod_is_refused(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xRTX4090-one-group"), tmp_path) as node:
         node.hold(RTX4090, LEFT)
         await node.report_account()
@@ -118,8 +118,10 @@ async def test_pods_from_before_our_time_count(simulated: Simulated, tmp_path: P
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_what_another_plugin_gave_away_is_withheld_until_it_is_free(simulated: Simulated, tmp_path: Path) -> None:
-    """A container of amd.com/gpu has the card; that resource is not ours to serve, but the card is not free either."""
+async def test_a_gpu_that_another_plugin_allocated_is_withheld_until_it_is_free(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    """A container has the card as amd.com/gpu, a resource that gpuvirt doesn't serve; the card is not free."""
     async with running_node(simulated("8xMI300X"), tmp_path) as node:
         ours = "amd.com/AQUA_VANJARAM_INSTINCT_MI300X"
         node.hold("amd.com/gpu", "0000:05:00.0")
@@ -133,7 +135,7 @@ async def test_what_another_plugin_gave_away_is_withheld_until_it_is_free(simula
         assert node.offered[ours]["0000:05:00.0"] is True
 
 
-async def test_account_that_were_observed_before_the_first_look_count(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_account_observed_before_the_first_scan_counts(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xRTX4090-one-group")
     folder = HostPath("/sys/bus/pci/devices")
     kernel.faults.fail(folder, errno.EIO)
@@ -152,7 +154,7 @@ def two_in(group: int, *, alone_in: int) -> SimKernel:
     return build_host(HostSpec(about="two in one group, and one alone", slots=slots))
 
 
-async def test_groups_that_a_reboot_has_numbered_again(tmp_path: Path) -> None:
+async def test_the_sibling_is_refused_after_a_reboot_renumbered_the_groups(tmp_path: Path) -> None:
     async with running_node(two_in(12, alone_in=14), tmp_path) as node:
         await node.report_account()
         node.allocate(RTX4090, [LEFT])
@@ -165,19 +167,23 @@ async def test_groups_that_a_reboot_has_numbered_again(tmp_path: Path) -> None:
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_a_group_that_is_unread_when_its_holder_is_observed(simulated: Simulated, tmp_path: Path) -> None:
+async def test_the_sibling_of_an_allocated_gpu_with_an_unreadable_group_is_refused(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("2xRTX4090-one-group")
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{LEFT}/iommu_group"), errno.EIO)
     async with running_node(kernel, tmp_path) as node:
         node.hold(RTX4090, LEFT)
         await node.report_account()
-        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_CHANGED, "the group has a member that was not seen"
+        assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_CHANGED, (
+            "the group has a member that the scan could not read"
+        )
         kernel.faults.heal()
         await node.advance(61)
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_a_device_that_another_plugin_named_by_its_group(node: SimNode) -> None:
+async def test_a_group_that_another_plugin_allocated_by_its_number_is_withheld(node: SimNode) -> None:
     node.hold("devices.kubevirt.io/rtx", "12")
     await node.report_account()
     assert node.offered == {RTX4090: {ALONE: True}}
@@ -185,7 +191,7 @@ async def test_a_device_that_another_plugin_named_by_its_group(node: SimNode) ->
     assert node.reasons(RIGHT) == [ReasonCode.GROUP_HELD]
 
 
-async def test_a_holder_that_is_unread_when_an_agent_without_a_ledger_starts(
+async def test_the_sibling_of_an_unreadable_allocated_gpu_is_refused_without_a_ledger(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("2xRTX4090-one-group")
@@ -199,7 +205,9 @@ async def test_a_holder_that_is_unread_when_an_agent_without_a_ledger_starts(
         assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 
-async def test_allocations_of_two_agents_at_one_moment_are_two(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_new_agents_allocation_is_not_merged_with_its_predecessors(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     kernel = simulated("2xRTX4090-one-group")
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()

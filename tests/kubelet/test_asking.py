@@ -1,4 +1,4 @@
-"""When the kubelet is asked who has what: sooner after a withdrawal, unless it can't say what it counts."""
+"""When the agent reads the kubelet's allocations: sooner after a withdrawal, unless the API lacks the counts."""
 
 import asyncio
 import json
@@ -23,8 +23,8 @@ ASKED = 6
 T4 = ResourceName("nvidia.com/TU104GL_T4")
 
 
-class Hasty(RealClock):
-    """A clock on which nobody is kept waiting, and that knows how long everybody wanted to wait."""
+class ImpatientClock(RealClock):
+    """A clock whose sleeps return at once; it records their durations."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -35,8 +35,8 @@ class Hasty(RealClock):
         await super().sleep(0)
 
 
-class Listens:
-    """Has something withdrawn until the kubelet was heard so many times; one that stirs has it asked all the while."""
+class Listener:
+    """A listener with a withdrawn device until it has so many accounts; `stirs` starts the next reading at once."""
 
     def __init__(self, withdrawing_for: int, *, stirs: bool = True, enough: int = ASKED + 1) -> None:
         self.allocated = Signal()
@@ -83,8 +83,10 @@ def watch_of(
         (99, False, [1.0] * ASKED),
     ],
 )
-async def test_pauses(short_path: Path, withdrawing_for: int, *, tells: bool, slept: list[float]) -> None:
-    clock, listener = Hasty(), Listens(withdrawing_for)
+async def test_the_pauses_between_readings_of_the_kubelet(
+    short_path: Path, withdrawing_for: int, *, tells: bool, slept: list[float]
+) -> None:
+    clock, listener = ImpatientClock(), Listener(withdrawing_for)
     async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
         if not tells:
             kubelet.paths.pod_resources_socket.unlink()
@@ -94,9 +96,9 @@ async def test_pauses(short_path: Path, withdrawing_for: int, *, tells: bool, sl
     assert clock.slept[:ASKED] == slept
 
 
-async def test_who_was_given_one_meanwhile_is_asked_for_a_moment_later(short_path: Path) -> None:
-    """The kubelet lists a pod a moment after it gave it devices; a question after a withdrawal may be too early."""
-    clock, listener = Hasty(), Listens(2, stirs=False, enough=3)
+async def test_the_kubelet_is_read_again_shortly_after_an_allocation(short_path: Path) -> None:
+    """The kubelet lists a pod shortly after its allocation; a reading right after a withdrawal may be too early."""
+    clock, listener = ImpatientClock(), Listener(2, stirs=False, enough=3)
     intervals = Intervals(allocations_s=1000.0, allocations_after_allocation_s=0.2)
     async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
         task = group.create_task(watch_of(kubelet, clock, intervals).run(listener))
@@ -115,8 +117,8 @@ def checkpoint_of(*pods: str) -> bytes:
 
 
 async def held(folder: Path) -> set[DeviceId]:
-    """Return what pods have, by one question to a kubelet that knows no pod."""
-    listener = Listens(0)
+    """Return the devices of pods by one reading of a kubelet whose API lists no pod."""
+    listener = Listener(0)
     async with running(folder, RealClock()) as kubelet:
         watch = watch_of(kubelet, RealClock())
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone", "here", "..", "a/b", ""))
@@ -126,25 +128,25 @@ async def held(folder: Path) -> set[DeviceId]:
     return {device for _, device in observed.devices}
 
 
-async def test_a_pod_without_a_folder_is_gone_and_an_odd_uid_is_no_folder(short_path: Path) -> None:
+async def test_a_pod_without_a_folder_has_ended_unless_its_uid_is_no_folder_name(short_path: Path) -> None:
     (short_path / "pods/here").mkdir(parents=True)
     assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in (1, 2, 3, 4)}
 
 
 @pytest.mark.parametrize("left", [(), ("of-an-earlier-kubelet",)])
-async def test_a_folder_that_a_kubelet_with_another_root_has_left_proves_nothing(
+async def test_a_stale_pods_folder_of_another_root_dir_ends_no_allocation(
     short_path: Path, left: tuple[str, ...]
 ) -> None:
-    """Device plugins lie below /var/lib/kubelet whatever `--root-dir` says; the pods' folders don't."""
+    """The sockets of plugins are below /var/lib/kubelet for any `--root-dir`; the pods' folders are not."""
     (short_path / "pods").mkdir()
     for name in left:
         (short_path / "pods" / name).mkdir()
     assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in range(5)}
 
 
-async def test_pods_whose_folders_went_after_the_checkpoint_was_written_are_gone(short_path: Path) -> None:
-    """The last pod of a node has ended, and nobody has the kubelet write its checkpoint again."""
-    listener = Listens(0)
+async def test_pods_whose_folders_were_removed_after_the_checkpoint_was_written_have_ended(short_path: Path) -> None:
+    """The last pod of a node has ended, and the kubelet has no reason to write its checkpoint again."""
+    listener = Listener(0)
     async with running(short_path, RealClock()) as kubelet:
         (short_path / "pods/gone").mkdir(parents=True)
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone"))
@@ -156,17 +158,17 @@ async def test_pods_whose_folders_went_after_the_checkpoint_was_written_are_gone
     assert observed.devices == {}
 
 
-async def test_where_pods_folders_are_not_seen_none_is_taken_for_gone(short_path: Path) -> None:
+async def test_no_pod_counts_as_ended_where_pods_folders_are_not_visible(short_path: Path) -> None:
     assert await held(short_path) == {f"0000:{at:02x}:00.0" for at in range(5)}
 
 
-async def test_a_checkpoint_with_a_pod_that_is_gone_is_written_again(short_path: Path) -> None:
+async def test_a_checkpoint_with_an_ended_pod_is_written_again(short_path: Path) -> None:
     (short_path / "pods").mkdir()
     sent: list[None] = []
     async with running(short_path, RealClock()) as kubelet:
         watch = watch_of(kubelet, RealClock(), resend=lambda: sent.append(None))
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("gone"))
-        assert await watch.ask(Listens(0)), "it is asked again soon"
+        assert await watch.ask(Listener(0)), "the agent reads the allocations again soon"
     assert sent == [None]
 
 
@@ -180,11 +182,11 @@ async def test_a_checkpoint_with_a_pod_that_is_gone_is_written_again(short_path:
         ("record", (), False, False),
     ],
 )
-async def test_half_an_account_is_not_taken_for_a_whole_one(
+async def test_a_partial_account_is_reported_as_partial(
     short_path: Path, lacks: str, kubelets: tuple[int, ...], *, whole: bool, recorded: bool
 ) -> None:
-    """What it has counts; a kubelet that does not run left its record, and no record can be missing else."""
-    listener = Listens(0)
+    """A partial account counts; a stopped kubelet has left its checkpoint, so that only a running one may lack more."""
+    listener = Listener(0)
     async with running(short_path, RealClock()) as kubelet:
         kubelet.paths.checkpoint.write_bytes(checkpoint_of("a"))
         if lacks == "api":
@@ -204,11 +206,11 @@ async def test_half_an_account_is_not_taken_for_a_whole_one(
 @pytest.mark.parametrize(
     ("folder", "kubelets", "known"), [(False, (), True), (True, (), False), (False, (812,), False)]
 )
-async def test_on_a_host_without_a_kubelet_no_pod_has_anything(
+async def test_a_host_without_a_kubelet_has_no_allocations(
     tmp_path: Path, *, folder: bool, kubelets: tuple[int, ...], known: bool
 ) -> None:
-    """A folder without a record, or a process without a folder, is a kubelet of which nothing is known."""
-    paths, listener = KubeletPaths(tmp_path / "kubelet"), Listens(0)
+    """A folder without a checkpoint, or a process without a folder, is a kubelet with unknown allocations."""
+    paths, listener = KubeletPaths(tmp_path / "kubelet"), Listener(0)
     if folder:
         paths.root.mkdir()
     watch = AccountWatch(paths, RecordedAllocations(paths), lambda: kubelets, RealClock(), Intervals(), lambda: None)

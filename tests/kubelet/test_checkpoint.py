@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint: read whatever its age, refused when it is none, written as a kubelet would take it."""
+"""The kubelet's checkpoint: read in every version, refused if invalid, written as a kubelet would accept it."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ def content(**changes: object) -> bytes:
     return json.dumps({**NEW, **changes}).encode()
 
 
-def test_who_has_what() -> None:
+def test_devices_are_read_with_their_pods() -> None:
     found = checkpoint.consumers(checkpoint.parse(content()))
     assert {device: consumer.pod_uid for (_, device), consumer in found.items()} == {
         "0000:65:00.0": "uid-1",
@@ -42,7 +42,7 @@ def test_who_has_what() -> None:
     }
 
 
-def test_ids_as_a_list_as_before_kubernetes_1_20() -> None:
+def test_device_ids_are_read_from_a_list_as_before_kubernetes_1_20() -> None:
     entry = {**ENTRY, "DeviceIDs": ["0000:65:00.0"]}
     found = checkpoint.consumers(
         checkpoint.parse(content(Data={"PodDeviceEntries": [entry], "RegisteredDevices": None}))
@@ -50,13 +50,13 @@ def test_ids_as_a_list_as_before_kubernetes_1_20() -> None:
     assert [device for _, device in found] == ["0000:65:00.0"]
 
 
-def test_an_entry_without_an_answer_spoils_none_of_the_others() -> None:
+def test_an_entry_without_an_answer_is_read_like_the_others() -> None:
     entries = [{**ENTRY, "AllocResp": None}, {**ENTRY, "PodUID": "uid-2", "DeviceIDs": {"-1": ["0000:17:00.0"]}}]
     found = checkpoint.consumers(checkpoint.parse(content(Data={"PodDeviceEntries": entries, "RegisteredDevices": {}})))
     assert sorted(device for _, device in found) == ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]
 
 
-def test_a_node_without_pods() -> None:
+def test_a_checkpoint_without_pods_has_no_devices() -> None:
     nothing: dict[str, object] = {"PodDeviceEntries": None, "RegisteredDevices": {}}
     assert checkpoint.consumers(checkpoint.parse(content(Data=nothing))) == {}
 
@@ -78,13 +78,13 @@ def test_a_node_without_pods() -> None:
         b'{"data": {"PodDeviceEntries": [], "RegisteredDevices": {}}}',
     ],
 )
-def test_what_is_no_checkpoint(text: bytes) -> None:
-    """A file that does not name the pods' devices is not one in which no pod has any."""
+def test_content_that_is_no_checkpoint_is_refused(text: bytes) -> None:
+    """A file without the pods' devices doesn't mean that no pod has a device."""
     with pytest.raises(DamagedError):
         checkpoint.parse(text)
 
 
-def test_what_is_hashed() -> None:
+def test_the_checksum_is_of_gos_dump_of_the_content() -> None:
     """Go's dump of the content, as kubelets hash it."""
     data = Data(
         [PodDevices("uid-1", "compute", "nvidia.com/x", {"0": ["a", "b"]}, ANSWER)],
@@ -106,7 +106,7 @@ REAL = Path(__file__).parent / "kubelet-1.36.3-checkpoint.json"
 """What a kubelet 1.36.3 wrote when two pods had three GPUs of this agent's."""
 
 
-def test_a_real_kubelets_file_is_read_and_hashed_alike() -> None:
+def test_a_real_kubelets_checkpoint_has_the_expected_devices_and_checksum() -> None:
     real = checkpoint.parse(REAL.read_bytes())
     assert writing.checksum(real.data) == real.checksum == 1376797317
     assert sorted(device for _, device in checkpoint.consumers(real)) == [
@@ -116,7 +116,7 @@ def test_a_real_kubelets_file_is_read_and_hashed_alike() -> None:
     ]
 
 
-def test_what_a_real_kubelet_kept_is_what_was_answered() -> None:
+def test_a_real_kubelets_checkpoint_has_the_answer_of_allocate() -> None:
     (_, one) = checkpoint.parse(REAL.read_bytes()).data.pod_device_entries or []
     answer = pb.ContainerAllocateResponse.FromString(one.alloc_resp or b"")
     assert dict(answer.envs) == {"PCI_RESOURCE_NVIDIA_COM_TU106_GEFORCE_RTX_2060_REV__A": "0000:3b:00.0"}

@@ -1,4 +1,4 @@
-"""A kubelet that admits one pod right after another: GPU and audio function of one group never go to two of them."""
+"""A kubelet admits pods in quick succession: the GPU and the audio function of a group never go to two pods."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,7 +32,7 @@ async def quiet_kubelet(folder: Path) -> AsyncIterator[SimKubelet]:
         yield kubelet
 
 
-async def test_pods_that_come_at_once(short_path: Path) -> None:
+async def test_pods_in_quick_succession_never_share_a_group(short_path: Path) -> None:
     async with quiet_kubelet(short_path) as kubelet:
         first = await kubelet.run_pod("vm-a", Container("compute", {GPU: 1}))
         second = await kubelet.run_pod("vm-b", Container("compute", {AUDIO: 1, GPU: 1}))
@@ -46,8 +46,8 @@ async def test_pods_that_come_at_once(short_path: Path) -> None:
             await kubelet.run_pod("vm-e", Container("compute", {GPU: 1}))
 
 
-async def test_two_containers_of_a_pod_are_two(short_path: Path) -> None:
-    """A group opens once, so two containers have no use of it, and the kubelet tells their pods from no other's."""
+async def test_two_containers_of_a_pod_do_not_share_a_group(short_path: Path) -> None:
+    """Only one process can open a group, and Allocate doesn't show whether two containers belong to the same pod."""
     async with quiet_kubelet(short_path) as kubelet:
         with pytest.raises(AdmissionError, match="GroupHeld"):
             await kubelet.run_pod("vm-a", Container("one", {GPU: 4}), Container("two", {AUDIO: 1}))

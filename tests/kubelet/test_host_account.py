@@ -1,4 +1,4 @@
-"""What a command takes from a host's kubelet: a full account, none at all, or an account that is unknown."""
+"""The account of a host's kubelet that a command reads: complete, none without a kubelet, or unknown."""
 
 import errno
 import json
@@ -37,43 +37,47 @@ def test_a_host_without_folder_and_process_has_no_kubelet(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kubelets", [RUNS, BLIND])
-def test_no_folder_and_perhaps_a_process_is_unknown(tmp_path: Path, kubelets: tuple[int, ...] | Unread) -> None:
-    with pytest.raises(AccountUnknownError, match=r"pid 812|is unknown whether a kubelet"):
+def test_the_account_is_unknown_without_a_folder_if_a_kubelet_may_run(
+    tmp_path: Path, kubelets: tuple[int, ...] | Unread
+) -> None:
+    with pytest.raises(AccountUnknownError, match=r"pid 812|can't be seen"):
         read_account(paths(tmp_path), kubelets)
 
 
-def test_a_folder_without_a_checkpoint_is_unknown(tmp_path: Path) -> None:
+def test_the_account_is_unknown_without_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "k").mkdir()
     with pytest.raises(AccountUnknownError, match=r"no .*kubelet_internal_checkpoint"):
         read_account(paths(tmp_path), STOPPED)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"Data":{}}', '{"data":{"PodDeviceEntries":null}}'])
-def test_a_damaged_checkpoint_is_unknown(tmp_path: Path, content: str) -> None:
+def test_the_account_is_unknown_with_a_damaged_checkpoint(tmp_path: Path, content: str) -> None:
     with pytest.raises(AccountUnknownError, match="kubelet_internal_checkpoint"):
         read_account(paths(tmp_path, content), STOPPED)
 
 
-def test_a_checkpoint_that_is_no_file_is_unknown(tmp_path: Path) -> None:
+def test_the_account_is_unknown_if_the_checkpoint_is_a_folder(tmp_path: Path) -> None:
     found = paths(tmp_path)
     found.checkpoint.mkdir(parents=True)
     with pytest.raises(AccountUnknownError, match="Is a directory"):
         read_account(found, STOPPED)
 
 
-def test_a_kubelet_that_has_stopped_left_its_checkpoint(tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_stopped_kubelet_is_the_account(tmp_path: Path) -> None:
     account = read_account(paths(tmp_path, written(ENTRY)), STOPPED)
     assert {device: who.pod_uid for (_, device), who in (account or {}).items()} == {"GPU-1": "u1"}
 
 
 @pytest.mark.parametrize("kubelets", [RUNS, BLIND])
-def test_a_kubelet_that_runs_must_answer(tmp_path: Path, kubelets: tuple[int, ...] | Unread) -> None:
+def test_the_account_of_a_running_kubelet_is_unknown_without_its_api(
+    tmp_path: Path, kubelets: tuple[int, ...] | Unread
+) -> None:
     with pytest.raises(AccountUnknownError, match=r"no .*pod-resources/kubelet.sock") as caught:
         read_account(paths(tmp_path, written(ENTRY)), kubelets)
-    assert len(caught.value.known) == 1, "what the checkpoint says counts all the same"
+    assert len(caught.value.known) == 1, "the checkpoint's allocations count even without the API"
 
 
-def test_a_socket_without_a_server(short_path: Path) -> None:
+def test_a_stale_socket_matters_only_while_the_kubelet_runs(short_path: Path) -> None:
     with kubelet_with_pod(short_path / "k", "nvidia.com/gpu", "GPU-1"):
         pass
     found = KubeletPaths(short_path / "k")
@@ -83,7 +87,7 @@ def test_a_socket_without_a_server(short_path: Path) -> None:
         read_account(found, RUNS)
 
 
-def test_both_accounts_count(short_path: Path) -> None:
+def test_the_account_has_the_api_and_the_checkpoint(short_path: Path) -> None:
     claim = Claim("gpu.nvidia.com", "gpu-0")
     with kubelet_with_pod(short_path / "k", "nvidia.com/gpu", "GPU-1", claims=[claim]):
         found = KubeletPaths(short_path / "k")
@@ -99,7 +103,7 @@ def test_both_accounts_count(short_path: Path) -> None:
             read_account(found, RUNS)
 
 
-def test_a_kubelet_is_seen_where_all_processes_are() -> None:
+def test_kubelet_processes_are_unread_where_processes_are_hidden() -> None:
     kernel = build_host(load_host("2xA10"))
     assert read_kubelets(kernel) == ()
     process = kernel.processes.next("kubelet")

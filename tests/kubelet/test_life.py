@@ -24,7 +24,7 @@ T4_8Q = "nvidia.com/GRID_T4-8Q"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 
 
-async def test_the_article(short_path: Path) -> None:
+async def test_vms_get_the_environment_of_the_published_article(short_path: Path) -> None:
     """Four cards, one socket, and the environment of a VM with one GPU and with two."""
     async with cluster_on("4xRTX2060", short_path) as node:
         assert node.kubelet.capacity() == node.kubelet.allocatable() == {RTX2060: 4}
@@ -53,21 +53,21 @@ async def test_no_device_goes_to_two_pods(short_path: Path) -> None:
         assert next(iter(again.env().values())) == given[2]
 
 
-async def test_a_pod_that_asks_for_what_the_kubelet_does_not_know_gets_none(short_path: Path) -> None:
-    """Seen of the real one: the scheduler's count may be of before the kubelet lost its checkpoint."""
+async def test_a_pod_with_a_resource_unknown_to_the_kubelet_gets_no_device(short_path: Path) -> None:
+    """A real kubelet does so: the scheduler's count may be older than the loss of the kubelet's checkpoint."""
     async with cluster_on("2xA10", short_path) as node:
         pod = await node.kubelet.run_pod("vm", Container("compute", {"example.com/none": 1}))
         assert pod.held == []
 
 
-async def test_two_containers_of_a_pod_have_their_own(short_path: Path) -> None:
+async def test_two_containers_of_a_pod_get_different_gpus(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         pod = await node.kubelet.run_pod("vm", Container("compute", {A10: 1}), Container("side", {A10: 1}))
         one, other = pod.env("compute"), pod.env("side")
         assert sorted([*one.values(), *other.values()]) == [FIRST, SECOND]
 
 
-async def test_an_app_container_gets_what_its_init_container_had(short_path: Path) -> None:
+async def test_an_app_container_gets_the_gpus_of_its_init_container(short_path: Path) -> None:
     async with cluster_on("2xRTX4090-one-group", short_path) as node:
         await until(lambda: node.kubelet.capacity() == {RTX4090: 3})
         pod = await node.kubelet.run_pod(
@@ -76,11 +76,11 @@ async def test_an_app_container_gets_what_its_init_container_had(short_path: Pat
         assert pod.env("prepare") == pod.env("compute")
 
 
-async def test_one_vm_takes_a_shared_group_whole_and_two_do_not_share_it(short_path: Path) -> None:
+async def test_two_vms_do_not_share_a_group(short_path: Path) -> None:
     async with cluster_on("2xRTX4090-one-group", short_path) as node:
         await until(lambda: node.kubelet.capacity() == {RTX4090: 3})
         alone = await node.kubelet.run_pod("vm-a", Container("compute", {RTX4090: 1}))
-        assert list(alone.env().values()) == ["0000:0c:00.0"], "the group of two is kept for who asks for two"
+        assert list(alone.env().values()) == ["0000:0c:00.0"], "the group of two is kept for a request for two"
         left = await node.kubelet.run_pod("vm-b", Container("compute", {RTX4090: 1}))
         assert left.device_nodes() == ["/dev/vfio/vfio", "/dev/vfio/12"]
         with pytest.raises(AdmissionError):
@@ -90,7 +90,7 @@ async def test_one_vm_takes_a_shared_group_whole_and_two_do_not_share_it(short_p
         await until(lambda: node.kubelet.capacity() == {RTX4090: 3})
 
 
-async def test_a_refusal_says_why_in_the_pods_status(short_path: Path) -> None:
+async def test_a_refusal_has_its_reason_in_the_pods_status(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         process = node.kernel.start_vm(IommuGroup(12))
         node.kernel.start_vm(IommuGroup(22))
@@ -117,14 +117,14 @@ async def test_health_and_hotplug_reach_allocatable(short_path: Path) -> None:
         await until(lambda: node.kubelet.allocatable() == {A10: 1})
 
 
-async def test_numa_nodes_are_reported_and_an_unknown_one_is_not(short_path: Path) -> None:
+async def test_known_numa_nodes_are_reported_and_unknown_nodes_are_not(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         assert node.kubelet.manager.resources[A10].numa_nodes == {FIRST: 0, SECOND: 1}
         node.kernel.pci.functions[FIRST].numa_node = -1
         await until(lambda: node.kubelet.manager.resources[A10].numa_nodes == {FIRST: None, SECOND: 1})
 
 
-async def test_many_resources_in_one_process(short_path: Path) -> None:
+async def test_one_agent_serves_many_resources(short_path: Path) -> None:
     async with cluster_on("8xA100", short_path) as node:
         assert node.kubelet.capacity() == {
             "nvidia.com/GA100_A100_SXM4_80GB": 3,
@@ -151,7 +151,7 @@ async def test_vgpus_are_spread_over_their_gpus(short_path: Path) -> None:
         assert gpus == {"0000:3b:00.0", "0000:af:00.0"}
 
 
-async def test_who_has_what_is_known_by_name(short_path: Path) -> None:
+async def test_the_view_names_the_pod_of_an_allocated_device(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         await node.kubelet.run_pod("virt-launcher-vm-a", Container("compute", {A10: 1}))
 
@@ -163,7 +163,7 @@ async def test_who_has_what_is_known_by_name(short_path: Path) -> None:
         await until(lambda: consumers() == [None, None])
 
 
-async def test_without_the_pod_resources_api_the_checkpoint_says_who(short_path: Path) -> None:
+async def test_the_checkpoint_names_the_pod_without_the_pod_resources_api(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         node.kubelet.paths.pod_resources_socket.unlink()
         pod = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
@@ -174,7 +174,7 @@ async def test_without_the_pod_resources_api_the_checkpoint_says_who(short_path:
         )
 
 
-async def test_a_second_agent_ends_and_takes_nothing(short_path: Path) -> None:
+async def test_a_second_agent_ends_and_registers_no_resource(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         before = node.kubelet.registrations.copy()
         with pytest.raises(AlreadyRunningError, match="another gpuvirt agent serves this node"):
@@ -184,7 +184,7 @@ async def test_a_second_agent_ends_and_takes_nothing(short_path: Path) -> None:
 
 
 async def test_no_other_user_can_lock_the_agents_folder(short_path: Path) -> None:
-    """A lock needs no more than the folder open, which would keep the agent from starting."""
+    """Any user who can open the folder could lock it, and so keep the agent from starting."""
     own = short_path / "state"
     own.mkdir(mode=0o755)
     kernel = build_host(load_host("2xA10"))
@@ -193,7 +193,7 @@ async def test_no_other_user_can_lock_the_agents_folder(short_path: Path) -> Non
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
 
 
-async def test_an_agent_that_ends_takes_its_sockets_with_it(short_path: Path) -> None:
+async def test_an_agent_removes_its_sockets_when_it_ends(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         async with agent_on(options_for(kernel, short_path)):
@@ -201,7 +201,7 @@ async def test_an_agent_that_ends_takes_its_sockets_with_it(short_path: Path) ->
         folder = short_path / "device-plugins"
         assert [entry.name for entry in folder.iterdir() if stat.S_ISSOCK(entry.stat().st_mode)] == ["kubelet.sock"]
         await until(lambda: kubelet.allocatable() == {A10: 0})
-        assert kubelet.capacity() == {A10: 2}, "the kubelet keeps it for five minutes"
+        assert kubelet.capacity() == {A10: 2}, "the kubelet keeps the capacity for five minutes"
         async with agent_on(options_for(kernel, short_path)):
             await until(lambda: kubelet.allocatable() == {A10: 2})
     assert kernel.writes == []
@@ -211,7 +211,7 @@ async def test_an_agent_that_ends_takes_its_sockets_with_it(short_path: Path) ->
     ("devices", "message"),
     [(["0000:99:00.0"], "UnknownDevice"), ([""], "UnknownDevice"), (["../" * 50], "UnknownDevice")],
 )
-async def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
+async def test_an_invalid_request_is_refused_with_the_reason(
     short_path: Path, devices: list[str], message: str
 ) -> None:
     async with cluster_on("2xA10", short_path):
@@ -224,7 +224,7 @@ async def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
         await client.close()
 
 
-async def test_two_containers_in_one_request_get_nothing_of_each_other(short_path: Path) -> None:
+async def test_two_containers_of_one_request_get_only_their_own_devices(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path):
         client = PluginClient(short_path / "device-plugins/kubevirt-GA102GL_A10.sock")
         answer = await client.allocate([[FIRST], [SECOND]])
@@ -246,7 +246,7 @@ def held_by(node: Cluster) -> dict[str, str]:
     }
 
 
-async def test_a_kubelet_that_does_not_know_its_pods_yet_frees_nothing(short_path: Path) -> None:
+async def test_a_restarted_kubelet_without_its_pods_ends_no_allocation(short_path: Path) -> None:
     async with cluster_on("2xRTX4090-one-group", short_path) as node:
         await until(lambda: node.kubelet.allocatable() == {RTX4090: 3})
         await node.kubelet.run_pod("vm-a", Container("compute", {RTX4090: 3}))
@@ -254,15 +254,15 @@ async def test_a_kubelet_that_does_not_know_its_pods_yet_frees_nothing(short_pat
         node.kubelet.paths.pod_resources_socket.unlink()
         await node.kubelet.restart(api_server=False)
         await node.until_registered()
-        asked = node.agent.telemetry.looks.total()
-        await until(lambda: node.agent.telemetry.looks.total() > asked + 20)
+        readings = node.agent.telemetry.looks.total()
+        await until(lambda: node.agent.telemetry.looks.total() > readings + 20)
         assert len(held_by(node)) == 3
         node.kubelet.has_pods = True
         node.kubelet.end_pod("vm-a")
         await until(lambda: held_by(node) == {})
 
 
-async def test_what_an_init_container_has_is_the_pods(short_path: Path) -> None:
+async def test_a_gpu_of_an_init_container_is_allocated_until_the_pod_ends(short_path: Path) -> None:
     async with cluster_on("2xRTX4090-one-group", short_path) as node:
         await until(lambda: node.kubelet.allocatable() == {RTX4090: 3})
         pod = await node.kubelet.run_pod("burn-in", Container("test", {RTX4090: 1}, init=True), Container("app", {}))
@@ -271,7 +271,7 @@ async def test_what_an_init_container_has_is_the_pods(short_path: Path) -> None:
         await until(lambda: held_by(node) == {})
 
 
-async def test_a_kubelet_without_a_checkpoint_has_given_nothing_away(short_path: Path) -> None:
+async def test_a_kubelet_without_a_checkpoint_has_no_allocations(short_path: Path) -> None:
     async with cluster_on("2xRTX4090-one-group", short_path) as node:
         node.kubelet.paths.pod_resources_socket.unlink()
         await until(lambda: node.kubelet.allocatable() == {RTX4090: 3})

@@ -1,4 +1,4 @@
-"""An agent on a host that has no kubelet: it moves GPUs as its settings say, and offers them once a kubelet comes."""
+"""An agent on a host without a kubelet binds GPUs by its settings, and offers them after a kubelet starts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ def drivers(kernel: SimKernel) -> set[str | None]:
 
 
 @pytest.mark.parametrize("mode", [DesiredMode.CONTAINER, DesiredMode.PASSTHROUGH])
-async def test_gpus_are_moved(short_path: Path, mode: DesiredMode) -> None:
+async def test_gpus_are_bound_to_the_desired_driver_without_a_kubelet(short_path: Path, mode: DesiredMode) -> None:
     kernel = build_host(load_host("2xA10"))
     tools = SimTools(kernel)
     site = Site(kernel, tools, short_path / "drivers.json", short_path / "locks")
@@ -40,7 +40,7 @@ async def test_gpus_are_moved(short_path: Path, mode: DesiredMode) -> None:
                 await until(lambda: kubelet.allocatable().get(A10) == 2)
 
 
-async def test_an_empty_folder_of_a_kubelet_is_waited_for(short_path: Path) -> None:
+async def test_no_driver_is_changed_while_the_kubelets_folder_has_no_checkpoint(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     site = Site(kernel, SimTools(kernel), short_path / "drivers.json", short_path / "locks")
     (short_path / "k/device-plugins").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The kubelet's record of its allocations, read whenever something is decided from it."""
+"""The kubelet's record of its allocations, read before every decision that depends on it."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def paths_in(folder: Path) -> KubeletPaths:
     return paths
 
 
-def test_each_container_counts_and_each_write_is_seen(tmp_path: Path) -> None:
+def test_every_container_counts_and_every_write_is_read(tmp_path: Path) -> None:
     paths = paths_in(tmp_path)
     record = RecordedAllocations(paths)
     assert record.read() == {}, "no plugin has registered yet"
@@ -48,7 +48,7 @@ def test_each_container_counts_and_each_write_is_seen(tmp_path: Path) -> None:
         assert {one.container for one in found[GPU, DeviceId("GPU-1")]} == {"init", "main"}
 
 
-def test_pods_that_are_gone_have_nothing(tmp_path: Path) -> None:
+def test_ended_pods_have_no_devices(tmp_path: Path) -> None:
     paths = paths_in(tmp_path)
     record = RecordedAllocations(paths)
     paths.checkpoint.write_bytes(content("a", "b"))
@@ -57,7 +57,7 @@ def test_pods_that_are_gone_have_nothing(tmp_path: Path) -> None:
     assert pods_of(record.read()) == {"b"}
 
 
-def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+def test_allocations_are_unknown_while_the_checkpoint_cannot_be_read(tmp_path: Path) -> None:
     paths = paths_in(tmp_path)
     record = RecordedAllocations(paths)
     paths.checkpoint.write_text("{")
@@ -71,4 +71,4 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     paths.checkpoint.write_bytes(content("a"))
     assert pods_of(record.read()) == {"a"}
     paths.checkpoint.unlink()
-    assert isinstance(record.read(), Unknown), "it was there before"
+    assert isinstance(record.read(), Unknown), "a checkpoint that disappeared is no empty checkpoint"

@@ -1,4 +1,4 @@
-"""Registered, whatever the kubelet does: late, restarted, forgetful, or with somebody else on our socket."""
+"""The agent stays registered if the kubelet starts late, restarts or drops a plugin, or its socket is taken."""
 
 import asyncio
 import socket
@@ -22,15 +22,15 @@ A10 = "nvidia.com/GA102GL_A10"
 SOCKET = "device-plugins/kubevirt-GA102GL_A10.sock"
 
 
-def why_not(agent: Agent) -> list[ReasonCode]:
+def unregistered_codes(agent: Agent) -> list[ReasonCode]:
     return [one.not_registered_because.code for one in agent.views.get().resources if one.not_registered_because]
 
 
-async def test_a_kubelet_that_comes_later_finds_us(short_path: Path) -> None:
+async def test_the_agent_registers_with_a_kubelet_that_starts_later(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     (short_path / "device-plugins").mkdir()
     async with agent_on(options_for(kernel, short_path)) as agent:
-        await until(lambda: why_not(agent) == [ReasonCode.KUBELET_AWAY])
+        await until(lambda: unregistered_codes(agent) == [ReasonCode.KUBELET_AWAY])
         ready = pages(agent)["/readyz"]()
         assert ready.status == 503
         assert "KubeletAway" in ready.body
@@ -39,7 +39,7 @@ async def test_a_kubelet_that_comes_later_finds_us(short_path: Path) -> None:
             await until(lambda: pages(agent)["/readyz"]().status == 200)
 
 
-async def test_an_agent_that_comes_before_the_kubelets_folder_waits_for_it(short_path: Path) -> None:
+async def test_an_agent_without_the_kubelets_folder_waits_for_it(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(run(options_for(kernel, short_path)))
@@ -52,18 +52,18 @@ async def test_an_agent_that_comes_before_the_kubelets_folder_waits_for_it(short
 async def restart(node: Cluster) -> None:
     before = dict(node.kubelet.allocatable())
     await node.kubelet.restart()
-    assert set(node.kubelet.capacity().values()) == {0}, "nothing counts until its plugin is back"
+    assert set(node.kubelet.capacity().values()) == {0}, "the kubelet counts no device until its plugin has registered"
     await until(lambda: node.kubelet.allocatable() == before)
 
 
-async def test_a_kubelet_that_restarts_is_given_everything_again(short_path: Path) -> None:
+async def test_every_resource_is_registered_again_after_a_restart_of_the_kubelet(short_path: Path) -> None:
     async with cluster_on("8xA100", short_path) as node:
         for _ in range(3):
             await restart(node)
         assert node.kernel.writes == []
 
 
-async def test_pods_keep_what_they_have_over_a_restart_of_the_kubelet(short_path: Path) -> None:
+async def test_pods_keep_their_gpus_after_a_restart_of_the_kubelet(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         pod = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
         await restart(node)
@@ -72,7 +72,7 @@ async def test_pods_keep_what_they_have_over_a_restart_of_the_kubelet(short_path
         assert set(pod.env().values()).isdisjoint(other.env().values())
 
 
-async def test_a_resource_without_a_watch_is_registered_again(short_path: Path) -> None:
+async def test_a_resource_without_a_stream_is_registered_again(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         await node.kubelet.end_oldest_stream(A10)
         assert node.kubelet.allocatable() == {A10: 0}
@@ -80,15 +80,15 @@ async def test_a_resource_without_a_watch_is_registered_again(short_path: Path) 
         assert node.kubelet.registrations == [A10, A10]
 
 
-async def test_the_end_of_an_old_stream_that_takes_the_new_plugin_with_it_is_survived(short_path: Path) -> None:
+async def test_a_resource_is_registered_again_after_an_old_stream_ended_its_new_plugin(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         await register(node.kubelet.paths, ResourceName(A10), Path(SOCKET).name)
         await node.kubelet.end_oldest_stream(A10)
-        assert node.kubelet.allocatable() == {A10: 0}, "the kubelet has dropped the plugin that it has just been given"
+        assert node.kubelet.allocatable() == {A10: 0}, "the kubelet has dropped the plugin that has just registered"
         await until(lambda: node.kubelet.allocatable() == {A10: 2})
 
 
-async def test_a_socket_that_another_program_deletes_is_made_again(short_path: Path) -> None:
+async def test_a_socket_that_another_program_deletes_is_created_again(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         (short_path / SOCKET).unlink()
         await until((short_path / SOCKET).exists)
@@ -96,7 +96,7 @@ async def test_a_socket_that_another_program_deletes_is_made_again(short_path: P
         await until(lambda: node.kubelet.allocatable() == {A10: 2})
 
 
-async def test_a_socket_that_another_program_serves_is_not_taken(short_path: Path) -> None:
+async def test_a_socket_that_another_program_serves_is_not_replaced(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
         with socket.socket(socket.AF_UNIX) as other:
@@ -104,7 +104,7 @@ async def test_a_socket_that_another_program_serves_is_not_taken(short_path: Pat
             other.listen()
             identity = sockets.identity(short_path / SOCKET)
             async with agent_on(options_for(kernel, short_path)) as agent:
-                await until(lambda: why_not(agent) == [ReasonCode.SOCKET_TAKEN])
+                await until(lambda: unregistered_codes(agent) == [ReasonCode.SOCKET_TAKEN])
                 assert sockets.identity(short_path / SOCKET) == identity
                 assert kubelet.registrations == []
                 other.close()
@@ -123,10 +123,10 @@ async def test_a_stale_socket_is_replaced(short_path: Path) -> None:
 async def test_a_file_that_is_no_socket_stays_and_is_reported(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet:
-        (short_path / SOCKET).write_text("somebody's")
+        (short_path / SOCKET).write_text("another program's")
         async with agent_on(options_for(kernel, short_path)) as agent:
-            await until(lambda: why_not(agent) == [ReasonCode.SOCKET_TAKEN])
-            assert (short_path / SOCKET).read_text() == "somebody's"
+            await until(lambda: unregistered_codes(agent) == [ReasonCode.SOCKET_TAKEN])
+            assert (short_path / SOCKET).read_text() == "another program's"
             (short_path / SOCKET).unlink()
             await until(lambda: kubelet.allocatable() == {A10: 2})
 
@@ -140,18 +140,18 @@ async def test_the_end_of_an_agent_does_not_delete_another_programs_socket(short
                 (short_path / SOCKET).unlink()
                 other.bind(str(short_path / SOCKET))
                 other.listen()
-                await until(lambda: why_not(agent) == [ReasonCode.SOCKET_TAKEN])
+                await until(lambda: unregistered_codes(agent) == [ReasonCode.SOCKET_TAKEN])
             assert (short_path / SOCKET).exists()
 
 
-async def test_a_kubelet_that_does_not_take_us_is_asked_again(short_path: Path) -> None:
+async def test_a_failed_registration_is_tried_again(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
     paths = KubeletPaths(short_path)
     paths.device_plugins.mkdir()
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(str(paths.registration_socket))
+    with socket.socket(socket.AF_UNIX) as unanswered:
+        unanswered.bind(str(paths.registration_socket))
         async with agent_on(options_for(kernel, short_path)) as agent:
-            await until(lambda: why_not(agent) == [ReasonCode.NOT_REGISTERED])
+            await until(lambda: unregistered_codes(agent) == [ReasonCode.NOT_REGISTERED])
             assert agent.telemetry.registrations[A10, "failed"] >= 1
             paths.registration_socket.unlink()
             async with running(short_path, CLOCK) as kubelet:
@@ -159,7 +159,7 @@ async def test_a_kubelet_that_does_not_take_us_is_asked_again(short_path: Path) 
 
 
 @pytest.mark.parametrize("target", ["gone", "kubevirt-X.sock", "a file", "a folder", "a stale socket"])
-def test_a_link_that_leads_to_no_listener_is_taken_away_and_its_target_stays(short_path: Path, target: str) -> None:
+def test_a_link_to_no_listener_is_removed_and_its_target_stays(short_path: Path, target: str) -> None:
     (short_path / "a file").write_text("kept")
     (short_path / "a folder").mkdir()
     with socket.socket(socket.AF_UNIX) as stale:
@@ -179,13 +179,13 @@ def test_a_link_to_a_listener_stays(short_path: Path) -> None:
         assert (short_path / "kubevirt-X.sock").is_symlink()
 
 
-def test_sockets_have_the_names_that_programs_look_for() -> None:
+def test_sockets_have_the_names_that_other_programs_expect() -> None:
     folder = Path("/var/lib/kubelet/device-plugins")
     assert sockets.socket_path(folder, ResourceName(A10)).name == "kubevirt-GA102GL_A10.sock"
     assert sockets.socket_path(folder, ResourceName("amd.com/X")).name == "gpuvirt-amd.com-X.sock"
 
 
-def test_a_path_that_is_too_long_gets_a_digest_and_stays_itself() -> None:
+def test_a_socket_path_that_is_too_long_gets_a_stable_digest() -> None:
     folder = Path("/var/lib/kubelet/device-plugins")
     one = sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 63))
     other = sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 62 + "B"))
@@ -194,8 +194,10 @@ def test_a_path_that_is_too_long_gets_a_digest_and_stays_itself() -> None:
     assert one == sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 63))
 
 
-async def test_a_socket_that_goes_while_it_is_made(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kubelet deletes all sockets of its folder when it starts, also the one that is about to get its name."""
+async def test_a_socket_deleted_while_it_is_created_is_created_again(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet deletes all sockets of its folder when it starts, even a socket that is about to be renamed."""
     kernel, lost, rename = build_host(load_host("2xA10")), list[Path](), Path.rename
 
     def lose_the_first(path: Path, target: Path) -> Path:

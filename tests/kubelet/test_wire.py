@@ -1,4 +1,4 @@
-"""The kubelet's messages: what comes in any shape goes out whole or is refused, and nothing is changed by a refusal."""
+"""The kubelet's messages: arbitrary requests are read completely or refused; answers have the expected form."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def device(name: str, *, healthy: bool, numa_node: int | None) -> DeviceView:
 
 
 @given(IDS)
-def test_requests_are_read_as_they_were_written(containers: Sequence[Sequence[str]]) -> None:
+def test_encoded_requests_are_read_back(containers: Sequence[Sequence[str]]) -> None:
     request = pb.AllocateRequest(
         container_requests=[pb.ContainerAllocateRequest(devices_ids=list(ids)) for ids in containers]
     )
@@ -31,7 +31,7 @@ def test_requests_are_read_as_they_were_written(containers: Sequence[Sequence[st
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_are_a_request_or_refused(content: bytes) -> None:
+def test_arbitrary_bytes_are_a_request_or_refused(content: bytes) -> None:
     try:
         wire.asked_for(pb.AllocateRequest.FromString(content))
         wire.choices(pb.PreferredAllocationRequest.FromString(content))
@@ -39,7 +39,7 @@ def test_any_bytes_are_a_request_or_refused(content: bytes) -> None:
         return
 
 
-def test_a_list_says_what_is_known_of_numa_and_no_more() -> None:
+def test_a_device_list_has_only_known_numa_nodes() -> None:
     view = ResourceView(
         ResourceName("nvidia.com/x"),
         (device("a", healthy=True, numa_node=1), device("b", healthy=False, numa_node=None)),
@@ -51,7 +51,7 @@ def test_a_list_says_what_is_known_of_numa_and_no_more() -> None:
     assert [node.ID for node in b.topology.nodes] == [0]
 
 
-def test_an_answer_names_paths_of_the_host_in_both_places() -> None:
+def test_an_answer_has_the_same_path_on_the_host_and_in_the_container() -> None:
     answer = wire.given([Attachment({"A": "b"}, (HostPath("/dev/vfio/12"),)), Attachment({}, ())])
     one, nothing = answer.container_responses
     assert dict(one.envs) == {"A": "b"}
@@ -61,7 +61,7 @@ def test_an_answer_names_paths_of_the_host_in_both_places() -> None:
     assert nothing == pb.ContainerAllocateResponse()
 
 
-def test_what_we_register_as() -> None:
+def test_the_registration_request_has_the_endpoint_and_options() -> None:
     request = wire.registration(ResourceName("nvidia.com/x"), "kubevirt-x.sock")
     assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", "kubevirt-x.sock", "nvidia.com/x")
     assert request.options.get_preferred_allocation_available

@@ -1,4 +1,4 @@
-"""What the kubelet is told of a resource that KubeVirt offers itself, over gRPC on real sockets."""
+"""Registration and lists of a resource that KubeVirt offers itself, over gRPC on real sockets."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -39,7 +39,7 @@ def registrations(node: Cluster) -> int:
     return node.kubelet.registrations.count(A10)
 
 
-async def test_kubevirts_list_of_the_same_name_stands(short_path: Path) -> None:
+async def test_the_agent_does_not_replace_kubevirts_list_of_the_same_name(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         ours = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
         assert ours.held[0].devices == [FIRST]
@@ -51,8 +51,10 @@ async def test_kubevirts_list_of_the_same_name_stands(short_path: Path) -> None:
             node.kernel.delete_node(IommuGroup(12))
             await until(lambda: any(not one.healthy for shown in node.view.resources for one in shown.devices))
             await node.kubelet.run_pod("vm-b", Container("compute", {A10: 1}))
-            assert kubevirts.allocated == [["12"]]
-            assert node.kubelet.manager.resources[A10].healthy == {"12", "22"}, "nothing is sent beside KubeVirt's list"
+            assert kubevirts.given == [["12"]]
+            assert node.kubelet.manager.resources[A10].healthy == {"12", "22"}, (
+                "the agent sends no list beside KubeVirt's list"
+            )
             assert registrations(node) == before
             node.kernel.restore_node(IommuGroup(12))
             node.kubelet.end_pod("vm-a")
@@ -64,7 +66,7 @@ async def test_kubevirts_list_of_the_same_name_stands(short_path: Path) -> None:
         assert list(pod.env().values()) == [FIRST]
 
 
-async def test_until_kubevirt_registers_the_name_nothing_is_given_by_it(short_path: Path) -> None:
+async def test_a_withheld_resource_is_not_allocated_before_kubevirt_registers_it(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         withhold(node, SAME)
         await until(lambda: is_withheld(node))
@@ -72,7 +74,7 @@ async def test_until_kubevirt_registers_the_name_nothing_is_given_by_it(short_pa
             await node.kubelet.run_pod("vm", Container("compute", {A10: 1}))
 
 
-async def test_under_another_name_ours_is_cut_down_to_what_pods_have(short_path: Path) -> None:
+async def test_a_resource_that_kubevirt_offers_under_another_name_lists_only_allocated_gpus(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
         async with kubevirt_offers(short_path, OTHER):
@@ -82,10 +84,10 @@ async def test_under_another_name_ours_is_cut_down_to_what_pods_have(short_path:
             await until(lambda: node.kubelet.allocatable() == {A10: 0, OTHER: 2})
         withhold(node)
         await until(lambda: node.kubelet.allocatable().get(A10) == 2)
-        assert registrations(node) == 1, "its stream was open all the time"
+        assert registrations(node) == 1, "the stream of the resource stayed open"
 
 
-async def test_a_kubelet_that_comes_again_is_told_nothing_of_it(short_path: Path) -> None:
+async def test_a_withheld_resource_is_not_registered_with_a_restarted_kubelet(short_path: Path) -> None:
     async with cluster_on("4xT4", short_path) as node:
         (name,) = (one.name for one in node.view.resources if one.name.endswith("8Q"))
         withhold(node, Withheld(name, "ForeignProvider", "is offered by KubeVirt itself"))
@@ -101,14 +103,14 @@ async def test_a_kubelet_that_comes_again_is_told_nothing_of_it(short_path: Path
 
 @asynccontextmanager
 async def controlled(
-    folder: Path, said: Callable[[Agent], NodeRequest | None]
+    folder: Path, answer: Callable[[Agent], NodeRequest | None]
 ) -> AsyncIterator[tuple[SimKubelet, Agent]]:
-    """Run a kubelet and an agent that a controller has deployed; `said` is what it answers to what the agent shows."""
+    """Run a kubelet and an agent that a controller has deployed; `answer` is the controller's answer to the agent."""
 
     async def controller(agent: Agent, clock: Clock) -> None:
         while True:
             await clock.sleep(0.02)
-            if agent.looked and (word := said(agent)) is not None:
+            if agent.looked and (word := answer(agent)) is not None:
                 agent.take_request(word)
 
     kernel = build_host(load_host("2xA10"))
@@ -118,33 +120,33 @@ async def controlled(
 
 
 def reviewing(*withheld: Withheld) -> Callable[[Agent], NodeRequest]:
-    """Return a controller that has heard of all names that the agent shows."""
+    """Return a controller that has reviewed all names that the agent reports."""
 
-    def said(agent: Agent) -> NodeRequest:
+    def answer(agent: Agent) -> NodeRequest:
         names = tuple(one.name for one in agent.views.get().resources)
         return NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld, reviewed=names)))
 
-    return said
+    return answer
 
 
-async def test_what_kubevirt_offers_is_not_registered_even_for_a_moment(short_path: Path) -> None:
+async def test_a_resource_that_kubevirt_offers_is_never_registered(short_path: Path) -> None:
     async with controlled(short_path, reviewing(SAME)) as (kubelet, agent):
-        await until(lambda: _said(agent) == [ReasonCode.FOREIGN_PROVIDER])
+        await until(lambda: unregistered_codes(agent) == [ReasonCode.FOREIGN_PROVIDER])
         await CLOCK.sleep(0.3)
         assert kubelet.registrations == []
         assert [path.name for path in (short_path / "device-plugins").glob("kubevirt-*")] == []
 
 
-async def test_all_else_is_registered_once_the_controller_has_reviewed_it(short_path: Path) -> None:
+async def test_a_resource_is_registered_after_the_controllers_review(short_path: Path) -> None:
     names = list[str]()
 
-    def said(_: Agent) -> NodeRequest | None:
+    def answer(_: Agent) -> NodeRequest | None:
         if not names:
             return None
         return NodeRequest(spec=Observed(NodeSpec("unmanaged", reviewed=tuple(names))))
 
-    async with controlled(short_path, said) as (kubelet, agent):
-        await until(lambda: _said(agent) == [ReasonCode.AWAITS_CONTROLLER])
+    async with controlled(short_path, answer) as (kubelet, agent):
+        await until(lambda: unregistered_codes(agent) == [ReasonCode.AWAITS_CONTROLLER])
         await CLOCK.sleep(0.2)
         assert kubelet.registrations == []
         names.append(A10)
@@ -152,18 +154,18 @@ async def test_all_else_is_registered_once_the_controller_has_reviewed_it(short_
         assert kubelet.registrations == [A10]
 
 
-async def test_a_restart_does_not_wait_for_what_was_registered_before(short_path: Path) -> None:
+async def test_a_registered_resource_needs_no_review_after_a_restart(short_path: Path) -> None:
     async with controlled(short_path, reviewing()) as (kubelet, _):
         await until(lambda: kubelet.allocatable() == {A10: 2})
     async with controlled(short_path, lambda _: None) as (kubelet, _):
         await until(lambda: kubelet.allocatable() == {A10: 2})
 
 
-def _said(agent: Agent) -> list[ReasonCode]:
+def unregistered_codes(agent: Agent) -> list[ReasonCode]:
     return [one.not_registered_because.code for one in agent.views.get().resources if one.not_registered_because]
 
 
-async def test_who_starts_while_it_is_withheld_does_not_register_it(short_path: Path) -> None:
+async def test_an_agent_started_while_a_resource_is_withheld_does_not_register_it(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         withhold(node, SAME)
         await until(lambda: is_withheld(node))
