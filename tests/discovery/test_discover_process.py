@@ -1,4 +1,4 @@
-"""`gpuvirt discover`: its looks over time, by hand, and as a process whose API server is away."""
+"""`gpuvirt discover`: its scans over time, by hand, and as a process without an API server."""
 
 import asyncio
 import json
@@ -38,7 +38,9 @@ DEBIAN = {OS_ID_LABEL: "debian", OS_VERSION_LABEL: None}
 
 
 @asynccontextmanager
-async def looking(kernel: SimKernel, worker: SerialWorker | None = None) -> AsyncIterator[tuple[Discoverer, SimClock]]:
+async def discovering(
+    kernel: SimKernel, worker: SerialWorker | None = None
+) -> AsyncIterator[tuple[Discoverer, SimClock]]:
     """Run a discoverer, in virtual time, for as long as the context lasts."""
     clock = SimClock()
     discoverer = Discoverer(kernel, worker or InlineWorker(), clock)
@@ -49,9 +51,9 @@ async def looking(kernel: SimKernel, worker: SerialWorker | None = None) -> Asyn
         running.cancel()
 
 
-async def test_what_changes_is_reported_at_the_next_look(simulated: Simulated) -> None:
+async def test_a_change_of_the_host_is_in_the_labels_after_the_next_scan(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
-    async with looking(kernel) as (discoverer, clock):
+    async with discovering(kernel) as (discoverer, clock):
         assert discoverer.labels.get() == {PRESENT_LABEL: "true"} | DEBIAN
         kernel.tree.remove(OS_RELEASE)
         kernel.tree.place(OS_RELEASE, constant("ID=rhcos\nVERSION_ID=4.16\n"))
@@ -61,7 +63,7 @@ async def test_what_changes_is_reported_at_the_next_look(simulated: Simulated) -
         assert discoverer.labels.get() == {PRESENT_LABEL: "true"} | system, "one GPU is left"
         kernel.unplug(A10S[1])
         await clock.advance(LOOK_S)
-        assert discoverer.labels.get() == system, "it may be found again"
+        assert discoverer.labels.get() == system, "the GPU may be found again"
         await clock.advance(LOOK_S)
         assert discoverer.labels.get() == {PRESENT_LABEL: None} | system
         kernel.plug_in(A10S[1])
@@ -69,10 +71,10 @@ async def test_what_changes_is_reported_at_the_next_look(simulated: Simulated) -
         assert discoverer.labels.get() == {PRESENT_LABEL: "true"} | system
 
 
-async def test_a_gpu_that_is_found_again_was_never_missed(simulated: Simulated) -> None:
+async def test_the_label_stays_if_a_missing_gpu_is_found_again(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.unplug(A10S[0])
-    async with looking(kernel) as (discoverer, clock):
+    async with discovering(kernel) as (discoverer, clock):
         for _ in range(3):
             kernel.unplug(A10S[1])
             await clock.advance(LOOK_S)
@@ -82,9 +84,9 @@ async def test_a_gpu_that_is_found_again_was_never_missed(simulated: Simulated) 
             assert discoverer.labels.get()[PRESENT_LABEL] == "true"
 
 
-async def test_while_nothing_can_be_read_nothing_is_reported_of_it(simulated: Simulated) -> None:
+async def test_labels_of_unreadable_facts_are_not_set(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
-    async with looking(kernel) as (discoverer, clock):
+    async with discovering(kernel) as (discoverer, clock):
         kernel.faults.fail(DEVICES, EACCES)
         kernel.faults.fail(OS_RELEASE, EACCES)
         await clock.advance(5 * LOOK_S)
@@ -100,13 +102,13 @@ def host(tmp_path: Path) -> Path:
     return tmp_path / "host"
 
 
-def test_a_person_sees_the_labels(host: Path) -> None:
+def test_discover_once_prints_the_labels(host: Path) -> None:
     done = ran("discover", "--once", "--host-root", str(host))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [f"{PRESENT_LABEL}=true", f"{OS_ID_LABEL}=debian", f"{OS_VERSION_LABEL}-"]
 
 
-def test_a_person_is_told_what_can_not_be_told(tmp_path: Path) -> None:
+def test_discover_once_prints_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/os-release").write_text("ID=ubuntu\nVERSION_ID=22.04\n")
     done = ran("discover", "--once", "--host-root", str(tmp_path))
@@ -115,7 +117,7 @@ def test_a_person_is_told_what_can_not_be_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ((), "--node-name: is missing"),
         (("--node-name", "Node_1"), "--node-name: 'Node_1' is not a node's name"),
@@ -123,23 +125,23 @@ def test_a_person_is_told_what_can_not_be_told(tmp_path: Path) -> None:
         (("--node-name", "node01", "--once"), "--kubeconfig: no API server"),
     ],
 )
-def test_what_is_missing_is_reported(host: Path, options: tuple[str, ...], said: str) -> None:
+def test_a_missing_option_is_reported(host: Path, options: tuple[str, ...], expected: str) -> None:
     done = ran("discover", "--host-root", str(host), *options)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert expected in done.stderr
 
 
-def nobody() -> Credentials:
-    """Credentials for a port where nobody listens."""
+def no_server() -> Credentials:
+    """Return credentials for a port where no server listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return Credentials("127.0.0.1", listener.getsockname()[1], "gpuvirt", token=b"x")
 
 
-async def test_it_lives_and_is_not_ready_while_the_api_server_is_away(simulated: Simulated) -> None:
+async def test_discover_is_live_but_not_ready_without_the_api_server(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.tree.remove(OS_RELEASE)
-    discovery = Discovery(DiscoverOptions(kernel, nobody(), NodeName("node01")))
+    discovery = Discovery(DiscoverOptions(kernel, no_server(), NodeName("node01")))
     pages = discovery.pages()
     assert pages["/readyz"]().body.splitlines()[0] == "the host was not observed yet"
     async with asyncio.TaskGroup() as group:
@@ -156,11 +158,11 @@ async def test_it_lives_and_is_not_ready_while_the_api_server_is_away(simulated:
         running.cancel()
 
 
-def test_as_a_process_it_ends_when_asked_to(host: Path, tmp_path: Path) -> None:
+def test_the_process_of_discover_ends_on_sigterm(host: Path, tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(f"""apiVersion: v1
 kind: Config
-clusters: [{{name: c, cluster: {{server: "https://127.0.0.1:{nobody().port}"}}}}]
+clusters: [{{name: c, cluster: {{server: "https://127.0.0.1:{no_server().port}"}}}}]
 users: [{{name: u, user: {{token: x}}}}]
 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
 current-context: x
@@ -176,8 +178,8 @@ current-context: x
     command = [sys.executable, "-m", "gpuvirt", "discover"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        said = [json.loads(process.stderr.readline())["message"] for _ in range(2)]
+        lines = [json.loads(process.stderr.readline())["message"] for _ in range(2)]
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == 0
-    assert any(f"{PRESENT_LABEL}=true" in one for one in said)
-    assert any("gpuvirt repeats it" in one for one in said)
+    assert any(f"{PRESENT_LABEL}=true" in one for one in lines)
+    assert any("it is tried again" in one for one in lines)

@@ -1,4 +1,4 @@
-"""What a node says of its host: what is seen, what is never made up, and what labels can hold."""
+"""The labels of a host: GPUs and system, unknown facts without labels, and valid label values."""
 
 import re
 from errno import EACCES, EIO
@@ -30,11 +30,11 @@ VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_vms_with_nvidias_gpus_are_known(simulated: Simulated, name: str) -> None:
+def test_hosts_with_nvidias_gpus_are_detected(simulated: Simulated, name: str) -> None:
     assert look(simulated(name)).gpu is (name not in NOT_NVIDIAS)
 
 
-def test_a_look_opens_nothing_that_can_hang_and_nothing_of_other_kinds(simulated: Simulated) -> None:
+def test_a_scan_reads_only_ids_and_os_release(simulated: Simulated) -> None:
     kernel = simulated("8xA100")
     look(kernel)
     ids = {HostPath(f"{DEVICES}/{name}/{what}") for name in kernel.listdir(DEVICES) for what in READ}
@@ -42,7 +42,7 @@ def test_a_look_opens_nothing_that_can_hang_and_nothing_of_other_kinds(simulated
     assert kernel.writes == []
 
 
-def test_nvswitches_and_audio_make_no_node_one_for_gpus(simulated: Simulated) -> None:
+def test_nvswitches_and_audio_functions_are_no_gpus(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     for address in A10S:
         kernel.faults.answer(HostPath(f"{DEVICES}/{address}/class"), NVSWITCH_CLASS)
@@ -50,7 +50,7 @@ def test_nvswitches_and_audio_make_no_node_one_for_gpus(simulated: Simulated) ->
 
 
 @pytest.mark.parametrize("path", [DEVICES, *(HostPath(f"{DEVICES}/{A10S[0]}/{name}") for name in READ)])
-def test_what_can_not_be_read_is_no_missing_gpu(simulated: Simulated, path: HostPath) -> None:
+def test_an_unreadable_function_makes_the_gpu_label_unknown(simulated: Simulated, path: HostPath) -> None:
     kernel = simulated("2xA10")
     kernel.unplug(A10S[1])
     kernel.faults.fail(path, EACCES)
@@ -59,14 +59,14 @@ def test_what_can_not_be_read_is_no_missing_gpu(simulated: Simulated, path: Host
     assert PRESENT_LABEL not in labels_of(seen, before=seen)
 
 
-def test_one_gpu_that_can_be_read_is_enough(simulated: Simulated) -> None:
+def test_a_single_readable_gpu_sets_the_label(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(f"{DEVICES}/{A10S[0]}/vendor"), EIO)
     assert look(kernel).gpu is True
 
 
-def test_a_folder_that_is_not_there_says_nothing_of_gpus(simulated: Simulated) -> None:
-    """A container into which nobody has mounted /sys."""
+def test_the_gpu_label_is_unknown_without_the_pci_folder(simulated: Simulated) -> None:
+    """A container without a mount of /sys."""
     kernel = simulated("2xA10")
     kernel.tree.remove(DEVICES)
     assert look(kernel).gpu is None
@@ -77,7 +77,7 @@ def discovery(gpu: bool | None, text: str | None = None) -> Discovery:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("before", "now", "expected"),
     [
         (None, True, {PRESENT_LABEL: "true"}),
         (False, True, {PRESENT_LABEL: "true"}),
@@ -88,15 +88,15 @@ def discovery(gpu: bool | None, text: str | None = None) -> Discovery:
         (True, None, {}),
     ],
 )
-def test_a_gpu_is_reported_at_once_and_its_absence_when_it_was_seen_twice(
-    before: bool | None, now: bool | None, said: Labels
+def test_a_gpu_is_reported_at_once_and_its_absence_after_two_scans(
+    before: bool | None, now: bool | None, expected: Labels
 ) -> None:
-    assert labels_of(discovery(now), discovery(before)) == said
-    assert labels_of(discovery(False), None) == {}, "the first look after a start may be in the middle of a reset"
+    assert labels_of(discovery(now), discovery(before)) == expected
+    assert labels_of(discovery(False), None) == {}, "the first scan after a start may be during a reset"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('NAME="Ubuntu"\nVERSION_ID="22.04"\nID=ubuntu\n', ("ubuntu", "22.04")),
         ("ID='rhcos'\nVERSION_ID='4.16'\n", ("rhcos", "4.16")),
@@ -108,13 +108,13 @@ def test_a_gpu_is_reported_at_once_and_its_absence_when_it_was_seen_twice(
         ("ID=alpine\nVERSION_ID=3.23.0_alpha20250612", ("alpine", "3.23.0_alpha20250612")),
     ],
 )
-def test_the_system_is_reported_as_its_file_says_it(text: str, said: tuple[str, str | None]) -> None:
+def test_the_system_labels_have_the_values_of_os_release(text: str, expected: tuple[str, str | None]) -> None:
     labels = labels_of(discovery(None, text), None)
-    assert (labels[OS_ID_LABEL], labels[OS_VERSION_LABEL]) == said
+    assert (labels[OS_ID_LABEL], labels[OS_VERSION_LABEL]) == expected
 
 
 @pytest.mark.parametrize("number", [None, EACCES])
-def test_a_system_that_can_not_be_read_stays_what_it_was(simulated: Simulated, number: int | None) -> None:
+def test_the_system_labels_stay_while_os_release_cannot_be_read(simulated: Simulated, number: int | None) -> None:
     kernel = simulated("2xA10")
     if number is None:
         kernel.tree.remove(OS_RELEASE)
@@ -126,19 +126,19 @@ def test_a_system_that_can_not_be_read_stays_what_it_was(simulated: Simulated, n
 
 
 @given(st.text(max_size=100))
-def test_any_text_is_a_labels_value_or_none(text: str) -> None:
+def test_arbitrary_text_gives_a_valid_label_value_or_none(text: str) -> None:
     value = label_value(text)
     assert value is None or VALUE.fullmatch(value)
     assert (value is None) == (not re.search("[A-Za-z0-9]", re.sub(r"[^A-Za-z0-9_.-]", "_", text)))
 
 
 @given(st.from_regex(VALUE, fullmatch=True))
-def test_what_is_a_labels_value_stays_as_it_is(text: str) -> None:
+def test_a_valid_label_value_stays_unchanged(text: str) -> None:
     assert label_value(text) == text
 
 
 @given(st.text(max_size=200))
-def test_any_os_release_gives_labels_that_can_be_set(text: str) -> None:
+def test_arbitrary_os_release_gives_valid_labels(text: str) -> None:
     labels = labels_of(discovery(True, text), None)
     assert all(value is None or VALUE.fullmatch(value) for value in labels.values())
 
@@ -147,7 +147,7 @@ plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"
 
 
 @given(plain, plain)
-def test_quoted_values_are_read_as_the_shell_reads_them(system: str, version: str) -> None:
+def test_quoted_values_are_read_as_by_the_shell(system: str, version: str) -> None:
     def quoted(text: str) -> str:
         return '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
 

@@ -1,4 +1,4 @@
-"""Every code is in the catalogue once, in the reference once, and used."""
+"""Every code is in the catalogue once, in the reference once, and used in the source."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ USED = frozenset(
 ROWS = Counter(re.findall(r"^\| `([A-Za-z]+)` \|", (ROOT / "docs/reference.md").read_text(), re.MULTILINE))
 
 
-def test_no_code_has_two_meanings() -> None:
+def test_codes_are_unique() -> None:
     assert len({str(code) for code in CODES}) == len(CODES)
 
 
@@ -47,5 +47,5 @@ def test_the_tables_are_generated() -> None:
     assert subprocess.run(check, cwd=ROOT, check=False).returncode == 0
 
 
-def test_only_what_makes_a_device_unhealthy_is_debounced() -> None:
+def test_only_codes_of_unhealthy_devices_are_debounced() -> None:
     assert {code.topic for code in DEBOUNCE} == {Topic.UNHEALTHY}

@@ -1,4 +1,4 @@
-"""Documents, manifests and examples say what is so."""
+"""Documents, manifests and examples agree with the code."""
 
 import re
 from pathlib import Path
@@ -26,14 +26,14 @@ REFERENCE = (ROOT / "docs/reference.md").read_text()
 
 
 class Mount(msgspec.Struct):
-    """What the tests look at of a mount."""
+    """The fields of a mount that the tests read."""
 
     mountPath: str  # noqa: N815  Kubernetes' spelling
     readOnly: bool = False  # noqa: N815
 
 
 class Container(msgspec.Struct):
-    """What the tests look at of a container."""
+    """The fields of a container that the tests read."""
 
     image: str
     securityContext: dict[str, object]  # noqa: N815  Kubernetes' spelling
@@ -41,7 +41,7 @@ class Container(msgspec.Struct):
 
 
 class PodSpec(msgspec.Struct):
-    """What the tests look at of a pod."""
+    """The fields of a pod that the tests read."""
 
     containers: tuple[Container]
     volumes: tuple[dict[str, dict[str, str] | str], ...]
@@ -64,7 +64,7 @@ def test_every_setting_is_explained() -> None:
         assert f"compat.{field.name}" in (ROOT / "docs/drop-in.md").read_text()
 
 
-def test_the_vgpu_config_in_the_reference_is_one() -> None:
+def test_the_vgpu_config_in_the_reference_is_valid() -> None:
     (text,) = (one for one in re.findall(r"```yaml\n(.*?)```", REFERENCE, re.DOTALL) if CONFIGS in one)
     assert VERSION in text
     assert parse(text, where="reference.md").notes == ()
@@ -84,7 +84,7 @@ def offered_somewhere() -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
-def test_examples_ask_for_what_we_really_offer(path: Path) -> None:
+def test_examples_request_offered_resources(path: Path) -> None:
     names = set(re.findall(r"(?:deviceName|resourceName): (\S+)", path.read_text()))
     assert names
     assert names <= offered_somewhere()
@@ -97,11 +97,11 @@ def pod_of(name: str) -> PodSpec:
 
 
 @pytest.mark.parametrize("name", ["node.yaml", "plugin-only.yaml", "discover.yaml"])
-def test_the_image_is_this_version(name: str) -> None:
+def test_manifests_have_the_image_of_this_version(name: str) -> None:
     assert pod_of(name).containers[0].image == f"gpuvirt:{__version__}"
 
 
-def test_without_privileges_there_are_two_mounts_and_no_privileges() -> None:
+def test_the_plugin_only_manifest_has_two_mounts_and_no_privileges() -> None:
     pod = pod_of("plugin-only.yaml")
     assert [volume["hostPath"] for volume in pod.volumes] == [
         {"path": "/var/lib/kubelet/device-plugins"},
@@ -140,7 +140,7 @@ def test_the_discoverer_has_no_rights_on_the_host() -> None:
     assert not pod.hostNetwork
 
 
-def test_the_discoverers_labels_are_those_that_it_may_change_and_are_explained() -> None:
+def test_the_discoverers_labels_are_permitted_and_explained() -> None:
     labels = {discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL}
     manifests = list(yaml.safe_load_all((ROOT / "deploy/discover.yaml").read_text()))
     policy = next(one for one in manifests if one["kind"] == "ValidatingAdmissionPolicy")
@@ -149,13 +149,13 @@ def test_the_discoverers_labels_are_those_that_it_may_change_and_are_explained()
     assert all(f"`{label}`" in REFERENCE for label in labels)
 
 
-def test_the_settings_in_the_manifest_are_settings() -> None:
+def test_the_settings_in_the_manifest_are_the_defaults() -> None:
     manifests = list(yaml.safe_load_all((ROOT / "deploy/node.yaml").read_text()))
     text = next(one["data"]["node.yaml"] for one in manifests if one["kind"] == "ConfigMap")
     assert check(documents.parse(text, Settings, where="node.yaml"), where="node.yaml") == Settings()
 
 
-def test_what_the_readme_says_to_make_can_be_made() -> None:
+def test_make_targets_of_the_readme_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text()))
     assert {"demo", "test"} <= named <= targets
@@ -165,7 +165,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_link_targets_and_anchors_exist(page: Path) -> None:
     for target, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", page.read_text())):
         if target.startswith("https:"):
             continue
@@ -175,7 +175,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def _anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as code forges make them."""
+    """Return the anchors of a page's headings, as GitHub forms them."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -185,6 +185,6 @@ def test_every_page_is_in_the_index() -> None:
     assert [page.name for page in PAGES[2:] if page.name != "README.md" and f"]({page.name})" not in index] == []
 
 
-def test_the_version_is_the_changelogs() -> None:
+def test_the_changelog_has_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert "## [Unreleased]" in text or f"## [{__version__}]" in text

@@ -1,4 +1,4 @@
-"""Every reason is worded in the catalogue, renders, and speaks the words of the field."""
+"""Every reason has its text in the catalogue, renders, and uses the words of the glossary."""
 
 import ast
 import inspect
@@ -63,7 +63,7 @@ PRIVATE_WORDS = re.compile(
 @pytest.mark.parametrize("wording", WORDINGS, ids=lambda wording: f"{wording.__module__}.{wording.__name__}")
 @settings(max_examples=5)
 @given(data=st.data())
-def test_each_wording_renders(wording: Wording, data: st.DataObject) -> None:
+def test_every_reason_renders(wording: Wording, data: st.DataObject) -> None:
     texts = {name: st.text(min_size=1) for name, hint in get_type_hints(wording).items() if hint is str}
     reason = data.draw(st.builds(wording, **texts))
     assert reason.text.startswith(f"{reason.code}: {reason.subject} {reason.message}")
@@ -72,7 +72,7 @@ def test_each_wording_renders(wording: Wording, data: st.DataObject) -> None:
     assert reason.message
 
 
-def test_reasons_are_worded_in_the_catalogue_alone() -> None:
+def test_reasons_are_created_only_in_the_catalogue() -> None:
     for path in SOURCES.rglob("*.py"):
         calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
         words = any(isinstance(called, ast.Name) and called.id == "Reason" for called in calls)
@@ -81,6 +81,6 @@ def test_reasons_are_worded_in_the_catalogue_alone() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CATALOGUE.glob("*.py")), ids=lambda path: path.stem)
-def test_wordings_have_the_words_of_the_field(path: Path) -> None:
+def test_reasons_have_no_private_words(path: Path) -> None:
     texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
     assert [text for text in texts if isinstance(text, str) and PRIVATE_WORDS.search(text)] == []

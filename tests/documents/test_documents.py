@@ -1,4 +1,4 @@
-"""Documents that people write: read as they mean them, or refused with file, line, path and what was expected."""
+"""Documents of users: parsed, or refused with file, line, path and the expected value."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -58,7 +58,7 @@ LADDER = "".join(
         ("---\nname: x\n", "x"),
     ],
 )
-def test_what_people_write_is_what_is_read(text: str, name: str) -> None:
+def test_a_yaml_scalar_is_read_as_text(text: str, name: str) -> None:
     assert documents.parse(text, Outer, where="f").name == name
 
 
@@ -116,14 +116,14 @@ def test_what_people_write_is_what_is_read(text: str, name: str) -> None:
         ("a: 1\n---\nb: 2\n", "f:2: $: not YAML: but found another document"),
     ],
 )
-def test_what_is_wrong_is_reported_with_its_place(text: str, message: str) -> None:
+def test_an_invalid_document_is_reported_with_its_line_and_path(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         documents.parse(text, Outer, where="f")
     assert str(error.value).startswith(message)
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_arbitrary_text_is_read_or_refused(text: str) -> None:
     try:
         documents.parse(text, Outer, where="f")
     except ConfigError:
@@ -154,7 +154,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["name", "inner", "many", "named", "maybe", "colours", "3", "<<"]), VALUES)))
-def test_any_tags_nesting_and_aliases_are_read_or_refused(pairs: list[tuple[str, str]]) -> None:
+def test_arbitrary_tags_nesting_and_aliases_are_read_or_refused(pairs: list[tuple[str, str]]) -> None:
     try:
         documents.parse("".join(f"{key}: {value}\n" for key, value in pairs), Outer, where="f")
     except ConfigError as error:
@@ -162,26 +162,26 @@ def test_any_tags_nesting_and_aliases_are_read_or_refused(pairs: list[tuple[str,
         assert "\n" not in str(error)  # noqa: PT017
 
 
-def test_an_alias_stands_for_what_it_refers_to() -> None:
+def test_an_alias_has_the_value_of_its_anchor() -> None:
     read = documents.parse("inner: &one {number: 1}\nmany: [*one, *one]\nmaybe: *one\n", Outer, where="f")
     assert (read.many, read.maybe) == ((Inner(1), Inner(1)), Inner(1))
 
 
-def test_what_is_found_wrong_later_is_reported_with_its_place() -> None:
+def test_a_fault_found_after_parsing_is_reported_with_its_line_and_path() -> None:
     written = documents.parse_written("named:\n  a.b:\n    number: 1\n", Outer, where="f")
     assert written.value.named == {"a.b": Inner(1)}
     assert str(written.fault("is odd", ["named", "a.b", "number"])) == "f:3: $.named.a.b.number: is odd"
     assert str(written.fault("is odd", ["named", "c"])) == "f:1: $.named.c: is odd"
 
 
-def test_what_is_told_of_a_long_text_is_short() -> None:
+def test_an_error_about_a_long_text_is_short() -> None:
     with pytest.raises(ConfigError) as error:
         documents.parse(f"colour: {'x' * 10_000}", Outer, where="f")
     assert len(str(error.value)) < 500
     assert str(error.value).endswith("expected one of: red, green")
 
 
-def test_a_file_that_is_too_large(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_text("# nothing\n" * 200_000)
     with pytest.raises(ConfigError, match="is too large; expected at most 1 MiB"):
@@ -189,14 +189,14 @@ def test_a_file_that_is_too_large(tmp_path: Path) -> None:
 
 
 @given(st.binary())
-def test_any_bytes_are_json_or_refused(content: bytes) -> None:
+def test_arbitrary_bytes_are_json_or_refused(content: bytes) -> None:
     try:
         documents.from_json(content, Outer)
     except DamagedError:
         return
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be read: No such file"):
         documents.load(tmp_path / "none", Outer)
     (tmp_path / "bytes").write_bytes(b"name: \xff")

@@ -1,4 +1,4 @@
-"""A group is as healthy as its worst member."""
+"""A device is unhealthy if another member of its IOMMU group makes the group not viable."""
 
 from pathlib import Path
 
@@ -11,7 +11,9 @@ RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
 GPU, AUDIO = PciAddress("0000:04:00.0"), PciAddress("0000:04:00.1")
 
 
-async def test_audio_given_back_to_the_host_makes_the_gpu_unhealthy(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_audio_function_on_its_native_driver_makes_the_gpu_unhealthy(
+    simulated: Simulated, tmp_path: Path
+) -> None:
     async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         node.kernel.rebind(AUDIO, "snd_hda_intel")
         await node.advance(2)
@@ -23,7 +25,7 @@ async def test_audio_given_back_to_the_host_makes_the_gpu_unhealthy(simulated: S
         assert node.offered[RTX2060][GPU] is True
 
 
-async def test_a_passing_rebind_of_a_neighbour_is_not_an_illness(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_short_rebind_of_another_member_keeps_the_gpu_healthy(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         node.kernel.rebind(AUDIO, "snd_hda_intel")
         await node.advance(0.5)
@@ -33,23 +35,21 @@ async def test_a_passing_rebind_of_a_neighbour_is_not_an_illness(simulated: Simu
         assert node.reasons(GPU) == []
 
 
-async def test_a_group_that_was_never_viable_is_unhealthy_from_the_first_moment(
-    simulated: Simulated, tmp_path: Path
-) -> None:
+async def test_a_group_that_was_never_viable_is_unhealthy_at_once(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xRTX2060")
     kernel.rebind(AUDIO, "snd_hda_intel")
     async with running_node(kernel, tmp_path) as node:
         assert node.offered[RTX2060][GPU] is False
 
 
-async def test_a_neighbour_without_a_driver_harms_nothing(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_member_without_a_driver_keeps_the_gpu_healthy(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xRTX2060"), tmp_path) as node:
         node.kernel.rebind(AUDIO, None)
         await node.advance(2)
         assert node.offered[RTX2060][GPU] is True
 
 
-async def test_bridges_in_a_group_harm_nobody(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_bridge_in_a_group_keeps_its_gpus_healthy(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xRTX4090-one-group"), tmp_path) as node:
         await node.report_account()
         assert node.offered == {

@@ -1,4 +1,4 @@
-"""Each way in which a device falls ill: seen in time, with its reason, and over when it is over."""
+"""Each fault that makes a device unhealthy: detected in time, with its reason, and cleared after the fault ends."""
 
 import pytest
 
@@ -11,11 +11,11 @@ A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 
 
-async def test_both_are_healthy_at_first(two_a10: SimNode) -> None:
+async def test_both_gpus_of_the_host_are_healthy(two_a10: SimNode) -> None:
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 
 
-async def test_a_node_that_goes_and_returns_is_seen_within_two_seconds(two_a10: SimNode) -> None:
+async def test_a_deleted_group_node_is_detected_within_two_seconds(two_a10: SimNode) -> None:
     two_a10.kernel.delete_node(IommuGroup(12))
     await two_a10.advance(2)
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
@@ -25,7 +25,7 @@ async def test_a_node_that_goes_and_returns_is_seen_within_two_seconds(two_a10: 
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 
 
-async def test_a_rebind_to_a_native_driver_takes_the_device_out_within_two_seconds(two_a10: SimNode) -> None:
+async def test_a_gpu_on_its_native_driver_is_withdrawn_within_two_seconds(two_a10: SimNode) -> None:
     two_a10.kernel.rebind(FIRST, "nvidia")
     await two_a10.advance(2)
     assert two_a10.offered == {A10: {SECOND: True}}
@@ -35,14 +35,14 @@ async def test_a_rebind_to_a_native_driver_takes_the_device_out_within_two_secon
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 
 
-async def test_an_unbound_device_says_so(two_a10: SimNode) -> None:
+async def test_an_unbound_gpu_is_withdrawn_with_its_reason(two_a10: SimNode) -> None:
     two_a10.kernel.rebind(FIRST, None)
     await two_a10.advance(2)
     assert two_a10.offered == {A10: {SECOND: True}}
     assert two_a10.reasons(FIRST) == [ReasonCode.NO_DRIVER]
 
 
-async def test_an_unplugged_device_goes_and_comes_back(two_a10: SimNode) -> None:
+async def test_an_unplugged_gpu_is_withdrawn_until_it_returns(two_a10: SimNode) -> None:
     two_a10.kernel.unplug(FIRST)
     await two_a10.advance(2)
     assert two_a10.offered == {A10: {SECOND: True}}
@@ -52,17 +52,17 @@ async def test_an_unplugged_device_goes_and_comes_back(two_a10: SimNode) -> None
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 
 
-async def test_the_last_device_leaves_an_empty_list_and_no_unhealthy_ids(two_a10: SimNode) -> None:
+async def test_the_list_is_empty_after_the_last_gpu_was_unplugged(two_a10: SimNode) -> None:
     two_a10.kernel.unplug(FIRST)
     two_a10.kernel.unplug(SECOND)
     await two_a10.advance(2)
     assert two_a10.offered == {A10: {}}
 
 
-async def test_a_card_that_fell_off_the_bus_is_unhealthy_after_two_looks(two_a10: SimNode) -> None:
+async def test_a_gpu_that_fell_off_the_bus_is_unhealthy_after_two_scans(two_a10: SimNode) -> None:
     two_a10.kernel.fall_off_bus(FIRST)
     await two_a10.advance(9.5)
-    assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}, "a device that is being reset answers so too"
+    assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}, "a device under reset reads the same"
     await two_a10.advance(2)
     assert two_a10.reasons(FIRST) == [ReasonCode.FELL_OFF_BUS]
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
@@ -71,7 +71,7 @@ async def test_a_card_that_fell_off_the_bus_is_unhealthy_after_two_looks(two_a10
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 
 
-async def test_a_reset_that_passes_is_not_an_illness(two_a10: SimNode) -> None:
+async def test_a_gpu_stays_healthy_during_a_reset(two_a10: SimNode) -> None:
     two_a10.kernel.fall_off_bus(FIRST)
     await two_a10.advance(9.5)
     two_a10.kernel.fall_off_bus(FIRST, fallen=False)
@@ -80,7 +80,7 @@ async def test_a_reset_that_passes_is_not_an_illness(two_a10: SimNode) -> None:
     assert two_a10.agent.telemetry.looks["brief", "debounce"] == 1
 
 
-async def test_a_device_that_another_program_unbinds_under_its_vm_is_left_alone_and_says_so(two_a10: SimNode) -> None:
+async def test_a_gpu_that_another_program_unbinds_under_its_vm_is_reported_and_left_alone(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
     await two_a10.report_account()
     process = two_a10.kernel.start_vm(IommuGroup(12))
@@ -88,7 +88,7 @@ async def test_a_device_that_another_program_unbinds_under_its_vm_is_left_alone_
     with pytest.raises(WouldBlock):
         two_a10.kernel.rebind(FIRST, "nvidia")
     await two_a10.advance(2)
-    assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}, "its pod's container may still be started again"
+    assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}, "the kubelet may start the pod's container again"
     assert two_a10.reasons(FIRST) == [ReasonCode.UNBIND_PENDING]
     await two_a10.advance(120)
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
@@ -101,7 +101,7 @@ async def test_a_device_that_another_program_unbinds_under_its_vm_is_left_alone_
     assert two_a10.reasons(FIRST) == [ReasonCode.NO_DRIVER]
 
 
-async def test_a_device_that_a_pod_has_and_that_is_unplugged_stays_listed_until_the_pod_ends(two_a10: SimNode) -> None:
+async def test_an_allocated_gpu_that_was_unplugged_stays_listed_until_the_pod_ends(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
     await two_a10.report_account()
     two_a10.kernel.unplug(FIRST)
@@ -114,7 +114,7 @@ async def test_a_device_that_a_pod_has_and_that_is_unplugged_stays_listed_until_
     assert two_a10.offered == {A10: {SECOND: True}}
 
 
-async def test_a_device_that_a_pod_has_and_that_is_rebound_stays_listed_until_the_pod_ends(two_a10: SimNode) -> None:
+async def test_an_allocated_gpu_that_was_rebound_stays_listed_until_the_pod_ends(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
     await two_a10.report_account()
     two_a10.kernel.rebind(FIRST, "nvidia")

@@ -1,4 +1,4 @@
-"""What can't be read is not gone, and nothing that is done follows from not knowing."""
+"""A device that can't be read is not absent, and the agent draws no conclusion from an unknown value."""
 
 import errno
 
@@ -15,7 +15,7 @@ FOLDER = f"/sys/bus/pci/devices/{FIRST}"
 
 
 @pytest.mark.parametrize("attribute", ["vendor", "device", "class", "driver", "iommu_group"])
-async def test_an_attribute_that_fails_keeps_the_device_listed_and_unhealthy(two_a10: SimNode, attribute: str) -> None:
+async def test_a_gpu_with_an_unreadable_attribute_stays_listed_and_unhealthy(two_a10: SimNode, attribute: str) -> None:
     two_a10.kernel.faults.fail(HostPath(f"{FOLDER}/{attribute}"), errno.EIO)
     await two_a10.advance(15)
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
@@ -26,14 +26,14 @@ async def test_an_attribute_that_fails_keeps_the_device_listed_and_unhealthy(two
 
 
 @pytest.mark.parametrize("content", [b"", b"0", b"0x", b"\xff\xfe", b"0x10dezz\n", b"\0" * 4096])
-async def test_an_attribute_that_makes_no_sense_is_unread(two_a10: SimNode, content: bytes) -> None:
+async def test_an_attribute_with_invalid_content_is_unread(two_a10: SimNode, content: bytes) -> None:
     two_a10.kernel.faults.answer(HostPath(f"{FOLDER}/vendor"), content)
     await two_a10.advance(15)
     assert two_a10.offered == {A10: {FIRST: False, SECOND: True}}
     assert two_a10.reasons(FIRST) == [ReasonCode.UNREAD]
 
 
-async def test_a_failure_that_passes_is_not_an_illness(two_a10: SimNode) -> None:
+async def test_a_short_read_failure_keeps_the_gpu_healthy(two_a10: SimNode) -> None:
     two_a10.kernel.faults.fail(HostPath(f"{FOLDER}/vendor"), errno.EIO)
     await two_a10.advance(9.2)
     two_a10.kernel.faults.heal()
@@ -42,7 +42,7 @@ async def test_a_failure_that_passes_is_not_an_illness(two_a10: SimNode) -> None
 
 
 @pytest.mark.parametrize("folder", ["/sys/bus/pci/devices", "/dev/vfio", "/sys/bus/mdev/devices"])
-async def test_a_folder_that_cannot_be_listed_changes_nothing_but_a_note(two_a10: SimNode, folder: str) -> None:
+async def test_a_folder_that_cannot_be_listed_is_only_reported(two_a10: SimNode, folder: str) -> None:
     two_a10.kernel.faults.fail(HostPath(folder), errno.EIO)
     await two_a10.advance(100)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
@@ -52,7 +52,7 @@ async def test_a_folder_that_cannot_be_listed_changes_nothing_but_a_note(two_a10
     assert two_a10.view.notes == ()
 
 
-async def test_a_number_that_cannot_be_read_is_as_it_was(two_a10: SimNode) -> None:
+async def test_an_unreadable_numa_node_keeps_its_last_value(two_a10: SimNode) -> None:
     two_a10.kernel.faults.fail(HostPath(f"{FOLDER}/numa_node"), errno.EIO)
     await two_a10.advance(70)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}

@@ -1,4 +1,4 @@
-"""Devices in use by somebody who is no pod."""
+"""Devices in use by a process outside of pods."""
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.model.reasons import ReasonCode
@@ -8,7 +8,7 @@ A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 
 
-async def test_a_vm_started_by_hand_is_found_and_named(two_a10: SimNode) -> None:
+async def test_a_gpu_in_use_by_a_vm_outside_of_pods_is_unhealthy(two_a10: SimNode) -> None:
     await two_a10.report_account()
     process = two_a10.kernel.start_vm(IommuGroup(12))
     await two_a10.advance(90)
@@ -20,7 +20,7 @@ async def test_a_vm_started_by_hand_is_found_and_named(two_a10: SimNode) -> None
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 
 
-async def test_a_pod_that_has_it_is_no_stranger(two_a10: SimNode) -> None:
+async def test_a_gpu_in_use_by_its_pod_is_healthy(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
     await two_a10.report_account()
     two_a10.kernel.start_vm(IommuGroup(12))
@@ -29,13 +29,13 @@ async def test_a_pod_that_has_it_is_no_stranger(two_a10: SimNode) -> None:
     assert two_a10.gpu(FIRST).users == ("pod default/vm-a",)
 
 
-async def test_as_long_as_the_kubelet_is_not_observed_no_pod_is_a_stranger(two_a10: SimNode) -> None:
+async def test_a_gpu_in_use_is_healthy_while_allocations_are_unknown(two_a10: SimNode) -> None:
     two_a10.kernel.start_vm(IommuGroup(12))
     await two_a10.advance(120)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
 
 
-async def test_a_process_that_outlives_its_pod_for_a_moment_is_no_stranger(two_a10: SimNode) -> None:
+async def test_a_gpu_in_use_shortly_after_its_pod_ended_is_healthy(two_a10: SimNode) -> None:
     two_a10.hold(A10, FIRST)
     await two_a10.report_account()
     process = two_a10.kernel.start_vm(IommuGroup(12))

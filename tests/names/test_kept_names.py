@@ -1,4 +1,4 @@
-"""Names over time: restarts, databases that change, aliases that come while pods hold devices, colliding ids."""
+"""Resource names over time: restarts, new databases, aliases added while pods have devices, colliding ids."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"
 
 
-async def test_a_newer_database_renames_nothing(simulated: Simulated, tmp_path: Path) -> None:
-    """The agent that ran first knew no name for the card."""
+async def test_a_newer_database_renames_no_resource(simulated: Simulated, tmp_path: Path) -> None:
+    """The pci.ids of the first agent had no name for the card."""
     kernel = simulated("2xA10")
     old = PciIds((pciids.parse("10de  NVIDIA\n\t1eb8  TU104GL [Tesla T4]\n", where="old"),))
     async with running_node(kernel, tmp_path, ids=old) as node:
@@ -40,7 +40,7 @@ async def test_colliding_ids_share_one_resource(tmp_path: Path) -> None:
         assert node.offered == {"nvidia.com/GA100_A100_PCIE_40GB": {"0000:01:00.0": True, "0000:02:00.0": True}}
 
 
-async def test_a_device_in_use_keeps_the_name_it_went_out_under(simulated: Simulated, tmp_path: Path) -> None:
+async def test_an_allocated_gpu_keeps_its_resource_name(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     async with running_node(kernel, tmp_path) as node:
         node.allocate(A10, [FIRST])
@@ -56,8 +56,8 @@ async def test_a_device_in_use_keeps_the_name_it_went_out_under(simulated: Simul
         assert node.offered == {A10: {}, "nvidia.com/a10": {FIRST: True, SECOND: True}}
 
 
-async def test_a_virtual_function_is_no_whole_gpu(tmp_path: Path) -> None:
-    """An Intel VF has the id of its GPU; under one name a pod would get the one for the other."""
+async def test_a_vf_and_its_gpu_have_different_resource_names(tmp_path: Path) -> None:
+    """An Intel VF has the id of its GPU; with one name, a pod could get a VF instead of the GPU."""
     flex = CardSpec(functions=(FunctionSpec(id="8086:56c0", class_code="038000", native_driver="xe"),), total_vfs=31)
     slots = (
         SlotSpec(at="0000:01:00.0", board="flex", group=1, vfs=2),

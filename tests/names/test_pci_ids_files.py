@@ -30,7 +30,7 @@ C 03  Display controller
 """
 
 
-def test_vendors_keep_their_devices_apart_and_blank_lines_end_nothing() -> None:
+def test_devices_belong_to_their_vendor_across_blank_lines() -> None:
     assert pciids.parse(GOOD, where="pci.ids") == {
         PciId(0x8086, 0x2331): "DH89xxCC Chap Counter",
         PciId(0x10DE, 0x2331): "GH100 [H100 PCIe]",
@@ -55,7 +55,7 @@ def test_a_bad_file_is_reported_with_its_line(text: str, message: str) -> None:
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_arbitrary_text_is_read_or_refused(text: str) -> None:
     try:
         assert pciids.parse(text, where="mine")
     except ConfigError:
@@ -75,7 +75,7 @@ def test_the_systems_file_is_found_below_the_host_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"no pci.ids", b"\xff\xfe\x00"])
-def test_a_bad_system_file_is_passed_over_with_a_word(
+def test_a_bad_system_file_is_ignored_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     ids = read_pci_ids(None, host(tmp_path, content))
@@ -90,7 +90,7 @@ def test_the_systems_file_is_not_read_for_known_ids(tmp_path: Path, capsys: pyte
     assert not capsys.readouterr().err
 
 
-def test_the_shipped_file_is_searched_as_it_would_be_parsed() -> None:
+def test_a_search_of_the_shipped_file_finds_the_parsed_names() -> None:
     text = (resources.files(pciids.__package__) / "data/pci.ids").read_text("utf-8")
     parsed, shipped = pciids.parse(text, where="shipped"), pciids.shipped()
     assert {pci_id: shipped[pci_id] for pci_id in parsed} == parsed
@@ -100,7 +100,7 @@ def test_the_shipped_file_is_searched_as_it_would_be_parsed() -> None:
 
 
 @pytest.mark.parametrize("content", [b"no pci.ids", b"\xff\xfe\x00"])
-def test_a_bad_file_that_was_asked_for_is_an_error(tmp_path: Path, content: bytes) -> None:
+def test_a_bad_file_named_by_the_user_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "mine"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=str(path)):

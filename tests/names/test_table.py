@@ -1,4 +1,4 @@
-"""The names that stand in people's manifests, and what Kubernetes would not take."""
+"""Resource names as users' manifests have them, and names that Kubernetes refuses."""
 
 import re
 from collections import Counter
@@ -38,7 +38,7 @@ SHIPPED = Naming(PciIds((pciids.shipped(),)))
         ("TU106 [GeForce RTX 2060 Rev. A]", "TU106_GEFORCE_RTX_2060_REV__A"),
     ],
 )
-def test_what_a_text_becomes(text: str, name: str) -> None:
+def test_the_name_of_a_text(text: str, name: str) -> None:
     assert naming.from_text(text) == name
 
 
@@ -62,7 +62,7 @@ def test_what_a_text_becomes(text: str, name: str) -> None:
         ("8086:56c0", "intel.com/ATSM_DATA_CENTER_GPU_FLEX_170"),
     ],
 )
-def test_what_an_id_is_offered_as(pci_id: str, resource: str) -> None:
+def test_the_resource_of_a_pci_id(pci_id: str, resource: str) -> None:
     assert SHIPPED.of_function(parse_pci_id(pci_id)).resource == resource
 
 
@@ -76,7 +76,7 @@ def test_what_an_id_is_offered_as(pci_id: str, resource: str) -> None:
         ("\nGRID \t T4-1Q\n", "nvidia.com/GRID_T4-1Q"),
     ],
 )
-def test_what_a_vgpu_type_is_offered_as(vgpu_type: str, resource: str) -> None:
+def test_the_resource_of_a_vgpu_type(vgpu_type: str, resource: str) -> None:
     assert SHIPPED.of_type(NVIDIA, VgpuType(vgpu_type)).resource == resource
 
 
@@ -89,23 +89,23 @@ def test_what_a_vgpu_type_is_offered_as(vgpu_type: str, resource: str) -> None:
         ("example.com/a.b", "PCI_RESOURCE_EXAMPLE_COM_A_B"),
     ],
 )
-def test_where_kubevirt_looks(resource: str, env: str) -> None:
+def test_the_environment_variable_of_a_resource(resource: str, env: str) -> None:
     assert naming.env_name("PCI_RESOURCE", ResourceName(resource)) == env
 
 
-def test_the_shipped_database_is_the_pinned_one() -> None:
+def test_the_shipped_database_is_the_pinned_version() -> None:
     nvidia = [pci_id for pci_id in pciids.shipped() if pci_id.vendor == NVIDIA]
     names = Counter(SHIPPED.of_function(pci_id).resource for pci_id in nvidia)
     colliding = [count for count in names.values() if count > 1]
     assert (len(nvidia), len(colliding), sum(colliding)) == (1931, 230, 616)
 
 
-def test_everything_that_could_be_offered_has_a_name_that_kubernetes_takes() -> None:
+def test_every_shipped_id_has_a_valid_resource_name() -> None:
     for pci_id in pciids.shipped():
         parse_resource_name(SHIPPED.of_function(pci_id).resource)
 
 
-def test_a_name_that_is_too_long_is_shortened_and_stays_itself() -> None:
+def test_a_name_that_is_too_long_is_shortened_to_a_stable_name() -> None:
     named = SHIPPED.of_function(parse_pci_id("10de:05be"))
     assert re.fullmatch(
         r"nvidia\.com/NF200_PCIE_2_0_SWITCH_FOR_QUADRO_PLEX_S4___TESLA_S870_[0-9A-F]{8}", named.resource
@@ -131,27 +131,27 @@ def test_a_legal_name_stays_as_it_is(name: str) -> None:
     assert naming.legal(name) == name
 
 
-def test_a_database_that_the_admin_names_replaces_all_others() -> None:
+def test_a_configured_database_replaces_all_others() -> None:
     mine = Naming(PciIds((pciids.parse("10de  NVIDIA\n\t2236  My Own [A10]\n", where="mine"),)))
     assert mine.of_function(PciId(0x10DE, 0x2236)).resource == "nvidia.com/MY_OWN_A10"
     assert mine.of_function(PciId(0x10DE, 0x1EB8)).resource == "nvidia.com/1eb8"
 
 
-def test_the_systems_database_is_asked_for_unknown_ids_alone() -> None:
+def test_the_systems_database_names_only_unknown_ids() -> None:
     system = pciids.parse("10de  NVIDIA\n\t2236  Renamed\n\t3182  GB110 [B300]\n", where="system")
     both = Naming(PciIds((pciids.shipped(), system)))
     assert both.of_function(PciId(0x10DE, 0x2236)).resource == "nvidia.com/GA102GL_A10"
     assert both.of_function(PciId(0x10DE, 0x3182)).resource == "nvidia.com/GB110_B300"
 
 
-def test_the_first_name_stays_and_the_new_one_is_known() -> None:
+def test_a_resource_keeps_its_first_name_and_has_its_new_name() -> None:
     later = Naming(SHIPPED.ids, first_names={"10de:2236": "2236"})
     named = later.of_function(PciId(0x10DE, 0x2236))
     assert (named.resource, named.natural) == ("nvidia.com/2236", "GA102GL_A10")
 
 
 @pytest.mark.parametrize(("alias", "resource"), [("a10", "nvidia.com/a10"), ("example.com/gpu", "example.com/gpu")])
-def test_an_alias_takes_the_place_of_a_name(alias: str, resource: str) -> None:
+def test_an_alias_replaces_a_name(alias: str, resource: str) -> None:
     aliased = Naming(SHIPPED.ids, aliases={"GA102GL_A10": alias, "NVIDIA_A10-4Q": alias})
     assert aliased.of_function(PciId(0x10DE, 0x2236)).resource == resource
     assert aliased.of_type(NVIDIA, VgpuType("NVIDIA A10-4Q")).resource == resource
@@ -162,12 +162,12 @@ def test_an_alias_takes_the_place_of_a_name(alias: str, resource: str) -> None:
     ["GA102GL_A10", "/x", "nvidia.com/", "nvidia.com/_x", "nvidia.com/x_", "nvidia.com/a b", "a/b/c", "kubernetes.io/x",
      "x.kubernetes.io/y", "requests.nvidia.com/gpu", "NVIDIA.com/x", "nvidia.com/" + "x" * 64, "nvidia..com/x", ""],
 )  # fmt: skip
-def test_names_that_kubernetes_refuses(name: str) -> None:
+def test_an_invalid_resource_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not a resource name"):
         parse_resource_name(name)
 
 
 @pytest.mark.parametrize("key", ["GA102GL_A10", "nvidia.com/GA102GL_A10", "OLD_NAME", "nvidia.com/OLD_NAME"])
-def test_an_alias_may_be_given_for_the_first_name_and_for_todays(key: str) -> None:
+def test_an_alias_applies_to_the_first_name_and_to_the_current_name(key: str) -> None:
     kept = Naming(SHIPPED.ids, aliases={key: "a10"}, first_names={"10de:2236": "OLD_NAME"})
     assert kept.of_function(PciId(0x10DE, 0x2236)).resource == "nvidia.com/a10"

@@ -1,4 +1,4 @@
-"""Before a driver for containers takes a host's GPUs: VMs that use one keep it, and so does what can't be read."""
+"""The check before a driver for containers binds a host's GPUs: none may be in use by a VM or unreadable."""
 
 import errno
 from collections.abc import Callable
@@ -33,25 +33,25 @@ def codes(tmp_path: Path) -> Callable[[SimKernel], set[ReasonCode]]:
     return found
 
 
-def test_gpus_on_a_vfio_driver_may_go_while_unused(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
+def test_gpus_on_a_vfio_driver_pass_while_unused(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
     kernel = build_host(load_host("2xA10"))
     assert codes(kernel) == set()
     kernel.start_vm(IommuGroup(12))
     assert codes(kernel) == {ReasonCode.IN_USE}
 
 
-def test_vgpus_stay(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
+def test_gpus_with_vgpus_are_refused(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
     assert codes(build_host(load_host("4xT4"))) == {ReasonCode.CARRIES_VGPUS}
 
 
-def test_what_processes_use_can_not_be_reported_counts_as_used(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
+def test_gpus_count_as_used_while_processes_are_not_visible(codes: Callable[[SimKernel], set[ReasonCode]]) -> None:
     kernel = build_host(load_host("2xA10"))
     kernel.faults.fail(HostPath("/proc"), errno.EACCES)
     assert codes(kernel) == {ReasonCode.PROCESSES_NOT_VISIBLE}
 
 
 @pytest.mark.ring("mount")
-def test_the_command_on_a_mounted_host(tmp_path: Path) -> None:
+def test_the_check_of_a_mounted_host_prints_its_reason(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "2xA10"):
         free = shell(UNUSED, tmp_path)
         assert (free.returncode, free.stdout) == (0, ""), free.stderr

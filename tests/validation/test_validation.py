@@ -1,4 +1,4 @@
-"""The checks of a node for containers: what they ask, what they write, and what they say where they don't hold."""
+"""The checks of a node for containers: the programs they run, the files they write, and their failures."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ ON_HOST = HostPath("/opt/driver")
 
 
 class Node:
-    """A host and a driver's container, with an nvidia-smi that ends as it is told to."""
+    """A host and a driver's container, with an nvidia-smi that ends as the test sets."""
 
     def __init__(self, folder: Path) -> None:
         self.roots = DriverRoots(folder / "host", folder / "driver", ON_HOST, folder / ".driver-ctr-ready")
@@ -50,7 +50,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_driver_of_the_hosts_own_goes_first(node: Node) -> None:
+def test_a_driver_on_the_host_takes_precedence_over_a_container(node: Node) -> None:
     node.install(node.roots.system)
     node.install(node.roots.driver)
     assert node.find().lines.splitlines() == [
@@ -64,38 +64,40 @@ def test_a_driver_of_the_hosts_own_goes_first(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("own", "lines"), [(True, ("/opt/driver", "/driver-root")), (False, ("/", "/host"))])
-def test_a_driver_in_a_container_is_reported_as_the_host_has_it(node: Node, own: bool, lines: tuple[str, str]) -> None:
+def test_a_driver_in_a_container_is_reported_by_its_path_on_the_host(
+    node: Node, own: bool, lines: tuple[str, str]
+) -> None:
     node.install(node.roots.driver)
     node.start()
     if own:
         (node.roots.driver / "dev").mkdir()
-    told = dict(line.split("=") for line in node.find().lines.splitlines())
-    assert (told["IS_HOST_DRIVER"], told["NVIDIA_DRIVER_ROOT"]) == ("false", "/opt/driver")
-    assert told["DRIVER_ROOT_CTR_PATH"] == "/driver-root"
-    assert (told["NVIDIA_DEV_ROOT"], told["DEV_ROOT_CTR_PATH"]) == lines
+    found = dict(line.split("=") for line in node.find().lines.splitlines())
+    assert (found["IS_HOST_DRIVER"], found["NVIDIA_DRIVER_ROOT"]) == ("false", "/opt/driver")
+    assert found["DRIVER_ROOT_CTR_PATH"] == "/driver-root"
+    assert (found["NVIDIA_DEV_ROOT"], found["DEV_ROOT_CTR_PATH"]) == lines
 
 
-def test_a_container_that_is_not_up_has_no_driver_yet(node: Node) -> None:
+def test_the_driver_check_waits_for_the_drivers_container(node: Node) -> None:
     node.install(node.roots.driver)
     with pytest.raises(NotReadyError, match="driver container is not ready yet"):
         node.find()
     assert node.asked == []
 
 
-def test_a_driver_that_does_not_work_is_none(node: Node) -> None:
+def test_a_driver_whose_nvidia_smi_fails_is_not_ready(node: Node) -> None:
     node.ends = BROKEN
     node.install(node.roots.system)
     with pytest.raises(NotReadyError, match=r"driver that is installed on the host.*couldn't communicate"):
         node.find()
 
 
-def test_without_any_driver_both_places_are_named(node: Node) -> None:
+def test_a_missing_driver_is_reported_with_both_roots(node: Node) -> None:
     node.start()
     with pytest.raises(NotReadyError, match="no nvidia-smi on the host or in /opt/driver"):
         node.find()
 
 
-def test_a_toolkit_is_there_when_it_has_put_a_driver_into_this_container(node: Node) -> None:
+def test_the_toolkit_is_ready_when_its_runtime_has_injected_a_gpu(node: Node) -> None:
     def run(command: Sequence[str], timeout_s: float | None) -> Ended:  # noqa: ARG001
         assert command[0] != "chroot"
         return node.ends
@@ -108,7 +110,7 @@ def test_a_toolkit_is_there_when_it_has_put_a_driver_into_this_container(node: N
         check_toolkit(run, lambda _: True)
 
 
-async def test_a_check_is_made_until_it_holds_and_its_file_is_there_only_then(node: Node, tmp_path: Path) -> None:
+async def test_a_check_is_repeated_until_it_passes_and_then_writes_its_marker(node: Node, tmp_path: Path) -> None:
     marker, clock = Marker(tmp_path / "run/driver-ready"), SimClock()
     marker.write("of an hour ago")
     checking = asyncio.ensure_future(  # noqa: TID251
@@ -123,14 +125,14 @@ async def test_a_check_is_made_until_it_holds_and_its_file_is_there_only_then(no
     assert "NVIDIA_DRIVER_ROOT=/opt/driver" in marker.path.read_text()
 
 
-async def test_without_waiting_the_first_failure_is_the_last(node: Node, tmp_path: Path) -> None:
+async def test_a_check_without_waiting_is_not_repeated(node: Node, tmp_path: Path) -> None:
     marker = Marker(tmp_path / "driver-ready")
     with pytest.raises(NotReadyError):
         await validate(driver_check(node.roots, node.run), marker, SimClock(), wait=False)
     assert not marker.is_there
 
 
-async def test_who_waits_for_a_file_goes_on_when_it_is_there(tmp_path: Path) -> None:
+async def test_the_wait_for_a_marker_ends_when_the_file_exists(tmp_path: Path) -> None:
     marker, clock = Marker(tmp_path / "toolkit-ready"), SimClock()
     waiting = asyncio.ensure_future(await_marker(marker, clock))  # noqa: TID251
     await clock.advance(60)
@@ -140,13 +142,13 @@ async def test_who_waits_for_a_file_goes_on_when_it_is_there(tmp_path: Path) -> 
     assert waiting.done()
 
 
-async def test_toolkit_ready_says_nothing(tmp_path: Path) -> None:
+async def test_the_marker_of_the_toolkit_is_empty(tmp_path: Path) -> None:
     marker = Marker(tmp_path / "toolkit-ready")
     await validate(toolkit_check(lambda *_: FINE, lambda _: True), marker, SimClock(), wait=False)
     assert marker.path.read_text() == ""
 
 
-def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:
+def test_a_failed_validation_prints_its_reason_and_exits_with_1(tmp_path: Path) -> None:
     roots = ("--system-root", str(tmp_path), "--driver-root", str(tmp_path), "--validations-dir", str(tmp_path / "run"))
     done = ran("validate", "driver", *roots)
     assert done.returncode == 1
@@ -155,7 +157,7 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None:
     assert ran("validate", "plugin").returncode == 2
 
 
-def test_files_go_with_the_agent(tmp_path: Path) -> None:
+def test_the_validations_markers_are_removed_on_sigterm(tmp_path: Path) -> None:
     for name in ("driver-ready", "toolkit-ready", "plugin-ready", "vfio-pci-ready"):
         (tmp_path / name).touch()
     command = [*GPUVIRT, "validate", "rest", "--validations-dir", str(tmp_path)]
@@ -164,4 +166,4 @@ def test_files_go_with_the_agent(tmp_path: Path) -> None:
         assert "ready for containers" in resting.stderr.readline()
         os.kill(resting.pid, signal.SIGTERM)
         assert resting.wait(60) == 0
-    assert [one.name for one in tmp_path.iterdir()] == ["vfio-pci-ready"], "what is others' stays"
+    assert [one.name for one in tmp_path.iterdir()] == ["vfio-pci-ready"], "files of other programs stay"

@@ -38,7 +38,7 @@ SAMPLE = re.compile(r'[a-z_]+(?:\{[a-z_]+="(?:[^"\\]|\\.)*"(?:,[a-z_]+="(?:[^"\\
         ("", 400),
     ],
 )
-def test_what_is_answered(line: str, status: int) -> None:
+def test_the_status_of_a_request_line(line: str, status: int) -> None:
     assert Probes(PAGES).respond(line)[1].status == status
 
 
@@ -53,7 +53,7 @@ async def ask(port: int, request: bytes) -> bytes:
 
 @asynccontextmanager
 async def serving(probes: Probes) -> AsyncIterator[int]:
-    """Serve at a free port for as long as the context lasts; nothing may go wrong unseen."""
+    """Serve at a free port for as long as the context lasts, and raise the errors of the server."""
     wrong: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: wrong.append(context))
     async with asyncio.TaskGroup() as group:
@@ -65,7 +65,7 @@ async def serving(probes: Probes) -> AsyncIterator[int]:
     assert wrong == []
 
 
-async def test_over_http() -> None:
+async def test_probes_are_answered_over_http() -> None:
     async with serving(Probes(PAGES)) as port:
         answer = await ask(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -73,12 +73,12 @@ async def test_over_http() -> None:
         head = await ask(port, b"HEAD /readyz HTTP/1.1\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
         assert head.endswith(b"\r\n\r\n")
-        assert await ask(port, b"x" * 100_000) == b"", "a client that talks too long is hung up on"
+        assert await ask(port, b"x" * 100_000) == b"", "the server closes the connection of a request that is too long"
         assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_request_is_read_before_its_client_is_hung_up_on() -> None:
-    """All of these are accepted in one turn of the event loop, in which nothing is read."""
+async def test_a_request_among_silent_connections_is_answered() -> None:
+    """The server accepts all of these connections in one turn of the event loop, before it reads any request."""
     async with serving(Probes(PAGES)) as port:
         probe, *silent = (socket.create_connection(("127.0.0.1", port)) for _ in range(MOST_CONNECTIONS + 20))
         probe.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
@@ -90,8 +90,8 @@ async def test_a_request_is_read_before_its_client_is_hung_up_on() -> None:
 
 
 @pytest.mark.parametrize("request_line", [b"", b"GET /large HTTP/1.1\r\n\r\n"])
-async def test_the_end_waits_for_no_client(request_line: bytes) -> None:
-    """Neither for one that says nothing, nor for one that does not read its answer."""
+async def test_the_server_ends_without_waiting_for_clients(request_line: bytes) -> None:
+    """The server waits neither for a silent client nor for a client that does not read its answer."""
     probes = Probes({"/large": lambda: Answer(200, "x" * 20_000_000)})
     async with serving(probes) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
@@ -110,28 +110,32 @@ async def test_the_end_waits_for_no_client(request_line: bytes) -> None:
 
 
 @pytest.mark.parametrize("request_line", [b"", b"GET /large HTTP/1.1\r\n\r\n"])
-async def test_clients_that_hang_on_keep_no_client_out(request_line: bytes) -> None:
+async def test_idle_connections_do_not_block_new_clients(request_line: bytes) -> None:
     """Any pod can open a connection; a kubelet whose probe is not answered restarts the agent."""
     async with serving(Probes({**PAGES, "/large": lambda: Answer(200, "x" * 8_000_000)})) as port:
-        hanging = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MOST_CONNECTIONS)]
-        for _, writer in hanging:
+        held_connections = [
+            await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MOST_CONNECTIONS)
+        ]
+        for _, writer in held_connections:
             writer.write(request_line)
         for _ in range(3):
-            async with asyncio.timeout(30):  # a kubelet's patience is a second; a busy host's is not measured here
+            async with asyncio.timeout(
+                30
+            ):  # a kubelet's probe times out after a second; a busy test host may be slower
                 assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        for _, writer in hanging:
+        for _, writer in held_connections:
             writer.transport.abort()
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
 
-async def test_an_address_that_is_taken_is_an_error() -> None:
+async def test_an_address_in_use_is_an_error() -> None:
     async with serving(Probes(PAGES)) as port:
         with pytest.raises(OSError, match="address already in use"):
             await Probes(PAGES).run("127.0.0.1", port)
 
 
-async def test_a_page_that_fails_ends_one_answer_alone() -> None:
+async def test_a_page_that_fails_ends_only_its_own_answer() -> None:
     def broken() -> Answer:
         raise ZeroDivisionError
 
@@ -155,7 +159,7 @@ async def test_metrics_count_devices_by_mode_health_and_reason(two_a10: SimNode)
     assert found[f'gpuvirt_resource_registered{{resource="{A10}",reason=""}}'] == 0
 
 
-async def test_metrics_count_what_is_given_and_refused(two_a10: SimNode) -> None:
+async def test_metrics_count_allocations_and_refusals(two_a10: SimNode) -> None:
     two_a10.allocate(A10, ["0000:65:00.0"])
     two_a10.refused(A10, ["0000:99:00.0"])
     await two_a10.advance(0.3)
@@ -167,7 +171,7 @@ async def test_metrics_count_what_is_given_and_refused(two_a10: SimNode) -> None
     assert found['gpuvirt_looks_total{depth="whole",cause="start"}'] == 1
 
 
-async def test_metrics_say_how_vgpus_share_a_gpus_time(simulated: Simulated, tmp_path: Path) -> None:
+async def test_metrics_have_the_vgpu_scheduler_of_each_gpu(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     first, second = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
     kernel.vfs.carriers[first].vgpu_host.scheduler = Scheduler(SchedulerPolicy.FIXED_SHARE, 4)
@@ -180,10 +184,10 @@ async def test_metrics_say_how_vgpus_share_a_gpus_time(simulated: Simulated, tmp
         f'gpuvirt_vgpu_scheduler{{gpu="{first}",policy="fixed-share"}}': 1,
         f'gpuvirt_vgpu_scheduler{{gpu="{second}",policy="best-effort"}}': 1,
         f'gpuvirt_vgpu_timeslice_seconds{{gpu="{first}"}}': 0.004,
-    }, "nothing of what nobody asked"
+    }, "no metric of an unread scheduler"
 
 
-async def test_metrics_say_every_digit(two_a10: SimNode) -> None:
+async def test_metrics_have_every_digit(two_a10: SimNode) -> None:
     telemetry = two_a10.agent.telemetry
     telemetry.allocations[A10, "given"] = 1234567
     telemetry.allocate_s.total_s = 1234567.000125
@@ -193,7 +197,7 @@ async def test_metrics_say_every_digit(two_a10: SimNode) -> None:
 
 
 @pytest.mark.parametrize("name", ["2xA10", "4xL40S", "8xA100", "2xA10-no-iommu"])
-async def test_the_page_is_what_prometheus_reads(simulated: Simulated, tmp_path: Path, name: str) -> None:
+async def test_the_metrics_page_has_the_format_of_prometheus(simulated: Simulated, tmp_path: Path, name: str) -> None:
     async with running_node(simulated(name), tmp_path) as node:
         page = metrics.page(node.view, node.agent.telemetry)
     seen: set[str] = set()
@@ -209,7 +213,7 @@ async def test_the_page_is_what_prometheus_reads(simulated: Simulated, tmp_path:
             seen.add(line.rpartition(" ")[0])
 
 
-async def test_ready_when_everything_is_registered(two_a10: SimNode) -> None:
+async def test_readiness_needs_every_resource_registered(two_a10: SimNode) -> None:
     ready = pages(two_a10.agent)["/readyz"]
     assert ready() == Answer(503, f"{A10} is not registered\n")
     two_a10.agent.observe_registration(ResourceName(A10), Registration(registered=True))
@@ -218,12 +222,12 @@ async def test_ready_when_everything_is_registered(two_a10: SimNode) -> None:
     assert pages(two_a10.agent)["/healthz"]().status == 200
 
 
-async def test_a_node_that_offers_nothing_is_ready(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_node_without_resources_is_ready(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xA10-no-iommu"), tmp_path) as node:
         assert pages(node.agent)["/readyz"]().status == 200
 
 
-async def test_a_resource_whose_last_device_is_gone_need_not_be_registered(two_a10: SimNode) -> None:
+async def test_a_resource_without_devices_need_not_be_registered(two_a10: SimNode) -> None:
     for address in ("0000:65:00.0", "0000:ca:00.0"):
         two_a10.kernel.unplug(PciAddress(address))
     await two_a10.advance(2)
