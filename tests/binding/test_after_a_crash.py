@@ -1,4 +1,4 @@
-"""A process is killed at each of its writes in turn, and a fresh agent brings each GPU to where it is wanted."""
+"""A process is killed after each of its writes in turn, and a new agent binds every GPU to its desired driver."""
 
 import errno
 import json
@@ -63,7 +63,7 @@ class Host:
         change_drivers(site, unit, dict.fromkeys(self.gpus, desired_driver), NOBODY, lambda _: None)
 
     def killed_move(self, desired_driver: DesiredDriver, after: int) -> bool:
-        """Move the GPUs in a process that is killed after so many operations; return whether it was."""
+        """Bind the GPUs in a process that is killed after so many operations; return whether it was killed."""
         countdown = Countdown(after)
         site = Site(
             KilledKernel(self.kernel, countdown),
@@ -82,7 +82,7 @@ class Host:
         return [one for one in self.kernel.pci.functions if one.rpartition(".")[0] in slots]
 
     def drivers(self) -> set[tuple[str | None, str | None]]:
-        """Return of each function its driver, and what keeps others off it."""
+        """Return the driver and the driver_override of each function."""
         functions = [self.kernel.pci.functions[one] for one in self.functions()]
         return {(None if one.driver == one.native_driver else one.driver, one.override) for one in functions}
 
@@ -93,7 +93,7 @@ class Host:
         ]
 
     def expect(self, desired_driver: DesiredDriver) -> None:
-        """See that all is as it is wanted, and nothing is left of the change that was killed."""
+        """Assert the desired drivers, and no remains of the killed change."""
         if desired_driver is DesiredDriver.PASSTHROUGH:
             assert {driver for driver, _ in self.drivers()} == {"vfio-pci"}
         else:
@@ -118,7 +118,7 @@ async def settled(node: SimNode) -> None:
     again=st.integers(0, MOST_WRITES),
 )
 @settings(max_examples=examples(150), deadline=None)
-def test_whoever_is_killed_when_the_next_process_brings_gpus_to_where_they_are_desired(
+def test_the_next_process_completes_any_number_of_killed_changes(
     name: str, begun: DesiredDriver, desired_counts: DesiredDriver, after: int, again: int
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ def test_whoever_is_killed_when_the_next_process_brings_gpus_to_where_they_are_d
 @pytest.mark.parametrize("begun", DesiredDriver)
 @pytest.mark.parametrize("desired_counts", DesiredDriver)
 @pytest.mark.parametrize("name", ["4xT4", "4xRTX2060"])
-async def test_a_fresh_agent_converges_from_each_write(
+async def test_a_new_agent_binds_the_desired_drivers_after_a_kill_at_any_write(
     name: str, begun: DesiredDriver, desired_counts: DesiredDriver, tmp_path: Path
 ) -> None:
     for after in range(MOST_WRITES):
@@ -167,7 +167,7 @@ def driver(host: Host, gpu: PciAddress) -> str | None:
 
 
 def moved(host: Host, desired_driver: DesiredDriver, *, tools: SimTools | None = None) -> list[ReasonCode]:
-    """Move the host's GPUs, and return why that was refused or has failed."""
+    """Bind the host's GPUs, and return the reasons of a refusal or failure."""
     site = Site(host.kernel, tools or host.tools, host.site.original_drivers, host.site.locks)
     unit = driver_state(site, NOBODY).inventory.gpus[host.gpus[0]].unit
     return [
@@ -176,14 +176,14 @@ def moved(host: Host, desired_driver: DesiredDriver, *, tools: SimTools | None =
 
 
 def with_aliases(host: Host, *modules: str) -> None:
-    """Have modules.alias say of modules that they are for NVIDIA's GPUs."""
+    """Add aliases of modules for NVIDIA's GPUs to modules.alias."""
     release = host.kernel.read(HostPath("/proc/sys/kernel/osrelease")).decode().strip()
     lines = "".join(f"alias pci:v000010DEd*sv*sd*bc03sc02i00* {module}\n" for module in modules)
     host.kernel.tree.place(HostPath(f"/lib/modules/{release}/modules.alias"), constant(lines))
 
 
-def test_a_gpu_that_vfio_pci_knows_by_its_id_goes_to_its_native_driver(tmp_path: Path) -> None:
-    """vfio-pci.ids= on the kernel's command line: a probe would give it to vfio-pci again."""
+def test_a_gpu_with_a_dynamic_id_of_vfio_pci_returns_to_its_native_driver(tmp_path: Path) -> None:
+    """With vfio-pci.ids= on the kernel's command line, a probe would bind the GPU to vfio-pci again."""
     host = Host("2xA10", tmp_path)
     with_aliases(host, "nouveau", "nvidia")
     gpu = host.kernel.pci.functions[A10]
@@ -192,7 +192,7 @@ def test_a_gpu_that_vfio_pci_knows_by_its_id_goes_to_its_native_driver(tmp_path:
     assert gpu.driver == "nvidia"
 
 
-def test_a_gpu_that_vfio_pci_takes_again_is_a_failure_with_the_fix(tmp_path: Path) -> None:
+def test_a_gpu_that_vfio_pci_binds_again_is_a_failure_with_a_fix(tmp_path: Path) -> None:
     host = Host("2xA10", tmp_path)
     host.kernel.pci.dynamic_ids[host.kernel.pci.functions[A10].id] = "vfio-pci"
     unit = driver_state(host.site, NOBODY).inventory.gpus[A10].unit
@@ -201,7 +201,7 @@ def test_a_gpu_that_vfio_pci_takes_again_is_a_failure_with_the_fix(tmp_path: Pat
     assert "vfio-pci.ids=" in str(reason.fix)
 
 
-async def test_a_failed_probe_is_no_success_and_is_tried_again(t4: Host, tmp_path: Path) -> None:
+async def test_a_failed_probe_is_reported_and_tried_again(t4: Host, tmp_path: Path) -> None:
     t4.move(DesiredDriver.PASSTHROUGH)
     for attribute in ("drivers/nvidia/bind", "drivers_probe"):
         t4.kernel.faults.refuse(HostPath(f"/sys/bus/pci/{attribute}"), errno.EIO)
@@ -221,15 +221,17 @@ async def test_a_failed_probe_is_no_success_and_is_tried_again(t4: Host, tmp_pat
         assert state.name is StateName.SUCCESS
 
 
-async def test_a_gpu_without_a_driver_that_no_record_names_gets_one(t4: Host, tmp_path: Path) -> None:
+async def test_a_gpu_without_a_driver_and_without_a_record_gets_its_native_driver(t4: Host, tmp_path: Path) -> None:
     t4.kernel.rebind(T4, None)
     async with running_node(t4.kernel, tmp_path, Settings(modes={T4: DesiredMode.CONTAINER}), tools=t4.tools) as node:
         await settled(node)
         assert driver(t4, T4) == "nvidia"
 
 
-async def test_without_a_desired_state_only_what_a_killed_change_has_left_is_put_back(t4: Host, tmp_path: Path) -> None:
-    t4.kernel.rebind(PciAddress("0000:af:00.0"), None)  # somebody else's doing
+async def test_without_a_desired_mode_only_gpus_of_a_killed_change_get_their_driver_back(
+    t4: Host, tmp_path: Path
+) -> None:
+    t4.kernel.rebind(PciAddress("0000:af:00.0"), None)  # unbound by another program
     assert t4.killed_move(DesiredDriver.PASSTHROUGH, 3)
     assert driver(t4, T4) is None
     async with running_node(t4.kernel, tmp_path, Settings(), tools=t4.tools) as node:
@@ -240,9 +242,7 @@ async def test_without_a_desired_state_only_what_a_killed_change_has_left_is_put
 
 
 @pytest.mark.parametrize("recorded", ["nouveau", "gone"])
-def test_a_driver_that_cannot_be_loaded_stops_the_change_before_anything_is_touched(
-    tmp_path: Path, recorded: str
-) -> None:
+def test_a_driver_that_cannot_be_loaded_stops_the_change_before_any_write(tmp_path: Path, recorded: str) -> None:
     host = Host("2xA10", tmp_path)
     host.site.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: recorded}}))
     host.kernel.writes.clear()
@@ -251,7 +251,7 @@ def test_a_driver_that_cannot_be_loaded_stops_the_change_before_anything_is_touc
     assert driver(host, A10) == "vfio-pci"
 
 
-def test_another_driver_of_modules_alias_takes_the_place_of_one_that_is_gone(tmp_path: Path) -> None:
+def test_another_driver_of_modules_alias_replaces_a_missing_recorded_driver(tmp_path: Path) -> None:
     host = Host("2xA10", tmp_path)
     host.site.original_drivers.write_text(json.dumps({"version": 1, "drivers": {A10: "nouveau"}}))
     with_aliases(host, "nouveau", "nvidia")
@@ -262,8 +262,8 @@ def test_another_driver_of_modules_alias_takes_the_place_of_one_that_is_gone(tmp
     assert originaldrivers.read(host.site.original_drivers).drivers == {}
 
 
-def test_a_module_that_wants_a_free_device_is_loaded_again_after_the_unbind(t4: Host) -> None:
-    """NVIDIA's says ENODEV where VFIO has all GPUs (No NVIDIA devices probed)."""
+def test_a_module_that_needs_a_free_gpu_is_loaded_again_after_the_unbind(t4: Host) -> None:
+    """NVIDIA's module fails with ENODEV while VFIO drives all GPUs (No NVIDIA devices probed)."""
     t4.move(DesiredDriver.PASSTHROUGH)
     t4.kernel.pci.forget_driver("nvidia")
 
@@ -280,7 +280,7 @@ def test_a_module_that_wants_a_free_device_is_loaded_again_after_the_unbind(t4: 
 
 
 @pytest.mark.parametrize("after", [1, 2])
-def test_an_override_that_a_killed_change_has_left_is_taken_back(t4: Host, after: int) -> None:
+def test_an_override_of_a_killed_change_is_cleared(t4: Host, after: int) -> None:
     assert t4.killed_move(DesiredDriver.PASSTHROUGH, after)
     assert driver(t4, T4) == "nvidia"
     assert moved(t4, DesiredDriver.NATIVE) == []
@@ -298,7 +298,7 @@ def test_an_override_that_another_program_has_written_stays(t4: Host) -> None:
 
 
 @pytest.mark.parametrize("name", [f"pci-{A10}", A10])
-def test_what_driverctl_keeps_on_vfio_stays_there(tmp_path: Path, name: str) -> None:
+def test_a_gpu_that_driverctl_pins_to_vfio_stays_there(tmp_path: Path, name: str) -> None:
     host = Host("2xA10", tmp_path)
     host.kernel.tree.place(HostPath(f"/etc/driverctl.d/{name}"), constant("vfio-pci\n"))
     host.kernel.writes.clear()
@@ -306,7 +306,7 @@ def test_what_driverctl_keeps_on_vfio_stays_there(tmp_path: Path, name: str) -> 
     assert host.kernel.writes == []
 
 
-def test_a_record_of_another_boot_says_nothing_of_overrides(t4: Host) -> None:
+def test_an_override_is_kept_if_the_record_is_of_another_boot(t4: Host) -> None:
     assert t4.killed_move(DesiredDriver.PASSTHROUGH, 2)
     t4.kernel.reboot_id()
     t4.kernel.write(OVERRIDE, b"vfio-pci")
@@ -315,7 +315,7 @@ def test_a_record_of_another_boot_says_nothing_of_overrides(t4: Host) -> None:
     assert t4.kernel.writes == []
 
 
-def test_the_file_of_an_older_version_is_read(t4: Host) -> None:
+def test_a_driver_record_of_an_older_version_is_read(t4: Host) -> None:
     t4.move(DesiredDriver.PASSTHROUGH)
     t4.site.original_drivers.write_text(json.dumps({"version": 1, "drivers": {T4: "nvidia"}}))
     t4.kernel.pci.unbind(t4.kernel.pci.functions[T4])  # killed before it could probe
@@ -324,7 +324,7 @@ def test_the_file_of_an_older_version_is_read(t4: Host) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00{", b"[]", b'{"version": 1, "drivers": {"../x": "nvidia"}}', None])
-def test_a_damaged_or_absent_record_keeps_no_gpu_from_its_driver(t4: Host, content: bytes | None) -> None:
+def test_a_gpu_returns_to_its_native_driver_with_a_damaged_or_absent_record(t4: Host, content: bytes | None) -> None:
     t4.move(DesiredDriver.PASSTHROUGH)
     t4.site.original_drivers.unlink()
     if content is not None:
@@ -338,7 +338,7 @@ STAGES = ("unbind", "bind to pci-pf-stub", "switch", "unbind from pci-pf-stub", 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("mode", [DesiredMode.VGPU, DesiredMode.UNMANAGED])
-async def test_an_agent_that_was_killed_in_sriov_manage_has_the_gpu_back(
+async def test_a_gpu_has_its_driver_back_after_a_kill_during_sriov_manage(
     tmp_path: Path, stage: str, mode: DesiredMode
 ) -> None:
     host, gpu = l40s(tmp_path)
@@ -350,7 +350,7 @@ async def test_an_agent_that_was_killed_in_sriov_manage_has_the_gpu_back(
 
 
 def l40s(folder: Path) -> tuple[Host, PciAddress]:
-    """Return a host, and one of its GPUs that has no VFs yet."""
+    """Return a host and a GPU of it without VFs."""
     host = Host("4xL40S", folder)
     gpu = PciAddress("0000:da:00.0")
     host.kernel.vfs.switch(host.kernel.pci.functions[gpu], 0)
@@ -369,7 +369,7 @@ def kill_in_sriov_manage(host: Host, gpu: PciAddress, stage: str) -> None:
     assert driver(host, gpu) != "nvidia" or stage == "unbind"
 
 
-def test_the_fix_that_is_named_after_a_kill_in_sriov_manage_does_what_it_says(tmp_path: Path) -> None:
+def test_the_named_fix_works_after_a_kill_during_sriov_manage(tmp_path: Path) -> None:
     host, gpu = l40s(tmp_path)
     kill_in_sriov_manage(host, gpu, "switch")
     (reason,) = change_vgpus(host.site, gpu, DesiredVgpus({"L40S-8Q": 1}), NOBODY, lambda _: None)

@@ -1,4 +1,4 @@
-"""What the host itself needs: consoles and disks in use, whatever lies between a disk and its PCI function."""
+"""Functions that the host itself uses: consoles, and disks in use, by any path from a disk to its PCI function."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def host(class_code: str) -> SimKernel:
 
 
 def disk(kernel: SimKernel, name: str, *, below: str = "", number: str = "259:1") -> None:
-    """Put a disk behind the function, some folders below it."""
+    """Add a disk behind the function, some folders below its sysfs folder."""
     (function,) = kernel.pci.functions.values()
     folder = f"{function.folder}{below}/{name}"
     kernel.tree.place(HostPath(f"{folder}/dev"), constant(number))
@@ -58,7 +58,7 @@ USES: dict[str, Callable[[Tree], object]] = {
 
 
 @pytest.mark.parametrize("by", USES)
-def test_a_disk_in_use_is_found(by: str) -> None:
+def test_a_function_with_a_disk_in_use_is_used_by_the_host(by: str) -> None:
     kernel = host(NVME)
     disk(kernel, "nvme0n1")
     assert use(kernel) is None
@@ -72,7 +72,7 @@ def test_a_disk_in_use_is_found(by: str) -> None:
     ("class_code", "below"),
     [(USB, "/usb3/3-1/3-1:1.0/host0/target0:0:0/0:0:0:0/block"), (FIBRE, "/host3/rport-3:0-1/target3:0:0/block")],
 )
-def test_disks_behind_usb_and_fibre_channel_count(class_code: str, below: str) -> None:
+def test_a_disk_behind_usb_or_fibre_channel_is_used_by_the_host(class_code: str, below: str) -> None:
     kernel = host(class_code)
     disk(kernel, "sdb", below=below, number="8:16")
     assert use(kernel) is None
@@ -80,7 +80,7 @@ def test_disks_behind_usb_and_fibre_channel_count(class_code: str, below: str) -
     assert use(kernel) == "has the disk sdb, which is mounted"
 
 
-def test_a_raw_disk_of_a_vm_counts() -> None:
+def test_a_raw_disk_of_a_vm_is_used_by_the_host() -> None:
     kernel = host(NVME)
     disk(kernel, "nvme0n1")
     kernel.tree.place(HostPath("/dev/nvme0n1"), DeviceNode(os.makedev(259, 1)))
@@ -92,8 +92,8 @@ def test_a_raw_disk_of_a_vm_counts() -> None:
     assert "use is unknown" in (use(kernel) or "")
 
 
-def test_a_namespace_that_several_paths_lead_to_is_the_functions() -> None:
-    """With nvme_core.multipath the disk is a virtual device, and only its path lies below the function."""
+def test_a_multipath_namespace_is_a_disk_of_its_function() -> None:
+    """With nvme_core.multipath the disk is a virtual device, and only its path is below the function."""
     kernel = host(NVME)
     disk(kernel, "nvme3c1n2")
     kernel.tree.place(HostPath("/sys/devices/virtual/nvme-subsystem/nvme-subsys3/nvme3n2/dev"), constant("259:7"))
@@ -108,7 +108,7 @@ def test_a_namespace_that_several_paths_lead_to_is_the_functions() -> None:
 @pytest.mark.parametrize(
     "path", ["/sys/class/block", "/proc/1/mountinfo", "/sys/class/block/nvme0n1/dev", "/sys/fs/btrfs", "/proc/swaps"]
 )
-def test_what_cannot_be_read_counts_as_used(path: str) -> None:
+def test_a_function_with_an_unreadable_use_counts_as_used(path: str) -> None:
     kernel = host(NVME)
     disk(kernel, "nvme0n1")
     kernel.faults.fail(HostPath(path), errno.EACCES)
@@ -118,7 +118,7 @@ def test_what_cannot_be_read_counts_as_used(path: str) -> None:
 @pytest.mark.parametrize(
     "path", [f"/sys/bus/pci/devices/{AT}/boot_vga", "/sys/class/graphics", "/sys/class/graphics/fb0/device"]
 )
-def test_a_display_of_which_it_cannot_be_told_is_the_console(path: str) -> None:
+def test_a_display_with_an_unreadable_framebuffer_counts_as_the_console(path: str) -> None:
     kernel = host(VGA)
     (function,) = kernel.pci.functions.values()
     kernel.tree.place(HostPath(f"{function.folder}/boot_vga"), constant("1"))

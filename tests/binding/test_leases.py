@@ -1,4 +1,4 @@
-"""What proves that nobody uses a device can harm, too: no lease and no lock of a device that is allocated or in use."""
+"""A lease or a lock can break the start of a VM: no device that is allocated or in use gets one."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ def site_of(kernel: SimKernel, folder: Path) -> Site:
 def test_a_device_that_a_vm_has_open_is_not_leased(
     count: Callable[[SimKernel], Counter[str]], tmp_path: Path, *, bind: bool
 ) -> None:
-    """Also one that the VM has not bound yet: it does so next, and would fail."""
+    """This includes a device that the VM has opened but not bound to its iommufd yet: the bind would fail."""
     kernel = host()
     leases, names = count(kernel), cdevs(kernel, GPU)
     kernel.open_devices(names, bind=bind)
@@ -94,10 +94,10 @@ def test_a_free_device_is_leased_once(count: Callable[[SimKernel], Counter[str]]
 
 
 @pytest.mark.parametrize("group_nodes", [True, False])
-async def test_allocate_leases_nothing_that_the_kubelet_has_given(
+async def test_allocate_leases_no_gpu_that_the_kubelet_has_allocated(
     count: Callable[[SimKernel], Counter[str]], tmp_path: Path, *, group_nodes: bool
 ) -> None:
-    """By the kubelet's record, before anybody has told the agent; and nothing at all by devices' own nodes."""
+    """The agent reads the kubelet's checkpoint before it leases a group; it never leases device nodes."""
     kernel = host(group_nodes=group_nodes)
     async with running_node(kernel, tmp_path) as node:
         await node.report_account()
@@ -110,7 +110,7 @@ async def test_allocate_leases_nothing_that_the_kubelet_has_given(
 
 
 @pytest.mark.parametrize("driver", ["nvidia", "vfio-pci"])
-def test_a_change_by_hand_neither_leases_nor_locks_what_a_pod_was_given_since(
+def test_a_change_by_hand_neither_leases_nor_locks_a_newly_allocated_gpu(
     count: Callable[[SimKernel], Counter[str]], tmp_path: Path, driver: str
 ) -> None:
     kernel = host(driver, group_nodes=True)
@@ -119,7 +119,7 @@ def test_a_change_by_hand_neither_leases_nor_locks_what_a_pod_was_given_since(
     device = gpu_uuid(GPU) if driver == "nvidia" else GPU
 
     def ask(inventory: Inventory) -> PodAllocations:
-        """Return what pods have: nothing at the look, the GPU after it."""
+        """Return the allocations: none at the first reading, the GPU after it."""
         given = [Allocation(ResourceName("nvidia.com/gpu"), DeviceId(device), "pod a/b")]
         return map_allocations(inventory, given if next(answers) else [])
 

@@ -1,4 +1,4 @@
-"""Which VFIO driver knows a function best."""
+"""Which VFIO driver has the best alias for a function."""
 
 import pytest
 from hypothesis import given
@@ -20,25 +20,25 @@ alias vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i* mlx5_vfio_pci
 """
 
 
-def test_the_one_with_the_fewest_wildcards() -> None:
+def test_the_alias_with_the_fewest_wildcards_is_best() -> None:
     assert best_vfio_driver(ALIASES, GRACE) == "nvgrace_gpu_vfio_pci"
 
 
-def test_the_first_among_equals() -> None:
+def test_the_first_of_equal_aliases_is_best() -> None:
     twice = "alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* first\nalias vfio_pci:v000010DEd*sv*sd*bc03sc*i* second"
     assert best_vfio_driver(twice, GRACE) == "first"
 
 
 @pytest.mark.parametrize("aliases", ["", "alias vfio_pci:", "alias vfio_pci:v*", "alias pci:v* nvidia", "\x00\x00"])
-def test_vfio_pci_where_nothing_fits(aliases: str) -> None:
+def test_vfio_pci_is_best_if_no_alias_matches(aliases: str) -> None:
     assert best_vfio_driver(aliases, GRACE) == "vfio-pci"
 
 
-def test_the_kernels_name_of_a_function() -> None:
+def test_the_modalias_of_a_function() -> None:
     assert modalias(GRACE) == "v000010DEd00002342sv000010DEsd000016EBbc03sc02i00"
 
 
 @given(st.text())
-def test_no_content_of_the_file_is_too_odd(text: str) -> None:
+def test_arbitrary_content_of_modules_alias_is_read(text: str) -> None:
     assert best_vfio_driver(text, GRACE)
     assert best_vfio_driver(f"alias vfio_pci:{text}", GRACE)

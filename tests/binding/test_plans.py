@@ -1,4 +1,4 @@
-"""What is planned for a host, and what is refused with which reason."""
+"""Plans for changes of drivers, and the reasons of refusals."""
 
 import errno
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ from tests.changes import NOBODY, change_drivers, driver_state, inputs
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
 
 
-class Place:
-    """A simulated host, with what is kept on it."""
+class PlannedHost:
+    """A simulated host with its driver record and locks."""
 
     def __init__(self, kernel: SimKernel, folder: Path) -> None:
         self.kernel = kernel
@@ -45,36 +45,36 @@ class Place:
     def refused(self, desired_driver: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> set[ReasonCode]:
         self.kernel.writes.clear()
         codes = {reason.code for reason in self.move(desired_driver, gpu, orders)}
-        assert self.kernel.writes == [], "refused, and written all the same"
+        assert self.kernel.writes == [], "a refused change has written to the host"
         return codes
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Callable[[str], Place]:
-    return lambda name: Place(build_host(load_host(name)), tmp_path / name)
+def host_of(tmp_path: Path) -> Callable[[str], PlannedHost]:
+    return lambda name: PlannedHost(build_host(load_host(name)), tmp_path / name)
 
 
 @pytest.fixture
-def t4(place: Callable[[str], Place]) -> Place:
-    return place("4xT4")
+def t4(host_of: Callable[[str], PlannedHost]) -> PlannedHost:
+    return host_of("4xT4")
 
 
-def test_all_is_unbound_before_anything_is_probed(place: Callable[[str], Place]) -> None:
-    host = place("4xRTX2060")
+def test_all_functions_are_unbound_before_the_first_probe(host_of: Callable[[str], PlannedHost]) -> None:
+    host = host_of("4xRTX2060")
     (plan,) = host.plans(DesiredDriver.NATIVE, "0000:04:00.0")
     words = [step.text.split(": ")[1].split()[0] for step in plan.steps]
     assert words == ["driver_override"] * 4 + ["unbind"] * 4 + ["probe,"] * 4
     assert plan.leases == (27,)
 
 
-def test_the_driver_is_loaded_where_it_is_not(t4: Place) -> None:
+def test_a_missing_vfio_module_is_loaded(t4: PlannedHost) -> None:
     t4.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     assert t4.tools.loaded == ["vfio-pci"]
     assert t4.kernel.pci.functions[T4[2]].driver == "vfio-pci"
 
 
-def test_a_module_that_is_not_there_leaves_the_gpu_with_its_driver(t4: Place, tmp_path: Path) -> None:
+def test_a_gpu_keeps_its_driver_if_the_vfio_module_is_missing(t4: PlannedHost, tmp_path: Path) -> None:
     t4.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
     site = Site(t4.kernel, SimTools(t4.kernel, ()), tmp_path / "d.json", tmp_path / "l")
     unit = driver_state(site, NOBODY).inventory.gpus[T4[2]].unit
@@ -84,11 +84,11 @@ def test_a_module_that_is_not_there_leaves_the_gpu_with_its_driver(t4: Place, tm
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
     lock = HostPath(f"/proc/driver/nvidia/gpus/{T4[2]}/unbindLock")
     assert (lock, b"1") in t4.kernel.writes
-    assert t4.kernel.read(lock) == b"0\n", "its driver lets clients in again"
+    assert t4.kernel.read(lock) == b"0\n", "NVIDIA's driver accepts clients again"
 
 
-def test_a_variant_driver_is_taken_where_one_knows_the_gpu(place: Callable[[str], Place]) -> None:
-    host = place("2xGH200")
+def test_a_variant_driver_is_used_where_its_alias_matches_the_gpu(host_of: Callable[[str], PlannedHost]) -> None:
+    host = host_of("2xGH200")
     release = HostPath("/proc/sys/kernel/osrelease")
     host.kernel.tree.place(release, constant("6.8.0"))
     aliases = "alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\n"
@@ -99,31 +99,31 @@ def test_a_variant_driver_is_taken_where_one_knows_the_gpu(place: Callable[[str]
     assert gpu in seen.best_drivers
 
 
-def test_a_gpu_whose_vgpus_exist_stays(t4: Place) -> None:
+def test_a_gpu_with_vgpus_is_not_unbound(t4: PlannedHost) -> None:
     assert t4.refused(DesiredDriver.PASSTHROUGH, T4[0]) == {ReasonCode.CARRIES_VGPUS}
 
 
-def test_a_gpu_with_vfs_stays(place: Callable[[str], Place]) -> None:
-    host = place("8xH100")
+def test_a_gpu_with_vfs_is_not_unbound(host_of: Callable[[str], PlannedHost]) -> None:
+    host = host_of("8xH100")
     gpus = driver_state(host.site, NOBODY).inventory.gpus
     with_vfs = next(address for address, gpu in gpus.items() if gpu.function.virtfns)
     codes = {reason.code for plan in host.plans(DesiredDriver.PASSTHROUGH, with_vfs) for reason in plan.refusals}
     assert codes & {ReasonCode.VFS_ENABLED, ReasonCode.CARRIES_VGPUS}
 
 
-def test_a_gpu_that_a_process_of_the_host_uses_stays_unless_forced(t4: Place) -> None:
+def test_a_gpu_in_use_by_a_process_is_not_unbound(t4: PlannedHost) -> None:
     process = t4.kernel.start_process("python3", "/dev/nvidia2")
     (reason,) = t4.move(DesiredDriver.PASSTHROUGH, T4[2])
     assert reason.code is ReasonCode.IN_USE
     assert f"python3 (pid {process.pid})" in reason.message
-    # NVIDIA's driver has the last word also then.
+    # NVIDIA's driver refuses the unbind even if the change is forced.
     forced = inputs(forced=True)
     assert {one.code for one in t4.move(DesiredDriver.PASSTHROUGH, T4[2], forced)} == {ReasonCode.DRIVER_LOCK}
     t4.kernel.end_vm(process)
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
 
 
-def test_nvidias_own_services_are_named_and_are_no_vms(t4: Place) -> None:
+def test_a_gpu_in_use_by_a_service_of_nvidia_is_not_unbound(t4: PlannedHost) -> None:
     service = t4.kernel.start_process("nvidia-persiste", "/dev/nvidia2")
     (reason,) = t4.move(DesiredDriver.PASSTHROUGH, T4[2])
     assert reason.code is ReasonCode.DRIVER_LOCK
@@ -133,19 +133,19 @@ def test_nvidias_own_services_are_named_and_are_no_vms(t4: Place) -> None:
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
 
 
-def test_a_pods_gpu_stays(t4: Place) -> None:
+def test_a_gpu_of_a_pod_is_not_unbound(t4: PlannedHost) -> None:
     orders = inputs(pods={T4[2]: ("pod default/vm-a",)})
     assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2], orders) == {ReasonCode.HELD_BY_POD}
 
 
-def test_where_processes_cannot_be_seen_nothing_is_taken_from_them(t4: Place) -> None:
+def test_a_gpu_is_not_unbound_while_processes_are_not_visible(t4: PlannedHost) -> None:
     t4.kernel.faults.fail(HostPath("/proc"), errno.EACCES)
     assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2]) == {ReasonCode.PROCESSES_NOT_VISIBLE}
 
 
-def test_the_console_stays(t4: Place) -> None:
+def test_the_gpu_of_the_console_is_not_unbound(t4: PlannedHost) -> None:
     t4.kernel.tree.place(HostPath(f"{t4.kernel.pci.functions[T4[2]].folder}/boot_vga"), constant("1"))
-    assert t4.plans(DesiredDriver.PASSTHROUGH, T4[2])[0].refusals == (), "no framebuffer: nobody looks at it"
+    assert t4.plans(DesiredDriver.PASSTHROUGH, T4[2])[0].refusals == (), "a GPU without a framebuffer shows no console"
     framebuffer = Link("../../../devices/platform/efi-framebuffer.0")
     t4.kernel.tree.place(HostPath("/sys/class/graphics/fb0/device"), framebuffer)
     assert t4.refused(DesiredDriver.PASSTHROUGH, T4[2]) == {ReasonCode.USED_BY_HOST}
@@ -155,9 +155,9 @@ DISK, NIC = "0000:3c:00.0", "0000:3d:00.0"
 
 
 @pytest.mark.parametrize(("board", "at"), [("disk", DISK), ("nic", NIC)])
-def test_what_the_host_needs_never_moves_along(tmp_path: Path, board: str, at: str) -> None:
+def test_a_disk_or_network_card_in_use_is_not_unbound_with_its_group(tmp_path: Path, board: str, at: str) -> None:
     spec = neighbour(board, at)
-    host = Place(build_host(spec), tmp_path)
+    host = PlannedHost(build_host(spec), tmp_path)
     tree, folder = host.kernel.tree, host.kernel.pci.functions[PciAddress(at)].folder
     if board == "disk":
         partition = f"{folder}/nvme/nvme0/nvme0n1/nvme0n1p1"
@@ -184,8 +184,10 @@ def neighbour(board: str, at: str) -> HostSpec:
     )
 
 
-def test_on_a_host_with_nvswitches_the_probe_is_a_persons(place: Callable[[str], Place]) -> None:
-    host = place("8xA100")
+def test_the_probe_is_left_to_the_administrator_on_a_host_with_nvswitches(
+    host_of: Callable[[str], PlannedHost],
+) -> None:
+    host = host_of("8xA100")
     gpus = driver_state(host.site, NOBODY).inventory.gpus
     address = next(one for one, gpu in gpus.items() if not gpu.function.virtfns)
     assert host.move(DesiredDriver.PASSTHROUGH, address) == ()
@@ -200,22 +202,22 @@ def test_on_a_host_with_nvswitches_the_probe_is_a_persons(place: Callable[[str],
     )
 
 
-def test_the_first_driver_is_the_one_that_is_remembered(t4: Place) -> None:
+def test_the_original_driver_stays_recorded(t4: PlannedHost) -> None:
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     t4.kernel.rebind(T4[2], None)
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     assert originaldrivers.read(t4.site.original_drivers).drivers == {T4[2]: "nvidia"}
 
 
-def test_a_damaged_record_costs_the_names_alone(t4: Place) -> None:
+def test_a_gpu_returns_to_its_native_driver_with_a_damaged_record(t4: PlannedHost) -> None:
     assert t4.move(DesiredDriver.PASSTHROUGH, T4[2]) == ()
     t4.site.original_drivers.write_bytes(b"\x00{")
     assert t4.move(DesiredDriver.NATIVE, T4[2]) == ()
     assert t4.kernel.pci.functions[T4[2]].driver == "nvidia"
 
 
-def test_a_driver_that_does_not_take_it_is_a_failure_and_the_gpu_goes_back(t4: Place) -> None:
-    # Without an IOMMU group vfio-pci fails to probe, which the writer does not hear of (drivers/base/dd.c).
+def test_a_driver_that_does_not_bind_is_a_failure_and_the_change_is_rolled_back(t4: PlannedHost) -> None:
+    # Without an IOMMU group vfio-pci fails to probe, and the write returns no error (drivers/base/dd.c).
     t4.kernel.pci.functions[T4[2]].group = None
     reasons = t4.move(DesiredDriver.PASSTHROUGH, T4[2])
     assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED]
@@ -224,13 +226,13 @@ def test_a_driver_that_does_not_take_it_is_a_failure_and_the_gpu_goes_back(t4: P
     assert originaldrivers.read(t4.site.original_drivers).drivers == {}
 
 
-def test_modprobe_of_a_real_host_says_why_it_failed(tmp_path: Path) -> None:
+def test_modprobe_of_a_real_host_reports_its_failure(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="modprobe -- vfio-pci"):
         HostTools(tmp_path).modprobe("vfio-pci")
 
 
-def test_a_running_vm_keeps_its_gpu_whatever_is_desired(place: Callable[[str], Place]) -> None:
-    host = place("2xA10")
+def test_a_gpu_of_a_vm_is_not_unbound_even_if_forced(host_of: Callable[[str], PlannedHost]) -> None:
+    host = host_of("2xA10")
     host.kernel.start_vm(IommuGroup(12))
     assert host.refused(DesiredDriver.NATIVE, "0000:65:00.0") == {ReasonCode.IN_USE}
     forced = inputs(forced=True)

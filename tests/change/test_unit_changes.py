@@ -1,4 +1,4 @@
-"""One plan brings a unit from whole GPUs to vGPUs and back, and one change carries it out."""
+"""One plan and one change switch an isolation unit from passthrough to vGPUs and back."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ L40S = PciAddress("0000:25:00.0")
 WHOLE = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True))
 
 
-class Unit:
+class HostUnit:
     """The isolation unit of one GPU of a simulated host."""
 
     def __init__(self, host: str, gpu: PciAddress, folder: Path) -> None:
@@ -67,7 +67,7 @@ class Unit:
 
 
 def kinds(steps: tuple[Step, ...] | list[Step | RollBack]) -> list[type[object]]:
-    """The kinds of steps in their order, each once for a row of them."""
+    """Return the kinds of the steps in their order, without repetitions."""
     found: list[type[object]] = []
     for step in steps:
         if not found or found[-1] is not type(step):
@@ -75,8 +75,8 @@ def kinds(steps: tuple[Step, ...] | list[Step | RollBack]) -> list[type[object]]
     return found
 
 
-def test_a_whole_gpu_gets_vgpus_by_one_plan(tmp_path: Path) -> None:
-    unit = Unit("2xA10-vgpu", A10, tmp_path)
+def test_a_passthrough_gpu_gets_vgpus_by_one_plan(tmp_path: Path) -> None:
+    unit = HostUnit("2xA10-vgpu", A10, tmp_path)
     unit.kernel.rebind(A10, "vfio-pci")
     target = DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({"A10-4Q": 6}))
     plan = unit.plan(target)
@@ -93,8 +93,10 @@ def test_a_whole_gpu_gets_vgpus_by_one_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "gpu", "vgpu_type"), [("4xL40S", L40S, "L40S_8Q"), ("4xT4", T4, "T4_8Q")])
-def test_a_gpu_with_vgpus_is_used_whole_by_one_plan(host: str, gpu: PciAddress, vgpu_type: str, tmp_path: Path) -> None:
-    unit = Unit(host, gpu, tmp_path)
+def test_a_gpu_with_vgpus_switches_to_passthrough_by_one_plan(
+    host: str, gpu: PciAddress, vgpu_type: str, tmp_path: Path
+) -> None:
+    unit = HostUnit(host, gpu, tmp_path)
     unit.fill(**{vgpu_type: 2})
     plan = unit.plan(WHOLE)
     has_vfs = bool(unit.kernel.pci.functions[gpu].virtfns)
@@ -102,14 +104,14 @@ def test_a_gpu_with_vgpus_is_used_whole_by_one_plan(host: str, gpu: PciAddress, 
     assert kinds(plan.steps) == expected
     assert plan.reasons == ()
     assert unit.apply(WHOLE).reasons == ()
-    assert tuple(unit.taken) == plan.steps, "a dry run shows what is done"
+    assert tuple(unit.taken) == plan.steps, "a dry run shows the steps of the change"
     assert (unit.driver, unit.types) == ("vfio-pci", [])
     assert unit.apply(WHOLE).reasons == ()
     assert unit.taken == []
 
 
-def test_a_vgpu_in_use_keeps_the_driver_and_the_others_go(tmp_path: Path) -> None:
-    unit = Unit("4xT4", T4, tmp_path)
+def test_a_vgpu_in_use_keeps_the_driver_and_the_other_vgpus_are_removed(tmp_path: Path) -> None:
+    unit = HostUnit("4xT4", T4, tmp_path)
     unit.fill(T4_8Q=2)
     mine = min(vgpu for vgpu, mdev in unit.kernel.mdev.devices.items() if mdev.slot == T4)
     vm = unit.kernel.start_vm(unit.kernel.mdev.devices[mine].group)
@@ -121,8 +123,8 @@ def test_a_vgpu_in_use_keeps_the_driver_and_the_others_go(tmp_path: Path) -> Non
     assert unit.driver == "vfio-pci"
 
 
-def test_what_will_keep_a_gpu_from_its_driver_costs_no_vgpu(tmp_path: Path) -> None:
-    unit = Unit("4xT4", T4, tmp_path)
+def test_no_vgpu_is_removed_if_the_driver_cannot_be_loaded(tmp_path: Path) -> None:
+    unit = HostUnit("4xT4", T4, tmp_path)
     unit.fill(T4_8Q=2)
     unit.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
     unit.site = site_in(tmp_path, unit.kernel, SimTools(unit.kernel, ()))
@@ -132,8 +134,8 @@ def test_what_will_keep_a_gpu_from_its_driver_costs_no_vgpu(tmp_path: Path) -> N
     assert unit.taken == []
 
 
-def test_nothing_goes_while_it_is_unknown_what_pods_have(tmp_path: Path) -> None:
-    unit = Unit("4xT4", T4, tmp_path)
+def test_no_vgpu_is_removed_while_allocations_are_unknown(tmp_path: Path) -> None:
+    unit = HostUnit("4xT4", T4, tmp_path)
     unit.fill(T4_8Q=2)
     outcome = unit.apply(WHOLE, inputs(Unknown()))
     assert {reason.code for reason in outcome.reasons} == {ReasonCode.ALLOCATIONS_UNKNOWN}
@@ -141,8 +143,8 @@ def test_nothing_goes_while_it_is_unknown_what_pods_have(tmp_path: Path) -> None
     assert unit.types == ["T4-8Q"] * 2
 
 
-def test_a_vm_on_a_whole_gpu_keeps_it_from_carrying_vgpus(tmp_path: Path) -> None:
-    unit = Unit("2xA10-vgpu", A10, tmp_path)
+def test_a_passthrough_gpu_of_a_vm_gets_no_vgpus(tmp_path: Path) -> None:
+    unit = HostUnit("2xA10-vgpu", A10, tmp_path)
     unit.kernel.rebind(A10, "vfio-pci")
     group = unit.kernel.pci.functions[A10].group
     assert isinstance(group, int)
@@ -152,8 +154,8 @@ def test_a_vm_on_a_whole_gpu_keeps_it_from_carrying_vgpus(tmp_path: Path) -> Non
     assert (unit.driver, unit.taken, unit.kernel.vfio.requests) == ("vfio-pci", [], [])
 
 
-def test_a_change_that_was_rolled_back_takes_no_phase_of_another_gpu(tmp_path: Path) -> None:
-    """It no longer asks whether its plan is desired, so that it may put back what it has done, and nothing else."""
+def test_a_change_that_is_rolled_back_changes_no_other_gpu(tmp_path: Path) -> None:
+    """A change no longer checks its plan during a rollback, so it may undo its own steps, and do no other."""
     gpus = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
     slots = tuple(SlotSpec(at=gpu, board="T4", group=31, numa=0) for gpu in gpus)
     kernel = build_host(HostSpec(about="two T4 in one group", slots=slots))

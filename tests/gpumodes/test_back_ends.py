@@ -1,4 +1,4 @@
-"""Back ends that no kernel here can be asked about: VFs that carry types, and VFs that split a GPU."""
+"""Back ends that no available kernel can prove: VFs with vGPU types, and VFs that split a GPU."""
 
 import errno
 
@@ -37,7 +37,7 @@ def host(kernel: SimKernel, before: VgpuHost | None = None, *, brief: bool = Fal
     return probe.hosts[L40S]  # type: ignore[union-attr]
 
 
-def test_a_vf_is_given_a_type_by_its_name_and_loses_it(l40s: SimKernel) -> None:
+def test_a_vgpu_is_created_on_a_vf_by_its_type_name_and_removed(l40s: SimKernel) -> None:
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     (live,) = host(l40s).live
     assert live == LiveVgpu(VgpuId(VF), TYPE, VF, scan(l40s).functions[VF].iommu_group, "1156")
@@ -52,11 +52,11 @@ def unavailable(kernel: SimKernel, slot: PciAddress, type_: VgpuType, vgpu: str)
     kernel.writes.clear()
     with pytest.raises(VgpuUnavailableError) as refused:
         VENDOR.create(kernel, slot, type_, VgpuId(vgpu))
-    assert kernel.writes == [], "nothing is written where it would be refused"
+    assert kernel.writes == [], "the back end writes no value that the driver would refuse"
     return str(refused.value)
 
 
-def test_what_is_not_to_be_had_is_reported_with_what_is(l40s: SimKernel) -> None:
+def test_an_unavailable_vgpu_is_reported_with_the_available_types(l40s: SimKernel) -> None:
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     assert "da:00.4/nvidia/current_vgpu_type contains 1156" in unavailable(l40s, VF, TYPE, VF)
     assert "lists NVIDIA L40S-12Q" in unavailable(l40s, OTHER_VF, OTHER, OTHER_VF), "sizes don't mix"
@@ -67,7 +67,7 @@ def test_what_is_not_to_be_had_is_reported_with_what_is(l40s: SimKernel) -> None
     assert "EIO" in unavailable(l40s, OTHER_VF, TYPE, OTHER_VF)
 
 
-def test_a_vf_that_carries_another_type_by_now_keeps_it(l40s: SimKernel) -> None:
+def test_a_stale_vgpu_is_not_removed_from_a_vf_with_another_type(l40s: SimKernel) -> None:
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     (live,) = host(l40s).live
     VENDOR.remove(l40s, live)
@@ -77,7 +77,7 @@ def test_a_vf_that_carries_another_type_by_now_keeps_it(l40s: SimKernel) -> None
     assert [one.type_id for one in host(l40s).live] == ["1159"]
 
 
-def test_a_vf_that_is_open_is_busy(l40s: SimKernel) -> None:
+def test_a_vgpu_in_use_is_not_removed(l40s: SimKernel) -> None:
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     (live,) = host(l40s).live
     assert isinstance(live.group, int)
@@ -88,12 +88,12 @@ def test_a_vf_that_is_open_is_busy(l40s: SimKernel) -> None:
     assert l40s.vfio.requests == []
 
 
-def test_a_vf_that_refuses_is_in_quarantine_until_it_takes_a_type_or_goes(l40s: SimKernel) -> None:
+def test_a_vf_that_refuses_a_type_is_quarantined_until_it_accepts_a_type_or_is_removed(l40s: SimKernel) -> None:
     l40s.vendor_vfio.refusing.add(VF)
     with pytest.raises(OSError, match="Input/output") as refused:
         VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     seen = host(l40s)
-    assert seen.slots[VF], "it goes on offering types"
+    assert seen.slots[VF], "a VF that refuses still offers types"
     seen = seen.with_refusal(VF, str(refused.value.strerror))
     for brief in (True, False):
         seen = host(l40s, seen, brief=brief)
@@ -104,7 +104,7 @@ def test_a_vf_that_refuses_is_in_quarantine_until_it_takes_a_type_or_goes(l40s: 
     assert host(l40s, seen).quarantined == {}
 
 
-def test_vfs_that_were_switched_off_and_on_take_types_again(l40s: SimKernel) -> None:
+def test_vfs_accept_types_again_after_they_were_disabled_and_enabled(l40s: SimKernel) -> None:
     l40s.vendor_vfio.refusing.add(VF)
     tools = SimTools(l40s)
     sriov.disable_vfs(l40s, tools, L40S)
@@ -128,7 +128,7 @@ def report(kernel: SimKernel, gpu: PciAddress) -> VgpuHost:
     return found
 
 
-def test_a_gpu_is_split_between_its_vfs_and_made_whole(flex: SimKernel) -> None:
+def test_a_gpu_is_split_into_vfs_and_restored(flex: SimKernel) -> None:
     offered = report(flex, FLEX).slots[FLEX]
     assert (len(offered), min(offered), set(offered.values())) == (31, "1 VF", {1})
     SRIOV_VF.create(flex, FLEX, VgpuType("8 VFs"), VgpuId(FLEX))
@@ -141,7 +141,7 @@ def test_a_gpu_is_split_between_its_vfs_and_made_whole(flex: SimKernel) -> None:
     assert report(flex, FLEX).live == ()
 
 
-def test_another_number_of_vfs_is_not_removed(flex: SimKernel) -> None:
+def test_vfs_are_not_removed_if_their_number_has_changed(flex: SimKernel) -> None:
     (live,) = report(flex, SPLIT).live
     assert live.type == "4 VFs"
     stale = LiveVgpu(live.id, VgpuType("2 VFs"), live.slot, live.group)
@@ -154,13 +154,13 @@ def test_another_number_of_vfs_is_not_removed(flex: SimKernel) -> None:
 
 
 @pytest.mark.parametrize("type_", ["32 VFs", "0 VFs", "4", "NVIDIA L40S-12Q"])
-def test_a_gpu_is_not_split_into_what_it_can_not_be(flex: SimKernel, type_: str) -> None:
+def test_a_gpu_is_not_split_into_an_invalid_number_of_vfs(flex: SimKernel, type_: str) -> None:
     with pytest.raises(VgpuUnavailableError, match="expected 1 VF to 31 VFs"):
         SRIOV_VF.create(flex, FLEX, VgpuType(type_), VgpuId(FLEX))
     assert flex.writes == []
 
 
-def test_vfs_that_split_a_gpu_are_functions_to_a_look_at_the_host(flex: SimKernel, simulated: Simulated) -> None:
+def test_a_scan_does_not_report_vfs_that_split_a_gpu_as_vgpus(flex: SimKernel, simulated: Simulated) -> None:
     facts = scan(flex)
     assert facts.vgpu_hosts == {}
     assert build_inventory(facts).vgpus == {}
@@ -169,4 +169,4 @@ def test_vfs_that_split_a_gpu_are_functions_to_a_look_at_the_host(flex: SimKerne
     nvidias = scan(simulated("4xL40S")).functions.values()
     assert not any(host_of_vfs(function) for function in nvidias)
     on_vfio = scan(simulated("8xMI300X")).functions.values()
-    assert not any(host_of_vfs(function) for function in on_vfio), "a VM may have it"
+    assert not any(host_of_vfs(function) for function in on_vfio), "a VM may have the GPU"

@@ -1,4 +1,4 @@
-"""What nvidia-smi says of a GPU, how it is understood, and what setting a mode changes on a host."""
+"""The outputs of nvidia-smi for a GPU, their parsers, and the effects of a mode on a host."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ A100, ON_VFIO = PciAddress("0000:07:00.0"), PciAddress("0000:87:00.0")
 A30 = [PciAddress(f"0000:{bus}:00.0") for bus in ("17", "ca")]
 
 
-class Place:
+class HostWithPrograms:
     """A simulated host with its programs."""
 
     def __init__(self, name: str) -> None:
@@ -46,23 +46,23 @@ class Place:
 
 
 @pytest.fixture
-def a10() -> Place:
-    return Place("2xA10-vgpu")
+def a10() -> HostWithPrograms:
+    return HostWithPrograms("2xA10-vgpu")
 
 
 @pytest.fixture
-def a100() -> Place:
-    return Place("8xA100")
+def a100() -> HostWithPrograms:
+    return HostWithPrograms("8xA100")
 
 
 @pytest.fixture
-def a30() -> Place:
-    place = Place("2xA30")
-    sriov.enable_vfs(place.kernel, place.tools, A30[1])
-    return place
+def a30() -> HostWithPrograms:
+    host = HostWithPrograms("2xA30")
+    sriov.enable_vfs(host.kernel, host.tools, A30[1])
+    return host
 
 
-# As the published outputs have it, with fields left out.
+# Published outputs, with fields left out.
 QUERY = """
 ==============NVSMI LOG==============
 
@@ -101,7 +101,7 @@ GPU 00000000:4B:00.0
 """
 
 
-def test_modes_are_read_of_the_gpu_that_was_asked_for() -> None:
+def test_modes_are_read_of_the_requested_gpu() -> None:
     assert nvidiasmi.parse_modes(QUERY, OFF) == GpuModes(
         OFF, mixed_sizes=False, can_mix_sizes=True, mig=None, mig_pending=None
     )
@@ -109,7 +109,7 @@ def test_modes_are_read_of_the_gpu_that_was_asked_for() -> None:
     assert (second.mixed_sizes, second.mig, second.mig_pending) == (True, True, False)
 
 
-def test_what_is_not_understood_is_unread_and_never_off() -> None:
+def test_an_unknown_mode_is_unread_and_never_off() -> None:
     odd = nvidiasmi.parse_modes(QUERY.replace(": Disabled", ": Vielleicht"), OFF)
     assert isinstance(odd.mixed_sizes, Unread)
     assert odd.mixed_sizes.seen == "-q: GPU Virtualization Mode / vGPU Heterogeneous Mode: Vielleicht"
@@ -119,13 +119,13 @@ def test_what_is_not_understood_is_unread_and_never_off() -> None:
     assert all(isinstance(one, Unread) for one in (other.mixed_sizes, other.mig, other.gpu_instances))
 
 
-def test_a_driver_from_before_a_mode_has_its_heading_alone() -> None:
+def test_a_mode_that_an_older_driver_does_not_print_is_absent() -> None:
     older = QUERY.replace("        vGPU Heterogeneous Mode           : Disabled\n", "")
     assert nvidiasmi.parse_modes(older, OFF).mixed_sizes is None
 
 
 @given(st.text(alphabet="GPU 0:31.ab\n|-NA/EnabledMIGMode", max_size=300))
-def test_no_text_breaks_the_parsers(text: str) -> None:
+def test_the_parsers_accept_arbitrary_text(text: str) -> None:
     for whole in (text, f"GPU 00000000:B1:00.0\n{text}"):
         modes = nvidiasmi.parse_modes(whole, OFF)
         assert modes.mixed_sizes is None or isinstance(modes.mixed_sizes, bool | Unread)
@@ -155,11 +155,11 @@ def test_gpu_instances_are_the_rows_of_a_table() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Segmentation fault", TABLE.replace("4:1 ", "four"), TABLE.replace("MIG 1", "1")])
-def test_a_table_that_is_not_understood_is_not_empty(text: str) -> None:
+def test_an_unknown_table_of_gpu_instances_is_unread(text: str) -> None:
     assert isinstance(mig.parse_instances(text), Unread)
 
 
-def test_types_that_a_gpu_supports(a30: Place) -> None:
+def test_the_supported_types_are_read_with_their_limits(a30: HostWithPrograms) -> None:
     found = nvidiasmi.read_supported(a30.tools, A30[1])
     assert not isinstance(found, Unread)
     shown = {str(one.name): (one.id, one.framebuffer_mib, one.most, one.profile_id) for one in found}
@@ -173,9 +173,9 @@ def test_types_that_a_gpu_supports(a30: Place) -> None:
 # --- mixed sizes
 
 
-def test_vfs_come_with_their_types_and_go_again(a10: Place) -> None:
+def test_enabled_vfs_offer_types_until_they_are_disabled(a10: HostWithPrograms) -> None:
     gpu = OFF
-    assert a10.host(gpu) is None, "without VFs it carries nothing"
+    assert a10.host(gpu) is None, "a GPU without VFs has no vGPUs"
     sriov.enable_vfs(a10.kernel, a10.tools, gpu)
     function = scan(a10.kernel).functions[gpu]
     assert (len(function.virtfns), function.driver) == (32, "nvidia")
@@ -187,7 +187,7 @@ def test_vfs_come_with_their_types_and_go_again(a10: Place) -> None:
     assert (a10.host(gpu), scan(a10.kernel).functions[gpu].virtfns) == (None, ())
 
 
-def test_mixed_sizes_are_forgotten_when_vfs_go_on_or_off(a10: Place) -> None:
+def test_mixed_sizes_are_off_after_vfs_were_enabled_or_disabled(a10: HostWithPrograms) -> None:
     gpu = OFF
     nvidiasmi.set_mixed_sizes(a10.tools, gpu, on=True)
     assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is True
@@ -198,7 +198,7 @@ def test_mixed_sizes_are_forgotten_when_vfs_go_on_or_off(a10: Place) -> None:
     assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is False
 
 
-def test_in_mixed_size_mode_other_sizes_find_room(a10: Place, a100: Place) -> None:
+def test_mixed_size_mode_offers_other_sizes(a10: HostWithPrograms, a100: HostWithPrograms) -> None:
     mixed = a10.offered(MIXED)
     assert {"NVIDIA A10-8Q", "NVIDIA A10-6Q", "NVIDIA A10-1Q"} <= mixed
     assert {"NVIDIA A10-24Q", "NVIDIA A10-12Q"}.isdisjoint(mixed), "12 GB and 4 GB are taken"
@@ -209,7 +209,9 @@ def test_in_mixed_size_mode_other_sizes_find_room(a10: Place, a100: Place) -> No
 
 
 @pytest.mark.parametrize(("gpu", "code"), [(A100, 19), (ON_VFIO, 6), (PciAddress("0000:99:00.0"), 6)])
-def test_mixed_sizes_are_refused_as_by_the_program(a100: Place, gpu: PciAddress, code: int) -> None:
+def test_mixed_sizes_are_refused_with_the_exit_code_of_nvidia_smi(
+    a100: HostWithPrograms, gpu: PciAddress, code: int
+) -> None:
     with pytest.raises(ToolError) as failed:
         nvidiasmi.set_mixed_sizes(a100.tools, gpu, on=True)
     assert failed.value.exit_code == code
@@ -218,18 +220,18 @@ def test_mixed_sizes_are_refused_as_by_the_program(a100: Place, gpu: PciAddress,
 # --- VFs
 
 
-def test_vfs_do_not_change_while_the_gpu_is_open(a10: Place) -> None:
+def test_vfs_are_not_enabled_while_the_gpu_is_open(a10: HostWithPrograms) -> None:
     process = a10.kernel.start_process("dcgm", "/dev/nvidia1")
     with pytest.raises(ToolError, match=r"Cannot obtain unbindLock for 0000:b1:00\.0"):
         sriov.enable_vfs(a10.kernel, a10.tools, OFF)
-    assert len(a10.tools.commands) == 5, "tried again"
+    assert len(a10.tools.commands) == 5, "sriov-manage is tried again"
     a10.tools.commands.clear()
     a10.tools.before = lambda _: a10.kernel.end_vm(process) if len(a10.tools.commands) == 3 else None
     sriov.enable_vfs(a10.kernel, a10.tools, OFF)
     assert len(a10.tools.commands) == 3
 
 
-def test_nvidias_driver_lets_no_other_program_make_vfs(a10: Place) -> None:
+def test_vfs_are_enabled_without_sriov_manage_only_if_the_driver_allows(a10: HostWithPrograms) -> None:
     a10.tools = SimTools(a10.kernel, programs=())
     with pytest.raises(VfsUnchangedError, match=r"no sriov-manage in /.*sriov_numvfs"):
         sriov.enable_vfs(a10.kernel, a10.tools, OFF)
@@ -239,7 +241,7 @@ def test_nvidias_driver_lets_no_other_program_make_vfs(a10: Place) -> None:
     assert a10.tools.commands == []
 
 
-def test_a_card_that_the_program_does_not_know_is_reported(a10: Place) -> None:
+def test_a_card_that_sriov_manage_leaves_without_vfs_is_reported(a10: HostWithPrograms) -> None:
     a10.tools.before = lambda _: setattr(a10.kernel.pci.functions[OFF], "total_vfs", None)
     with pytest.raises(VfsUnchangedError, match=r"b1:00.0/virtfn\*: 0 VFs; expected 32"):
         sriov.enable_vfs(a10.kernel, a10.tools, OFF)
@@ -248,19 +250,19 @@ def test_a_card_that_the_program_does_not_know_is_reported(a10: Place) -> None:
 # --- MIG
 
 
-def test_a_gpu_in_mig_mode_offers_what_its_instances_have(a30: Place) -> None:
+def test_a_gpu_in_mig_mode_offers_the_types_of_its_free_instances(a30: HostWithPrograms) -> None:
     modes = nvidiasmi.read_modes(a30.tools, A30[0])
     assert (modes.mig, modes.mig_pending) == (True, True)
     assert not isinstance(modes.gpu_instances, Unread)
     assert [one.profile for one in modes.gpu_instances] == ["2g.12gb", "1g.6gb", "1g.6gb"]
-    assert a30.offered(A30[0]) == {"NVIDIA A30-1-6C"}, "the other two instances have their vGPUs"
+    assert a30.offered(A30[0]) == {"NVIDIA A30-1-6C"}, "the vGPUs of the other two instances exist"
     assert "NVIDIA A30-4C" in a30.offered(A30[1])
 
 
-def test_from_shared_time_to_gpu_instances_and_back(a30: Place) -> None:
+def test_mig_mode_is_enabled_and_disabled(a30: HostWithPrograms) -> None:
     gpu = A30[1]
     mig.set_mode(a30.tools, gpu, on=True)
-    assert a30.offered(gpu) == set(), "no instance yet"
+    assert a30.offered(gpu) == set(), "no GPU instance exists yet"
     assert mig.read_instances(a30.tools, gpu) == ()
     first = mig.create_instance(a30.tools, gpu, "2g.12gb", 0)
     second = mig.create_instance(a30.tools, gpu, "5", 2)
@@ -274,7 +276,7 @@ def test_from_shared_time_to_gpu_instances_and_back(a30: Place) -> None:
     assert "NVIDIA A30-24C" in a30.offered(gpu)
 
 
-def test_an_instance_with_a_vgpu_stays_and_so_does_the_mode(a30: Place) -> None:
+def test_a_gpu_instance_with_a_vgpu_and_its_mig_mode_stay(a30: HostWithPrograms) -> None:
     with pytest.raises(ToolError, match="In use by another client") as failed:
         mig.destroy_instance(a30.tools, A30[0], 1)
     assert failed.value.exit_code == 19
@@ -284,7 +286,7 @@ def test_an_instance_with_a_vgpu_stays_and_so_does_the_mode(a30: Place) -> None:
     assert len(build_inventory(scan(a30.kernel)).vgpus) == 2
 
 
-def test_a_card_without_mig_says_so(a10: Place) -> None:
+def test_mig_mode_is_refused_on_a_card_without_mig(a10: HostWithPrograms) -> None:
     with pytest.raises(ToolError) as failed:
         mig.set_mode(a10.tools, OFF, on=True)
     assert failed.value.exit_code == 3
@@ -302,7 +304,7 @@ def test_a_card_without_mig_says_so(a10: Place) -> None:
         Scheduler(SchedulerPolicy.BEST_EFFORT),
     ],
 )
-def test_a_scheduler_is_set_and_read_back(a100: Place, desired: Scheduler) -> None:
+def test_a_scheduler_is_set_and_read_back(a100: HostWithPrograms, desired: Scheduler) -> None:
     vgpuscheduler.set_scheduler(a100.tools, A100, desired)
     found = vgpuscheduler.read_scheduler(a100.tools, A100)
     assert isinstance(found, Scheduler)
@@ -310,7 +312,7 @@ def test_a_scheduler_is_set_and_read_back(a100: Place, desired: Scheduler) -> No
     assert desired.timeslice_ms in {None, found.timeslice_ms}
 
 
-def test_a_scheduler_stays_while_vms_run_and_goes_with_the_driver(a100: Place) -> None:
+def test_a_scheduler_stays_while_vms_run_and_until_the_driver_is_unloaded(a100: HostWithPrograms) -> None:
     host = a100.host(A100)
     assert host is not None
     group = host.live[0].group
@@ -339,16 +341,16 @@ def test_a_scheduler_stays_while_vms_run_and_goes_with_the_driver(a100: Place) -
         ("Fairness : Equal Share", None),
     ],
 )
-def test_the_scheduler_is_the_one_that_nvidia_smi_reports(lines: str, expected: Scheduler | None) -> None:
+def test_the_scheduler_is_parsed_from_nvidia_smi(lines: str, expected: Scheduler | None) -> None:
     found = vgpuscheduler.parse_state(f"GPU 00000000:B1:00.0\n    {lines}\n", OFF)
     assert found == expected or (expected is None and isinstance(found, Unread))
 
 
-def test_options_are_those_that_the_program_names() -> None:
+def test_options_of_the_scheduler_are_parsed_from_the_help() -> None:
     named = "  [-p | --policy]: 1, 2 or 3\n  [-ts | --timeslice]: In\n       microseconds.\n  [-i | --id]: x\n"
     assert vgpuscheduler.parse_help(named) == vgpuscheduler.Options("--policy", "--timeslice", 1000)
     assert vgpuscheduler.parse_help("[-p | --policy]: x\n[-t | --time-slice]: how long\n") == (
         vgpuscheduler.Options("--policy")
-    ), "no unit, no option"
-    with pytest.raises(ToolError, match="lists no option for a policy"):
+    ), "an option without its unit is not used"
+    with pytest.raises(ToolError, match="names no option for a policy"):
         vgpuscheduler.parse_help("Usage: nvidia-smi vgpu\n  [-x | --extra]: x\n")

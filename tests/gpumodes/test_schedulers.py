@@ -1,4 +1,4 @@
-"""Which schedulers are refused, and the file that keeps them beyond the next load of the driver."""
+"""Which schedulers are refused, and the modprobe file that keeps them when the driver is loaded again."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,13 +39,15 @@ ODD = Unread(HostPath("/usr/bin/nvidia-smi"), seen="?")
         (GpuModes(GPU), Scheduler(BEST, 2), "best-effort"),
     ],
 )
-def test_what_a_gpu_does_not_take(modes: GpuModes, desired: Scheduler, expected: str | None) -> None:
+def test_a_scheduler_that_does_not_fit_the_modes_is_refused(
+    modes: GpuModes, desired: Scheduler, expected: str | None
+) -> None:
     reasons = refuse(modes, desired)
     assert [reason.code for reason in reasons] == ([ReasonCode.SCHEDULER_UNFIT] if expected else [])
     assert expected is None or expected in reasons[0].message
 
 
-def test_a_mode_that_is_not_known_is_none_that_fits() -> None:
+def test_a_scheduler_is_refused_while_its_mode_is_unread() -> None:
     assert [one.code for one in refuse(GpuModes(GPU, mig=ODD), Scheduler(EQUAL))] == [ReasonCode.UNREAD]
     assert [one.code for one in refuse(GpuModes(GPU, mixed_sizes=ODD), Scheduler(FIXED))] == [ReasonCode.UNREAD]
     assert refuse(GpuModes(GPU, mixed_sizes=ODD), Scheduler(EQUAL)) == ()
@@ -67,7 +69,7 @@ SHARED, CUT = ({VgpuType(name): 1} for name in ("GRID T4-4Q", "NVIDIA A30-1-6C")
         (replace(T4, driver=ODD), SHARED, False),
     ],
 )
-def test_which_gpu_has_one(function: PciFunction, types: Mapping[VgpuType, int], *, has_one: bool) -> None:
+def test_which_gpus_have_a_scheduler(function: PciFunction, types: Mapping[VgpuType, int], *, has_one: bool) -> None:
     board = GpuState(VgpuHost(GPU, Framework.MDEV, {GPU: types}))
     assert (scheduler_context_of(function, board) is not None) is has_one
 
@@ -82,7 +84,7 @@ def test_which_gpu_has_one(function: PciFunction, types: Mapping[VgpuType, int],
         (Scheduler(FIXED, 24), 0x00180011),
     ],
 )
-def test_values_are_those_of_nvidias_examples(desired: Scheduler, value: int) -> None:
+def test_registry_values_match_nvidias_examples(desired: Scheduler, value: int) -> None:
     assert registry_value(desired) == value
 
 
@@ -90,7 +92,7 @@ def line(value: str) -> str:
     return f'{HEAD}\noptions nvidia NVreg_RegistryDwordsPerDevice="{value}"\n'
 
 
-def test_each_gpu_has_its_place_in_one_line() -> None:
+def test_each_gpu_has_an_entry_in_the_same_line() -> None:
     first = merge(None, OTHER, 0x00180011)
     assert first == line(f"pci={OTHER};RmPVMRL=0x00180011")
     both = merge(first, GPU, 0x01)
@@ -101,7 +103,7 @@ def test_each_gpu_has_its_place_in_one_line() -> None:
     assert merge(None, GPU, None) is None
 
 
-def test_other_keys_of_our_file_stay() -> None:
+def test_other_keys_of_gpuvirts_file_stay() -> None:
     text = line(f"pci={GPU};RmOther=0x5;RmPVMRL=0x01")
     assert merge(text, GPU, None) == line(f"pci={GPU};RmOther=0x5")
 
@@ -117,7 +119,7 @@ def test_other_keys_of_our_file_stay() -> None:
         line(f"pci={GPU}").replace('"', ""),
     ],
 )
-def test_a_file_that_is_not_as_we_write_it_is_left_alone(text: str) -> None:
+def test_a_file_in_another_format_is_left_alone(text: str) -> None:
     with pytest.raises(DamagedError, match=str(FILE)):
         merge(text, GPU, 0x01)
 
@@ -126,7 +128,7 @@ ADDRESSES = st.builds(lambda bus: PciAddress(f"0000:{bus:02x}:00.0"), st.integer
 
 
 @given(st.lists(st.tuples(ADDRESSES, st.none() | st.integers(0, 0xFFFFFFFF)), max_size=12))
-def test_the_last_word_on_each_gpu_is_what_stands_there(words: list[tuple[PciAddress, int | None]]) -> None:
+def test_the_file_has_the_last_value_of_each_gpu(words: list[tuple[PciAddress, int | None]]) -> None:
     text: str | None = None
     for gpu, value in words:
         text = merge(text, gpu, value)
@@ -135,7 +137,7 @@ def test_the_last_word_on_each_gpu_is_what_stands_there(words: list[tuple[PciAdd
     assert {PciAddress(gpu.removeprefix("pci=")): int(value, 16) for gpu, value in stands} == last
 
 
-def test_another_file_that_sets_the_same_is_in_the_way() -> None:
+def test_another_file_with_the_same_option_is_a_conflict() -> None:
     mine = Attribute(FILE, line(f"pci={OTHER};RmPVMRL=0x01"))
     harmless = Attribute(HostPath("/etc/modprobe.d/nvidia.conf"), 'options nvidia NVreg_RegistryDwords="RmPVMRL=0x01"')
     assert in_the_way([mine, harmless], GPU) == ()
@@ -155,7 +157,7 @@ def roots(tmp_path: Path) -> HostRoots:
     return HostRoots.under(tmp_path)
 
 
-def test_a_host_keeps_schedulers_in_our_file_alone(roots: HostRoots) -> None:
+def test_schedulers_are_written_to_gpuvirts_file_only(roots: HostRoots) -> None:
     kernel, mine, others = RealKernel(roots), roots.local(FILE), roots.root / "etc/modprobe.d/nvidia.conf"
     assert persist(kernel, roots, GPU, Scheduler(FIXED, 24)) == ()
     assert mine.read_text() == line(f"pci={GPU};RmPVMRL=0x00180011")
@@ -164,6 +166,6 @@ def test_a_host_keeps_schedulers_in_our_file_alone(roots: HostRoots) -> None:
     before = mine.read_text(), others.read_text()
     assert [one.code for one in persist(kernel, roots, OTHER, Scheduler(EQUAL))] == [ReasonCode.OPTION_ELSEWHERE]
     assert (mine.read_text(), others.read_text()) == before
-    assert persist(kernel, roots, GPU, None) == (), "what is ours can always be taken back"
+    assert persist(kernel, roots, GPU, None) == (), "gpuvirt's own entry can always be removed"
     assert not mine.exists()
     assert others.exists()

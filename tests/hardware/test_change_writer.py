@@ -1,4 +1,4 @@
-"""The process that makes the writes of a change: what it does, what it has open, and how it ends."""
+"""The process that makes the writes of a change: its answers, its open files, and its end."""
 
 import errno
 import os
@@ -44,9 +44,9 @@ def writer_of(kernel: WriterKernel) -> int:
     return pid
 
 
-def test_it_writes_and_says_what_the_kernel_does(tmp_path: Path) -> None:
+def test_the_writer_returns_the_kernels_errors(tmp_path: Path) -> None:
     with writer(tmp_path) as kernel:
-        assert kernel.pids == {os.getpid()}, "it is started by the first write"
+        assert kernel.pids == {os.getpid()}, "the first write starts the process"
         kernel.write(OVERRIDE, b"\n")
         kernel.write(OVERRIDE, b"vfio-pci\0and more")
         assert (tmp_path / "sys/driver_override").read_bytes() == b"vfio-pci\0and more"
@@ -57,11 +57,11 @@ def test_it_writes_and_says_what_the_kernel_does(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_it_reads_what_could_keep_us_asleep(tmp_path: Path) -> None:
+def test_the_writer_reads_attributes_that_may_block(tmp_path: Path) -> None:
     with writer(tmp_path) as kernel:
         (tmp_path / "sys/vendor").write_text("0x10de")
         assert kernel.read(HostPath("/sys/vendor")) == b"0x10de"
-        assert kernel.pids == {os.getpid()}, "we read that ourselves"
+        assert kernel.pids == {os.getpid()}, "the caller reads this attribute itself"
         kernel.write(OVERRIDE, b"vfio-pci")
         assert kernel.read(OVERRIDE) == b"vfio-pci"
         assert kernel.read(OVERRIDE, limit=4) == b"vfio"
@@ -70,7 +70,7 @@ def test_it_reads_what_could_keep_us_asleep(tmp_path: Path) -> None:
         assert missing.value.filename == "/sys/nothing/driver_override"
 
 
-def test_it_has_nothing_of_ours_open_but_the_locks_of_the_change(tmp_path: Path) -> None:
+def test_the_writer_inherits_only_the_locks_of_the_change(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     with (
@@ -81,7 +81,7 @@ def test_it_has_nothing_of_ours_open_but_the_locks_of_the_change(tmp_path: Path)
     ):
         kernel.write(OVERRIDE, b"\n")
         found = opened(writer_of(kernel))
-        assert [path for path in found if path.startswith("socket:")] == [found[-1]], "the one it is asked by"
+        assert [path for path in found if path.startswith("socket:")] == [found[-1]], "the socket of its requests"
         assert [path for path in found if path.startswith(str(tmp_path))] == [
             f"{tmp_path}/gate/{SLOT}.lock",
             f"{tmp_path}/gate/modules",
@@ -93,7 +93,7 @@ def test_it_has_nothing_of_ours_open_but_the_locks_of_the_change(tmp_path: Path)
         ]
 
 
-def test_a_lease_is_open_in_the_writer_alone(tmp_path: Path) -> None:
+def test_a_lease_is_open_only_in_the_writer(tmp_path: Path) -> None:
     with writer(tmp_path) as kernel:
         (node := tmp_path / "dev/vfio/12").touch()
         with kernel.lease(IommuGroup(12)):
@@ -104,7 +104,7 @@ def test_a_lease_is_open_in_the_writer_alone(tmp_path: Path) -> None:
             pass
 
 
-def test_a_writer_that_is_killed_is_an_error_with_its_place(tmp_path: Path) -> None:
+def test_a_killed_writer_is_an_error_with_the_path(tmp_path: Path) -> None:
     with writer(tmp_path) as kernel:
         kernel.write(OVERRIDE, b"\n")
         os.kill(writer_of(kernel), signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_a_writer_that_is_killed_is_an_error_with_its_place(tmp_path: Path) -> N
         assert ended.value.filename == OVERRIDE
 
 
-def test_a_program_goes_on_when_we_are_killed(tmp_path: Path) -> None:
+def test_a_program_continues_after_its_caller_is_killed(tmp_path: Path) -> None:
     script = "touch began; while test ! -e go; do sleep 0.05; done; echo said && touch done"
     code = f"from gpuvirt.hardware.tools import run_program; run_program(['/bin/sh', '-c', {script!r}], None)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as caller:

@@ -1,4 +1,4 @@
-"""Content of /sys and /proc that no kernel should have: the node goes on, shows it legibly, and says what is odd."""
+"""Malformed content of /sys and /proc: the agent works, prints the content legibly, and reports the entry."""
 
 from pathlib import Path
 
@@ -23,12 +23,12 @@ NOT_UTF_8 = "\udcff\udcfe"
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a terminal that breaks no line."""
+    """Set a terminal that wraps no line."""
     monkeypatch.setenv("COLUMNS", "1000")
 
 
 def shown(node: SimNode, capsys: pytest.CaptureFixture[str]) -> str:
-    """Put the node's picture into every form that somebody gets, and return what a person reads."""
+    """Render the node's view in every output format, and return the text for users."""
     msgspec.json.encode(node.view)
     for resource in node.view.resources:
         wire.device_list(resource, unknown_numa_is_node_0=False)
@@ -37,7 +37,7 @@ def shown(node: SimNode, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("folder", ["/sys/bus/pci/devices", "/sys/bus/mdev/devices", "/sys/class/mdev_bus"])
-async def test_a_name_that_is_not_utf_8(
+async def test_a_sysfs_entry_whose_name_is_not_utf_8_is_reported(
     simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str
 ) -> None:
     kernel = simulated("4xT4")
@@ -47,7 +47,7 @@ async def test_a_name_that_is_not_utf_8(
         assert node.offered
 
 
-async def test_a_driver_whose_name_is_not_utf_8(
+async def test_a_driver_whose_name_is_not_utf_8_is_shown_escaped(
     simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kernel = simulated("2xA10")
@@ -59,19 +59,20 @@ async def test_a_driver_whose_name_is_not_utf_8(
 
 
 @pytest.mark.parametrize(
-    ("command", "told"), [(b"[/x]", "[/x]"), (b"\xff", "\\xff"), (b"a\x1b[2Jb", "a\\x1b[2Jb"), (b":smile:", ":smile:")]
+    ("command", "shown_as"),
+    [(b"[/x]", "[/x]"), (b"\xff", "\\xff"), (b"a\x1b[2Jb", "a\\x1b[2Jb"), (b":smile:", ":smile:")],
 )
-async def test_a_process_with_an_odd_name(
-    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: bytes, told: str
+async def test_a_process_with_a_malformed_name_is_shown_escaped(
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: bytes, shown_as: str
 ) -> None:
     kernel = simulated("2xA10")
     process = kernel.start_vm(IommuGroup(12))
     kernel.faults.answer(HostPath(f"/proc/{process.pid}/comm"), command + b"\n")
     async with running_node(kernel, tmp_path) as node:
-        assert f"{told} (pid {process.pid})" in shown(node, capsys)
+        assert f"{shown_as} (pid {process.pid})" in shown(node, capsys)
 
 
-async def test_a_vgpu_type_with_an_odd_name(
+async def test_a_vgpu_type_with_brackets_in_its_name_is_shown(
     simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kernel = simulated("4xT4")
@@ -84,7 +85,7 @@ async def test_a_vgpu_type_with_an_odd_name(
 @pytest.mark.parametrize(
     "content", [b"-2", b"1024", b"9223372036854775808", b"99999999999999999999", b"[/x]", b"9" * 4096]
 )
-async def test_a_numa_node_that_there_cannot_be_is_odd(
+async def test_an_invalid_numa_node_is_reported_as_malformed(
     simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     kernel = simulated("2xA10")
@@ -98,7 +99,7 @@ async def test_a_numa_node_that_there_cannot_be_is_odd(
 
 
 @pytest.mark.parametrize("content", [b"0", b"1023"])
-async def test_a_numa_node_that_there_can_be(simulated: Simulated, tmp_path: Path, content: bytes) -> None:
+async def test_a_valid_numa_node_is_read(simulated: Simulated, tmp_path: Path, content: bytes) -> None:
     kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/numa_node"), content + b"\n")
     async with running_node(kernel, tmp_path) as node:
@@ -115,7 +116,7 @@ async def test_a_numa_node_that_there_can_be(simulated: Simulated, tmp_path: Pat
         ("class", b"0x1030200"),
     ],
 )
-async def test_an_id_that_is_too_long_is_odd(
+async def test_an_id_that_is_too_long_is_reported_as_malformed(
     simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str], attribute: str, content: bytes
 ) -> None:
     kernel = simulated("2xA10")
@@ -127,7 +128,7 @@ async def test_an_id_that_is_too_long_is_odd(
         assert node.offered == {A10: {OTHER: True}}
 
 
-async def test_a_revision_that_is_too_long_is_odd(simulated: Simulated, tmp_path: Path) -> None:
+async def test_a_revision_that_is_too_long_is_reported_as_malformed(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/revision"), b"0x1a1\n")
     async with running_node(kernel, tmp_path) as node:

@@ -1,4 +1,4 @@
-"""How the host's programs are called, and what is made of how they end."""
+"""How the host's programs are run, and how their exit codes and outputs are handled."""
 
 import subprocess
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ FINE = Ended(0, "it said this\n", "")
 
 
 class Script:
-    """Programs that end as they are told to, the last way over and over."""
+    """Programs that end as the test sets, and repeat the last end."""
 
     def __init__(self, *ends: Ended | Exception) -> None:
         self.ends = list(ends)
@@ -33,13 +33,13 @@ class Script:
         return end
 
     def tools(self, *places: str, root: Path = HOST) -> HostTools:
-        there = {Path(place) for place in places}
+        existing = {Path(place) for place in places}
         return HostTools(
-            root, DRIVER, run=self.run, pause=self.pauses.append, has=there.__contains__, is_confined=False
+            root, DRIVER, run=self.run, pause=self.pauses.append, has=existing.__contains__, is_confined=False
         )
 
 
-def test_the_driver_container_comes_before_the_host() -> None:
+def test_programs_of_the_driver_container_take_precedence_over_the_host() -> None:
     script = Script(FINE)
     both = ("/run/nvidia/driver/usr/bin/nvidia-smi", "/host/usr/bin/nvidia-smi")
     assert script.tools(*both).nvidia_smi("-q") == "it said this\n"
@@ -60,10 +60,10 @@ def test_sriov_manage_is_tried_again_while_a_process_has_the_gpu_open(enable: bo
     script.tools("/host/usr/lib/nvidia/sriov-manage").sriov_manage(GPU, enable)
     assert script.commands == [("chroot", "/host", "/usr/lib/nvidia/sriov-manage", flag, GPU)] * 3
     assert script.pauses == list(PAUSES_S[:2])
-    assert set(script.timeouts) == {None}, "half done it leaves a GPU without a driver"
+    assert set(script.timeouts) == {None}, "an interrupted sriov-manage leaves a GPU without a driver"
 
 
-def test_sriov_manage_is_not_tried_for_ever() -> None:
+def test_the_retries_of_sriov_manage_are_bounded() -> None:
     script = Script(LOCKED)
     with pytest.raises(ToolError, match=r"sriov-manage -e 0000:65:00.0 ended with 1: Cannot obtain unbindLock"):
         script.tools("/host/usr/lib/nvidia/sriov-manage").sriov_manage(GPU, enable=True)
@@ -77,13 +77,13 @@ def test_another_failure_of_sriov_manage_is_final() -> None:
     assert (len(script.commands), script.pauses, failed.value.exit_code) == (1, [], 1)
 
 
-def test_a_program_that_is_nowhere_is_reported_with_where_it_was_looked_for() -> None:
-    with pytest.raises(ToolMissingError, match="no nvidia-smi in /run/nvidia/driver or in /host"):
+def test_a_missing_program_is_reported_with_the_searched_roots() -> None:
+    with pytest.raises(ToolMissingError, match="no nvidia-smi in /run/nvidia/driver nor in /host"):
         Script(FINE).tools().nvidia_smi("-q")
 
 
 @pytest.mark.parametrize("end", [Ended(127, "", "chroot: failed to run command"), FileNotFoundError(2, "gone")])
-def test_a_program_that_goes_between_look_and_call(end: Ended | Exception) -> None:
+def test_a_program_removed_before_the_call_is_missing(end: Ended | Exception) -> None:
     with pytest.raises(ToolMissingError):
         Script(end).tools("/host/usr/bin/nvidia-smi").nvidia_smi("-q")
 
@@ -97,14 +97,16 @@ def test_a_program_that_goes_between_look_and_call(end: Ended | Exception) -> No
         (PermissionError(13, "Permission denied"), None, "Permission denied"),
     ],
 )
-def test_nvidia_smi_fails_with_its_code_and_words(end: Ended | Exception, code: int | None, message: str) -> None:
+def test_a_failure_of_nvidia_smi_has_its_exit_code_and_output(
+    end: Ended | Exception, code: int | None, message: str
+) -> None:
     with pytest.raises(ToolError, match=message) as failed:
         Script(end).tools("/host/usr/bin/nvidia-smi").nvidia_smi("vgpu", "-i", GPU, "-shm", "1")
     assert failed.value.exit_code == code
     assert not isinstance(failed.value, ToolMissingError)
 
 
-def test_a_link_into_a_root_of_its_own_is_a_program(tmp_path: Path) -> None:
+def test_a_link_to_a_path_inside_the_root_is_a_program(tmp_path: Path) -> None:
     place = tmp_path / "usr/bin/nvidia-smi"
     place.parent.mkdir(parents=True)
     place.symlink_to("/etc/alternatives/nvidia-smi-of-that-root")
@@ -129,8 +131,8 @@ def test_a_real_program_is_run_without_the_settings_of_this_process(tmp_path: Pa
     ("is_confined", "expected"),
     [(False, ("chroot", "/host", "/usr/bin/nvidia-smi")), (True, ("/host/usr/bin/nvidia-smi",))],
 )
-def test_who_may_not_change_the_root_runs_programs_where_they_lie(is_confined: bool, expected: tuple[str, ...]) -> None:
+def test_a_process_that_may_not_chroot_runs_programs_directly(is_confined: bool, expected: tuple[str, ...]) -> None:
     script = Script(FINE)
-    there = HOST / "usr/bin/nvidia-smi"
-    HostTools(HOST, run=script.run, has=lambda place: place == there, is_confined=is_confined).nvidia_smi("-L")
+    existing = HOST / "usr/bin/nvidia-smi"
+    HostTools(HOST, run=script.run, has=lambda place: place == existing, is_confined=is_confined).nvidia_smi("-L")
     assert script.commands == [(*expected, "-L")]

@@ -1,4 +1,4 @@
-"""The real kernel seam over plain files, and what the two kernels answer alike."""
+"""The real kernel over plain files, and the answers that the real and the simulated kernel share."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ from tests.simulated import Simulated
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_a_host_in_files_shows_what_it_shows_in_memory(simulated: Simulated, tmp_path: Path, name: str) -> None:
+def test_a_scan_of_exported_files_equals_a_scan_in_memory(simulated: Simulated, tmp_path: Path, name: str) -> None:
     kernel = simulated(name)
     export(kernel, tmp_path)
     assert scan(RealKernel(HostRoots.under(tmp_path))) == scan(kernel)
@@ -42,7 +42,7 @@ def kernel(request: pytest.FixtureRequest, simulated: Simulated, tmp_path: Path)
 FOLDER = "/sys/bus/pci/devices/0000:65:00.0"
 
 
-def test_reading(kernel: Kernel) -> None:
+def test_both_kernels_read_files_links_and_folders(kernel: Kernel) -> None:
     assert kernel.read(HostPath(f"{FOLDER}/vendor")) == b"0x10de\n"
     assert kernel.read(HostPath(f"{FOLDER}/config"), limit=2) == b"\xde\x10"
     assert kernel.readlink(HostPath(f"{FOLDER}/driver")) == "../../../../bus/pci/drivers/vfio-pci"
@@ -63,34 +63,36 @@ def test_reading(kernel: Kernel) -> None:
         (lambda kernel: kernel.write(HostPath("/sys/bus/pci"), b"1"), IsADirectoryError),
     ],
 )
-def test_errors_are_alike(kernel: Kernel, ask: Callable[[Kernel], object], error: type[OSError]) -> None:
+def test_both_kernels_raise_the_same_errors(
+    kernel: Kernel, ask: Callable[[Kernel], object], error: type[OSError]
+) -> None:
     with pytest.raises(error):
         ask(kernel)
 
 
-def test_leases_are_alike_where_there_is_no_node(kernel: Kernel) -> None:
+def test_both_kernels_refuse_a_lease_without_a_node(kernel: Kernel) -> None:
     with kernel.lease(IommuGroup(12)):
         pass
     with pytest.raises(LeaseUnavailableError), kernel.lease(IommuGroup(99)):
         pass
 
 
-def test_links_that_go_round(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_loop_of_links_is_an_error(kernel: Kernel, tmp_path: Path) -> None:
     if isinstance(kernel, RealKernel):
         (tmp_path / "sys/loop").symlink_to("loop")
         with pytest.raises(OSError, match="Too many levels"):
             kernel.read(HostPath("/sys/loop"))
 
 
-def test_writing(tmp_path: Path) -> None:
+def test_a_write_changes_the_file(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     (tmp_path / "sys/x").write_text("before")
     RealKernel(HostRoots.under(tmp_path)).write(HostPath("/sys/x"), b"after")
     assert (tmp_path / "sys/x").read_text().startswith("after")
 
 
-def test_what_the_kernel_refuses_is_reported_with_its_path() -> None:
-    """A descriptor has no name: the kernel's answer alone would be told as `No space left on device (None)`."""
+def test_an_error_of_the_kernel_has_its_path() -> None:
+    """A descriptor has no path: the kernel's error alone would read `No space left on device (None)`."""
     host = RealKernel(HostRoots.under(Path("/")))
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         host.write(HostPath("/dev/full"), b"1")
@@ -118,8 +120,8 @@ def test_open_nodes_of_real_processes_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
-def test_a_process_that_may_not_be_looked_into_is_not_passed_over(simulated: Simulated, number: int) -> None:
-    """One of another user, or one that a security module hides, may have any node open."""
+def test_open_nodes_are_unread_if_a_process_cannot_be_read(simulated: Simulated, number: int) -> None:
+    """A process of another user, or a process that a security module hides, may have any node open."""
     host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12))
     host.faults.fail(HostPath(f"/proc/{process.pid}/fd"), number)
@@ -129,14 +131,14 @@ def test_a_process_that_may_not_be_looked_into_is_not_passed_over(simulated: Sim
     assert with_users(host, scan(host)).users is None
 
 
-def test_a_pid_namespace_below_the_hosts_shows_too_few_processes(simulated: Simulated) -> None:
+def test_open_nodes_are_unread_in_a_pid_namespace_below_the_hosts(simulated: Simulated) -> None:
     host = simulated("2xA10")
     assert read_open_nodes(host) == ()
     host.processes.hide()
     assert read_open_nodes(host) == Unread(NAMESPACE, seen="pid:[4026532298]")
 
 
-def test_a_process_that_has_just_ended_has_nothing_open(simulated: Simulated) -> None:
+def test_a_process_that_has_just_ended_has_no_open_nodes(simulated: Simulated) -> None:
     host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12))
     host.faults.fail(HostPath(f"/proc/{process.pid}/fd"), errno.ENOENT)
@@ -144,7 +146,7 @@ def test_a_process_that_has_just_ended_has_nothing_open(simulated: Simulated) ->
 
 
 @pytest.mark.parametrize("devices", [True, False])
-def test_a_user_is_found_whatever_became_of_the_groups_node(simulated: Simulated, *, devices: bool) -> None:
+def test_the_user_of_a_group_is_found_without_the_groups_node(simulated: Simulated, *, devices: bool) -> None:
     host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12), devices=devices)
     host.delete_node(IommuGroup(12))
@@ -154,7 +156,7 @@ def test_a_user_is_found_whatever_became_of_the_groups_node(simulated: Simulated
 
 
 def test_a_stale_node_with_the_number_of_another_group_names_no_process(simulated: Simulated) -> None:
-    """The kernel says which number is a group's; a node in `/dev` may be of an earlier boot or made by hand."""
+    """sysfs has the device number of a group; a node in `/dev` may be of an earlier boot or created by hand."""
     host = simulated("2xA10")
     process = host.start_vm(IommuGroup(12))
     host.tree.place(HostPath("/dev/vfio/22"), DeviceNode(group_number(IommuGroup(12))))
@@ -163,7 +165,7 @@ def test_a_stale_node_with_the_number_of_another_group_names_no_process(simulate
     assert {group: [user.pid for user in found] for group, found in users.items()} == {12: [process.pid]}
 
 
-def test_a_number_that_cannot_be_read_leaves_users_unknown(simulated: Simulated) -> None:
+def test_users_are_unknown_while_a_device_number_cannot_be_read(simulated: Simulated) -> None:
     host = simulated("2xA10")
     host.faults.answer(HostPath("/sys/class/vfio/12/dev"), b"garbled")
     assert with_users(host, scan(host)).users is None
@@ -172,7 +174,7 @@ def test_a_number_that_cannot_be_read_leaves_users_unknown(simulated: Simulated)
     assert with_users(host, scan(host)).users is None
 
 
-def test_a_group_without_an_iommu_has_a_number_too(simulated: Simulated) -> None:
+def test_the_user_of_a_noiommu_group_is_found(simulated: Simulated) -> None:
     host = simulated("2xA10")
     number = os.makedev(511, 7)
     host.tree.place(HostPath("/sys/class/vfio/noiommu-5/dev"), constant("511:7"))
@@ -183,8 +185,8 @@ def test_a_group_without_an_iommu_has_a_number_too(simulated: Simulated) -> None
     assert [user.pid for user in users[IommuGroup(5)]] == [process.pid]
 
 
-def test_a_device_that_was_handed_over_without_its_group_is_in_use(simulated: Simulated) -> None:
-    """The file of a VFIO device names none, so it counts for each device that no node accounts for."""
+def test_a_vfio_device_passed_without_its_group_is_in_use(simulated: Simulated) -> None:
+    """The file of a VFIO device names no device, so it counts for each device without an open node."""
     host = simulated("2xA10")
     process = host.start_process("crosvm", VFIO_DEVICE)
     assert [user.pid for user in with_users(host, scan(host)).users_of_lost_nodes] == [process.pid]
@@ -202,8 +204,8 @@ def test_a_device_that_was_handed_over_without_its_group_is_in_use(simulated: Si
         ("vfio", False),
     ],
 )
-def test_only_what_is_called_like_a_node_is_looked_at(tmp_path: Path, end: str, is_node: bool) -> None:
-    """A stat of anything else may hang: it may lie on a server that is gone."""
+def test_only_files_with_the_name_of_a_node_are_read(tmp_path: Path, end: str, is_node: bool) -> None:
+    """A stat of any other file may block: it may be on a file server that is down."""
     target, link = tmp_path / "srv" / end, tmp_path / "proc/77/fd/5"
     for path in (target, link):
         path.parent.mkdir(parents=True)
@@ -213,7 +215,7 @@ def test_only_what_is_called_like_a_node_is_looked_at(tmp_path: Path, end: str, 
     assert found == ([(77, str(target))] if is_node else [])
 
 
-def test_nothing_uses_what_no_process_has(simulated: Simulated) -> None:
+def test_a_host_without_processes_has_no_users(simulated: Simulated) -> None:
     assert with_users(simulated("2xA10"), scan(simulated("2xA10"))).users == {}
 
 
@@ -223,7 +225,7 @@ BIND = (
 )
 
 
-def test_what_a_uevent_says() -> None:
+def test_a_uevent_is_parsed() -> None:
     assert parse(BIND)["PCI_SLOT_NAME"] == "0000:65:00.0"
     assert concerns_devices(BIND)
 
@@ -232,7 +234,7 @@ def test_what_a_uevent_says() -> None:
     "message",
     [b"", b"\0", b"libudev\0\xfe\xed\xca\xfe", b"add@/devices/virtual/net/veth0\0SUBSYSTEM=net\0", b"\xff\xfe@\0=\0"],
 )
-def test_what_is_no_news(message: bytes) -> None:
+def test_uevents_of_other_subsystems_are_ignored(message: bytes) -> None:
     assert not concerns_devices(message)
 
 
@@ -245,8 +247,8 @@ INITIAL_USER_NAMESPACE = 0xEFFFFFFD
 """Its inode on every kernel since 3.8; uevents go to network namespaces that it owns."""
 
 
-def test_uevents_of_a_real_kernel_wake(real: RealKernel) -> None:
-    """A device's `uevent` file makes the kernel send one, for whoever may write it."""
+def test_a_uevent_of_a_real_kernel_wakes_the_listener(real: RealKernel) -> None:
+    """A write to a device's `uevent` file makes the kernel send a uevent."""
     trigger = next((path for path in Path("/sys/bus/pci/devices").glob("*/uevent") if os.access(path, os.W_OK)), None)
     if trigger is None or Path("/proc/self/ns/user").stat().st_ino != INITIAL_USER_NAMESPACE:
         pytest.skip("the kernel sends no uevent to here: run as root, on a host with PCI devices, in no user namespace")

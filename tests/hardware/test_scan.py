@@ -1,4 +1,4 @@
-"""What one look at a host finds, and how odd hosts are told."""
+"""The facts of a scan of a host, and the reports of malformed hosts."""
 
 import errno
 from dataclasses import replace
@@ -26,7 +26,7 @@ GPU = PciAddress("0000:65:00.0")
 FOLDER = f"/sys/bus/pci/devices/{GPU}"
 
 
-def test_a_gpu_with_all_that_it_shows(simulated: Simulated) -> None:
+def test_all_attributes_of_a_gpu_are_read(simulated: Simulated) -> None:
     facts = scan(simulated("2xA10"))
     function = facts.functions[GPU]
     assert function.id == PciId(0x10DE, 0x2236)
@@ -42,7 +42,7 @@ def test_a_gpu_with_all_that_it_shows(simulated: Simulated) -> None:
     assert facts.unread == ()
 
 
-def test_siblings_of_a_slot(simulated: Simulated) -> None:
+def test_the_functions_of_a_card_are_siblings(simulated: Simulated) -> None:
     facts = scan(simulated("4xRTX2060"))
     inventory = build_inventory(facts)
     gpu = inventory.gpus[PciAddress("0000:04:00.0")]
@@ -52,7 +52,7 @@ def test_siblings_of_a_slot(simulated: Simulated) -> None:
     assert len(inventory.units) == 4
 
 
-def test_vfs_mdevs_and_their_gpu(simulated: Simulated) -> None:
+def test_vfs_and_mdevs_belong_to_their_gpu(simulated: Simulated) -> None:
     facts = scan(simulated("8xA100"))
     host = facts.vgpu_hosts[PciAddress("0000:07:00.0")]
     assert host.framework is Framework.MDEV
@@ -62,11 +62,11 @@ def test_vfs_mdevs_and_their_gpu(simulated: Simulated) -> None:
     assert [live.type for live in mig.live] == ["NVIDIA A100DX-1-10C"] * 2
     inventory = build_inventory(facts)
     assert [gpu.mode for gpu in inventory.gpus.values()].count(Mode.PASSTHROUGH) == 3
-    assert len(inventory.gpus) == 8, "VFs are no GPUs of their own"
+    assert len(inventory.gpus) == 8, "VFs don't count as GPUs"
     assert sum(function.kind is FunctionKind.NVSWITCH for function in facts.functions.values()) == 6
 
 
-def test_vfs_that_carry_types(simulated: Simulated) -> None:
+def test_vgpus_on_vfs_are_found_with_their_types(simulated: Simulated) -> None:
     facts = scan(simulated("8xH100"))
     host = facts.vgpu_hosts[PciAddress("0000:9d:00.0")]
     assert host.framework is Framework.VENDOR_VFIO
@@ -88,7 +88,7 @@ def test_a_vm_that_uses_a_gpu_is_found_by_device_number(simulated: Simulated) ->
     assert [(user.pid, user.command) for user in facts.users[IommuGroup(12)]] == [(process.pid, "qemu-system-x86")]
 
 
-def test_where_processes_cannot_be_seen_users_are_unknown(simulated: Simulated) -> None:
+def test_users_are_unknown_where_processes_are_not_visible(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.faults.fail(HostPath("/proc"), errno.EACCES)
     assert with_users(kernel, scan(kernel)).users is None
@@ -96,7 +96,7 @@ def test_where_processes_cannot_be_seen_users_are_unknown(simulated: Simulated) 
 
 @pytest.mark.parametrize("name", host_names())
 @pytest.mark.parametrize("brief", [False, True])
-def test_a_look_never_reads_what_can_hang(simulated: Simulated, name: str, brief: bool) -> None:
+def test_a_scan_never_reads_attributes_that_may_block(simulated: Simulated, name: str, brief: bool) -> None:
     kernel = simulated(name)
     scan(kernel, scan(kernel), brief=brief)
     with_users(kernel, scan(kernel))
@@ -104,10 +104,10 @@ def test_a_look_never_reads_what_can_hang(simulated: Simulated, name: str, brief
     assert kernel.writes == []
 
 
-# Odd hosts: the others go on, and the odd one has a reason.
+# Malformed hosts: the scan reports the malformed entry, and reads the others.
 
 
-def test_a_device_that_vanishes_while_it_is_read(simulated: Simulated) -> None:
+def test_a_device_that_disappears_during_a_scan_is_reported(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.faults.before_read(HostPath(f"{FOLDER}/device"), lambda: kernel.unplug(GPU))
     facts = scan(kernel)
@@ -121,13 +121,13 @@ CURRENT_TYPE = HostPath(f"/sys/bus/pci/devices/{VGPU}/nvidia/current_vgpu_type")
 
 
 def without_a_vgpu(kernel: SimKernel) -> bytes:
-    """Take the vGPU from one VF; return what gives it back."""
+    """Remove the vGPU of a VF; return the type id that creates it again."""
     type_id = kernel.read(CURRENT_TYPE)
     kernel.write(CURRENT_TYPE, b"0")
     return type_id
 
 
-def test_a_vgpu_that_is_created_during_a_look_has_its_node(simulated: Simulated) -> None:
+def test_a_vgpu_created_during_a_scan_has_its_node(simulated: Simulated) -> None:
     kernel = simulated("4xL40S")
     type_id = without_a_vgpu(kernel)
     kernel.faults.before_read(CURRENT_TYPE, lambda: kernel.write(CURRENT_TYPE, type_id))
@@ -138,7 +138,7 @@ def test_a_vgpu_that_is_created_during_a_look_has_its_node(simulated: Simulated)
     assert facts.cdev_nodes >= {*facts.functions[VGPU].cdevs}
 
 
-def test_a_function_that_is_bound_while_it_is_read_has_its_node() -> None:
+def test_a_function_bound_during_a_scan_has_its_node() -> None:
     slot = SlotSpec(at=GPU, board="A10", driver="nvidia", group=12)
     kernel = build_host(HostSpec(about="a GPU with a driver for containers", iommufd=True, slots=(slot,)))
     kernel.faults.before_read(HostPath(f"{FOLDER}/driver"), lambda: kernel.rebind(GPU, "vfio-pci"))
@@ -147,7 +147,7 @@ def test_a_function_that_is_bound_while_it_is_read_has_its_node() -> None:
     assert function == scan(kernel).functions[GPU]
 
 
-def test_a_brief_look_sees_the_node_of_a_new_vgpu(simulated: Simulated) -> None:
+def test_a_brief_scan_finds_the_node_of_a_new_vgpu(simulated: Simulated) -> None:
     kernel = simulated("4xL40S")
     type_id = without_a_vgpu(kernel)
     before = scan(kernel)
@@ -156,7 +156,7 @@ def test_a_brief_look_sees_the_node_of_a_new_vgpu(simulated: Simulated) -> None:
     assert facts.functions[VGPU] == scan(kernel).functions[VGPU]
 
 
-def test_a_brief_look_sees_that_a_vgpu_has_lost_its_node(simulated: Simulated) -> None:
+def test_a_brief_scan_finds_that_a_vgpu_has_lost_its_node(simulated: Simulated) -> None:
     kernel = simulated("4xL40S")
     before = scan(kernel)
     assert before.functions[VGPU].cdevs
@@ -165,7 +165,7 @@ def test_a_brief_look_sees_that_a_vgpu_has_lost_its_node(simulated: Simulated) -
     assert facts.functions[VGPU] == scan(kernel).functions[VGPU]
 
 
-def test_a_vgpu_whose_node_cannot_be_read_keeps_it_as_unread(simulated: Simulated) -> None:
+def test_a_vgpu_with_an_unreadable_node_keeps_its_node_and_is_unread(simulated: Simulated) -> None:
     kernel = simulated("4xL40S")
     before = scan(kernel)
     folder = HostPath(f"/sys/bus/pci/devices/{VGPU}/vfio-dev")
@@ -176,7 +176,7 @@ def test_a_vgpu_whose_node_cannot_be_read_keeps_it_as_unread(simulated: Simulate
 
 
 @pytest.mark.parametrize("entry", ["hello", "0000:65:00", "not a device", "0000:65:00.8"])
-def test_an_entry_that_is_no_address(simulated: Simulated, entry: str) -> None:
+def test_an_entry_that_is_no_pci_address_is_reported(simulated: Simulated, entry: str) -> None:
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"/sys/bus/pci/devices/{entry}"), constant("x"))
     facts = scan(kernel)
@@ -184,7 +184,7 @@ def test_an_entry_that_is_no_address(simulated: Simulated, entry: str) -> None:
     assert [malformed.path for malformed in facts.malformed_entries] == [f"/sys/bus/pci/devices/{entry}"]
 
 
-def test_a_dangling_entry(simulated: Simulated) -> None:
+def test_a_dangling_entry_is_reported(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath("/sys/bus/pci/devices/0000:99:00.0"), Link("../../../devices/gone"))
     facts = scan(kernel)
@@ -205,7 +205,7 @@ def test_a_five_digit_domain_is_read_and_not_offered() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["vendor", "device", "class"])
-def test_a_function_that_was_never_understood_is_an_malformed_entry(simulated: Simulated, attribute: str) -> None:
+def test_a_function_with_invalid_content_is_a_malformed_entry(simulated: Simulated, attribute: str) -> None:
     kernel = simulated("2xA10")
     kernel.faults.answer(HostPath(f"{FOLDER}/{attribute}"), b"0x")
     facts = scan(kernel)
@@ -213,7 +213,7 @@ def test_a_function_that_was_never_understood_is_an_malformed_entry(simulated: S
     assert [malformed.path for malformed in facts.malformed_entries] == [f"{FOLDER}/{attribute}"]
 
 
-def test_what_cannot_be_read_is_unread_and_not_absent(simulated: Simulated) -> None:
+def test_an_unreadable_iommu_group_is_unread_and_not_absent(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(f"{FOLDER}/iommu_group"), errno.EIO)
     function = scan(kernel).functions[GPU]
@@ -221,14 +221,14 @@ def test_what_cannot_be_read_is_unread_and_not_absent(simulated: Simulated) -> N
     assert function.iommu_group in function.unread
 
 
-def test_an_odd_group_link_is_unread(simulated: Simulated) -> None:
+def test_a_malformed_iommu_group_link_is_unread(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/iommu_group"), Link("../../kernel/iommu_groups/x"))
     assert isinstance(scan(kernel).functions[GPU].iommu_group, Unread)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"0000:65:00", b"hello world", b"\xff"])
-def test_an_egm_region_that_makes_no_sense_is_left_out(simulated: Simulated, content: bytes) -> None:
+def test_an_egm_region_with_invalid_content_is_left_out(simulated: Simulated, content: bytes) -> None:
     kernel = simulated("2xGH200")
     kernel.faults.answer(HostPath("/sys/class/egm/egm0/gpu_devices"), content)
     assert [region.node for region in scan(kernel).platform.egm] == ["/dev/egm1"]
@@ -242,7 +242,7 @@ def test_an_egm_region_without_a_node_is_left_out_and_reported(simulated: Simula
     assert [unread.path for unread in facts.unread] == ["/dev/egm0"]
 
 
-def test_a_thousand_functions_in_one_pass() -> None:
+def test_a_thousand_functions_are_scanned() -> None:
     slots = tuple(
         SlotSpec(at=f"{domain:04x}:{bus:02x}:00.0", board="A10", driver="vfio-pci", group=domain * 256 + bus)
         for domain in range(4)
@@ -253,7 +253,7 @@ def test_a_thousand_functions_in_one_pass() -> None:
     assert len(build_inventory(facts).units) == 1024
 
 
-def test_a_brief_look_takes_dull_functions_from_before_and_reads_new_ones(simulated: Simulated) -> None:
+def test_a_brief_scan_copies_other_functions_and_reads_gpus_and_new_functions(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     before = scan(kernel)
     kernel.reads.clear()
@@ -272,14 +272,14 @@ PF, OTHER_PF = PciAddress("0000:07:00.0"), PciAddress("0000:0f:00.0")
 
 
 @pytest.mark.parametrize("name", ["8xA100", "8xH100", "4xT4", "2xFlex170"])
-def test_a_look_at_some_functions_finds_what_a_whole_one_would(simulated: Simulated, name: str) -> None:
+def test_a_scan_of_some_functions_equals_a_whole_scan(simulated: Simulated, name: str) -> None:
     kernel = simulated(name)
     before = scan(kernel)
     for members in build_inventory(before).units.values():
         assert scan_some(kernel, members, before) == before
 
 
-def test_a_look_at_some_functions_reads_those_and_new_ones_alone(simulated: Simulated) -> None:
+def test_a_scan_of_some_functions_reads_only_these_and_new_functions(simulated: Simulated) -> None:
     kernel = simulated("8xA100")
     before = scan(kernel)
     vf, late, unread = (before.functions[PF].virtfns[number] for number in (0, 1, 2))
@@ -293,15 +293,15 @@ def test_a_look_at_some_functions_reads_those_and_new_ones_alone(simulated: Simu
     after = scan_some(kernel, unit, seen_late)
     assert after.functions[vf].driver == "vfio-pci"
     assert after.functions[late] == before.functions[late]
-    assert unread not in after.functions, "what could not be read is not taken from before"
+    assert unread not in after.functions, "an unreadable function is not copied from the last scan"
     assert after.functions[others_vf] == before.functions[others_vf]
     assert f"/sys/bus/pci/devices/{vf}/vendor" in kernel.reads
     assert f"/sys/bus/pci/devices/{others_vf}/vendor" not in kernel.reads
 
 
 @pytest.mark.parametrize("name", ["virtfn\u00b2", "virtfn\u0663", "virtfn"])
-def test_a_link_that_is_no_vfs_is_none(simulated: Simulated, name: str) -> None:
-    """An archive is a stranger's: what Python takes for a digit is not always one of a number."""
+def test_a_link_that_names_no_vf_is_ignored(simulated: Simulated, name: str) -> None:
+    """The archive of a host is untrusted input: Python's `isdigit` accepts characters that `int` refuses."""
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/{name}"), Link("../0000:65:00.4"))
     assert scan(kernel).functions[GPU].virtfns == ()
