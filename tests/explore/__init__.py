@@ -1,1 +1,1 @@
-"""Explores the schedules of the shipped agent: which strand, actor or timer goes next, and what that may harm."""
+"""Explores schedules of the shipped agent: the order of strands, actors and timers, and what they may harm."""

@@ -1,4 +1,4 @@
-"""`make explore`: explores for so many seconds, or runs one schedule again and tells its story."""
+"""`make explore`: explores for a number of seconds, or runs one schedule again and prints its story."""
 
 import argparse
 import sys
@@ -27,31 +27,31 @@ MEMORY = Path("/dev/shm")  # noqa: S108  files there are synced at no cost
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
-    """Give a folder for the files of schedules, in memory where that can be."""
+    """Yield a folder for the files of schedules, in memory where possible."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         yield Path(folder)
 
 
-def again(text: str) -> int:
-    """Run one schedule again, and tell its story."""
+def replay(text: str) -> int:
+    """Run one schedule again, and print its story."""
     seed = parse(text)
     with own_folder() as folder:
-        outcome = Explorer.of(seed.name, folder).try_seed(seed, told=True)
+        outcome = Explorer.of(seed.name, folder).try_seed(seed, traced=True)
     print("\n".join(outcome.story))
-    print(f"\n{text}: {tell(outcome.failure)}" if outcome.failure is not None else f"\n{text}: nothing is wrong")
+    print(f"\n{text}: {describe(outcome.failure)}" if outcome.failure is not None else f"\n{text}: nothing is wrong")
     return 0 if outcome.failure is None else 1
 
 
-def tell(failure: BaseException) -> str:
-    """Return a failure in words."""
+def describe(failure: BaseException) -> str:
+    """Return the text of a failure."""
     if isinstance(failure, BaseExceptionGroup):
-        return f"{failure}: {'; '.join(tell(one) for one in failure.exceptions)}"
+        return f"{failure}: {'; '.join(describe(each) for each in failure.exceptions)}"
     return f"{type(failure).__name__}: {failure}"
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is explored."""
+    """The limits of an exploration."""
 
     seconds: float
     bound: int
@@ -63,7 +63,7 @@ class Extent:
 
 
 def explore(extent: Extent, names: list[str]) -> int:
-    """Explore scenarios by turns, each to a bound and then at random, and random ones; return 1 for a new finding."""
+    """Explore scenarios in turn, each to a bound and then at random, and random ones; return 1 for a new finding."""
     end_s = monotonic() + extent.seconds
     worst = 0
     with own_folder() as folder:
@@ -81,7 +81,7 @@ def explore(extent: Extent, names: list[str]) -> int:
 
 
 def explore_by(jobs: int, extent: Extent, names: list[str]) -> int:
-    """Explore by several processes: each has a share of the scenarios and of the random ones' numbers."""
+    """Explore in several processes: each has a share of the scenarios and of the numbers of random scenarios."""
     if jobs == 1:
         return explore(extent, names)
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
@@ -103,7 +103,7 @@ def _is_over(end_s: float) -> bool:
 
 
 def _explore_one(name: str, extent: Extent, folder: Path, stop: Callable[[], bool]) -> tuple[Tally, int]:
-    """Explore one scenario, or all random ones; return how much was explored, and 1 for a new finding."""
+    """Explore one scenario, or all random scenarios; return the tally, and 1 for a new finding."""
     tally, worst = Tally(), 0
     kinds: set[str] = set()
     if is_random := _is_all_random(name):
@@ -119,7 +119,7 @@ def _explore_one(name: str, extent: Extent, folder: Path, stop: Callable[[], boo
         known = is_known(found.seed.name, kind)
         small = found if known else shrink(Explorer.of(found.seed.name, folder), found)
         again = f"make explore SEED='{small.seed}'"
-        print(f"\n{'known: ' if known else ''}{tell(small.failure)}\n  again: {again}\n", flush=True)
+        print(f"\n{'known: ' if known else ''}{describe(small.failure)}\n  again: {again}\n", flush=True)
         worst = worst if known else 1
     return tally, worst
 
@@ -131,7 +131,7 @@ def _search(explorer: Explorer, extent: Extent, stop: Callable[[], bool]) -> Ite
 
 
 def main() -> int:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="explore")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--bound", type=int, default=3, help="departures from the default schedule")
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="scenarios (all, if none is named), `random`, `NAME+whole`")
     options = parser.parse_args()
     if options.seed:
-        return again(options.seed)
+        return replay(options.seed)
     numbers = range(options.first, options.first + options.count)
     extent = Extent(options.seconds, options.bound, options.only_bounded, numbers)
     return explore_by(options.jobs, extent, options.names or [*SCENARIOS, ALL_RANDOM])

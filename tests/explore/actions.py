@@ -1,4 +1,4 @@
-"""What actors do above the host: desired state, the kubelet's pods and restarts, crashes of the agent."""
+"""Actions of actors on the cluster: desired state, the kubelet's pods and restarts, crashes of the agent."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tests.explore.world import World
 
 @dataclass(frozen=True)
 class Want(Action):
-    """The cluster wants a node's GPUs in a mode."""
+    """The spec of the GpuNode sets the mode of the node's GPUs."""
 
     touches = frozenset({DESIRED})
     mode: str
@@ -35,7 +35,7 @@ class Want(Action):
 
 @dataclass(frozen=True)
 class Pause(Action):
-    """An actor waits until so much time has passed since the host began."""
+    """An actor waits until the host has run for a number of seconds."""
 
     until_s: float
 
@@ -50,7 +50,7 @@ class Pause(Action):
 
 @dataclass(frozen=True)
 class Admit(Action):
-    """The kubelet admits a pod, by a device that it takes to be free: the first, or a given one."""
+    """The kubelet admits a pod with a device that it counts as free: the first, or a given device."""
 
     pod: str
     device: str | None = None
@@ -69,7 +69,7 @@ class Admit(Action):
 
 @dataclass(frozen=True)
 class AdmitOther(Action):
-    """The kubelet admits a pod of NVIDIA's own plugin, which gives it a GPU with its native driver."""
+    """The kubelet admits a pod of NVIDIA's own plugin, which allocates a GPU with its native driver."""
 
     pod: str
     gpu: PciAddress
@@ -92,7 +92,7 @@ class AdmitOther(Action):
 
 @dataclass(frozen=True)
 class EndPod(Action):
-    """A pod that has devices ends, and its VM with it."""
+    """A pod with devices ends, and its VM with it."""
 
     pod: str
 
@@ -135,7 +135,7 @@ class LoseAccount(Action):
 
     @override
     def act(self, world: World) -> None:
-        world.kubelet.deaf = True
+        world.kubelet.unreadable = True
         world.kubelet.paths.checkpoint.write_bytes(b"{")
 
 
@@ -145,7 +145,7 @@ class MendAccount(Action):
 
     @override
     def act(self, world: World) -> None:
-        world.kubelet.deaf = False
+        world.kubelet.unreadable = False
         world.kubelet.write()
 
 
@@ -164,7 +164,7 @@ class Kill(Action):
 
 @dataclass(frozen=True)
 class Start(Action):
-    """The agent is started again, once nothing is left of the one before."""
+    """The agent is started again, after every strand of its predecessor has ended."""
 
     @override
     def enabled(self, world: World) -> bool:
@@ -177,7 +177,7 @@ class Start(Action):
 
 @dataclass(frozen=True)
 class StartBeside(Action):
-    """Another agent is started beside the one that runs, as where the pods of two DaemonSets overlap."""
+    """A second agent is started beside the running agent, as when the pods of two DaemonSets overlap."""
 
     @override
     def enabled(self, world: World) -> bool:
@@ -203,7 +203,7 @@ class EndOlder(Action):
 
 @dataclass(frozen=True)
 class AdmitUnknown(Action):
-    """A pod has a GPU by an id that nobody can map to a GPU of this host, as a MIG device's."""
+    """A pod has a GPU by an id that can't be mapped to a GPU of this host, such as the id of a MIG device."""
 
     pod: str
     gpu: PciAddress
@@ -218,7 +218,7 @@ class AdmitUnknown(Action):
 
 @dataclass(frozen=True)
 class LoseLedger(Action):
-    """The agent's ledger is lost, as with a disk that was put in another's place."""
+    """The agent's ledger is lost, as after the replacement of a disk."""
 
     @override
     def act(self, world: World) -> None:

@@ -1,8 +1,8 @@
-"""What can happen next, in the default order, and how a schedule may depart from it.
+"""The possible next events, in the default order, and how a schedule may depart from it.
 
-By default whoever runs goes on; then the others that can; then the kubelet, the clock, and the actors, one action after
-another. A schedule departs from that in one of four ways: something is held, so that all else goes first until it is
-let go on; something that is held goes on; an actor acts now; or time passes now.
+By default the running strand continues; then the other ready strands; then the kubelet, the clock, and the actors, one
+action after another. A schedule departs from it in one of four ways: an option is held, so that all others go first
+until it is released; a held option is released; an actor acts now; or time passes now.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Key = object
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One thing that can happen."""
+    """One possible next event."""
 
     name: str
     act: Callable[[], None]
@@ -30,7 +30,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class PossibleEvents:
-    """What can happen besides strands that go on."""
+    """The possible events other than strands that continue."""
 
     soon: Sequence[Option] = ()
     """What comes by itself: the kubelet, the cluster."""
@@ -43,13 +43,13 @@ class PossibleEvents:
 
 
 class Agenda:
-    """Puts what can happen in order."""
+    """Orders the possible events."""
 
     def __init__(self) -> None:
         self._held: list[Key] = []
 
     def options(self, strands: Sequence[Option], others: PossibleEvents, *, exploring: bool) -> Sequence[Option]:
-        """Return what can happen, the default first; the rest are departures from it."""
+        """Return the possible events, the default first; the others are departures from it."""
         free = [one for one in (*strands, *others.soon) if one.key not in self._held]
         last = [one for one in (*strands, *others.soon) if one.key in self._held]
         time = [others.echo] if others.echo is not None else []
@@ -67,11 +67,11 @@ class Agenda:
         found += [one for one in time if one is not default]
         return found
 
-    def let_go(self, option: Option) -> None:
-        """Take that something happens: it is held no more."""
+    def release(self, option: Option) -> None:
+        """Release an option that happens now."""
         if option.key in self._held:
             self._held.remove(option.key)
 
-    def let_all_go(self) -> None:
-        """Hold nothing any more."""
+    def release_all(self) -> None:
+        """Release all options."""
         self._held.clear()

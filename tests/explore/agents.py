@@ -1,4 +1,4 @@
-"""The agents of a world: each a process with an event loop of its own, started and killed by the schedule."""
+"""The agents of a world: each is a process with its own event loop, started and killed by the schedule."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ class Running:
 
 
 class Agents:
-    """The agents of one world, and the gates of all processes as each of them has them."""
+    """The agents of one world, and the gates of each process."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -75,15 +75,15 @@ class Agents:
 
     @property
     def view(self) -> NodeView | None:
-        """The view of the agent that was started last, None where none runs."""
+        """The view of the agent that was started last, None if no agent runs."""
         return self.running.agent.views.get() if self.running is not None else None
 
     def owner(self, process: Process) -> Owner:
-        """Return a process as the gates know it."""
+        """Return the owner that the gates record for a process."""
         return self._owners.setdefault(process, Owner(len(self._owners) + 1, 0))
 
     def seen_by(self, process: Process) -> tuple[ExploredKernel, ExploredTools]:
-        """Return the kernel and the programs as a process has them."""
+        """Return the kernel and the programs of a process."""
         kernel = ExploredKernel(
             lambda: self._world.kernel,
             self._world.scheduler,
@@ -94,12 +94,12 @@ class Agents:
         return kernel, ExploredTools(lambda: self._world.tools, self._world.scheduler, process, self._world.observer)
 
     def host_of(self, process: Process) -> ChangeSite:
-        """Return where a process changes drivers."""
+        """Return the change site of a process."""
         kernel, tools = self.seen_by(process)
         return ChangeSite(kernel, tools, self._world.disk.folder / "state/drivers.json", self._gates_of(process))
 
     def _gates_of(self, process: Process) -> Path:
-        """Return the folder of the gates by a path that only this process uses: what it keeps in memory is its own."""
+        """Return the folder of the gates by a path of this process only, so that processes share no state in memory."""
         folder = self._world.disk.volatile / "units"
         own = self._world.disk.volatile / f"units of process {self.owner(process).pid}"
         folder.mkdir(exist_ok=True)
@@ -108,9 +108,9 @@ class Agents:
         return own
 
     def start_beside(self) -> None:
-        """Start an agent beside the one that runs: the kubelet asks it as soon as it has listed its devices.
+        """Start a second agent beside the running agent: the kubelet calls it as soon as it has listed its devices.
 
-        Its ledger is its own. Where both have one folder, the lock on it lets only one of them run.
+        It has its own ledger. If both had the same folder, the lock on the folder would let only one of them run.
         """
         self.older = self.running
         self.start(ledger="state/ledger of another.json")
@@ -155,7 +155,7 @@ class Agents:
         self.running = Running(process, loop, agent, main_task=loop.create_task(live()))
 
     def end(self) -> None:
-        """Kill the agent, the newer one where there are two."""
+        """Kill the agent, or the newer of two agents."""
         if (running := self.running) is not None:
             self.running = self.older
             self.older = None

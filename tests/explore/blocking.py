@@ -1,4 +1,4 @@
-"""A kernel that keeps a caller asleep, without threads that sleep: others go on meanwhile."""
+"""A kernel that blocks a caller without a sleeping thread: other strands continue meanwhile."""
 
 import threading
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.explore.scheduler import Scheduler
 
 
 class _NoLock(threading.Condition):
-    """The lock of a kernel whose callers take turns anyway."""
+    """The lock of a kernel whose callers never run at the same time."""
 
     @override
     def __enter__(self) -> bool:
@@ -26,7 +26,7 @@ class _NoLock(threading.Condition):
 
 
 class ScheduledBlocking(Blocking):
-    """Has a caller that the kernel would keep asleep let others go on."""
+    """Lets other strands continue while the kernel blocks a caller."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
@@ -36,5 +36,5 @@ class ScheduledBlocking(Blocking):
     @override
     def until(self, met: Callable[[], bool], what: str) -> None:
         if not met():
-            self._scheduler.tell(f"  asleep in the kernel: {what}")
+            self._scheduler.add_line(f"  asleep in the kernel: {what}")
         self._scheduler.wait(met, unkillable=True)

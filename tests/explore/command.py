@@ -1,4 +1,4 @@
-"""A command line beside the agent: `gpuvirt vfio bind` and `unbind`, as a process of its own."""
+"""A command beside the agent: `gpuvirt vfio bind` and `unbind`, as a separate process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,15 +26,15 @@ from tests.explore.world import World
 
 
 @contextmanager
-def nobody_asked(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
-    """Go on without an agent."""
+def without_agent(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
+    """Continue without an agent to answer."""
     del gate, request
     yield None
 
 
 @dataclass(frozen=True)
 class Command(Action):
-    """Somebody moves a GPU by hand; the agent that runs leaves GPUs as they are."""
+    """A user binds a GPU by a command; the running agent leaves GPUs as they are."""
 
     touches = frozenset({STRANDS})
     gpu: PciAddress
@@ -57,7 +57,7 @@ class Command(Action):
             desired = {self.gpu: DesiredGpu(self.desired)}
             slots = slots_of(inventory.facts.functions, inventory.units[unit])
             request = DrainRequest(unit, slots, f"{process.name} {self.gpu}", desires_of(desired))
-            asks = drained if world.agents.running is not None else nobody_asked
+            asks = drained if world.agents.running is not None else without_agent
             try:
                 with asks(gate_at(site.locks), request) as refusal:
                     if refusal is not None:
@@ -65,9 +65,9 @@ class Command(Action):
                     else:
                         outcome = apply(site, unit, desired, inputs, by_person, inventory)
             except UnitBusyError as error:
-                world.scheduler.tell(f"  {process.name}: {error}")
+                world.scheduler.add_line(f"  {process.name}: {error}")
                 return
             for reason in outcome.reasons:
-                world.scheduler.tell(f"  {process.name}: {reason.text}")
+                world.scheduler.add_line(f"  {process.name}: {reason.text}")
 
         world.scheduler.spawn(Strand(process, process.name, run))

@@ -1,4 +1,4 @@
-"""Files as they survive: a process that dies loses nothing of what it wrote, a host that stops what was not synced."""
+"""The durability of files: a killed process loses no write, a host without power loses every write without a sync."""
 
 import fcntl
 import os
@@ -12,10 +12,10 @@ _flock = fcntl.flock
 
 
 class Disk:
-    """The folder of all files that the processes of one schedule keep."""
+    """The files of all processes of one schedule."""
 
     def __init__(self, folder: Path, scheduler: Scheduler, *, may_lose_power: bool = True) -> None:
-        """Without a loss of power ahead nothing is kept of what was synced: that takes longer than all else here."""
+        """Without `may_lose_power` no synced files are copied: the copies take longer than the rest of a schedule."""
         self.folder = folder
         self._may_lose_power = may_lose_power
         self.volatile = folder / "run"
@@ -31,13 +31,13 @@ class Disk:
             (folder / name).mkdir(parents=True)
 
     def sync(self, fd: int) -> None:
-        """Have a process make a file or folder durable, which takes its time."""
+        """Make a file or folder durable; other strands may run meanwhile."""
         path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  a descriptor's
         self._scheduler.point(f"sync {path.rpartition('/')[2]}")
         self.keep(Path(path))
 
     def keep(self, path: Path) -> None:
-        """Take that a file or folder is as durable as it is now."""
+        """Make the present content of a file or folder durable."""
         if not self._may_lose_power:
             return
         if path.is_dir():
@@ -46,14 +46,14 @@ class Disk:
             self._contents[path.stat().st_ino] = path.read_bytes()
 
     def lock(self, fd: int, operation: int) -> None:
-        """Lock a file; who waits for it lets others go on."""
+        """Lock a file; other strands continue during a wait."""
         if operation & fcntl.LOCK_NB or not operation & fcntl.LOCK_EX:
             _flock(fd, operation)
             return
         self._scheduler.wait(lambda: _is_locked(fd))
 
     def lose_power(self) -> None:
-        """Have nothing but what was synced."""
+        """Restore the last synced state of all files."""
         shutil.rmtree(self.volatile)
         self.volatile.mkdir()
         for folder in {path.parent for path in self.folder.rglob("*") if path.is_file()}:

@@ -1,4 +1,4 @@
-"""Explores a scenario: all schedules with at most so many departures from the default, then random ones."""
+"""Explores a scenario: all schedules with a limited number of departures from the default, then random schedules."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ Departures = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class _Node:
-    """A schedule that was run, from which others depart."""
+    """A schedule that was run, and from which further schedules depart."""
 
     chosen: Departures
     counts: "array[int]"
@@ -38,7 +38,7 @@ class Found:
 
 @dataclass
 class Tally:
-    """How much was explored."""
+    """Counts of the explored schedules."""
 
     schedules: int = 0
     operations: int = 0
@@ -69,20 +69,20 @@ class Explorer:
 
     @classmethod
     def of(cls, name: str, folder: Path) -> "Explorer":
-        """Return the explorer of a scenario by its name: a random one's number follows `random-`."""
+        """Return the explorer of a scenario by its name: `random-` and a number for a random scenario."""
         plain = name.removesuffix(WHOLE)
         scenario = scenario_of(_number(name)) if name.startswith(RANDOM) else SCENARIOS[plain]
         return cls(name, replace(scenario, whole=True) if name != plain else scenario, folder)
 
-    def try_seed(self, seed: Seed, *, told: bool = False) -> Outcome:
-        """Run the schedule that a seed says."""
+    def try_seed(self, seed: Seed, *, traced: bool = False) -> Outcome:
+        """Run the schedule of a seed."""
         strategy = Uniform.drawn(Random(_number(self.name))) if seed.is_drawn else Scripted(dict(seed.departures))
-        return run(seed.of(self.scenario), strategy, self.folder, told=told)
+        return run(seed.of(self.scenario), strategy, self.folder, traced=traced)
 
     def explore(self, bound: int, stop: Callable[[], bool]) -> Iterator[Found]:
         """Yield the schedules with at most `bound` departures that violate an invariant, the fewest departures first.
 
-        `stop` ends it early; `tally.complete` says how far it came.
+        `stop` ends the exploration early; `tally.complete` has the completed number of departures.
         """
         level: list[_Node] = []
         for departures in range(bound + 1):
@@ -103,7 +103,7 @@ class Explorer:
             level, self.tally.complete = following, departures
 
     def _node(self, chosen: Departures, counts: Sequence[int], outcome: Outcome, *, is_redundant: bool) -> _Node:
-        """Return what departs from a schedule: of a redundant one only what departs at once."""
+        """Return the node of a schedule; only immediate departures follow a redundant schedule."""
         steps = counts[: chosen[-1][0] + 2] if is_redundant else counts
         found = frozenset(redundant(outcome.choices)) if self.reduces else frozenset()
         return _Node(chosen, array("B", (min(one, 255) for one in steps)), found)
@@ -116,7 +116,7 @@ class Explorer:
         return iter(found)
 
     def sample(self, random: Random, most: int, stop: Callable[[], bool]) -> Iterator[Found]:
-        """Yield those of `most` random schedules that violate an invariant."""
+        """Run `most` random schedules; yield each that violates an invariant."""
         for _ in range(most):
             if stop():
                 return
@@ -128,9 +128,9 @@ class Explorer:
 
 
 def _children(level: list[_Node]) -> Iterator[tuple[Departures, bool]]:
-    """Yield the schedules that depart once more, after the last step at which their parents do.
+    """Yield the schedules with one more departure, after the last departure of their parents.
 
-    With each goes whether it makes the same execution as another.
+    Each comes with whether its execution equals that of another schedule.
     """
     for node in level:
         first = node.chosen[-1][0] + 1 if node.chosen else 0
@@ -146,9 +146,9 @@ def _number(name: str) -> int:
 def sample_random(
     numbers: range, folder: Path, tally: Tally, stop: Callable[[], bool], level: str = ""
 ) -> Iterator[Found]:
-    """Yield those of the random scenarios with these numbers whose random schedule violates an invariant.
+    """Run the random schedules of the random scenarios with these numbers; yield each that violates an invariant.
 
-    `level` is `WHOLE` for all of them at the whole level.
+    `level` is `WHOLE` to run all of them at the whole level.
     """
     for number in numbers:
         if stop():

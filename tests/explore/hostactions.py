@@ -1,4 +1,4 @@
-"""What actors do to the host: VMs and processes, people, drivers that fail, hotplug, a reboot."""
+"""Actions of actors on the host: VMs and processes, changes by hand, failing drivers, hotplug, a reboot."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tests.explore.world import World
 
 @dataclass(frozen=True)
 class StartVm(Action):
-    """The VM of a pod starts, and takes what the pod was given."""
+    """The VM of a pod starts, and opens the pod's devices."""
 
     pod: str
 
@@ -31,13 +31,13 @@ class StartVm(Action):
             except (OSError, KeyError) as error:
                 devices = world.observer.devices_of(world.kubelet.pods[self.pod])
                 if world.pulled & devices or any(any(world.observer.users(device)) for device in devices):
-                    continue  # whatever it is by now, or somebody else was faster
+                    continue  # the group is no longer viable, or another process has opened it
                 world.observer.fail("unusable", f"the VM of {self.pod} can't open group {group}: {error}")
 
 
 @dataclass(frozen=True)
 class Reboot(Action):
-    """The host loses its power and starts again: its drivers are native, and the kubelet has its checkpoint."""
+    """The host loses power and boots again: functions have native drivers, and the kubelet reads its checkpoint."""
 
     loses_power = True
 
@@ -49,7 +49,7 @@ class Reboot(Action):
 
 @dataclass(frozen=True)
 class Open(Action):
-    """A process of the host opens a GPU through its native driver, where that still lets somebody in."""
+    """A process of the host opens a GPU through its native driver, unless the driver refuses new clients."""
 
     is_by_hand = True
     touches = frozenset({KERNEL})
@@ -67,7 +67,7 @@ class Open(Action):
 
 @dataclass(frozen=True)
 class OpenGroup(Action):
-    """Somebody starts a VM by hand, without the kubelet."""
+    """A user starts a VM by hand, without the kubelet."""
 
     is_by_hand = True
     touches = frozenset({KERNEL})
@@ -86,7 +86,7 @@ class OpenGroup(Action):
 
 @dataclass(frozen=True)
 class OpenVgpu(Action):
-    """Somebody starts a VM with the first vGPU by hand, without the kubelet."""
+    """A user starts a VM with the first free vGPU by hand, without the kubelet."""
 
     is_by_hand = True
     name: str
@@ -137,7 +137,7 @@ class Refuse(Action):
 
 @dataclass(frozen=True)
 class Mend(Action):
-    """The kernel refuses nothing any more."""
+    """The kernel accepts all writes again."""
 
     touches = frozenset({KERNEL})
 
@@ -148,7 +148,7 @@ class Mend(Action):
 
 @dataclass(frozen=True)
 class Unplug(Action):
-    """A GPU that nobody uses is taken out of the host."""
+    """A free GPU is unplugged."""
 
     is_by_hand = True
     gpu: PciAddress
@@ -166,7 +166,7 @@ class Unplug(Action):
 
 @dataclass(frozen=True)
 class PlugIn(Action):
-    """A GPU is put in again; the kernel gives it to its native driver."""
+    """A GPU is plugged in again; the kernel binds it to its native driver."""
 
     gpu: PciAddress
 
@@ -181,7 +181,7 @@ class PlugIn(Action):
 
 @dataclass(frozen=True)
 class OpenDevice(Action):
-    """A VM that is about to start has a device's own node open, and has not bound the device yet."""
+    """A starting VM has opened a VFIO device node, and has not bound the device yet."""
 
     is_by_hand = True
     name: str
@@ -203,7 +203,7 @@ class OpenDevice(Action):
 
 @dataclass(frozen=True)
 class Rebind(Action):
-    """Somebody gives a GPU that nobody uses to another driver."""
+    """A user binds a free GPU to another driver."""
 
     gpu: PciAddress
     driver: str
@@ -224,7 +224,7 @@ class Rebind(Action):
 
 @dataclass(frozen=True)
 class DriverRefuses(Action):
-    """A driver takes no function any more, and the kernel tells nobody who asks it to probe."""
+    """A driver no longer binds to functions, and a write to drivers_probe returns no error."""
 
     driver: str
 
@@ -242,7 +242,7 @@ class DriverRefuses(Action):
 
 @dataclass(frozen=True)
 class DriverAccepts(Action):
-    """The driver takes functions again."""
+    """The driver binds to functions again."""
 
     @override
     def act(self, world: World) -> None:

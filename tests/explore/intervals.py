@@ -1,4 +1,4 @@
-"""How often the explored agent looks at what."""
+"""The intervals of the explored agent."""
 
 from gpuvirt.node.loops.intervals import Intervals
 

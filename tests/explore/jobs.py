@@ -1,4 +1,4 @@
-"""Serial workers whose jobs are strands: a job stands still at each point, and others go on meanwhile."""
+"""Serial workers whose jobs are strands: a job pauses at each point, and other strands continue meanwhile."""
 
 import asyncio
 from collections import deque
@@ -20,7 +20,7 @@ class _Job:
 
 
 class ExploredWorker:
-    """One serial worker of a process: it runs one job after another, and can be left behind with one that sleeps."""
+    """A serial worker of a process: it runs one job after another, and can be abandoned with a blocked job."""
 
     def __init__(self, name: str, scheduler: Scheduler, process: Process, loop: ExploredLoop) -> None:
         self._name = name
@@ -53,7 +53,7 @@ class ExploredWorker:
                 raise
             self._asleep = self._running
             if entry in self._jobs:
-                self._jobs.remove(entry)  # it waits behind another that sleeps
+                self._jobs.remove(entry)  # it waits behind a blocked job
             said = f"{self._name}: {self._running} sleeps in the kernel since {timeout_s:g} s"
             raise WorkerBlockedError(said) from error
 
@@ -72,7 +72,7 @@ class ExploredWorker:
             self._asleep = None
             if not outcome.done():
                 outcome.set_exception(error)
-                outcome.exception()  # whoever has waited may be gone
+                outcome.exception()  # the waiting task may have ended
         else:
             self._asleep = None
             if not outcome.done():

@@ -1,4 +1,4 @@
-"""What exploration has found in the shipped code and is not mended yet, each with the schedule that shows it."""
+"""Findings of the exploration that are not fixed yet, each with a schedule that reproduces it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,5 +32,5 @@ KNOWN: Mapping[str, Known] = {
 
 
 def is_known(scenario: str, kind: str) -> bool:
-    """Return whether a violation in a scenario is one of these."""
+    """Return whether a violation in a scenario is a known finding."""
     return any(one.scenario == scenario.removesuffix(WHOLE) and one.kind == kind for one in KNOWN.values())

@@ -1,4 +1,4 @@
-"""A simulated kubelet: what it has given to pods, and its two accounts of that, each of which may be late or lost."""
+"""A simulated kubelet: its allocations, and its two accounts of them, each of which may be late or lost."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from gpuvirt.paths import KubeletPaths
 from tests.explore.agenda import Option
 
 TAKEN_WITHIN_S = 5.0
-"""How long the kubelet takes to record an answer, where it is slow; it has the connection at hand."""
+"""The time that a slow kubelet takes to record an answer; its connection to the plugin is open."""
 
 PID = 1000
 Key = tuple[ResourceName, DeviceId]
@@ -24,7 +24,7 @@ Key = tuple[ResourceName, DeviceId]
 
 @dataclass(eq=False)
 class Pod:
-    """A pod that has devices."""
+    """A pod with devices."""
 
     name: str
     uid: str
@@ -47,12 +47,12 @@ class Pod:
 
     @property
     def taken_by_s(self) -> float:
-        """Until when the kubelet takes the plugin's answer at the latest: the agent counts on 10 s."""
+        """Return the latest time at which the kubelet records the plugin's answer: the agent expects 10 s."""
         return self.answered_s + TAKEN_WITHIN_S if self.answered and not self.known else inf
 
     @property
     def has_devices(self) -> bool:
-        """Whether somebody who looks at the devices finds them in the pod's hands."""
+        """Whether the pod has its devices."""
         return self.answered and not self.ended
 
 
@@ -64,11 +64,11 @@ class Kubelet:
     durable: Callable[[Path], None]
     """Makes a file or folder as durable as it is."""
     up: bool = True
-    deaf: bool = False
+    unreadable: bool = False
     """Whether its API does not answer, though it runs."""
     pods: dict[str, Pod] = field(default_factory=dict)
     lists: dict[ResourceName, Mapping[DeviceId, bool]] = field(default_factory=dict)
-    """The devices of each resource and their health, as far as plugins have told it."""
+    """The devices of each resource and their health, as plugins have listed them."""
     _writes: int = 0
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Kubelet:
         return (PID,) if self.up else ()
 
     def free(self) -> Iterator[Key]:
-        """Yield the devices by which a pod could be admitted now."""
+        """Yield the devices with which the kubelet could admit a pod now."""
         if not self.up:
             return
         taken = {key for pod in self.pods.values() if not pod.ended for key in pod.keys}
@@ -91,7 +91,7 @@ class Kubelet:
                     yield resource, device
 
     def begin(self, name: str, keys: tuple[Key, ...]) -> Pod:
-        """Begin to admit a pod: its folder is there before its devices are asked for."""
+        """Begin to admit a pod: the kubelet creates its folder before it calls Allocate."""
         pod = self.pods[name] = Pod(name, f"uid-{name}", keys)
         (self.paths.pods / pod.uid).mkdir(exist_ok=True)
         self._touch_pods()
@@ -103,33 +103,33 @@ class Kubelet:
         return pod is not None and pod.known and not pod.ended
 
     def reject(self, pod: Pod) -> None:
-        """Take that a pod got no devices."""
+        """Reject a pod whose Allocate was refused."""
         del self.pods[pod.name]
         self._forget_folder(pod)
 
     def take_answer(self, pod: Pod) -> None:
-        """Record what a plugin has given to a pod."""
+        """Record the devices of a pod."""
         pod.known = True
         self.write()
 
     def end(self, pod: Pod) -> None:
-        """Take that a pod's containers have ended; the checkpoint has it until it is next written."""
+        """End a pod's containers; the checkpoint has the pod until the next write."""
         pod.ended, pod.listed = True, False
         self._forget_folder(pod)
 
     def take_lists(self, lists: Mapping[ResourceName, Mapping[DeviceId, bool]]) -> None:
-        """Take the lists of a plugin, and write the checkpoint."""
+        """Store the device lists of a plugin, and write the checkpoint."""
         self.lists = dict(lists)
         self.write()
 
     def lose_plugins(self) -> None:
-        """Take that the plugins' connections broke: their devices count as unhealthy, and requests fail."""
+        """Break the plugins' connections: their devices count as unhealthy, and requests fail."""
         self.lists = {}
         for pod in [pod for pod in self.pods.values() if pod.asked is not None]:
             self.reject(pod)
 
     def stop(self) -> None:
-        """Stop: pods run on, and nobody answers."""
+        """Stop the kubelet: pods continue, and the API does not answer."""
         self.up = False
         self.lists = {}
         self.paths.pod_resources_socket.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ class Kubelet:
             pod.listed = False
 
     def start(self) -> None:
-        """Start again: it has its checkpoint, and learns of its pods later."""
+        """Start the kubelet again: it has its checkpoint, and gets its pods from the API server later."""
         self.up = True
         self.paths.pod_resources_socket.touch()
         for pod in [pod for pod in self.pods.values() if pod.asked is not None]:
@@ -168,7 +168,7 @@ class Kubelet:
         self._stamp(self.paths.checkpoint)
 
     def possible_events(self) -> Iterator[Option]:
-        """Yield what the kubelet does by itself."""
+        """Yield the kubelet's own events."""
         for pod in self.pods.values():
             if pod.asked is not None:
                 yield Option(f"the request for {pod.name} reaches the agent", pod.asked, ("request", pod.name))
@@ -178,10 +178,10 @@ class Kubelet:
             elif pod.known and not pod.listed and not pod.ended and self.up and not pod.functions:
                 yield Option(f"the kubelet's API lists {pod.name}", partial(_list, pod), ("lists", pod.name))
 
-    # --- what its API answers
+    # --- the answers of its API
 
     def account(self) -> Consumers:
-        """Return which devices the API says that pods have."""
+        """Return the devices of pods as the API lists them."""
         self._see_that_it_is_up()
         return {
             key: Consumer(namespace="default", pod=pod.name, container="main")
@@ -191,7 +191,7 @@ class Kubelet:
         }
 
     def allocatable(self) -> Devices:
-        """Return by which devices it admits pods."""
+        """Return the devices that the kubelet counts as allocatable."""
         self._see_that_it_is_up()
         return frozenset(
             (resource, device)
@@ -201,7 +201,7 @@ class Kubelet:
         )
 
     def _see_that_it_is_up(self) -> None:
-        if not self.up or self.deaf:
+        if not self.up or self.unreadable:
             raise PodResourcesUnknownError("the kubelet does not answer")
 
     # --- its files
@@ -216,7 +216,7 @@ class Kubelet:
         self._stamp(self.paths.pods)
 
     def _stamp(self, path: "os.PathLike[str]") -> None:
-        """Give a file a time of change that is later than all before it, and the same in each run."""
+        """Set a modification time that is later than all before it, and the same in each run."""
         self._writes += 1
         os.utime(path, ns=(self._writes, self._writes))
 

@@ -1,4 +1,4 @@
-"""An event loop whose ready handles are run in the order that the scheduler chooses, in virtual time."""
+"""An event loop that runs its ready handles in the scheduler's order, in virtual time."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ Ts = TypeVarTuple("Ts")
 
 
 class ExploredLoop(asyncio.BaseEventLoop):
-    """The event loop of one process, which runs as a strand."""
+    """The event loop of a process; it runs as a strand."""
 
     rests = 0
     """How often it had nothing more to do."""
 
     def __init__(self, scheduler: Scheduler, process: Process, clock: SimClock, *, reorders: bool) -> None:
-        """`reorders`: each ready handle may be the next, and each is a point; else only a turn of the loop is."""
+        """With `reorders` any ready handle may be next, and each is a point; else each turn of the loop is one."""
         super().__init__()
         self.set_debug(False)
         self.crashes: list[BaseException] = []
@@ -41,7 +41,7 @@ class ExploredLoop(asyncio.BaseEventLoop):
         return bool(self._handles)
 
     def _ways(self) -> Sequence[Option]:
-        """Return in which ways the loop can go on: with each ready handle, or inside the one that it runs."""
+        """Return the options of the loop: each ready handle, or to continue the running handle."""
         strand, count = self._strand, len(self._handles)
         if self._inside or not self._reorders or count < 2:
             return (strand.way,)
@@ -77,7 +77,7 @@ class ExploredLoop(asyncio.BaseEventLoop):
                 self._unwind()
 
     def _unwind(self) -> None:
-        """Have the tasks of a dead process end, each where it stands, so that files and leases are let go."""
+        """End the tasks of a killed process where they are suspended, to close their files and leases."""
         self._inside = True
         while pending := [task for task in asyncio.all_tasks(self) if not task.done()]:
             for task in pending:

@@ -1,4 +1,4 @@
-"""The guards of the shipped code, each with what stands in its place when it is removed: exploration must notice."""
+"""The guards of the shipped code, each with its replacement when it is removed: exploration must detect the removal."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext

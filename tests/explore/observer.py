@@ -1,4 +1,4 @@
-"""Knows the truth of one schedule, by the simulated kernel and the kubelet's memory, and judges operations by it."""
+"""Checks the operations of a schedule against the true state of the simulated kernel and the kubelet."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ NATIVE_USER = "python3"
 
 
 class ViolationError(Exception):
-    """What must never be, is; `kind` names the invariant."""
+    """An invariant was violated; `kind` names it."""
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(f"{kind}: {what}")
@@ -29,7 +29,7 @@ class ViolationError(Exception):
 
 
 class Observer(Watch):
-    """Judges what processes do to the host."""
+    """Checks the operations of processes on the host."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Observer(Watch):
         if (driver := _UNBIND.search(path)) is not None:
             if desired == ("passthrough" if "vfio" in driver[1] else "container"):
                 self.violated("undesired", f"{process.name}: unbind {text} from {driver[1]}, and {desired} is desired")
-            self._judge(process, f"unbind {text}", self.with_parts(PciAddress(text)))
+            self._judge(process, f"unbind {text}", self.with_dependents(PciAddress(text)))
         elif (mdev := _MDEV.search(path)) is not None:
             self._judge(process, f"remove {mdev[1]}", {mdev[1]})
         elif (found := _FUNCTION.fullmatch(path)) is not None:
@@ -65,22 +65,22 @@ class Observer(Watch):
 
     def _write_to_function(self, process: Process, address: PciAddress, attribute: str, text: str) -> None:
         if attribute in {"remove", "reset"} or (attribute == "sriov_numvfs" and text == "0"):
-            self._judge(process, f"{attribute} of {address}", self.with_parts(address))
+            self._judge(process, f"{attribute} of {address}", self.with_dependents(address))
 
     @override
     def command(self, process: Process, *command: str) -> None:
         if command[0] == "sriov-manage":
             address = PciAddress(command[-1])
             if command[1] == "-d" or not self._now().pci.functions[address].virtfns:
-                self._judge(process, " ".join(command), self.with_parts(address), locks=True)
+                self._judge(process, " ".join(command), self.with_dependents(address), locks=True)
 
     @override
     def walk(self, process: Process) -> None:
         kernel = self._now()
         self._seen_open[process] = {one for one in kernel.pci.functions if kernel.nvidia.is_open(one)}
 
-    def with_parts(self, address: PciAddress) -> set[str]:
-        """Return a function with all that would go with it, or could not be used beside it: VFs, vGPUs, its group."""
+    def with_dependents(self, address: PciAddress) -> set[str]:
+        """Return a function with its VFs, its vGPUs and the members of its IOMMU group."""
         kernel = self._now()
         function = kernel.pci.functions.get(address)
         if function is None:
@@ -94,10 +94,10 @@ class Observer(Watch):
         return found
 
     def _judge(self, process: Process, operation: str, devices: set[str], *, locks: bool = False) -> None:
-        """See that nobody has any of the devices that an operation takes away.
+        """Assert that no pod and no process has a device that an operation removes.
 
-        A program that `locks` a GPU by its native driver, and ends where that has clients, harms none of them: it may
-        not be begun where the last walk has shown one.
+        A program that `locks` a GPU by its native driver fails while the driver has clients, and harms none of them:
+        it may only not be started after the last read of /proc has found a client.
         """
         self.operations += 1
         for pod in self._kubelet.pods.values():
@@ -110,7 +110,7 @@ class Observer(Watch):
                 self.violated("harm", f"{process.name}: {operation}, while {who} has {device} open")
 
     def devices_of(self, pod: Pod) -> set[str]:
-        """Return what a pod has: its devices, and all that is in their groups."""
+        """Return the devices of a pod and all members of their groups."""
         kernel = self._now()
         found = {str(device) for _, device in pod.keys} | pod.functions
         for number in pod.groups:
@@ -119,7 +119,7 @@ class Observer(Watch):
         return found
 
     def users(self, device: str) -> Iterator[str]:
-        """Yield the processes, other than ours, that have a device or its group open."""
+        """Yield the processes, except gpuvirt's, that have a device or its group open."""
         kernel = self._now()
         if ":" in device:
             address = PciAddress(device)
@@ -138,10 +138,10 @@ class Observer(Watch):
                 yield f"a VM (pid {file.pid})"
 
     def given(self, pod: Pod, *, disturbed: bool) -> None:
-        """Judge what a pod was just given.
+        """Check the devices that a pod just got.
 
-        Where the allocation was `disturbed`, since somebody took a device or started a VM by hand meanwhile, a check
-        that came a moment before is no worse than an answer that did: then only other pods count.
+        If the allocation was `disturbed`, since an actor took a device or started a VM by hand meanwhile, a check
+        right before that is as good as an answer right before it: then only other pods count.
         """
         kernel = self._now()
         for other in self._kubelet.pods.values():
@@ -166,7 +166,7 @@ class Observer(Watch):
                 self.violated("given", f"{pod.name} was given {device}, which is not there")
 
     def violated(self, kind: str, what: str) -> None:
-        """End the schedule: an invariant was violated, in the strand that runs."""
+        """End the schedule: the running strand has violated an invariant."""
         self.fail(kind, what)
         raise KilledError
 

@@ -1,4 +1,4 @@
-"""Random scenarios: the host, what is desired, and the actors follow from one number."""
+"""Random scenarios: the host, the desired state and the actors are derived from one number."""
 
 from collections.abc import Mapping, Sequence
 from random import Random

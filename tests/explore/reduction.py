@@ -1,8 +1,8 @@
-"""Which departures need not be tried, since the same actor acting a moment later makes the same execution.
+"""Which departures need not be run, since the same actor acting one step later gives the same execution.
 
-Whoever acts between two segments of others and touches nothing that the segment after it touches may as well act after
-that segment: in both orders everything finds what it would find. Of the schedules that differ by such moments alone,
-the latest is run. A departure that follows at once, before that segment, is tried all the same: there the order counts.
+An action between two segments that touches no state of the second segment has the same effect after that segment: in
+both orders each operation reads the same state. Of the schedules that differ only by such a step, the explorer runs
+the last. A departure that follows at once, before that segment, is run anyway: there the order matters.
 """
 
 import itertools
@@ -32,9 +32,9 @@ class Choice:
 
 
 def redundant(choices: Sequence[Choice]) -> Iterator[tuple[int, int]]:
-    """Yield the steps with those of their options that make the same execution as at the step after it.
+    """Yield the steps with those of their options that give the same execution at the next step.
 
-    `choices` are the steps of a schedule in which these steps took the default.
+    `choices` are the steps of a schedule that took the default at these steps.
     """
     for step, (here, after) in enumerate(itertools.pairwise(choices)):
         if ALL in here.touched:

@@ -1,4 +1,4 @@
-"""`make explore-mutations`: removes each guard in turn, and explores until something shows that it is missing."""
+"""`make explore-mutations`: removes each guard in turn, and explores until a schedule shows that it is missing."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from time import monotonic  # noqa: TID251  a person waits
 
-from tests.explore.__main__ import own_folder, tell
+from tests.explore.__main__ import describe, own_folder
 from tests.explore.explorer import Explorer, Found
 from tests.explore.known import is_known
 from tests.explore.mutations import GUARDS, Guard
@@ -20,11 +20,11 @@ MOST_DEPARTURES = 2
 
 
 class BrokenMutationError(Exception):
-    """The code can't run without the guard, so that nothing is shown about it."""
+    """The code can't run without the guard, so that the removal proves nothing."""
 
 
 def find_missing(guard: Guard, folder: Path, stop: Callable[[], bool]) -> tuple[Found | None, int]:
-    """Return the first schedule that shows that a guard is missing, and how many schedules that took.
+    """Return the first schedule that shows that a guard is missing, and the number of schedules run.
 
     The caller has removed it. Raises BrokenMutationError where the code crashes without it.
     """
@@ -42,12 +42,12 @@ def find_missing(guard: Guard, folder: Path, stop: Callable[[], bool]) -> tuple[
 
 
 def _shows(explorer: Explorer, found: Found) -> bool:
-    """Return whether a schedule shows something new: an invariant is violated, or it has no end."""
+    """Return whether a schedule is a new finding: it violates an invariant, or has no end."""
     if (
         not isinstance(found.failure, ViolationError | DeadlockError | EndlessError)
         or kind_of(found.failure) == "crash"
     ):
-        raise BrokenMutationError(f"{found.seed}: {tell(found.failure)}") from found.failure
+        raise BrokenMutationError(f"{found.seed}: {describe(found.failure)}") from found.failure
     return not is_known(explorer.name, kind_of(found.failure))
 
 
@@ -56,7 +56,7 @@ def _is_over(end_s: float) -> bool:
 
 
 def main() -> int:
-    """Do what the command line says; 1 where a removal is not noticed."""
+    """Run the command line; return 1 if a removal is not detected."""
     parser = argparse.ArgumentParser(prog="explore.removal")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each guard, at most")
     parser.add_argument("words", nargs="*", help="only guards whose name has one of these in it")
@@ -80,7 +80,7 @@ def main() -> int:
                 print(f"NOT NOTICED  {name}: {schedules} schedules in {took_s:.1f} s", flush=True)
             else:
                 print(f"noticed      {name}: after {schedules} schedules, {took_s:.1f} s: {found.seed}", flush=True)
-                print(f"             {tell(found.failure)[:200]}", flush=True)
+                print(f"             {describe(found.failure)[:200]}", flush=True)
     return worst
 
 

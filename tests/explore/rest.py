@@ -1,4 +1,4 @@
-"""Judges a world at rest: what is desired is reached, or a reason names what is truly in the way."""
+"""Checks a world at rest: the desired state is reached, or a reason names the true obstacle."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from tests.explore.world import World
 UNKNOWN = "AllocationsUnknown"
 
 
-def find_wrong(world: World) -> ViolationError | None:
-    """Return what is neither as desired nor explained, None where all is well."""
-    return next(_wrongs(world), None) if world.agents.running is not None else None
+def find_fault(world: World) -> ViolationError | None:
+    """Return a deviation from the desired state without a reason, or None."""
+    return next(_faults(world), None) if world.agents.running is not None else None
 
 
-def _wrongs(world: World) -> Iterator[ViolationError]:
+def _faults(world: World) -> Iterator[ViolationError]:
     for address, function in world.kernel.pci.functions.items():
         if kind_of(function.class_code, function.id.vendor) is FunctionKind.GPU and function.physfn is None:
             yield from _of_gpu(world, address, function)
@@ -46,7 +46,7 @@ def _of_gpu(world: World, address: PciAddress, function: SimFunction) -> Iterato
 
 
 def _may_have_none(world: World, blockers: list[str], mode: str, function: SimFunction) -> bool:
-    """Return whether a GPU can have no driver at rest: it is in use, or the driver that it had takes it no more."""
+    """Return whether a GPU may have no driver at rest: it is in use, or its last driver refuses to bind."""
     if world.kernel.faults.refusals or [one for one in blockers if one != "StepFailed"]:
         return True
     return mode != "passthrough" and world.refusing == function.native_driver
@@ -74,8 +74,8 @@ def _is_offered(world: World, address: PciAddress) -> bool:
 
 
 def _blockers(world: World, address: PciAddress) -> Iterator[str]:
-    """Yield the words by which a reason would name what is truly in the way of changing a GPU."""
-    parts = world.observer.with_parts(address)
+    """Yield the words with which a reason would name the true obstacles to a change of a GPU."""
+    parts = world.observer.with_dependents(address)
     for pod in world.kubelet.pods.values():
         if pod.has_devices and world.observer.devices_of(pod) & parts:
             yield pod.name
@@ -83,7 +83,7 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
     for part in parts:
         for user in world.observer.users(part):
             yield user.rpartition("pid ")[2].rstrip(")")
-    if not world.kubelet.up or world.kubelet.deaf:
+    if not world.kubelet.up or world.kubelet.unreadable:
         yield UNKNOWN
     if world.kernel.faults.refusals or world.refusing is not None:
         yield "StepFailed"
@@ -99,7 +99,7 @@ def _reasons(world: World) -> list[str]:
 
 
 def _of_ids(world: World) -> Iterator[ViolationError]:
-    """Yield where vGPUs of a config have other ids than when the config was reached first."""
+    """Yield vGPUs of a config whose ids differ from those of the first time that the config was reached."""
     config = world.spec.vgpu_config
     if config is None or world.spec.mode != "vgpu":
         return

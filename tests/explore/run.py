@@ -1,4 +1,4 @@
-"""Runs one schedule: begins it, plays the actors, lets everything come to rest, and judges what that is."""
+"""Runs one schedule: starts the world, runs the actors, waits until the world is at rest, and checks it."""
 
 import gc
 import logging
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tests.explore.observer import ViolationError
 from tests.explore.reduction import Choice
-from tests.explore.rest import find_wrong
+from tests.explore.rest import find_fault
 from tests.explore.scenario import Scenario
 from tests.explore.scheduler import Scheduler
 from tests.explore.seams import explored
@@ -27,7 +27,7 @@ RESTS_S = (45.0, 400.0)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a schedule has shown."""
+    """The result of a schedule."""
 
     failure: BaseException | None
     story: tuple[str, ...]
@@ -38,7 +38,7 @@ class Outcome:
 
 
 class _Errors(logging.Handler):
-    """Takes what the agent logs as its own failure for one: its supervision has started the task again."""
+    """Treats a logged error of the agent as a failure: its supervision has restarted a task."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(logging.ERROR)
@@ -50,8 +50,8 @@ class _Errors(logging.Handler):
         self._scheduler.fail(error or ViolationError("crash", record.getMessage()))
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Hear of nothing but failures for as long as the context lasts; the rest is not even put in words."""
+    def handling(self) -> Iterator[None]:
+        """Handle only error records for as long as the context lasts; other records are not formatted."""
         root = logging.getLogger()
         level = root.level
         root.addHandler(self)
@@ -63,12 +63,12 @@ class _Errors(logging.Handler):
             root.removeHandler(self)
 
 
-def run(scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = False) -> Outcome:
+def run(scenario: Scenario, strategy: Strategy, folder: Path, *, traced: bool = False) -> Outcome:
     """Run one schedule; a failure is returned, not raised."""
     failure: BaseException | None = None
     _collect_now_and_then()
-    world = World(scenario, strategy, folder, told=told)
-    with explored(WorldSurroundings(world)), _Errors(world.scheduler).listening():
+    world = World(scenario, strategy, folder, traced=traced)
+    with explored(WorldSurroundings(world)), _Errors(world.scheduler).handling():
         try:
             world.open()
             _play(world)
@@ -81,9 +81,9 @@ def run(scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = Fa
 
 
 def _collect_now_and_then() -> None:
-    """Have cycles be collected between schedules alone, and not after each: that halves what a schedule takes.
+    """Collect garbage only between schedules, and not after each: that halves the time of a schedule.
 
-    What the first schedule has loaded lives on, and is not looked through each time.
+    Objects that the first schedule has loaded are frozen, so that later collections skip them.
     """
     gc.disable()
     _Collected.runs += 1
@@ -108,18 +108,18 @@ def _play(world: World) -> None:
         scheduler.run()
     world.horizon_s = max(world.horizon_s, world.scenario.begin_s)
     scheduler.run()
-    find_wrong(world)
+    find_fault(world)
     scheduler.exploring = True
     world.look_ahead()
     scheduler.run()
     scheduler.exploring = False
-    scheduler.agenda.let_all_go()
+    scheduler.agenda.release_all()
     world.patience_s = 0.0
-    scheduler.tell("--- at rest")
+    scheduler.add_line("--- at rest")
     wrong: ViolationError | None = None
     for rest_s in RESTS_S:
         world.horizon_s = world.clock.monotonic_s() + rest_s
         scheduler.run()
-        if (wrong := find_wrong(world)) is None:
+        if (wrong := find_fault(world)) is None:
             return
     raise wrong or AssertionError

@@ -1,4 +1,4 @@
-"""A scenario: a host, what is desired of it, and what each actor does there."""
+"""A scenario: a host, its desired state, and the actions of each actor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Action:
-    """What an actor does next; the name of its class and its fields tell what."""
+    """An action of an actor; the names of its class and fields describe it."""
 
     touches: ClassVar[Touches] = frozenset({ALL})
     """What it touches when it acts."""
@@ -24,18 +24,18 @@ class Action:
     """Whether the host then has nothing but what was synced."""
 
     def enabled(self, world: "World") -> bool:
-        """Return whether it could be done now."""
+        """Return whether the action is possible now."""
         del world
         return True
 
     def act(self, world: "World") -> None:
-        """Do it."""
+        """Carry out the action."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What one schedule plays: a host, what is desired of it at first, and what each actor does, in its order."""
+    """The input of a schedule: a host, its first desired state, and the actions of each actor in their order."""
 
     host: HostSpec
     spec: NodeSpec

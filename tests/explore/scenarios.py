@@ -1,4 +1,4 @@
-"""The scenarios that are explored by name."""
+"""The named scenarios."""
 
 import errno
 from collections.abc import Mapping
@@ -86,12 +86,12 @@ TO_WHOLE, TO_HALVES = Want("vgpu", "T4-16Q"), Want("vgpu", "T4-8Q")
 
 
 def of_vgpus(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scenario:
-    """Return a scenario of a T4 that is to carry two vGPUs."""
+    """Return a scenario of a T4 with two desired vGPUs."""
     return Scenario(T4, HALVES, actors, first=first, request=BUILT_IN, vgpus=TYPES)
 
 
 def of_vfs(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scenario:
-    """Return a scenario of an A10 whose VFs are switched on for vGPUs."""
+    """Return a scenario of an A10 whose VFs are enabled for vGPUs."""
     to_vgpus, types = Want("vgpu", "A10-12Q"), {"A10-12Q": {"A10-12Q": 2}}
     return Scenario(
         FEW_VFS, CONTAINER, ((to_vgpus,), *actors), first=first, request=BUILT_IN, vgpus=types, begin_s=33.0

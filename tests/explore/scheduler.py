@@ -1,7 +1,7 @@
-"""The scheduler: runs one strand of execution at a time, and asks a strategy at each point who goes next.
+"""The scheduler: runs one strand of execution at a time, and asks a strategy for the next strand at each point.
 
 A strand is a greenlet: the event loop of an agent, a job of one of its serial workers, a command. Actors and timers act
-in the strand that stands at a point, between two of its operations.
+in the strand that is at a point, between two of its operations.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ MOST_STEPS = 20_000
 
 
 class KilledError(BaseException):
-    """The process of the strand is dead: the strand ends at the operation where it stands."""
+    """The process of the strand was killed: the strand ends at its present operation."""
 
 
 class EndlessError(Exception):
@@ -30,7 +30,7 @@ class EndlessError(Exception):
 
 
 class DeadlockError(Exception):
-    """Strands wait for each other, and nothing can happen that would let one of them go on."""
+    """Strands wait for each other, and no event can wake one of them."""
 
 
 def _nothing() -> None:
@@ -39,7 +39,7 @@ def _nothing() -> None:
 
 @dataclass(eq=False)
 class Process:
-    """A process whose strands die together."""
+    """A process; a kill ends all its strands."""
 
     name: str
     dead: bool = False
@@ -68,7 +68,7 @@ class Strand:
 
     @property
     def ready(self) -> bool:
-        """Whether the strand could go on."""
+        """Whether the strand can continue."""
         return self.until is None or self.until()
 
 
@@ -76,11 +76,11 @@ class Scheduler:
     """Runs the strands of one schedule."""
 
     def __init__(
-        self, strategy: Strategy, possible_events: Callable[[], PossibleEvents], *, told: bool = False
+        self, strategy: Strategy, possible_events: Callable[[], PossibleEvents], *, traced: bool = False
     ) -> None:
-        """`happenings` returns what the kubelet, the clock and actors could do now."""
+        """`possible_events` returns the possible events of the kubelet, the clock and the actors."""
         self.strategy = strategy
-        self.story: list[str] | None = [] if told else None
+        self.story: list[str] | None = [] if traced else None
         """What happened, step by step, where somebody wants to read it."""
         self.exploring = False
         """Whether strands stand still at points; else only one that has to wait lets others go on."""
@@ -95,25 +95,25 @@ class Scheduler:
         self._reaper: Strand | None = None
         self._steps = 0
         self._at: dict[Strand | None, str] = {}
-        """Before which operation each strand stands, where a story is told."""
+        """The next operation of each strand, for the story."""
 
     @property
     def current(self) -> Strand:
-        """The strand that runs."""
+        """The running strand."""
         return self._current
 
-    def tell(self, what: str) -> None:
-        """Write down what happens, for a person."""
+    def add_line(self, what: str) -> None:
+        """Add a line to the story of the schedule."""
         if self.story is not None:
             self.story.append(what)
 
     def touch(self, what: str) -> None:
-        """Take that something is read or changed before the next step."""
+        """Record that some state is read or changed before the next step."""
         if self.choices:
             self.choices[-1].touched.add(what)
 
     def spawn(self, strand: Strand) -> None:
-        """Have a strand run from now on, when it is chosen."""
+        """Add a strand, which runs when it is chosen."""
         self.touch(STRANDS)
         self._strands.append(strand)
 
@@ -122,14 +122,14 @@ class Scheduler:
         return any(strand.process is process for strand in self._strands)
 
     def run(self) -> None:
-        """Run until nothing can happen any more, or a failure was found."""
+        """Run until no event is possible, or a failure was found."""
         if (chosen := self._next(self._main)) is not None:
             self._switch(chosen)
         if self.failure is not None:
             raise self.failure
 
     def point(self, what: str) -> None:
-        """Let others go on here, in the strand that runs, before it does `what`."""
+        """Let other strands continue before the running strand does `what`."""
         me = self._current
         if me.process.dead:
             raise KilledError
@@ -139,7 +139,7 @@ class Scheduler:
             self._choose(me)
 
     def wait(self, until: Callable[[], bool], *, unkillable: bool = False) -> None:
-        """Wait until something is so; others go on meanwhile."""
+        """Wait for a condition; other strands continue meanwhile."""
         me = self._current
         if me.process.dead:
             raise KilledError
@@ -152,7 +152,7 @@ class Scheduler:
             me.until, me.unkillable = None, False
 
     def kill(self, process: Process) -> None:
-        """End a process at once: each of its strands stops where it stands, and the kernel takes back what it had."""
+        """Kill a process: each of its strands stops at its present operation, and the kernel closes its files."""
         process.dead = True
         me, before = self._current, self._reaper
         for strand in [one for one in self._strands if one.process is process and one is not me]:
@@ -183,9 +183,9 @@ class Scheduler:
         return (strand.way,) if strand.picks is None else strand.picks()
 
     def _next(self, me: Strand) -> Strand | None:
-        """Return the strand that goes on; None where nothing can happen any more, or a failure was found.
+        """Return the strand that continues; None if no event is possible, or a failure was found.
 
-        What happens between strands, as actors and the clock do, happens here.
+        The events between strands, those of actors and the clock, happen here.
         """
         while True:
             self._steps += 1
@@ -201,8 +201,8 @@ class Scheduler:
                 self.touch(ALL)
             if self.story is not None and (chosen is not me or index):
                 at = f": {self._at[chosen]}" if chosen in self._at else ""
-                self.tell(f"{'*' if index else ' '} {option.name}{at}")
-            self.agenda.let_go(option)
+                self.add_line(f"{'*' if index else ' '} {option.name}{at}")
+            self.agenda.release(option)
             try:
                 option.act()
             except Exception as error:  # noqa: BLE001  an actor has seen what must not be
@@ -216,11 +216,11 @@ class Scheduler:
         movable = tuple((index, one.name, one.touches) for index, one in enumerate(options) if ALL not in one.touches)
         self.choices.append(Choice(movable))
         if any(strand.unkillable for strand in self._strands):
-            self.touch(KERNEL)  # what changes there may wake one
+            self.touch(KERNEL)  # a change of the kernel may wake a strand
         return self.strategy.choose(len(options))
 
     def _choose(self, me: Strand) -> None:
-        """Let others go on until `me` is chosen."""
+        """Let other strands continue until `me` is chosen."""
         chosen = self._next(me)
         if chosen is not me:
             self._switch(chosen or self._main)
@@ -228,7 +228,7 @@ class Scheduler:
             raise KilledError
 
     def _switch(self, strand: Strand) -> None:
-        """Have a strand go on; return when whoever runs goes on again."""
+        """Continue a strand; return when the caller is chosen again."""
         me = self._current
         with _set_aside(me.loop):
             self._fiber_of(strand).switch()
@@ -258,7 +258,7 @@ class Scheduler:
 
 @contextmanager
 def _set_aside(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
-    """Have the thread run tasks of other loops for as long as the context lasts: from 3.12 on it has one at a time."""
+    """Let the thread run tasks of other loops for as long as the context lasts: since 3.12 it has one at a time."""
     if sys.version_info >= (3, 12) and loop is not None:
         task = asyncio.tasks._swap_current_task(loop, None)
         yield

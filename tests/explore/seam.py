@@ -1,7 +1,7 @@
-"""The kernel and the programs as a process under exploration has them: each operation is a point, and a dead one ends.
+"""The kernel and the programs of an explored process: each operation is a point, and ends a killed process.
 
 At the core level the points are writes, leases, programs, and the first read of each observation: a list of devices,
-of nodes or of processes. At the whole level each operation is one.
+of nodes or of processes. At the whole level each operation is a point.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,22 +21,22 @@ FIRST_READS = ("/sys/bus/pci/devices", "/sys/class/vfio")
 
 
 class Watch:
-    """Who hears of what a process is about to do to the host."""
+    """Receives the operations of processes on the host before they are made."""
 
     def desired_by(self, process: Process) -> str | None:
-        """Return the mode that a process knows to be desired, None where it may not know it yet."""
+        """Return the desired mode that a process has observed, None if it may not have observed it yet."""
         raise NotImplementedError
 
     def write(self, process: Process, path: HostPath, data: bytes, desired: str | None) -> None:
-        """Take that a process is about to write a file; it was decided when this mode was `desired`."""
+        """Receive a write to a file, decided when this mode was `desired`."""
         raise NotImplementedError
 
     def command(self, process: Process, *command: str) -> None:
-        """Take that a process is about to run a program."""
+        """Receive a run of a program."""
         raise NotImplementedError
 
     def walk(self, process: Process) -> None:
-        """Take that a process looks through all processes."""
+        """Receive a read of all processes."""
         raise NotImplementedError
 
 
@@ -62,7 +62,7 @@ class ExploredKernel:
         if core or self._whole:
             self._scheduler.point(what)
         if core and self._scheduler.story is not None:
-            self._scheduler.tell(f"    {self._process.name}: {what}")
+            self._scheduler.add_line(f"    {self._process.name}: {what}")
         return self._touched()
 
     def _touched(self) -> SimKernel:
@@ -103,7 +103,7 @@ class ExploredKernel:
             self._touched()
 
     def open_files(self) -> Iterator[OpenFile]:
-        """Yield what processes have open; the walk takes its time, and each process is seen at another moment."""
+        """Yield the open files of processes; each process is a point, so that files may change meanwhile."""
         self._point("walk through all processes", core=True)
         self._watch.walk(self._process)
         for file in self._now().open_files():
@@ -125,7 +125,7 @@ class ExploredTools:
 
     def _begin(self, *command: str) -> SimTools:
         self._scheduler.point(" ".join(command))
-        self._scheduler.tell(f"    {self._process.name}: {' '.join(command)}")
+        self._scheduler.add_line(f"    {self._process.name}: {' '.join(command)}")
         self._scheduler.touch(KERNEL)
         self._watch.command(self._process, *command)
         return self._now()

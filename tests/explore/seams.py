@@ -1,4 +1,4 @@
-"""The seams that are no parameters of the agent: files' syncs and locks, ids, processes, and the kubelet's accounts."""
+"""The seams that are not parameters of the agent: syncs and locks of files, ids, processes, the kubelet's accounts."""
 
 import fcntl
 import functools
@@ -20,11 +20,11 @@ from gpuvirt.sim import builder, hostspec
 
 
 class Surroundings(Protocol):
-    """What a schedule puts in the place of the host on which it runs."""
+    """What a schedule replaces of the host on which it runs."""
 
     @property
     def random(self) -> Random:
-        """Where ids come from."""
+        """The source of random ids."""
         ...
 
     def now(self) -> datetime:
@@ -48,24 +48,24 @@ class Surroundings(Protocol):
         ...
 
     def this_process(self) -> Owner:
-        """Return the process that asks."""
+        """Return the calling process."""
         ...
 
     async def ask_held(self) -> Consumers:
-        """Ask the kubelet's API which pods have what, as the agent does."""
+        """Read the devices of pods from the kubelet's API, as the agent does."""
         ...
 
     async def ask_counted(self) -> Devices:
-        """Ask the kubelet's API what it counts, as the agent does."""
+        """Read the allocatable devices from the kubelet's API, as the agent does."""
         ...
 
     def ask_now(self) -> Consumers:
-        """Ask the kubelet's API which pods have what, as commands do."""
+        """Read the devices of pods from the kubelet's API, as commands do."""
         ...
 
 
 class _Now:
-    """The surroundings of the schedule that runs."""
+    """The surroundings of the running schedule."""
 
     found: Surroundings | None = None
 
@@ -146,7 +146,7 @@ _PLACES: Sequence[tuple[object, str, object]] = (
 
 @contextmanager
 def explored(surroundings: Surroundings) -> Iterator[None]:
-    """Have a schedule's surroundings in the place of the host's, for as long as the context lasts."""
+    """Use a schedule's surroundings instead of the host's for as long as the context lasts."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in _PLACES]
     _Now.found = surroundings
     for owner, name, instead in _PLACES:

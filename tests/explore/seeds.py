@@ -1,9 +1,9 @@
-"""Seeds: the one line that says which schedule is meant, so that it can be run again.
+"""Seeds: one line that identifies a schedule, so that it can be run again.
 
 `killed:12.1,40.2:-0.1` is the scenario `killed`, in which step 12 takes its option 1 and step 40 its option 2, without
 the second action (1) of the first actor (0). Each other step takes the default. `random-7` is the 7th random scenario
-with its random schedule; `random-7:12.1` is the same scenario with the schedule that is written down, `random-7:0.0`
-with the one that never departs. `killed+whole` is `killed` at the whole level.
+with its random schedule; `random-7:12.1` is the same scenario with the given schedule, `random-7:0.0`
+with the default schedule. `killed+whole` is `killed` at the whole level.
 """
 
 import re
@@ -46,7 +46,7 @@ class Seed:
         return ":".join(parts)
 
     def of(self, scenario: Scenario) -> Scenario:
-        """Return a scenario without the actions that are left out."""
+        """Return a scenario without the omitted actions."""
         actors = tuple(
             tuple(action for number, action in enumerate(actions) if (actor, number) not in self.left_out)
             for actor, actions in enumerate(scenario.actors)
@@ -55,7 +55,7 @@ class Seed:
 
 
 def parse(text: str) -> Seed:
-    """Return the schedule that a line means; raise ValueError for what is none."""
+    """Return the schedule of a line; raise ValueError for an invalid line."""
     name, *parts = text.split(":")
     departures: dict[int, int] = {}
     left_out: set[Place] = set()

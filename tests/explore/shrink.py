@@ -1,4 +1,4 @@
-"""Makes a schedule that fails as small as it gets: without actions, then with fewer departures, as long as it fails."""
+"""Shrinks a failing schedule: removes actions, then departures, as long as it still fails in the same way."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,12 +9,12 @@ from tests.explore.seeds import Seed
 
 
 def kind_of(failure: BaseException) -> str:
-    """Return what is wrong, as far as two schedules that show it are the same finding."""
+    """Return the kind of a failure: two schedules with the same kind are the same finding."""
     return failure.kind if isinstance(failure, ViolationError) else type(failure).__name__
 
 
 def shrink(explorer: Explorer, found: Found, most: int = 600) -> Found:
-    """Return the smallest schedule that still fails in the same way, after at most so many tries."""
+    """Return the smallest schedule that still fails in the same way, after at most `most` runs."""
     tries = 0
 
     def fails(seed: Seed) -> Found | None:
@@ -36,7 +36,7 @@ def _first(seeds: Iterator[Seed], fails: Callable[[Seed], Found | None], may_go_
 
 
 def _smaller(explorer: Explorer, seed: Seed) -> Iterator[Seed]:
-    """Yield schedules that are a little smaller, the smallest first."""
+    """Yield slightly smaller schedules, the smallest first."""
     steps = sorted(seed.departures)
     for size in (len(steps), len(steps) // 2, len(steps) // 4):
         if size > 1:

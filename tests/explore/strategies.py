@@ -1,4 +1,4 @@
-"""Strategies: how a schedule's choices are made, and how each choice is written down so that it can be made again."""
+"""Strategies: how the choices of a schedule are made, and recorded so that the schedule can be run again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Strategy(Protocol):
-    """Makes the choices of one schedule. Choice 0 is always the default: whoever runs goes on."""
+    """Makes the choices of one schedule. Choice 0 is always the default: the running strand continues."""
 
     def choose(self, count: int, /) -> int:
         """Return which of `count` options is taken."""
@@ -16,13 +16,13 @@ class Strategy(Protocol):
 
 @dataclass
 class Scripted:
-    """Departs from the default at the given steps alone, and remembers how many options each step had."""
+    """Departs from the default only at the given steps, and records the number of options of each step."""
 
     departures: Mapping[int, int]
     counts: list[int] = field(default_factory=list)
 
     def choose(self, count: int, /) -> int:
-        """Return the option that is written down for this step, else the default."""
+        """Return the recorded option of this step, else the default."""
         step = len(self.counts)
         self.counts.append(count)
         desired = self.departures.get(step, 0)
@@ -34,7 +34,7 @@ RATES = (0.02, 0.05, 0.15, 0.4)
 
 @dataclass
 class Uniform:
-    """Departs from the default now and then, at random, and writes each departure down."""
+    """Departs from the default at random steps, and records each departure."""
 
     random: Random
     rate: float

@@ -1,4 +1,4 @@
-"""What a world puts in the place of the host on which its schedule runs."""
+"""What a world replaces of the host on which its schedule runs."""
 
 from datetime import datetime
 from random import Random

@@ -1,4 +1,4 @@
-"""All schedules with few departures from the default: no pod and no process is harmed, and all comes to rest."""
+"""All schedules with few departures from the default: none violates an invariant, and all end."""
 
 from pathlib import Path
 from random import Random
@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from gpuvirt.node.change.changes import Change
-from tests.explore.__main__ import own_folder, tell
+from tests.explore.__main__ import describe, own_folder
 from tests.explore.explorer import Explorer, Tally, sample_random
 from tests.explore.known import KNOWN, Known, is_known
 from tests.explore.mutations import GUARDS, Guard
@@ -64,19 +64,19 @@ def test_no_schedule_violates_an_invariant(name: str) -> None:
         for found in explorer.explore(2, lambda: explorer.tally.schedules >= left):
             if not is_known(name, kind_of(found.failure)):
                 small = shrink(explorer, found)
-                pytest.fail(f"{tell(small.failure)}\nagain: make explore SEED='{small.seed}'")
+                pytest.fail(f"{describe(small.failure)}\nagain: make explore SEED='{small.seed}'")
 
 
 @pytest.mark.timeout(600)
 def test_no_random_scenario_violates_an_invariant(tmp_path: Path) -> None:
     for found in sample_random(range(1_000, 1_000 + examples(RANDOM_SCHEDULES)), tmp_path, Tally(), lambda: False):
         small = shrink(Explorer.of(found.seed.name, tmp_path), found)
-        pytest.fail(f"{tell(small.failure)}\nagain: make explore SEED='{small.seed}'")
+        pytest.fail(f"{describe(small.failure)}\nagain: make explore SEED='{small.seed}'")
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("known", KNOWN.values(), ids=KNOWN.keys())
-def test_what_is_known_is_still_found(known: Known, tmp_path: Path) -> None:
+def test_a_known_finding_is_still_reproduced(known: Known, tmp_path: Path) -> None:
     explorer = Explorer(known.scenario, SCENARIOS[known.scenario], tmp_path)
     failure = explorer.try_seed(parse(known.seed)).failure
     if failure is not None and kind_of(failure) == known.kind:
@@ -88,8 +88,8 @@ def test_what_is_known_is_still_found(known: Known, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", MENDED)
-def test_a_mended_schedule_fails_without_what_mends_it(text: str, tmp_path: Path) -> None:
-    """Seeds hold for as long as the points of the code are the same ones: this one still reaches what was wrong."""
+def test_a_fixed_schedule_fails_without_the_guard_that_fixes_it(text: str, tmp_path: Path) -> None:
+    """A seed is valid only while the points of the code are the same: this schedule must still reach the old fault."""
     seed = parse(text)
     with GUARDS[MENDED[text]].removed():
         outcome = Explorer.of(seed.name, tmp_path).try_seed(seed)
@@ -99,22 +99,22 @@ def test_a_mended_schedule_fails_without_what_mends_it(text: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("text", [*MENDED, *UNGUARDED])
-def test_what_was_mended_stays_mended(text: str, tmp_path: Path) -> None:
+def test_a_fixed_schedule_violates_no_invariant(text: str, tmp_path: Path) -> None:
     seed = parse(text)
     outcome = Explorer.of(seed.name, tmp_path).try_seed(seed)
     assert outcome.failure is None
 
 
 @pytest.mark.parametrize("name", QUICKLY_NOTICED)
-def test_the_removal_of_a_guard_is_noticed(name: str, tmp_path: Path) -> None:
-    """Those that a few schedules show; `make explore-mutations` removes them all."""
+def test_the_removal_of_a_guard_violates_an_invariant(name: str, tmp_path: Path) -> None:
+    """The guards that a few schedules cover; `make explore-mutations` removes all guards."""
     count = iter(range(MOST_SCHEDULES))
     with GUARDS[name].removed():
         found, _ = find_missing(GUARDS[name], tmp_path, lambda: next(count, None) is None)
     assert found is not None
 
 
-def test_a_crash_without_a_guard_says_nothing_about_it(tmp_path: Path) -> None:
+def test_a_crash_without_a_guard_is_a_broken_mutation(tmp_path: Path) -> None:
     takes_nothing, count = Guard(Change, "_ask_account", lambda: None, ("pod-of-another-plugin",)), iter(range(2))
     with takes_nothing.removed(), pytest.raises(BrokenMutationError, match="TypeError"):
         find_missing(takes_nothing, tmp_path, lambda: next(count, None) is None)
@@ -122,9 +122,9 @@ def test_a_crash_without_a_guard_says_nothing_about_it(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_random_seed_plays_the_random_schedule(tmp_path: Path) -> None:
-    """Of this one, the agent was killed before it ran; the explorer then waited for itself."""
+    """In this schedule the agent is killed before it runs; the explorer once deadlocked on that."""
     explorer = Explorer.of("random-5129", tmp_path)
-    drawn, plain = (explorer.try_seed(parse(text), told=True) for text in ("random-5129", "random-5129:0.0"))
+    drawn, plain = (explorer.try_seed(parse(text), traced=True) for text in ("random-5129", "random-5129:0.0"))
     assert drawn.failure is None
     assert [line[0] for line in drawn.story].count("*") > 1
     assert "*" not in [line[0] for line in plain.story]
@@ -135,6 +135,6 @@ def test_a_seed_plays_the_same_schedule_each_time(tmp_path: Path) -> None:
     explorer = Explorer("killed", SCENARIOS["killed"], tmp_path)
     seed = parse("killed:12.1,30.2:-2.0")
     assert str(seed) == "killed:12.1,30.2:-2.0"
-    stories = [explorer.try_seed(seed, told=True).story for _ in range(3)]
+    stories = [explorer.try_seed(seed, traced=True).story for _ in range(3)]
     assert "--- at rest" in stories[0]
     assert stories[0] == stories[1] == stories[2]

@@ -1,4 +1,4 @@
-"""Schedules that are left out make the same execution as one that is run, and no finding is lost with them."""
+"""A schedule that the reduction omits has the same execution as a schedule that is run, and no finding is lost."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def _choice(touched: set[str], *movable: tuple[int, str, str]) -> Choice:
     return Choice(tuple((index, name, frozenset({touches})) for index, name, touches in movable), touched)
 
 
-def test_an_action_may_wait_for_what_it_does_not_touch() -> None:
+def test_an_action_is_redundant_before_a_segment_that_it_does_not_touch() -> None:
     want, bind = (1, "want", DESIRED), (2, "a command", STRANDS)
     choices = [
         _choice({KERNEL}, want, bind),
@@ -36,13 +36,13 @@ def test_an_action_may_wait_for_what_it_does_not_touch() -> None:
 
 
 def _executed(outcome: Outcome) -> tuple[list[str], str]:
-    """Return what was done to the host and given to pods, and how it ended."""
-    told = [line for line in outcome.story if line.startswith("    ") or "is given" in line or "is refused" in line]
-    return told, kind_of(outcome.failure) if outcome.failure is not None else ""
+    """Return the operations on the host, the allocations, and the kind of the failure."""
+    lines = [line for line in outcome.story if line.startswith("    ") or "is given" in line or "is refused" in line]
+    return lines, kind_of(outcome.failure) if outcome.failure is not None else ""
 
 
 @pytest.mark.parametrize("name", SCENARIOS_THAT_REDUCE)
-def test_what_is_left_out_is_executed_by_another_schedule(name: str, tmp_path: Path) -> None:
+def test_an_omitted_schedule_has_the_execution_of_another_schedule(name: str, tmp_path: Path) -> None:
     explorer = Explorer.of(name, tmp_path)
     choices = explorer.try_seed(Seed(name)).choices
     found = list(redundant(choices))
@@ -51,14 +51,14 @@ def test_what_is_left_out_is_executed_by_another_schedule(name: str, tmp_path: P
         action = next(one for index, one, _ in choices[step].movable if index == option)
         later = next(index for index, one, _ in choices[step + 1].movable if one == action)
         left_out, run = (
-            explorer.try_seed(Seed(name, {at: index}), told=True) for at, index in ((step, option), (step + 1, later))
+            explorer.try_seed(Seed(name, {at: index}), traced=True) for at, index in ((step, option), (step + 1, later))
         )
         assert _executed(left_out) == _executed(run), f"{name}:{step}.{option}: {action}"
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("guard", GUARDS_BY_ORDER)
-def test_no_finding_is_lost(guard: str, tmp_path: Path) -> None:
+def test_the_reduction_loses_no_finding(guard: str, tmp_path: Path) -> None:
     kinds: list[set[str]] = []
     with GUARDS[guard].removed():
         for reduces in (True, False):

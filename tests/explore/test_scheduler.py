@@ -23,7 +23,7 @@ def _kill_once(actions: list[Option], scheduler: Scheduler, process: Process) ->
 
 @pytest.mark.timeout(20)
 def test_a_process_whose_strand_never_ran_can_be_killed_between_two_strands() -> None:
-    """The strand that ended has been the one to go on for whoever is killed next."""
+    """The scheduler must not continue a killed process in a strand that has already ended."""
     actions: list[Option] = []
     scheduler = _scheduler(actions)
     first, second, trace = Process("first"), Process("second"), list[str]()
@@ -39,7 +39,7 @@ def test_a_process_whose_strand_never_ran_can_be_killed_between_two_strands() ->
 
 
 @pytest.mark.timeout(20)
-def test_a_killed_strand_unwinds_where_it_stands() -> None:
+def test_a_killed_strand_unwinds_at_its_present_operation() -> None:
     actions: list[Option] = []
     scheduler = _scheduler(actions)
     process, trace = Process("victim"), list[str]()
@@ -61,7 +61,7 @@ def test_a_killed_strand_unwinds_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize(("departures", "order"), [({}, ["a0", "a1", "b0", "b1"]), ({1: 1}, ["b0", "b1", "a0", "a1"])])
-def test_strands_take_turns_as_the_schedule_says(departures: dict[int, int], order: list[str]) -> None:
+def test_strands_run_in_the_order_of_the_schedule(departures: dict[int, int], order: list[str]) -> None:
     scheduler = Scheduler(Scripted(departures), PossibleEvents)
     scheduler.exploring, trace = True, list[str]()
 

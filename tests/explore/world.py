@@ -1,4 +1,4 @@
-"""The world of one schedule: a simulated host with its disk and kubelet, the agent on it, and who acts on both."""
+"""The world of one schedule: a simulated host with its disk and kubelet, the agents, and the actors."""
 
 import asyncio
 from collections import deque
@@ -31,12 +31,12 @@ Lists = Mapping[ResourceName, Mapping[DeviceId, bool]]
 
 
 class World:
-    """One schedule's."""
+    """The world of one schedule."""
 
-    def __init__(self, scenario: Scenario, strategy: Strategy, folder: Path, *, told: bool = False) -> None:
+    def __init__(self, scenario: Scenario, strategy: Strategy, folder: Path, *, traced: bool = False) -> None:
         self.scenario = scenario
         self.clock = SimClock()
-        self.scheduler = Scheduler(strategy, self.possible_events, told=told)
+        self.scheduler = Scheduler(strategy, self.possible_events, traced=traced)
         self.disk = Disk(folder, self.scheduler, may_lose_power=scenario.loses_power)
         self.spec = scenario.spec
         self.desired_by_gpu = 0
@@ -73,7 +73,7 @@ class World:
         self.tools = SimTools(kernel)
 
     def open(self) -> None:
-        """Start the host, the kubelet and the agent, once the world's seams are in place."""
+        """Start the host, the kubelet and the agent, after the world's seams are installed."""
         self._boot()
         self.kubelet = Kubelet(KubeletPaths(self.disk.folder / "kubelet"), self.disk.keep)
         self.observer = Observer(self._observed, self.kubelet, self.scheduler, self._desired_by)
@@ -90,7 +90,7 @@ class World:
         return running.mode if running is not None and running.loop.rests > running.mode_at else None
 
     def reboot(self) -> None:
-        """Stop the host, and start it again: nothing is on disk that was not synced, and no device is as it was."""
+        """Stop the host and boot it again: the disk has only synced writes, and all devices are reset."""
         self.agents.end_older()
         self.agents.end()
         self.kubelet.stop()
@@ -105,13 +105,13 @@ class World:
 
     @property
     def is_dying(self) -> bool:
-        """Whether something of a killed agent is still under way: an answer, or a write that the kernel blocks."""
+        """Whether a killed agent still has a pending answer, or a write that the kernel blocks."""
         return self.agents.are_dying or any(pod.answered and not pod.known for pod in self.kubelet.pods.values())
 
     # --- pods
 
     def admit(self, name: str, keys: tuple[Key, ...]) -> None:
-        """Have the kubelet ask the agent for a pod's devices."""
+        """Have the kubelet call the agent's Allocate for a pod."""
         running, kubelet = self.agents.serving or self.agents.running, self.kubelet
         if running is None:
             return
@@ -123,13 +123,13 @@ class World:
             try:
                 (answer,) = await running.agent.allocator.allocate(Request(keys[0][0], [ids]))
             except AllocationRefusedError as error:
-                self.scheduler.tell(f"  {name} is refused: {error}")
+                self.scheduler.add_line(f"  {name} is refused: {error}")
                 kubelet.reject(pod)
                 return
             pod.answered_s = self.clock.monotonic_s()
             pod.answered, pod.nodes = True, tuple(answer.device_nodes)
             pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
-            self.scheduler.tell(f"  {name} is given {', '.join(ids)}")
+            self.scheduler.add_line(f"  {name} is given {', '.join(ids)}")
             self.observer.given(pod, disturbed=self.by_hand_at >= reached_at)
 
         async def ask_unless_killed() -> None:
@@ -146,16 +146,16 @@ class World:
 
         pod.asked = reach
 
-    # --- what happens
+    # --- events
 
     def possible_events(self) -> PossibleEvents:
-        """Return what can happen now besides strands that go on."""
+        """Return the possible events other than strands that continue."""
         soon: list[Option] = []
         running, kubelet = self.agents.running, self.kubelet
         for one in self.agents.all:
             if one.observed != self.desired_by_gpu:
                 observe = partial(self._observe, one)
-                soon.append(Option(f"{one.process.name} hears what is desired", observe, ("desired", one.process)))
+                soon.append(Option(f"{one.process.name} observes the desired state", observe, ("desired", one.process)))
         if running is not None and kubelet.up and self._lists() != kubelet.lists:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
         soon += kubelet.possible_events()
@@ -183,7 +183,7 @@ class World:
         self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Let time pass for as long as actors may wait for what they need, or else until what was begun is over."""
+        """Let time pass until the actors can act, or else until the begun operations have ended."""
         self.horizon_s = self.clock.monotonic_s() + ECHO_S
         self.patience_s = self.clock.monotonic_s() + WAIT_S if any(self.actors) else 0.0
 
@@ -192,7 +192,7 @@ class World:
         running.loop.call_soon(self._deliver, running)
 
     def _deliver(self, running: Running) -> None:
-        """Deliver what is desired by now: of two changes the later one is never overtaken."""
+        """Deliver the present desired state: a later change is never followed by an earlier one."""
         self.scheduler.touch(DESIRED)
         running.mode, running.mode_at = self.spec.mode, running.loop.rests
         running.agent.take_request(NodeRequest(spec=Observed(self.spec)).updated(self.scenario.request))
