@@ -30,7 +30,7 @@ ELSEWHERE: Mapping[ReasonCode, AbstractSet[ReasonCode | None]] = {
     ReasonCode.TYPE_CHANGED: {None},
     ReasonCode.IDENTITY_CHANGED: {None},
 }
-"""Why a device is no longer offered that Allocate refused as one that has changed; None: it is another one, or gone."""
+"""The health codes of a device that Allocate refused as changed; None: the device is another device, or absent."""
 
 
 def attribute(address: str, name: str, number: int) -> Fault:
@@ -141,7 +141,7 @@ def compare(rig: Conclusions, resource: ResourceName, device: DeviceId, refused:
 
 
 @given(FAULTS, st.integers(0, 6))
-def test_allocate_refuses_exactly_the_unhealthy_devices(fault: Fault, pick: int) -> None:
+def test_allocate_refuses_a_device_if_and_only_if_it_is_unhealthy(fault: Fault, pick: int) -> None:
     check(build_host(HOST), fault, pick)
 
 

@@ -18,44 +18,44 @@ T4_8Q = "nvidia.com/GRID_T4-8Q"
 
 
 async def test_one_gpu_gives_its_address_and_group_node(two_a10: SimNode) -> None:
-    (one,) = two_a10.allocate(A10, ["0000:65:00.0"])
-    assert one.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:65:00.0"}
-    assert one.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
+    (answer,) = two_a10.allocate(A10, ["0000:65:00.0"])
+    assert answer.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:65:00.0"}
+    assert answer.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
 
 
 async def test_two_gpus_give_the_environment_of_the_article(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xRTX2060"), tmp_path) as node:
-        (both,) = node.allocate(RTX2060, ["0000:86:00.0", "0000:af:00.0"])
-        assert both.env == {
+        (answer,) = node.allocate(RTX2060, ["0000:86:00.0", "0000:af:00.0"])
+        assert answer.env == {
             "PCI_RESOURCE_NVIDIA_COM_TU106_GEFORCE_RTX_2060_REV__A": "0000:86:00.0,0000:af:00.0",
         }
-        assert both.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/81", "/dev/vfio/94")
+        assert answer.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/81", "/dev/vfio/94")
 
 
 async def test_addresses_have_the_order_of_the_request(two_a10: SimNode) -> None:
-    (both,) = two_a10.allocate(A10, ["0000:ca:00.0", "0000:65:00.0"])
-    assert both.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:ca:00.0,0000:65:00.0"}
-    assert both.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/22", "/dev/vfio/12")
+    (answer,) = two_a10.allocate(A10, ["0000:ca:00.0", "0000:65:00.0"])
+    assert answer.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:ca:00.0,0000:65:00.0"}
+    assert answer.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/22", "/dev/vfio/12")
 
 
 async def test_two_containers_of_one_call_get_only_their_own_devices(two_a10: SimNode) -> None:
-    one, other = two_a10.allocate(A10, ["0000:65:00.0"], ["0000:ca:00.0"])
-    assert one.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:65:00.0"}
-    assert one.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
-    assert other.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:ca:00.0"}
-    assert other.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/22")
+    first, second = two_a10.allocate(A10, ["0000:65:00.0"], ["0000:ca:00.0"])
+    assert first.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:65:00.0"}
+    assert first.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
+    assert second.env == {"PCI_RESOURCE_NVIDIA_COM_GA102GL_A10": "0000:ca:00.0"}
+    assert second.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/22")
 
 
 async def test_a_container_without_devices_gets_an_empty_answer(two_a10: SimNode) -> None:
-    nothing, one = two_a10.allocate(A10, [], ["0000:65:00.0"])
-    assert (nothing.env, nothing.device_nodes) == ({}, ())
-    assert one.env
+    without_devices, with_gpu = two_a10.allocate(A10, [], ["0000:65:00.0"])
+    assert (without_devices.env, without_devices.device_nodes) == ({}, ())
+    assert with_gpu.env
 
 
 async def test_iommufd_adds_the_device_node_of_each_function(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("8xH100"), tmp_path) as node:
-        (both,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0", "0000:43:00.0"])
-        assert both.device_nodes == (
+        (answer,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0", "0000:43:00.0"])
+        assert answer.device_nodes == (
             "/dev/vfio/devices/vfio0",
             "/dev/vfio/vfio",
             "/dev/vfio/41",
@@ -68,8 +68,8 @@ async def test_iommufd_adds_the_device_node_of_each_function(simulated: Simulate
 async def test_siblings_of_a_group_add_device_nodes_but_no_addresses(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("8xH100")
     async with running_node(kernel, tmp_path) as node:
-        (one,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0"])
-        assert one.env == {"PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB": "0000:1b:00.0"}
+        (answer,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0"])
+        assert answer.env == {"PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB": "0000:1b:00.0"}
 
 
 async def test_a_group_with_a_member_without_a_device_node_is_given_by_its_group_node(
@@ -78,8 +78,8 @@ async def test_a_group_with_a_member_without_a_device_node_is_given_by_its_group
     kernel = simulated("8xH100")
     kernel.tree.remove(HostPath(f"{kernel.pci.functions[next(iter(kernel.pci.functions))].folder}/vfio-dev"))
     async with running_node(kernel, tmp_path) as node:
-        (one,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0"])
-        assert one.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/41")
+        (answer,) = node.allocate("nvidia.com/GH100_H100_SXM5_80GB", ["0000:1b:00.0"])
+        assert answer.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/41")
 
 
 async def test_a_kernel_without_vfio_groups_gives_device_nodes_only(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ async def test_a_kernel_without_vfio_groups_gives_device_nodes_only(tmp_path: Pa
     )
     async with running_node(build_host(spec), tmp_path) as node:
         assert node.offered == {A10: {"0000:65:00.0": True}}
-        (one,) = node.allocate(A10, ["0000:65:00.0"])
-        assert one.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/iommu")
+        (answer,) = node.allocate(A10, ["0000:65:00.0"])
+        assert answer.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/iommu")
 
 
 async def test_mdevs_give_their_group_nodes_only(simulated: Simulated, tmp_path: Path) -> None:
@@ -107,33 +107,33 @@ async def test_mdevs_give_their_group_nodes_only(simulated: Simulated, tmp_path:
 async def test_the_compat_setting_gives_the_whole_vfio_folder(simulated: Simulated, tmp_path: Path) -> None:
     settings = Settings(compat=Compat(whole_vfio_folder=True))
     async with running_node(simulated("4xT4"), tmp_path, settings) as node:
-        (one,) = node.allocate(T4_8Q, [next(iter(node.offered[T4_8Q]))])
-        assert one.device_nodes == ("/dev/vfio",)
+        (answer,) = node.allocate(T4_8Q, [next(iter(node.offered[T4_8Q]))])
+        assert answer.device_nodes == ("/dev/vfio",)
 
 
 async def test_vgpus_on_vfs_are_given_as_pci_devices(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xL40S"), tmp_path) as node:
-        (one,) = node.allocate("nvidia.com/NVIDIA_L40S-12Q", ["0000:25:00.4"])
-        assert one.env == {"PCI_RESOURCE_NVIDIA_COM_NVIDIA_L40S-12Q": "0000:25:00.4"}
-        assert one.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/vfio/vfio", "/dev/vfio/15", "/dev/iommu")
+        (answer,) = node.allocate("nvidia.com/NVIDIA_L40S-12Q", ["0000:25:00.4"])
+        assert answer.env == {"PCI_RESOURCE_NVIDIA_COM_NVIDIA_L40S-12Q": "0000:25:00.4"}
+        assert answer.device_nodes == ("/dev/vfio/devices/vfio0", "/dev/vfio/vfio", "/dev/vfio/15", "/dev/iommu")
 
 
 async def test_an_egm_node_is_given_only_with_all_its_gpus(simulated: Simulated, tmp_path: Path) -> None:
     name = "nvidia.com/GH100_GH200_120GB___480GB"
     async with running_node(simulated("2xGH200"), tmp_path) as node:
-        (both,) = node.allocate(name, ["0009:01:00.0", "0019:01:00.0"])
-        assert both.device_nodes[-2:] == ("/dev/egm0", "/dev/egm1")
+        (answer,) = node.allocate(name, ["0009:01:00.0", "0019:01:00.0"])
+        assert answer.device_nodes[-2:] == ("/dev/egm0", "/dev/egm1")
     kernel = simulated("2xGH200")
     kernel.faults.answer(HostPath("/sys/class/egm/egm0/gpu_devices"), b"0009:01:00.0 0019:01:00.0\n")
     async with running_node(kernel, tmp_path) as node:
-        (one,) = node.allocate(name, ["0009:01:00.0"])
-        assert "/dev/egm0" not in one.device_nodes
+        (answer,) = node.allocate(name, ["0009:01:00.0"])
+        assert "/dev/egm0" not in answer.device_nodes
 
 
 async def test_an_amd_gpu_has_a_resource_in_the_domain_of_amd(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("8xMI300X"), tmp_path) as node:
-        (one,) = node.allocate("amd.com/AQUA_VANJARAM_INSTINCT_MI300X", ["0000:05:00.0"])
-        assert one.env == {"PCI_RESOURCE_AMD_COM_AQUA_VANJARAM_INSTINCT_MI300X": "0000:05:00.0"}
+        (answer,) = node.allocate("amd.com/AQUA_VANJARAM_INSTINCT_MI300X", ["0000:05:00.0"])
+        assert answer.env == {"PCI_RESOURCE_AMD_COM_AQUA_VANJARAM_INSTINCT_MI300X": "0000:05:00.0"}
 
 
 AUDIO2060 = "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"

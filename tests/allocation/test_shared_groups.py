@@ -48,8 +48,8 @@ async def test_the_sibling_of_an_allocated_gpu_is_no_longer_listed(node: SimNode
 
 
 async def test_both_gpus_of_a_group_go_to_one_container(node: SimNode) -> None:
-    (both,) = node.allocate(RTX4090, [LEFT, RIGHT])
-    assert both.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
+    (answer,) = node.allocate(RTX4090, [LEFT, RIGHT])
+    assert answer.device_nodes == ("/dev/vfio/vfio", "/dev/vfio/12")
     await node.advance(0.3)
     assert node.offered == {RTX4090: {LEFT: True, RIGHT: True, ALONE: True}}
 
@@ -123,16 +123,16 @@ async def test_a_gpu_that_another_plugin_allocated_is_withheld_until_it_is_free(
 ) -> None:
     """A container has the card as amd.com/gpu, a resource that gpuvirt doesn't serve; the card is not free."""
     async with running_node(simulated("8xMI300X"), tmp_path) as node:
-        ours = "amd.com/AQUA_VANJARAM_INSTINCT_MI300X"
+        resource = "amd.com/AQUA_VANJARAM_INSTINCT_MI300X"
         node.hold("amd.com/gpu", "0000:05:00.0")
         await node.report_account()
-        assert list(node.offered) == [ours]
-        assert "0000:05:00.0" not in node.offered[ours]
+        assert list(node.offered) == [resource]
+        assert "0000:05:00.0" not in node.offered[resource]
         assert node.reasons("0000:05:00.0") == [ReasonCode.HELD_UNDER_OTHER_NAME]
         node.free("0000:05:00.0")
         await node.report_account()
         await node.report_account()
-        assert node.offered[ours]["0000:05:00.0"] is True
+        assert node.offered[resource]["0000:05:00.0"] is True
 
 
 async def test_an_account_observed_before_the_first_scan_counts(simulated: Simulated, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ HOSTS = {
     "4xRTX2060": ["0000:04:00.0"],
     "2xRTX4090-one-group": ["0000:0b:01.0", "0000:0b:02.0"],
 }
-"""Hosts, and the GPUs of one isolation unit that are moved there."""
+"""Hosts, and the GPUs of one isolation unit of each whose drivers are changed."""
 MODES = {DesiredDriver.PASSTHROUGH: DesiredMode.PASSTHROUGH, DesiredDriver.NATIVE: DesiredMode.CONTAINER}
 MOST_WRITES = 24
 FOLLOWS = Settings(workload_label=True)
@@ -271,8 +271,8 @@ def test_a_module_that_needs_a_free_gpu_is_loaded_again_after_the_unbind(t4: Hos
         @override
         def modprobe(self, module: str) -> None:
             if driver(t4, T4) is not None:
-                said = f"modprobe: ERROR: could not insert '{module}': No such device"
-                raise ToolError(said, exit_code=1, said=said)
+                output = f"modprobe: ERROR: could not insert '{module}': No such device"
+                raise ToolError(output, exit_code=1, said=output)
             super().modprobe(module)
 
     assert moved(t4, DesiredDriver.NATIVE, tools=Tools(t4.kernel)) == []

@@ -17,7 +17,7 @@ from gpuvirt.sim.tree import DeviceNode, Link, Tree, constant
 AT = "0000:3c:00.0"
 NVME, USB, FIBRE, VGA = "010802", "0c0330", "0c0400", "030000"
 QUIET = "22 1 8:1 / / rw - ext4 /dev/sda1 rw"
-"""The host's root is elsewhere."""
+"""The host's root file system is on another disk."""
 
 
 def host(class_code: str) -> SimKernel:

@@ -113,8 +113,8 @@ def test_a_gpu_with_vgpus_switches_to_passthrough_by_one_plan(
 def test_a_vgpu_in_use_keeps_the_driver_and_the_other_vgpus_are_removed(tmp_path: Path) -> None:
     unit = HostUnit("4xT4", T4, tmp_path)
     unit.fill(T4_8Q=2)
-    mine = min(vgpu for vgpu, mdev in unit.kernel.mdev.devices.items() if mdev.slot == T4)
-    vm = unit.kernel.start_vm(unit.kernel.mdev.devices[mine].group)
+    in_use = min(vgpu for vgpu, mdev in unit.kernel.mdev.devices.items() if mdev.slot == T4)
+    vm = unit.kernel.start_vm(unit.kernel.mdev.devices[in_use].group)
     assert [reason.code for reason in unit.apply(WHOLE).vgpus[T4]] == [ReasonCode.VGPU_IN_USE]
     assert (unit.driver, unit.types) == ("nvidia", ["T4-8Q"])
     assert unit.kernel.vfio.requests == []

@@ -26,7 +26,7 @@ READ = ("vendor", "class")
 NVSWITCH_CLASS = b"0x068000\n"
 
 VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-"""A label's value that is not empty, as Kubernetes checks it."""
+"""A non-empty label value, as Kubernetes checks it."""
 
 
 @pytest.mark.parametrize("name", host_names())

@@ -54,7 +54,7 @@ FROM_TEXT = {
     "model/doctor/vms/admission.py": "the kubelet's message",
     "model/offers/withholding.py": "the controller's spec",
 }
-"""Modules that read a reason which another process has worded."""
+"""Modules that decode a reason of another process."""
 PRIVATE_WORDS = re.compile(
     r"\b(machines?|wish\w*(?!\.json)|carv\w+|(un)?heard|as a rule|in good order|somebody|whoever|anew|lets? go)\b"
 )

@@ -35,11 +35,11 @@ class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 BOMB = "b: &a0 [x]\n" + "".join(
     f"b{number}: &a{number + 1} [{', '.join([f'*a{number}'] * 10)}]\n" for number in range(40)
 )
-"""Ten times as many values with each line."""
+"""Each line has ten times as many values as the line before."""
 LADDER = "".join(
     f"b{number}: &a{number} {'[' * 30}{f'*a{number - 1}' if number else ''}{']' * 30}\n" for number in range(200)
 )
-"""Thirty levels more with each line."""
+"""Each line adds thirty levels."""
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.explore.seeds import WHOLE, parse
 from tests.explore.shrink import kind_of, shrink
 
 ALL_RANDOM = "random"
-"""All random scenarios, in the place of one by its name."""
+"""The name that stands for all random scenarios."""
 MOST_RANDOM = 1_000_000
 MEMORY = Path("/dev/shm")  # noqa: S108  files there are synced at no cost
 
@@ -55,11 +55,11 @@ class Extent:
 
     seconds: float
     bound: int
-    """Up to how many departures all schedules of a scenario are run."""
+    """The number of departures up to which all schedules of a scenario are run."""
     only_bounded: bool
-    """Whether no random schedules follow."""
+    """Whether to run no random schedules."""
     numbers: range
-    """Of the random scenarios."""
+    """The numbers of the random scenarios."""
 
 
 def explore(extent: Extent, names: list[str]) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tests.explore.reduction import ALL, Touches
 
 Key = object
-"""What can be held: a strand, or what the kubelet would do by itself."""
+"""The key of a held option: a strand, or an event of the kubelet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Option:
     name: str
     act: Callable[[], None]
     key: Key = None
-    """None for what can't be held."""
+    """None for an option that can't be held."""
     touches: Touches = frozenset({ALL})
-    """What it touches by itself, where it is what an actor does."""
+    """The state that an actor's action touches."""
     goes_on: bool = False
-    """Whether a strand goes on by it; all stand still through anything else."""
+    """Whether it continues a strand; no strand runs during any other option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class PossibleEvents:
     """The possible events other than strands that continue."""
 
     soon: Sequence[Option] = ()
-    """What comes by itself: the kubelet, the cluster."""
+    """Events of the kubelet and the cluster."""
     echo: Option | None = None
-    """Time passes, in which what was begun may end."""
+    """Time passes, in which begun operations may end."""
     actions: Sequence[Option] = ()
-    """What each actor would do next."""
+    """The next action of each actor."""
     patience: Option | None = None
-    """Time passes, in which an actor waits for what it needs."""
+    """Time passes, in which an actor waits until its action is possible."""
 
 
 class Agenda:

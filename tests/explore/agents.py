@@ -37,11 +37,11 @@ class Running:
     loop: ExploredLoop
     agent: Agent
     observed: int = -1
-    """Which desired state of the cluster it has observed."""
+    """The number of the desired state that the agent has observed."""
     mode: str | None = None
-    """What is desired by the last of them."""
+    """The desired state of that number."""
     mode_at: int = 0
-    """How often its event loop had come to rest when it heard that; it has concluded from it at the next rest."""
+    """The rests of its event loop when it observed that; at the next rest it has computed its conclusions."""
     main_task: asyncio.Task[None] | None = None
 
 
@@ -53,13 +53,13 @@ class Agents:
         self.running: Running | None = None
         """The agent that was started last."""
         self.older: Running | None = None
-        """The agent that runs on beside the one that was started after it."""
+        """The older of two running agents."""
         self.serving: Running | None = None
-        """The agent whose devices the kubelet lists, and which it asks for them."""
+        """The agent whose devices the kubelet lists, and whose Allocate it calls."""
         self._starts = 0
         self._dead: list[Process] = []
         self._owners: dict[Process, Owner] = {}
-        """The processes that there were, as the gates know them."""
+        """The owners of all processes so far, as the gates record them."""
         self._gates: dict[Process, Path] = {}
         self._loops: list[ExploredLoop] = []
 
@@ -142,8 +142,8 @@ class Agents:
             hears_spec=True,
             moving=Moving(host, worker),
         )
-        who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
-        agent = Agent(site, world.scenario.settings, IDS, who, INTERVALS)
+        agent_view = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
+        agent = Agent(site, world.scenario.settings, IDS, agent_view, INTERVALS)
         kubelets = world.kubelet.pids
         account = AccountWatch(world.kubelet.paths, recorded, kubelets, world.clock, INTERVALS, lambda: None)
 

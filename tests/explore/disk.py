@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.explore.scheduler import Scheduler
 
 _flock = fcntl.flock
-"""The host's own, which a schedule replaces."""
+"""The host's own function, which a schedule replaces."""
 
 
 class Disk:
@@ -19,12 +19,12 @@ class Disk:
         self.folder = folder
         self._may_lose_power = may_lose_power
         self.volatile = folder / "run"
-        """Gone after a reboot."""
+        """Folders that a reboot empties."""
         self._scheduler = scheduler
         self._contents: dict[int, bytes] = {}
-        """What was synced of each file, by its inode."""
+        """The synced content of each file, by its inode."""
         self._names: dict[Path, dict[str, int]] = {}
-        """What was synced of each folder."""
+        """The synced entries of each folder."""
         for entry in folder.iterdir():
             shutil.rmtree(entry)
         for name in ("run", "state", "kubelet/device-plugins", "kubelet/pods", "kubelet/pod-resources"):

@@ -23,9 +23,9 @@ class _Node:
 
     chosen: Departures
     counts: "array[int]"
-    """How many options each step had."""
+    """The number of options of each step."""
     redundant: frozenset[tuple[int, int]]
-    """The departures that make the same execution as a later one."""
+    """The departures with the same execution as a later departure."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Tally:
 
     schedules: int = 0
     operations: int = 0
-    """How many destructive operations were judged."""
+    """The number of checked destructive operations."""
     redundant: int = 0
-    """How many schedules were left out, since another makes the same execution."""
+    """The number of schedules that were omitted, since another has the same execution."""
     complete: int = -1
-    """Up to how many departures all schedules were run."""
+    """The number of departures up to which all schedules were run."""
 
     def add(self, outcome: Outcome) -> None:
         """Count one schedule."""
@@ -63,9 +63,9 @@ class Explorer:
     folder: Path
     tally: Tally = field(default_factory=Tally)
     spread: Random | None = None
-    """Puts the schedules with equally many departures in a random order, for whoever runs a part of them."""
+    """Shuffles the schedules with the same number of departures, for a run of only a part of them."""
     reduces: bool = True
-    """Whether schedules are left out that make the same execution as others."""
+    """Whether schedules with the same execution as others are omitted."""
 
     @classmethod
     def of(cls, name: str, folder: Path) -> "Explorer":

@@ -187,7 +187,7 @@ class OpenDevice(Action):
     name: str
     gpu: PciAddress
     before_lease: bool = False
-    """Only while nobody holds the group."""
+    """Only while no process has the group open."""
 
     @override
     def enabled(self, world: World) -> bool:

@@ -14,4 +14,4 @@ INTERVALS = Intervals(
     reconcile_s=30.0,
     schedulers_s=3600.0,
 )
-"""What recurs without a cause does so rarely, since each time is as many steps as a change."""
+"""Periodic work is rare, since each occurrence has as many steps as a change."""

@@ -31,7 +31,7 @@ class ExploredWorker:
         self._running = ""
         self._busy = False
         self._asleep: str | None = None
-        """The job that has had its time."""
+        """The job that timed out."""
 
     async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
         """Return what `job` returns, raise what it raises."""
@@ -54,8 +54,8 @@ class ExploredWorker:
             self._asleep = self._running
             if entry in self._jobs:
                 self._jobs.remove(entry)  # it waits behind a blocked job
-            said = f"{self._name}: {self._running} sleeps in the kernel since {timeout_s:g} s"
-            raise WorkerBlockedError(said) from error
+            message = f"{self._name}: {self._running} sleeps in the kernel since {timeout_s:g} s"
+            raise WorkerBlockedError(message) from error
 
     def _work(self) -> None:
         while self._jobs:
@@ -68,7 +68,7 @@ class ExploredWorker:
     def _do(self, job: Callable[[], T], outcome: "asyncio.Future[T]") -> None:
         try:
             result = job()
-        except Exception as error:  # noqa: BLE001  it belongs to whoever waits for the job
+        except Exception as error:  # noqa: BLE001  the task that waits for the job gets it
             self._asleep = None
             if not outcome.done():
                 outcome.set_exception(error)

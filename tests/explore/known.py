@@ -12,11 +12,11 @@ class Known:
 
     scenario: str
     kind: str
-    """Which invariant is violated: other violations of the scenario are findings of their own."""
+    """The violated invariant; other violations of the scenario are separate findings."""
     seed: str
-    """The smallest schedule that shows it."""
+    """The smallest schedule that reproduces the finding."""
     why: str
-    """What is wrong, and where."""
+    """The fault and its place in the code."""
 
 
 KNOWN: Mapping[str, Known] = {

@@ -30,19 +30,19 @@ class Pod:
     uid: str
     keys: tuple[Key, ...]
     nodes: tuple[str, ...] = ()
-    """What its container gets under `/dev`."""
+    """The groups of its container's nodes under `/dev`."""
     groups: frozenset[int] = frozenset()
     functions: frozenset[str] = frozenset()
-    """What it has of another plugin, whose ids are no addresses."""
+    """Its devices of another plugin, whose ids are no addresses."""
     asked: Callable[[], None] | None = None
-    """Has the plugin asked for the devices, while that is under way."""
+    """Calls the plugin's Allocate, until it is answered."""
     answered: bool = False
-    """The plugin has given it the devices."""
+    """The plugin has allocated the devices to the pod."""
     answered_s: float = 0.0
     known: bool = False
-    """The kubelet has taken the plugin's answer."""
+    """The kubelet has recorded the plugin's answer."""
     listed: bool = False
-    """The kubelet's API lists it."""
+    """The kubelet's API lists the pod."""
     ended: bool = False
 
     @property
@@ -62,10 +62,10 @@ class Kubelet:
 
     paths: KubeletPaths
     durable: Callable[[Path], None]
-    """Makes a file or folder as durable as it is."""
+    """Makes the present content of a file or folder durable."""
     up: bool = True
     unreadable: bool = False
-    """Whether its API does not answer, though it runs."""
+    """Whether the accounts of a running kubelet can't be read."""
     pods: dict[str, Pod] = field(default_factory=dict)
     lists: dict[ResourceName, Mapping[DeviceId, bool]] = field(default_factory=dict)
     """The devices of each resource and their health, as plugins have listed them."""
@@ -182,7 +182,7 @@ class Kubelet:
 
     def account(self) -> Consumers:
         """Return the devices of pods as the API lists them."""
-        self._see_that_it_is_up()
+        self._verify_up()
         return {
             key: Consumer(namespace="default", pod=pod.name, container="main")
             for pod in self.pods.values()
@@ -192,7 +192,7 @@ class Kubelet:
 
     def allocatable(self) -> Devices:
         """Return the devices that the kubelet counts as allocatable."""
-        self._see_that_it_is_up()
+        self._verify_up()
         return frozenset(
             (resource, device)
             for resource, devices in self.lists.items()
@@ -200,7 +200,7 @@ class Kubelet:
             if healthy
         )
 
-    def _see_that_it_is_up(self) -> None:
+    def _verify_up(self) -> None:
         if not self.up or self.unreadable:
             raise PodResourcesUnknownError("the kubelet does not answer")
 

@@ -18,14 +18,14 @@ class ExploredLoop(asyncio.BaseEventLoop):
     """The event loop of a process; it runs as a strand."""
 
     rests = 0
-    """How often it had nothing more to do."""
+    """How often the loop has come to rest."""
 
     def __init__(self, scheduler: Scheduler, process: Process, clock: SimClock, *, reorders: bool) -> None:
         """With `reorders` any ready handle may be next, and each is a point; else each turn of the loop is one."""
         super().__init__()
         self.set_debug(False)
         self.crashes: list[BaseException] = []
-        """What tasks ended with that nobody has asked for."""
+        """Exceptions of tasks that no other task has retrieved."""
         self._handles: list[asyncio.Handle] = []
         self._scheduler = scheduler
         self._process = process

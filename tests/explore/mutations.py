@@ -35,14 +35,14 @@ class Guard:
     """One guard."""
 
     owner: object
-    """The module or class that has it, or that calls it by a name of its own."""
+    """The module or class of the guard, or a module that imports it by its own name."""
     name: str
     instead: object
-    """What does nothing."""
+    """The replacement without an effect."""
     scenarios: tuple[str, ...]
-    """Where its absence shows."""
+    """The scenarios that detect its removal."""
     beside: "tuple[Guard, ...]" = ()
-    """Guards that stand before it, and that are removed as well: alone, its absence would not show."""
+    """Guards that cover for this guard, and are removed with it; otherwise its removal would go undetected."""
 
     @contextmanager
     def removed(self) -> Iterator[None]:
@@ -66,8 +66,8 @@ def _none(*_: object, **__: object) -> tuple[object, ...]:
     return ()
 
 
-def _only_if_listed(entry: Entry, said: KubeletAccount) -> Entry | None:
-    return entry if (entry.resource, entry.device) in said.devices else None
+def _only_if_listed(entry: Entry, account: KubeletAccount) -> Entry | None:
+    return entry if (entry.resource, entry.device) in account.devices else None
 
 
 def _no_holdings(*_: object, **__: object) -> tuple[object, ...]:
@@ -108,30 +108,30 @@ _OFFERS = (
     Guard(state, "withdrawn", lambda *_: frozenset[PciAddress](), ()),
     Guard(Changes, "closed", property(lambda _: Scope()), ()),
 )
-"""What the agent offers: what is to go, or is being changed, is not listed."""
+"""The agent does not list a device that is being changed or is about to be removed."""
 
 _USERS = Guard(devicefacts.DeviceReading, "see_who_uses", _nothing, ())
-"""The look at Allocate at who uses a device: it finds the lease of a change, too."""
+"""Allocate checks the use of a device, and so finds the lease of a change, too."""
 
 _NEWEST = Guard(Change, "_ask_account", _nothing, ())
-"""The kubelet's account, read again before each step of a change."""
+"""A change reads the kubelet's account again before each step."""
 _RECORD = Guard(RecordedAllocations, "read", lambda _: dict[object, object](), ())
-"""The kubelet's record, read again at each Allocate and before each step."""
+"""Allocate and each step of a change read the kubelet's record again."""
 
 _UNSETTLED = Guard(Gate, "_refuse_unknown", _nothing, ())
-"""A change waits while another process, such as the agent before, has allocated a device lately."""
+"""A change waits after a recent allocation of another process, such as the agent's predecessor."""
 
 _DRAINED = Guard(state.NodeState, "_changing", property(lambda _: Scope()), ())
-"""What a command drains is not offered."""
+"""A device that a command drains is not offered."""
 
 _DRAINS = Guard(Gate, "_refuse_unless_allocatable", _nothing, (), (_DRAINED,))
-"""What a command drains is not allocated."""
+"""A device that a command drains is not allocated."""
 
 _GOES_ON = Guard(drainrequest, "_answer", _nothing, ())
 """A command waits for the agent's answer."""
 
 _PARTIAL = Guard(PodAccount, "_unknown", property(_unless_unknown), ())
-"""A change waits while half of the kubelet's account is missing."""
+"""A change waits while the kubelet's account is partial."""
 
 GUARDS: Mapping[str, Guard] = {
     "gate: the newest account before each step": Guard(Change, "_ask_account", _nothing, ("pod-of-another-plugin",)),

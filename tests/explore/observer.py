@@ -17,7 +17,7 @@ _UNBIND = re.compile(r"/sys/bus/pci/drivers/([^/]+)/unbind\Z")
 _MDEV = re.compile(r"/([0-9a-f-]{36})/remove\Z")
 
 NATIVE_USER = "python3"
-"""A process that has a GPU open by its native driver."""
+"""The name of a process that has a GPU open through its native driver."""
 
 
 class ViolationError(Exception):
@@ -43,9 +43,9 @@ class Observer(Watch):
         self._scheduler = scheduler
         self._desired_by = desired_by
         self._seen_open: dict[Process, set[PciAddress]] = {}
-        """The GPUs that had clients of their native driver when a process last walked through all processes."""
+        """The GPUs whose native driver had clients when a process last read all processes."""
         self.operations = 0
-        """How many destructive operations were judged."""
+        """The number of checked destructive operations."""
 
     @override
     def desired_by(self, process: Process) -> str | None:
@@ -86,9 +86,9 @@ class Observer(Watch):
         if function is None:
             return {address}
         found: set[str] = {address, *function.virtfns}
-        found |= {one for one, mdev in kernel.mdev.devices.items() if mdev.slot in found}
-        for one in list(found):
-            member = kernel.pci.functions.get(PciAddress(one))
+        found |= {device for device, mdev in kernel.mdev.devices.items() if mdev.slot in found}
+        for device in list(found):
+            member = kernel.pci.functions.get(PciAddress(device))
             if member is not None and member.group is not None:
                 found |= kernel.vfio.groups[member.group].members
         return found
@@ -104,10 +104,10 @@ class Observer(Watch):
             if pod.has_devices and (taken := self.devices_of(pod) & devices):
                 self.violated("harm", f"{process.name}: {operation}, while {pod.name} has {', '.join(sorted(taken))}")
         for device in sorted(devices):
-            for who in self.users(device):
-                if locks and who == NATIVE_USER and device not in self._seen_open.get(process, ()):
+            for user in self.users(device):
+                if locks and user == NATIVE_USER and device not in self._seen_open.get(process, ()):
                     continue
-                self.violated("harm", f"{process.name}: {operation}, while {who} has {device} open")
+                self.violated("harm", f"{process.name}: {operation}, while {user} has {device} open")
 
     def devices_of(self, pod: Pod) -> set[str]:
         """Return the devices of a pod and all members of their groups."""
@@ -148,12 +148,12 @@ class Observer(Watch):
             if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
                 self.violated("shared", f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
         if not disturbed:
-            self._see_that_it_is_usable(pod, kernel)
+            self._verify_usable(pod, kernel)
 
-    def _see_that_it_is_usable(self, pod: Pod, kernel: SimKernel) -> None:
+    def _verify_usable(self, pod: Pod, kernel: SimKernel) -> None:
         for device in sorted(self.devices_of(pod)):
-            for who in self.users(device):
-                self.violated("given", f"{pod.name} was given {device}, which {who} has open")
+            for user in self.users(device):
+                self.violated("given", f"{pod.name} was given {device}, which {user} has open")
         for member in sorted(self.devices_of(pod)):
             near = kernel.pci.functions.get(PciAddress(member))
             if near is not None and not kernel._is_friendly(member):

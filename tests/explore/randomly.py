@@ -64,7 +64,7 @@ HOSTS: Mapping[str, tuple[Scenario, Sequence[Script]]] = {
         (POD, (Admit("vm-b"), EndPod("vm-b")), (TO_WHOLE,), (TO_WHOLE, TO_HALVES), CRASH, *KUBELET),
     ),
 }
-"""Each kind of host with what actors may do to it; what is known to be wrong is left out."""
+"""Each kind of host with its possible actions, without those of known findings."""
 
 
 def scenario_of(number: int) -> Scenario:

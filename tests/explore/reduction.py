@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 Touches = frozenset[str]
 
 DESIRED = "desired"
-"""What the cluster desires, and hearing of it."""
+"""The desired state of the cluster, and its observation."""
 KERNEL = "kernel"
 """The simulated host."""
 STRANDS = "strands"
-"""The order in which strands were begun."""
+"""The order in which strands were started."""
 ALL = "all"
-"""The clock, the kubelet, what belongs to the agents: whoever may touch that changes places with nobody."""
+"""All state, including the clock, the kubelet and the agents: no step that touches it is reordered."""
 
 
 @dataclass(slots=True)
@@ -26,9 +26,9 @@ class Choice:
     """One step of a schedule."""
 
     movable: Sequence[tuple[int, str, Touches]]
-    """The options that tell what they touch, with their names."""
+    """The options whose touched state is known, with their names."""
     touched: set[str] = field(default_factory=set)
-    """What was touched from this step to the next."""
+    """The state that was touched between this step and the next."""
 
 
 def redundant(choices: Sequence[Choice]) -> Iterator[tuple[int, int]]:

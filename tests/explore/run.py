@@ -22,7 +22,7 @@ from tests.explore.world import World
 BEGIN_S = 3.0
 COLLECT_EVERY = 40
 RESTS_S = (45.0, 400.0)
-"""How long a world is left alone: a little longer than what recurs, and where that is not enough, past all pauses."""
+"""How long a world rests: a little longer than periodic work, and if that is not enough, past all pauses."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Outcome:
     failure: BaseException | None
     story: tuple[str, ...]
     operations: int
-    """How many destructive operations were judged."""
+    """The number of checked destructive operations."""
     choices: Sequence[Choice]
     """The steps of the exploration."""
 
@@ -72,7 +72,7 @@ def run(scenario: Scenario, strategy: Strategy, folder: Path, *, traced: bool = 
         try:
             world.open()
             _play(world)
-        except Exception as error:  # noqa: BLE001  it is what the schedule has shown
+        except Exception as error:  # noqa: BLE001  it is the result of the schedule
             failure = error
         finally:
             world.close()

@@ -17,11 +17,11 @@ class Action:
     """An action of an actor; the names of its class and fields describe it."""
 
     touches: ClassVar[Touches] = frozenset({ALL})
-    """What it touches when it acts."""
+    """The state that the action touches."""
     is_by_hand: ClassVar[bool] = False
-    """Whether it takes a device without asking anybody: nothing keeps it from doing so during an allocation."""
+    """Whether the action takes a device without the kubelet, and so possibly during an allocation."""
     loses_power: ClassVar[bool] = False
-    """Whether the host then has nothing but what was synced."""
+    """Whether the host loses all writes without a sync."""
 
     def enabled(self, world: "World") -> bool:
         """Return whether the action is possible now."""
@@ -41,14 +41,14 @@ class Scenario:
     spec: NodeSpec
     actors: tuple[tuple[Action, ...], ...]
     first: tuple[Action, ...] = ()
-    """What has happened before, with no choice in it."""
+    """Earlier actions, without a choice of the schedule."""
     settings: Settings = field(default_factory=Settings)
     request: NodeRequest = field(default_factory=NodeRequest)
-    """What else the cluster says: the vGPU configurations."""
+    """The vGPU configs of the cluster."""
     vgpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """How many vGPUs of each type each configuration makes of the whole host."""
+    """The number of vGPUs of each type that each config creates on the host."""
     judges_desired: bool = False
-    """Whether each destructive step must be one toward what is desired: no step fails, and none takes too long."""
+    """Whether each destructive step must lead to the desired state: no step fails or times out."""
     begin_s: float = 3.0
     """How long the agent runs before the actors begin."""
     whole: bool = False

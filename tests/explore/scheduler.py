@@ -18,7 +18,7 @@ from tests.explore.reduction import ALL, KERNEL, STRANDS, Choice
 from tests.explore.strategies import Strategy
 
 MOST_STEPS = 20_000
-"""A schedule that takes more steps goes round in a circle."""
+"""A schedule with more steps counts as endless."""
 
 
 class KilledError(BaseException):
@@ -55,13 +55,13 @@ class Strand:
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop that runs in the strand."""
     fiber: greenlet | None = None
-    """Where the strand stands; None until it goes on for the first time."""
+    """The strand's greenlet; None until it runs for the first time."""
     until: Callable[[], bool] | None = None
-    """What the strand waits for."""
+    """The condition that the strand waits for."""
     unkillable: bool = False
-    """The kernel keeps the strand asleep: no signal ends it before the kernel lets it go on."""
+    """The strand sleeps in the kernel without a way to interrupt it: a kill ends it only after the sleep."""
     picks: Callable[[], Sequence[Option]] | None = None
-    """In which ways the strand can go on; None: in one."""
+    """Returns the options to continue the strand; None: there is only one."""
 
     def __post_init__(self) -> None:
         self.way = Option(self.name, _nothing, self, goes_on=True)
@@ -81,13 +81,13 @@ class Scheduler:
         """`possible_events` returns the possible events of the kubelet, the clock and the actors."""
         self.strategy = strategy
         self.story: list[str] | None = [] if traced else None
-        """What happened, step by step, where somebody wants to read it."""
+        """The events of the schedule, step by step, if they are traced."""
         self.exploring = False
-        """Whether strands stand still at points; else only one that has to wait lets others go on."""
+        """Whether strands pause at points; else only a waiting strand lets others continue."""
         self.failure: BaseException | None = None
         self.agenda = Agenda()
         self.choices: list[Choice] = []
-        """What each step of the exploration had to choose from, and what followed."""
+        """The options of each step of the exploration, and the state that was touched after it."""
         self._possible_events = possible_events
         self._strands: list[Strand] = []
         self._main = Strand(Process("main"), "main", lambda: None, fiber=getcurrent())
@@ -205,7 +205,7 @@ class Scheduler:
             self.agenda.release(option)
             try:
                 option.act()
-            except Exception as error:  # noqa: BLE001  an actor has seen what must not be
+            except Exception as error:  # noqa: BLE001  an actor has found a violation
                 self.fail(error)
             if chosen is not None:
                 return chosen
@@ -249,7 +249,7 @@ class Scheduler:
             strand.body()
         except KilledError:
             pass
-        except BaseException as error:  # noqa: BLE001  it belongs to whoever reads what the schedule has shown
+        except BaseException as error:  # noqa: BLE001  it is the result of the schedule
             self.fail(error)
         self._strands.remove(strand)
         following = self._reaper or self._next(strand) or self._main

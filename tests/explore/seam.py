@@ -17,7 +17,7 @@ from tests.explore.reduction import KERNEL
 from tests.explore.scheduler import KilledError, Process, Scheduler
 
 FIRST_READS = ("/sys/bus/pci/devices", "/sys/class/vfio")
-"""What observations begin with: all functions, the nodes' numbers before a walk through all processes."""
+"""The first reads of observations: all functions, and the nodes' numbers before a read of all processes."""
 
 
 class Watch:

@@ -29,7 +29,7 @@ class Seed:
 
     name: str
     departures: Mapping[int, int] = field(default_factory=dict)
-    """The option that each step takes which does not take the default."""
+    """The options of the steps that depart from the default."""
     left_out: frozenset[Place] = frozenset()
     is_drawn: bool = False
     """Whether the number of a random scenario draws the departures."""

@@ -38,7 +38,7 @@ class Uniform:
 
     random: Random
     rate: float
-    """How often a step departs from the default."""
+    """The probability that a step departs from the default."""
     departures: dict[int, int] = field(default_factory=dict)
     steps: int = 0
 

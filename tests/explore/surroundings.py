@@ -8,9 +8,9 @@ from gpuvirt.node.change.gate.gaterecord import Owner
 from tests.explore.world import World
 
 LOCK_S = 0.05
-"""How long who waits for a gate's lock waits before it asks again: each time is a few steps of a schedule."""
+"""The pause between two attempts to lock a gate: each attempt is a few steps of a schedule."""
 ANSWER_S = 0.01
-"""How long the kubelet's API takes to answer: what it says is that much older when it is heard."""
+"""The duration of a call of the kubelet's API: the answer is that old when it arrives."""
 
 
 class WorldSurroundings:

@@ -44,15 +44,15 @@ MENDED = {
     "killed-during-a-change:19.1": "drivers: the record of a change before it is made",
     "command-after-the-agent:6.1,7.1": "gate on disk: allocations that no account shows yet",
 }
-"""Findings that were mended, by their schedules, each with the guard that mends it."""
+"""Schedules of fixed findings, each with the guard that fixes it."""
 
 UNGUARDED = ("container-is-taken:23.1:-1.1", "command-or-admission:3.1,15.2")
-"""Those that no single guard mends: a change that took longer than its worker waits kept its GPU from being offered; an
-allocation waited for a command's change, and gave what that had left."""
+"""Fixed findings without a single guard: a change that outlasted its worker's timeout kept its GPU from being offered;
+an allocation waited for a command's change, and allocated a device by the state before that change."""
 
 RANDOM_SCHEDULES = 100
 SCHEDULES = 30
-"""Of each scenario; a count and not a time, so that each computer tries the same."""
+"""The schedules of each scenario: a count and not a time, so that each computer runs the same schedules."""
 
 
 @pytest.mark.timeout(600)

@@ -43,7 +43,7 @@ class World:
         """How often the cluster's desired state has changed."""
         self.boots = 1
         self.horizon_s = self.patience_s = 0.0
-        """Until when time may pass by itself, and until when if nothing else can happen."""
+        """The times until which time may pass: at any step, and if no other event is possible."""
         self.actors = [deque(actions) for actions in scenario.actors]
         self.agents = Agents(self)
         self.kernel: SimKernel
@@ -51,17 +51,17 @@ class World:
         self.kubelet: Kubelet
         self.observer: Observer
         self.processes: dict[str, sim.Process] = {}
-        """The processes that actors have started, by what actors call them."""
+        """The processes that actors have started, by the actors' names for them."""
         self.refusing: str | None = None
-        """The driver that takes no function."""
+        """The driver that refuses to bind."""
         self.by_hand_at = -1
-        """The step at which somebody last took a device without asking anybody."""
+        """The step at which an actor last took a device without the kubelet."""
         self.pulled: set[str] = set()
-        """The GPUs that were taken out of the host, in use or not."""
+        """The GPUs that were unplugged, in use or not."""
         self._listed: tuple[NodeView, Lists] | None = None
-        """What the agent lists by its picture."""
+        """The device lists of the agent's view."""
         self.vgpu_ids: dict[str, frozenset[str]] = {}
-        """The ids of the vGPUs when each config was reached first."""
+        """The ids of the vGPUs when each config was first reached."""
 
     def _boot(self) -> None:
         kernel = self.kernel = build_host(self.scenario.host)
@@ -152,10 +152,12 @@ class World:
         """Return the possible events other than strands that continue."""
         soon: list[Option] = []
         running, kubelet = self.agents.running, self.kubelet
-        for one in self.agents.all:
-            if one.observed != self.desired_by_gpu:
-                observe = partial(self._observe, one)
-                soon.append(Option(f"{one.process.name} observes the desired state", observe, ("desired", one.process)))
+        for agent in self.agents.all:
+            if agent.observed != self.desired_by_gpu:
+                observe = partial(self._observe, agent)
+                soon.append(
+                    Option(f"{agent.process.name} observes the desired state", observe, ("desired", agent.process))
+                )
         if running is not None and kubelet.up and self._lists() != kubelet.lists:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
         soon += kubelet.possible_events()
@@ -220,6 +222,6 @@ class World:
 
 
 WAIT_S = 100.0
-"""How long an actor waits for what it needs before the schedule is over."""
+"""How long an actor waits until its action is possible, before the schedule ends."""
 ECHO_S = 7.0
-"""How long what follows the last action is explored: longer than the pause before a first retry."""
+"""How long the time after the last action is explored: longer than the pause before a first retry."""

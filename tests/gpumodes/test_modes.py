@@ -19,9 +19,9 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.tools import SimTools
 
 MIXED, OFF = PciAddress("0000:4b:00.0"), PciAddress("0000:b1:00.0")
-"""One in mixed-size mode, and one whose VFs are off."""
+"""A GPU in mixed-size mode, and a GPU whose VFs are disabled."""
 A100, ON_VFIO = PciAddress("0000:07:00.0"), PciAddress("0000:87:00.0")
-"""One with four vGPUs of one size, and one that its driver has not."""
+"""A GPU with four vGPUs of the same size, and a GPU without its native driver."""
 A30 = [PciAddress(f"0000:{bus}:00.0") for bus in ("17", "ca")]
 
 
@@ -41,8 +41,8 @@ class HostWithPrograms:
 
     def empty(self, gpu: PciAddress) -> None:
         host = self.host(gpu)
-        for one in host.live if host else ():
-            backend_of(host.framework if host else Framework.MDEV).remove(self.kernel, one)
+        for vgpu in host.live if host else ():
+            backend_of(host.framework if host else Framework.MDEV).remove(self.kernel, vgpu)
 
 
 @pytest.fixture
@@ -113,8 +113,10 @@ def test_an_unknown_mode_is_unread_and_never_off() -> None:
     odd = nvidiasmi.parse_modes(QUERY.replace(": Disabled", ": Vielleicht"), OFF)
     assert isinstance(odd.mixed_sizes, Unread)
     assert odd.mixed_sizes.seen == "-q: GPU Virtualization Mode / vGPU Heterogeneous Mode: Vielleicht"
-    nothing = nvidiasmi.parse_modes("GPU 00000000:B1:00.0\n    Product Name : NVIDIA A10\n", OFF)
-    assert all(isinstance(one, Unread) for one in (nothing.mixed_sizes, nothing.can_mix_sizes, nothing.mig))
+    without_modes = nvidiasmi.parse_modes("GPU 00000000:B1:00.0\n    Product Name : NVIDIA A10\n", OFF)
+    assert all(
+        isinstance(one, Unread) for one in (without_modes.mixed_sizes, without_modes.can_mix_sizes, without_modes.mig)
+    )
     other = nvidiasmi.parse_modes(QUERY, A100)
     assert all(isinstance(one, Unread) for one in (other.mixed_sizes, other.mig, other.gpu_instances))
 
@@ -270,8 +272,8 @@ def test_mig_mode_is_enabled_and_disabled(a30: HostWithPrograms) -> None:
     with pytest.raises(ToolError, match="Insufficient Resources"):
         mig.create_instance(a30.tools, gpu, "1g.6gb", 3)
     assert a30.offered(gpu) == {"NVIDIA A30-2-12C"}
-    for one in (first, second):
-        mig.destroy_instance(a30.tools, gpu, one)
+    for instance in (first, second):
+        mig.destroy_instance(a30.tools, gpu, instance)
     mig.set_mode(a30.tools, gpu, on=False)
     assert "NVIDIA A30-24C" in a30.offered(gpu)
 

@@ -18,7 +18,7 @@ A10 = "nvidia.com/GA102GL_A10"
 GPU, OTHER = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 FOLDER = f"/sys/bus/pci/devices/{GPU}"
 NOT_UTF_8 = "\udcff\udcfe"
-"""What Python makes of the bytes ff fe in a file's name."""
+"""The bytes ff fe of a file name, as Python decodes them."""
 
 
 @pytest.fixture(autouse=True)

@@ -108,14 +108,14 @@ def test_a_path_of_the_host_is_found_below_its_root() -> None:
 
 
 def test_open_nodes_of_real_processes_are_found(tmp_path: Path) -> None:
-    ours = tmp_path / f"proc/{os.getpid()}"
-    ours.parent.mkdir()
-    ours.symlink_to("/proc/self")
+    own_folder = tmp_path / f"proc/{os.getpid()}"
+    own_folder.parent.mkdir()
+    own_folder.symlink_to("/proc/self")
     kernel = RealKernel(HostRoots.under(tmp_path))
     with Path("/dev/null").open("rb"):
-        mine = list(kernel.open_files())
+        open_files = list(kernel.open_files())
     assert (os.getpid(), "/dev/null", Path("/dev/null").stat().st_rdev) in [
-        (found.pid, found.path, found.device) for found in mine
+        (found.pid, found.path, found.device) for found in open_files
     ]
 
 
@@ -244,7 +244,7 @@ def real() -> RealKernel:
 
 
 INITIAL_USER_NAMESPACE = 0xEFFFFFFD
-"""Its inode on every kernel since 3.8; uevents go to network namespaces that it owns."""
+"""The inode of the namespace on every kernel since 3.8; uevents go to network namespaces that it owns."""
 
 
 def test_a_uevent_of_a_real_kernel_wakes_the_listener(real: RealKernel) -> None:

@@ -284,10 +284,12 @@ def test_a_scan_of_some_functions_reads_only_these_and_new_functions(simulated: 
     before = scan(kernel)
     vf, late, unread = (before.functions[PF].virtfns[number] for number in (0, 1, 2))
     others_vf = before.functions[OTHER_PF].virtfns[0]
-    for one in (vf, others_vf):
-        kernel.rebind(one, "vfio-pci")
+    for address in (vf, others_vf):
+        kernel.rebind(address, "vfio-pci")
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{unread}/vendor"), errno.EIO)
-    seen_late = replace(before, functions={one: it for one, it in before.functions.items() if one != late})
+    seen_late = replace(
+        before, functions={address: function for address, function in before.functions.items() if address != late}
+    )
     kernel.reads.clear()
     unit = next(members for members in build_inventory(before).units.values() if PF in members)
     after = scan_some(kernel, unit, seen_late)

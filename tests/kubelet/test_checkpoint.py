@@ -103,7 +103,7 @@ def test_the_checksum_is_of_gos_dump_of_the_content() -> None:
 
 
 REAL = Path(__file__).parent / "kubelet-1.36.3-checkpoint.json"
-"""What a kubelet 1.36.3 wrote when two pods had three GPUs of this agent's."""
+"""The checkpoint of a kubelet 1.36.3 with two pods and three GPUs of this agent."""
 
 
 def test_a_real_kubelets_checkpoint_has_the_expected_devices_and_checksum() -> None:

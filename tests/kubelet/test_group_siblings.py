@@ -19,7 +19,7 @@ GPU, AUDIO = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A", "nvidia.com/TU106_HIGH_
 
 
 QUIET = replace(FAST, conclude_s=600.0, allocations_s=600.0, allocations_after_allocation_s=600.0)
-"""The agent sends no list meanwhile: a list in the middle of an admission has the kubelet write its record."""
+"""The agent sends no list during admissions: a list would make the kubelet write its checkpoint."""
 
 
 @asynccontextmanager

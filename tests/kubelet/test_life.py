@@ -63,8 +63,8 @@ async def test_a_pod_with_a_resource_unknown_to_the_kubelet_gets_no_device(short
 async def test_two_containers_of_a_pod_get_different_gpus(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         pod = await node.kubelet.run_pod("vm", Container("compute", {A10: 1}), Container("side", {A10: 1}))
-        one, other = pod.env("compute"), pod.env("side")
-        assert sorted([*one.values(), *other.values()]) == [FIRST, SECOND]
+        first, second = pod.env("compute"), pod.env("side")
+        assert sorted([*first.values(), *second.values()]) == [FIRST, SECOND]
 
 
 async def test_an_app_container_gets_the_gpus_of_its_init_container(short_path: Path) -> None:

@@ -187,11 +187,11 @@ def test_sockets_have_the_names_that_other_programs_expect() -> None:
 
 def test_a_socket_path_that_is_too_long_gets_a_stable_digest() -> None:
     folder = Path("/var/lib/kubelet/device-plugins")
-    one = sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 63))
-    other = sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 62 + "B"))
-    assert len(str(one)) == len(str(other)) == 107
-    assert one != other
-    assert one == sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 63))
+    path = sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 63))
+    other_path = sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 62 + "B"))
+    assert len(str(path)) == len(str(other_path)) == 107
+    assert path != other_path
+    assert path == sockets.socket_path(folder, ResourceName("nvidia.com/" + "A" * 63))
 
 
 async def test_a_socket_deleted_while_it_is_created_is_created_again(

@@ -53,12 +53,12 @@ def test_a_device_list_has_only_known_numa_nodes() -> None:
 
 def test_an_answer_has_the_same_path_on_the_host_and_in_the_container() -> None:
     answer = wire.given([Attachment({"A": "b"}, (HostPath("/dev/vfio/12"),)), Attachment({}, ())])
-    one, nothing = answer.container_responses
-    assert dict(one.envs) == {"A": "b"}
-    assert [(spec.host_path, spec.container_path, spec.permissions) for spec in one.devices] == [
+    with_device, without_devices = answer.container_responses
+    assert dict(with_device.envs) == {"A": "b"}
+    assert [(spec.host_path, spec.container_path, spec.permissions) for spec in with_device.devices] == [
         ("/dev/vfio/12", "/dev/vfio/12", "mrw")
     ]
-    assert nothing == pb.ContainerAllocateResponse()
+    assert without_devices == pb.ContainerAllocateResponse()
 
 
 def test_the_registration_request_has_the_endpoint_and_options() -> None:

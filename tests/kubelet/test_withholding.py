@@ -41,8 +41,8 @@ def registrations(node: Cluster) -> int:
 
 async def test_the_agent_does_not_replace_kubevirts_list_of_the_same_name(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
-        ours = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
-        assert ours.held[0].devices == [FIRST]
+        first_pod = await node.kubelet.run_pod("vm-a", Container("compute", {A10: 1}))
+        assert first_pod.held[0].devices == [FIRST]
         withhold(node, SAME)
         await until(lambda: is_withheld(node))
         async with kubevirt_offers(short_path, A10) as kubevirts:

@@ -132,9 +132,9 @@ def test_a_legal_name_stays_as_it_is(name: str) -> None:
 
 
 def test_a_configured_database_replaces_all_others() -> None:
-    mine = Naming(PciIds((pciids.parse("10de  NVIDIA\n\t2236  My Own [A10]\n", where="mine"),)))
-    assert mine.of_function(PciId(0x10DE, 0x2236)).resource == "nvidia.com/MY_OWN_A10"
-    assert mine.of_function(PciId(0x10DE, 0x1EB8)).resource == "nvidia.com/1eb8"
+    configured = Naming(PciIds((pciids.parse("10de  NVIDIA\n\t2236  My Own [A10]\n", where="mine"),)))
+    assert configured.of_function(PciId(0x10DE, 0x2236)).resource == "nvidia.com/MY_OWN_A10"
+    assert configured.of_function(PciId(0x10DE, 0x1EB8)).resource == "nvidia.com/1eb8"
 
 
 def test_the_systems_database_names_only_unknown_ids() -> None:

@@ -127,8 +127,8 @@ async def test_allocate_refuses_a_vgpu_that_a_change_is_about_to_remove(simulate
         await reached(node, lambda: len(live(kernel)) == 5)
         await want(node, SMALL)
         await node.advance(0.2 * OPERATION_S)
-        one = min(live(kernel))
-        assert node.refused("nvidia.com/NVIDIA_A10-4Q", [one]) is ReasonCode.UNIT_BUSY
+        vgpu = min(live(kernel))
+        assert node.refused("nvidia.com/NVIDIA_A10-4Q", [vgpu]) is ReasonCode.UNIT_BUSY
 
 
 async def test_allocate_refuses_a_gpu_that_another_process_is_changing(simulated: Simulated, tmp_path: Path) -> None:
@@ -229,26 +229,26 @@ async def test_an_allocated_vgpu_keeps_its_slot_while_allocations_are_unknown(
 ) -> None:
     """A larger vGPU of the same GPU is missing; the plan that restores it would move this vGPU if it were free."""
     kernel = simulated("2xA10-vgpu")
-    mine = next(one for one, mdev in kernel.mdev.devices.items() if mdev.spec.name.endswith(SMALL))
-    other = next(one for one in placed(kernel) if one != mine)
+    allocated = next(vgpu for vgpu, mdev in kernel.mdev.devices.items() if mdev.spec.name.endswith(SMALL))
+    other = next(vgpu for vgpu in placed(kernel) if vgpu != allocated)
     async with running_node(kernel, tmp_path) as node:
-        node.hold(A10_4Q, mine)
+        node.hold(A10_4Q, allocated)
         await node.report_account()
-        node.allocate(A10_4Q, [mine])
+        node.allocate(A10_4Q, [allocated])
         await node.report_account()
         held = dict(node.held)
-    place = placed(kernel)[mine]
+    place = placed(kernel)[allocated]
     kernel.write(HostPath(f"/sys/bus/mdev/devices/{other}/remove"), b"1")
     async with running_node(kernel, tmp_path, VGPU) as node:
         node.held = held
         node.agent.take_request(NodeRequest(Observed("mine"), Observed(SIZES)))
         await node.advance(60)
-        assert placed(kernel)[mine] == place
-        assert not any(str(path).endswith(f"{mine}/remove") for path, _ in kernel.writes)
+        assert placed(kernel)[allocated] == place
+        assert not any(str(path).endswith(f"{allocated}/remove") for path, _ in kernel.writes)
         for _ in range(4):
             await node.report_account()
             await node.advance(10)
-        assert placed(kernel)[mine] == place
+        assert placed(kernel)[allocated] == place
 
 
 RTX, AUDIO = PciAddress("0000:04:00.0"), PciAddress("0000:04:00.1")

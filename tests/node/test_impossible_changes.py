@@ -26,7 +26,7 @@ VGPU = Settings(mode=DesiredMode.VGPU)
 SLOW = Intervals(
     nodes_s=150.0, brief_s=150.0, users_s=300.0, suspicious_users_s=150.0, whole_s=300.0, state_file_s=600.0
 )
-"""The agent looks around less often, so that hours pass quickly."""
+"""The agent scans the host less often, so that simulated hours pass quickly."""
 
 
 def want(node: SimNode, mode: str) -> None:

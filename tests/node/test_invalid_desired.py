@@ -74,18 +74,18 @@ class Case:
     bad: NodeRequest
     origin: Origin
     says: tuple[str, ...]
-    """What every outlet must contain: where it stands, what was found, what would be near."""
+    """The text of every outlet: the place, the found value, and the nearest valid value."""
     settings: Settings = VGPU
     good: NodeRequest = field(default_factory=NodeRequest)
-    """What was heard before."""
+    """The desired state before."""
     code: ReasonCode = ReasonCode.CONFIG_INVALID
     host: str = "4xT4"
     state: str = "vgpus"
-    """Which of the two state labels tells it."""
+    """The state label that reports it."""
 
 
 NOTHING = NodeRequest(Observed(None), Observed(None), Observed(None))
-"""It was heard that nobody wants anything."""
+"""An observed desired state without any value."""
 CONFIG, WORKLOAD = "label nvidia.com/vgpu.config", "label nvidia.com/gpu.workload.config"
 BY_LABEL = Origins(mode=WORKLOAD, vgpu_config=CONFIG)
 POLICY_DEFAULT = "ClusterPolicy cluster-policy $.spec.vgpuDeviceManager.config.default"
@@ -318,8 +318,8 @@ def policy_of(status: Status) -> Decisions:
 
 def incomplete_outlets(reports: NodeReports, outlets: Iterable[str]) -> dict[str, str]:
     """Return the outlets with an incomplete report, each with its text."""
-    said = {name: " ".join(OUTLETS[name](reports).split()) for name in outlets}
-    return {name: text for name, text in said.items() if not all(one in text for one in reports.case.says)}
+    texts = {name: " ".join(OUTLETS[name](reports).split()) for name in outlets}
+    return {name: text for name, text in texts.items() if not all(one in text for one in reports.case.says)}
 
 
 @pytest.mark.parametrize("name", CASES)

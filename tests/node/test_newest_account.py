@@ -55,13 +55,13 @@ async def test_a_gpu_that_a_container_gets_during_a_change_keeps_its_driver(
         await mode(node, "vm-passthrough")
         await node.report_account()
         await pass_operations(node, operation)
-        free = [one for one in (FIRST, SECOND) if driver(kernel, one) == "nvidia"]
-        for one in free:  # only a GPU that has its driver can be given to a container
-            node.write("nvidia.com/gpu", gpu_uuid(one), uid="cuda")
+        free = [gpu for gpu in (FIRST, SECOND) if driver(kernel, gpu) == "nvidia"]
+        for gpu in free:  # only a GPU that has its driver can be given to a container
+            node.write("nvidia.com/gpu", gpu_uuid(gpu), uid="cuda")
         unbinds = len(unbound(kernel))
         await pass_operations(node, 40)
         assert len(unbound(kernel)) == unbinds
-        assert [driver(kernel, one) for one in free] == ["nvidia"] * len(free)
+        assert [driver(kernel, gpu) for gpu in free] == ["nvidia"] * len(free)
 
 
 async def native(node: SimNode) -> None:

@@ -76,20 +76,20 @@ async def test_an_allocated_vgpu_is_replaced_only_after_its_pod_ends(simulated: 
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
-        mine = of(kernel, FIRST)[0]
-        node.allocate(T4_8Q, [mine])
-        node.hold(T4_8Q, mine)
-        guest = kernel.start_vm(kernel.mdev.devices[mine].group)
+        vgpu = of(kernel, FIRST)[0]
+        node.allocate(T4_8Q, [vgpu])
+        node.hold(T4_8Q, vgpu)
+        guest = kernel.start_vm(kernel.mdev.devices[vgpu].group)
         await want(node, "T4-4Q")
-        assert of(kernel, FIRST) == [mine]
+        assert of(kernel, FIRST) == [vgpu]
         assert types(kernel) == {"T4-8Q": 1, "T4-4Q": 12}
         assert kernel.vfio.requests == []
         assert state(node) is StateName.PENDING
         assert notes(node) == {ReasonCode.VGPU_IN_USE}
         assert any("pod default/vm-a" in note.text for note in node.view.notes)
-        assert node.offered[T4_8Q] == {mine: False}, "the vGPU stays listed, and no other pod gets it"
+        assert node.offered[T4_8Q] == {vgpu: False}, "the vGPU stays listed, and no other pod gets it"
         kernel.end_vm(guest)
-        node.free(mine)
+        node.free(vgpu)
         await node.report_account()
         await node.report_account()
         await node.advance(30)
@@ -102,17 +102,17 @@ async def test_no_vgpu_is_removed_while_the_kubelet_still_counts_it(simulated: S
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
-        mine = of(kernel, FIRST)[0]
+        vgpu = of(kernel, FIRST)[0]
         node.agent.take_request(NodeRequest(config=Observed("T4-4Q")))
         await node.advance(60)
         assert types(kernel) == {"T4-8Q": 8}, (
             "the kubelet has not reported the allocations since the agent withdrew the vGPUs"
         )
         assert node.offered[T4_8Q] == {}
-        node.count(T4_8Q, mine)
+        node.count(T4_8Q, vgpu)
         await node.report_account()
         await node.advance(60)
-        assert of(kernel, FIRST) == [mine]
+        assert of(kernel, FIRST) == [vgpu]
         assert types(kernel)["T4-4Q"] == 12
         node.count(T4_8Q)
         await node.report_account()

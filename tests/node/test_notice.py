@@ -104,12 +104,12 @@ async def test_the_list_is_shortened_after_allocatable_is_corrected(simulated: S
 async def test_a_pod_that_was_bound_before_keeps_its_vgpu(simulated: Simulated, tmp_path: Path) -> None:
     async with halved(simulated("4xT4"), tmp_path) as (node, status):
         await apply_vgpus(node, "T4-4Q")
-        mine = next(iter(node.offered[T4_8Q]))
-        node.allocate(T4_8Q, [mine])
-        node.hold(T4_8Q, mine)
+        vgpu = next(iter(node.offered[T4_8Q]))
+        node.allocate(T4_8Q, [vgpu])
+        node.hold(T4_8Q, vgpu)
         status.correct()
         await until_offered(node, status, T4_4Q, 12)
-        assert list(node.offered[T4_8Q]) == [mine]
+        assert list(node.offered[T4_8Q]) == [vgpu]
 
 
 async def test_a_new_report_of_the_kubelet_is_corrected_and_waited_for_again(

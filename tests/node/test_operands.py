@@ -152,9 +152,9 @@ async def test_the_plugin_starts_again_while_the_rest_of_a_change_waits_for_a_vm
 ) -> None:
     kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
-        mine = of(kernel, FIRST)[0]
-        node.hold(T4_8Q, mine)
-        guest = kernel.start_vm(kernel.mdev.devices[mine].group)
+        vgpu = of(kernel, FIRST)[0]
+        node.hold(T4_8Q, vgpu)
+        guest = kernel.start_vm(kernel.mdev.devices[vgpu].group)
         node.agent.observe_operands(GONE)
         await want(node, "T4-4Q")
         assert types(kernel) == {"T4-8Q": 1, "T4-4Q": 12}
@@ -162,7 +162,7 @@ async def test_the_plugin_starts_again_while_the_rest_of_a_change_waits_for_a_vm
         assert state(node.agent)[0] is StateName.PENDING
         assert "VgpuInUse" in state(node.agent)[1]
         kernel.end_vm(guest)
-        node.free(mine)
+        node.free(vgpu)
         await node.report_account()
         await node.report_account()
         await node.advance(30)
@@ -192,7 +192,7 @@ class Operator:
         self.kubelet = kubelet
         self.runs = False
         self.written_beside_it = 0
-        """What was written to the host while the plugin ran."""
+        """The number of writes to the host while the plugin ran."""
         self._options = replace(options_for(kernel, kubelet.paths.root), ledger=folder / "plugin/ledger.json")
 
     async def run(self) -> None:

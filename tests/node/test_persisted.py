@@ -53,7 +53,7 @@ SECOND_DRIVERS = (
     b'"vfio-pci"\n },\n "changes": {\n  "0000:65:00.0": {\n   "to_vfio": true,\n   "driver": "nvidia"\n  }\n },\n '
     b'"boot": "b-1"\n}'
 )
-"""With the fields that were added later, when the version stayed 1."""
+"""A file with the fields that were added later in version 1."""
 
 
 def test_files_of_the_first_versions_are_read() -> None:
@@ -109,7 +109,7 @@ class V1:
 @dataclass(frozen=True)
 class V2:
     pod: str = ""
-    """The first of `pods`, for version 1."""
+    """The first of `pods`, which version 1 reads."""
     pods: tuple[Pod, ...] = ()
 
 

@@ -74,9 +74,9 @@ async def test_free_gpus_are_bound_and_offered_and_gpus_in_use_are_reported(
 async def test_passthrough_waits_for_the_vms_that_use_vgpus_of_the_gpu(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("4xT4")
     vgpu = min(kernel.mdev.devices)
-    mine = kernel.mdev.devices[vgpu]
-    carrier = mine.slot
-    guest = kernel.start_vm(mine.group)
+    mdev = kernel.mdev.devices[vgpu]
+    carrier = mdev.slot
+    guest = kernel.start_vm(mdev.group)
     async with running_node(kernel, tmp_path, PASSTHROUGH) as node:
         await observed(node)
         others = [one for one in T4 if one != carrier]
@@ -333,8 +333,8 @@ def test_concurrent_updates_of_the_driver_record_lose_no_entry(tmp_path: Path) -
         originaldrivers.update(record, lambda before: replace(before, drivers={**before.drivers, gpu: "nvidia"}))
 
     adding = [threading.Thread(target=add, args=(number,)) for number in range(32)]
-    for one in adding:
-        one.start()
-    for one in adding:
-        one.join()
+    for thread in adding:
+        thread.start()
+    for thread in adding:
+        thread.join()
     assert len(originaldrivers.read(record).drivers) == 32
