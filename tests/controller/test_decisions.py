@@ -68,7 +68,7 @@ def gpu_node(
     return with_(made, spec=Spec(mode=DesiredMode.VGPU, vgpu_config="default"), status=status)
 
 
-def test_labels_and_policy_become_a_spec_that_says_where_each_desired_state_is_from() -> None:
+def test_a_spec_from_labels_and_policy_names_the_origin_of_each_field() -> None:
     found = spec(Scene([node("vm-vgpu", vgpu_config="A10-4Q")]).decided())
     assert (found.mode, found.vgpu_config) == (DesiredMode.VGPU, "A10-4Q")
     assert found.origins is not None
@@ -85,14 +85,14 @@ def test_labels_and_policy_become_a_spec_that_says_where_each_desired_state_is_f
 
 
 @pytest.mark.parametrize(("workload", "off"), [("vm-passthrough", "vfioManager"), ("vm-vgpu", "vgpuDeviceManager")])
-def test_what_is_switched_off_is_left_as_it_is(workload: str, off: str) -> None:
+def test_a_disabled_component_leaves_the_node_unmanaged(workload: str, off: str) -> None:
     found = spec(Scene([node(workload)], [policy({off: {"enabled": False}})]).decided())
     assert found.mode is DesiredMode.UNMANAGED
     assert found.origins is not None
     assert f"$.spec.{off}.enabled" in found.origins.mode
 
 
-def test_a_field_that_an_admin_has_set_in_the_gpunode_is_not_ours() -> None:
+def test_a_gpunode_field_that_an_admin_set_is_not_overwritten() -> None:
     observed = gpu_node(owners={"mode": "kubectl-patch", "vgpuConfig": "gpuvirt"})
     found = spec(Scene([node("vm-passthrough")], gpu_nodes=[observed]).decided())
     assert found.mode is None
@@ -101,7 +101,7 @@ def test_a_field_that_an_admin_has_set_in_the_gpunode_is_not_ours() -> None:
     assert found.origins.mode == "set in this GpuNode by kubectl-patch"
 
 
-def test_a_gpunode_goes_with_its_node_unless_another_program_wants_something_in_it() -> None:
+def test_a_gpunode_is_deleted_with_its_node_unless_another_field_owner_set_fields() -> None:
     origins = Origins(mode="label", vgpu_config="label")
     ours = with_(gpu_node(), spec=Spec(mode=DesiredMode.VGPU, vgpu_config="default", origins=origins))
     gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node no longer exists")
@@ -118,7 +118,7 @@ def test_a_gpunode_goes_with_its_node_unless_another_program_wants_something_in_
     assert deleted(with_(by_hand, spec=Spec(mode=DesiredMode.VGPU, origins=origins))) == []
 
 
-def test_nothing_is_written_twice() -> None:
+def test_a_second_pass_writes_nothing() -> None:
     first = Scene([node("vm-vgpu")]).decided()
     labels = next(one.patch for one in first.writes if isinstance(one, PatchNode)).metadata.labels
     labelled = NFD | {"nvidia.com/gpu.workload.config": "vm-vgpu"} | {k: v for k, v in labels.items() if v is not None}
@@ -146,14 +146,14 @@ def test_the_policy_names_the_nodes_that_are_not_ready_and_why() -> None:
     assert leaving.message == "node node01: the node becomes container once these GPUs are free: 0000:65:00.0 (vgpu)"
 
 
-def test_no_gpus_anywhere_is_fine_and_is_reported() -> None:
+def test_a_cluster_without_gpus_is_ready_and_the_policy_reports_it() -> None:
     bare = Node(Metadata(name="node01"))
     found = Scene([bare]).decided()
     assert (ready(found).status, ready(found).reason) == ("True", "NoGPUNodes")
     assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
 
 
-def test_the_oldest_policy_counts_and_the_other_says_that_it_does_not() -> None:
+def test_the_oldest_policy_counts_and_a_younger_policy_is_reported_as_ignored() -> None:
     younger = policy({"sandboxWorkloads": {"enabled": False}}, "a", "2026-02-01T00:00:00Z")
     found = Scene([node("vm-vgpu")], [younger, policy()]).decided()
     assert states(found) == {"cluster-policy": State.NOT_READY, "a": State.IGNORED}
@@ -161,7 +161,7 @@ def test_the_oldest_policy_counts_and_the_other_says_that_it_does_not() -> None:
     assert "ClusterPolicy cluster-policy is older" in ready(found, "a").message
 
 
-def test_kubevirt_that_can_t_be_read_is_a_condition() -> None:
+def test_an_unreadable_kubevirt_sets_a_condition() -> None:
     forbidden = "list kubevirts: the API server answers 403: no"
     found = Scene([node()], kubevirt=KubeVirtObserved(problems=(forbidden,))).decided().progress.kubevirt
     assert found is not None
@@ -173,7 +173,7 @@ def test_kubevirt_that_can_t_be_read_is_a_condition() -> None:
     assert Scene([node()], kubevirt=without).decided().progress.kubevirt is None
 
 
-def test_what_is_set_and_not_acted_on_is_a_condition() -> None:
+def test_an_unsupported_field_sets_a_condition() -> None:
     found = Scene([node("vm-vgpu")], [policy({"gds": {"enabled": True}})]).decided()
     (status,) = (one.status for one in found.writes if isinstance(one, PatchPolicyStatus))
     (condition,) = (one for one in status.conditions if one.type == "UnsupportedField")
@@ -195,13 +195,13 @@ def test_without_a_policy_nothing_is_written() -> None:
         ({"vfioManager": {"enabled": "yes"}}, "$.spec.vfioManager.enabled"),
     ],
 )
-def test_a_policy_that_cannot_be_carried_out_changes_nothing(spec_fields: dict[str, object], says: str) -> None:
+def test_an_unfeasible_policy_changes_nothing(spec_fields: dict[str, object], says: str) -> None:
     found = Scene([node("vm-vgpu")], [policy(spec_fields)]).decided()
     assert says in ready(found).message
     assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in found.writes)
 
 
-def test_beside_nvidias_operator_nothing_is_done_unless_that_is_desired() -> None:
+def test_beside_nvidias_operator_nothing_is_written_without_coexist() -> None:
     scene = Scene([node("vm-vgpu"), node("container", "node02")], other_operator="lease gpu-operator/x, held by y")
     refused = scene.decided()
     assert ready(refused).reason == "OtherOperator"
@@ -231,7 +231,7 @@ def test_nvidias_operator_is_active_for_as_long_as_its_lease_is_renewed() -> Non
     assert other.active(3 * QUIET_S) is None
 
 
-def test_who_pauses_others_is_seen_by_its_pod() -> None:
+def test_programs_that_pause_operands_are_found_by_their_pods() -> None:
     def pod(app: str, *, is_ready: bool) -> Pod:
         conditions = (core.Condition("Ready", "True" if is_ready else "False"),)
         metadata = Metadata(name=f"{app}-{is_ready}", labels={"app": app})
@@ -243,7 +243,7 @@ def test_who_pauses_others_is_seen_by_its_pod() -> None:
     assert pausers_by_node([pod(driver, is_ready=False)]) == {"node01": frozenset({PAUSED_FOR_DRIVER})}
 
 
-def test_a_label_that_is_not_understood_is_news_once_and_leaves_the_spec_alone() -> None:
+def test_an_invalid_label_is_reported_once_and_leaves_the_spec_alone() -> None:
     found = Scene([node("kata")], gpu_nodes=[gpu_node()]).decided()
     assert not any(isinstance(one, ApplyGpuNode) for one in found.writes)
     told = [one for one in found.announcements if one.about.kind == "Node"]

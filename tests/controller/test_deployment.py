@@ -94,7 +94,7 @@ def agent_pod(decisions: Decisions, *, ready: bool = True, template: str | None 
 WELL = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number_available=1)
 
 
-def test_what_is_missing_is_applied_and_then_left_alone() -> None:
+def test_a_missing_object_is_applied_once() -> None:
     first = whole(Scene(VM_NODES))
     assert {"daemonsets/gpuvirt-node", "configmaps/gpuvirt-node"} <= applied(first).keys()
     second = again(there(first, agent_pod(first), status=WELL))
@@ -103,7 +103,7 @@ def test_what_is_missing_is_applied_and_then_left_alone() -> None:
     assert [(one.name, one.against) for one in second.operands] == [("gpuvirt-node", None)]
 
 
-def test_what_an_object_needs_comes_before_it() -> None:
+def test_objects_are_applied_after_the_objects_they_need() -> None:
     steps, scene = list[set[str]](), Scene(VM_NODES)
     first = whole(scene)
     while fresh := applied(scene.decided(DEPLOYS)).keys():
@@ -117,7 +117,7 @@ def test_what_an_object_needs_comes_before_it() -> None:
     ]
 
 
-def test_an_upgrade_waits_for_the_settings_that_it_reads() -> None:
+def test_a_daemonset_upgrade_waits_for_its_config_map() -> None:
     first = whole(Scene(VM_NODES))
     before = there(first, agent_pod(first), status=WELL)
     other = policy({"vgpuDeviceManager": {"enabled": True, "config": {"default": "A10-4Q"}}})
@@ -131,13 +131,13 @@ def test_without_our_image_nothing_is_deployed_or_deleted() -> None:
     assert not deleted(found)
 
 
-def test_what_was_edited_by_hand_is_put_back() -> None:
+def test_an_object_edited_by_hand_is_restored() -> None:
     first = whole(Scene(VM_NODES))
     edited = there(first, agent_pod(first), status=WELL, edited='"image":"gpuvirt:1"->"image":"bad:1"')
     assert applied(again(edited)).keys() == {"daemonsets/gpuvirt-node"}
 
 
-def test_what_the_server_writes_otherwise_is_not_applied_for_ever() -> None:
+def test_a_value_that_the_api_server_normalizes_is_not_applied_again() -> None:
     first = whole(Scene(VM_NODES))
     differs = there(first, agent_pod(first), status=WELL, edited='"memory":"48Mi"->"memory":"50331648"')
     (write,) = applied(again(differs)).values()
@@ -153,7 +153,7 @@ def unsigned(write: ApplyObject) -> Manifest:
     return with_(write.content, metadata=with_(metadata, annotations=kept))
 
 
-def test_an_operand_that_is_not_desired_any_more_goes() -> None:
+def test_an_operand_that_the_policy_disables_is_deleted() -> None:
     first = whole(Scene(VM_NODES))
     before = there(first, agent_pod(first), status=WELL)
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
@@ -161,7 +161,7 @@ def test_an_operand_that_is_not_desired_any_more_goes() -> None:
     assert "gpuvirt-node" in deleted(found)
 
 
-def test_what_its_pods_need_goes_after_them() -> None:
+def test_accounts_and_settings_are_deleted_after_the_pods() -> None:
     first = whole(Scene(VM_NODES))
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
     before = there(first, agent_pod(first), status=WELL)
@@ -175,7 +175,7 @@ def test_what_its_pods_need_goes_after_them() -> None:
     assert gone(There(left)) == ["gpuvirt-node", "gpuvirt-node-configs", "gpuvirt-node-configs"]
 
 
-def test_the_driver_beneath_vms_stays_and_that_is_reported() -> None:
+def test_the_vgpu_manager_of_running_vms_stays_and_is_reported() -> None:
     manager = {"enabled": True, "repository": "registry.example.com", "image": "vgpu-manager", "version": "1"}
     system = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
     labels = {**node("vm-vgpu").metadata.labels, **system, "gpuvirt.io/os": "ubuntu22.04"}
@@ -202,7 +202,7 @@ def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_vms() -> No
     assert not any("driver" in name for name in applied(found))
 
 
-def test_vms_that_are_switched_off_keep_what_serves_them_until_they_have_ended() -> None:
+def test_the_agent_stays_until_vms_end_after_vms_are_disabled() -> None:
     off = policy({"sandboxWorkloads": {"enabled": False}})
     used = vgpu_node(users=("pod default/vm-a",))
     scene = Scene([node("vm-vgpu")], [off], gpu_nodes=[used])
@@ -220,7 +220,7 @@ def vgpu_node(users: tuple[str, ...]) -> OwnedGpuNode:
     return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), status=status)
 
 
-def test_an_image_that_is_not_named_stops_that_operand_alone() -> None:
+def test_a_missing_image_stops_only_its_own_operand() -> None:
     odd = policy({"vgpuManager": {"enabled": True, "version": "1"}})
     found = whole(Scene(VM_NODES, [odd]))
     assert "daemonsets/gpuvirt-node" in applied(found)
@@ -230,7 +230,7 @@ def test_an_image_that_is_not_named_stops_that_operand_alone() -> None:
 @pytest.mark.parametrize(
     ("runtimes", "served"), [(("", ""), True), (("", "crio://1"), True), (("docker://1", ""), False)]
 )
-def test_nodes_that_have_not_said_their_runtime_yet_don_t_count(runtimes: tuple[str, ...], served: bool) -> None:
+def test_nodes_without_a_reported_container_runtime_do_not_count(runtimes: tuple[str, ...], served: bool) -> None:
     toolkit = {"enabled": True, "repository": "registry.example", "image": "toolkit", "version": "1"}
     labels = {**node("container").metadata.labels, "gpuvirt.io/os": "ubuntu22.04"}
     nodes = [
@@ -245,7 +245,7 @@ def test_nodes_that_have_not_said_their_runtime_yet_don_t_count(runtimes: tuple[
     assert any("nodes run the container runtime docker" in one for one in found.progress.operands) is not served
 
 
-def test_old_pods_of_the_agent_are_replaced_and_late_ones_are_named() -> None:
+def test_outdated_agent_pods_are_replaced_and_unready_pods_are_named() -> None:
     first = whole(Scene(VM_NODES))
     old = again(there(first, agent_pod(first, template="old"), status=WELL))
     assert deleted(old) == ["gpuvirt-node-x"]
@@ -262,7 +262,7 @@ PLAINS = st.recursive(
 
 
 @given(PLAINS, st.dictionaries(st.text(min_size=3, max_size=4), PLAINS, max_size=2))
-def test_what_is_added_beside_what_is_desired_is_no_drift(desired: Plain, more: dict[str, Plain]) -> None:
+def test_additional_fields_are_no_drift(desired: Plain, more: dict[str, Plain]) -> None:
     assert covers(desired, desired)
     if isinstance(desired, dict):
         assert covers(desired, {**more, **desired})

@@ -17,20 +17,20 @@ def lease(allocated_to: str | None, transitions: int | None = None) -> Lease:
 
 
 @pytest.mark.parametrize("allocated_to", [None, ""])
-def test_what_is_free_is_taken_at_once(allocated_to: str | None) -> None:
+def test_a_free_lease_is_acquired_at_once(allocated_to: str | None) -> None:
     mine = claimed(lease(allocated_to, 3), "me", NOW, quiet_s=0.0)
     assert mine is not None
     assert mine.spec == LeaseSpec("me", DURATION_S, AT, AT, 3 if allocated_to is None else 4)
     assert mine.metadata.resource_version == "7", "or a second would not be refused"
 
 
-def test_what_is_mine_is_renewed_and_stays_mine_since_when_it_was() -> None:
+def test_renewing_a_lease_keeps_its_acquire_time_and_transitions() -> None:
     mine = claimed(lease("me", 3), "me", NOW, quiet_s=0.0)
     assert mine is not None
     assert mine.spec == LeaseSpec("me", DURATION_S, "earlier", AT, 3)
 
 
-def test_anothers_is_left_alone_for_as_long_as_it_says() -> None:
+def test_a_lease_of_another_controller_is_acquired_only_after_it_expires() -> None:
     assert claimed(lease("other"), "me", NOW, quiet_s=20.0) is None
     mine = claimed(lease("other", 1), "me", NOW, quiet_s=20.1)
     assert mine is not None

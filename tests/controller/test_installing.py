@@ -22,7 +22,7 @@ DEPLOY = Path(__file__).parent.parent.parent / "deploy"
         ("other.gpuvirt.io", {}, False),
     ],
 )
-def test_a_kind_is_ours_by_its_group_or_its_label(group: str, labels: dict[str, str], ours: bool) -> None:
+def test_a_kind_belongs_to_gpuvirt_by_its_group_or_its_label(group: str, labels: dict[str, str], ours: bool) -> None:
     assert is_ours(Definition(Metadata(labels=labels), Spec(group))) is ours
 
 
@@ -33,14 +33,14 @@ def test_a_kind_is_served_once_it_is_established(status: str | None, served: boo
     assert is_served(Definition(Metadata(), Spec("gpuvirt.io"), Status(found))) is served
 
 
-def test_our_own_kinds_say_that_they_are_ours() -> None:
+def test_gpuvirts_kinds_carry_the_part_of_label() -> None:
     kinds = read_kinds(DEPLOY / "chart/files/crds")
     assert [one.metadata.name for one in kinds] == ["clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io"]
     assert all(one.metadata.labels == {PART_OF: OURS} for one in kinds)
 
 
-def test_what_is_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no CRDs; expected files \*.yaml"):
+def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no definitions; expected files \*.yaml"):
         read_kinds(tmp_path)
     with pytest.raises(ConfigError, match=r"\$.kind: expected a ClusterPolicy of nvidia.com/v1, found Custom"):
         read_policy(DEPLOY / "gpunodes.yaml")

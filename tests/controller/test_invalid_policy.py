@@ -114,7 +114,7 @@ OUTLETS: Mapping[str, Callable[[Decisions, Case], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_outlet_says_what_is_invalid(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[name]
     decided = Scene(nodes=[node(case.workload)], policies=[policy(case.fields or {})], there=THERE).decided(DEPLOYS)
     said = {outlet: say(decided, case) for outlet, say in OUTLETS.items()}
@@ -126,20 +126,20 @@ def test_every_outlet_says_what_is_invalid(name: str, caplog: pytest.LogCaptureF
     assert {outlet: text for outlet, text in said.items() if not all(one in text for one in case.says)} == {}
 
 
-def test_a_policy_that_can_not_be_read_changes_nothing_and_hides_no_node() -> None:
+def test_an_unreadable_policy_changes_nothing_and_hides_no_node() -> None:
     """What agents report counts whether or not the policy can be read."""
     broken = Scene(nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], there=THERE)
     decided = broken.decided(DEPLOYS)
     assert {type(one) for one in decided.writes} == {PatchPolicyStatus}
 
 
-def test_a_label_that_is_no_workload_leaves_its_node_alone() -> None:
+def test_an_invalid_workload_label_leaves_its_node_alone() -> None:
     decided = Scene(nodes=[node("vm-vgpus", "bad"), node("vm-passthrough", "good")]).decided()
     assert {one.target.name for one in decided.writes if isinstance(one, PatchNode)} <= {"good", "bad"}
     assert [one.node for one in decided.progress.invalid] == ["bad"]
 
 
-def test_a_config_map_that_is_there_is_valid_and_so_is_the_one_that_no_setting_names() -> None:
+def test_an_existing_config_map_and_the_default_config_map_are_valid() -> None:
     for fields in (configs("my-configs"), configs("default-vgpu-devices-config"), configs("")):
         scene = Scene(nodes=[node("vm-vgpu")], policies=[policy(fields)], there=THERE)
         assert scene.decided(DEPLOYS).progress.invalid == ()

@@ -83,7 +83,7 @@ FOREIGN = kubevirt(
 )
 
 
-def test_what_was_written_before_is_kept_before_anything_is_written() -> None:
+def test_the_previous_kubevirt_values_are_stored_before_the_patch() -> None:
     first = scene(LACKING).decided()
     assert patches(first) == []
     kept = kept_by(first)
@@ -95,7 +95,7 @@ def test_what_was_written_before_is_kept_before_anything_is_written() -> None:
     assert any(T4_8Q in one.text for one in patch.plan.writes)
 
 
-def test_where_it_is_not_to_be_written_it_is_reported() -> None:
+def test_an_unmanaged_kubevirt_is_reported_with_the_patch_and_not_patched() -> None:
     found = scene(LACKING).decided(replace(HOME, manages_kubevirt=False))
     assert patches(found) == []
     said = condition(found)
@@ -105,7 +105,7 @@ def test_where_it_is_not_to_be_written_it_is_reported() -> None:
     assert T4_8Q in said.message
 
 
-def test_what_kubevirt_offers_itself_is_withheld_on_nodes_that_have_it() -> None:
+def test_a_resource_that_kubevirt_provides_is_withheld_on_its_nodes() -> None:
     found = scene(FOREIGN).decided()
     spec = spec_of(found)
     assert spec is not None
@@ -115,7 +115,7 @@ def test_what_kubevirt_offers_itself_is_withheld_on_nodes_that_have_it() -> None
     assert said.reason == "ForeignProvider"
 
 
-def test_names_are_reviewed_once_the_agent_has_told_by_what_they_are_selected() -> None:
+def test_resources_are_reviewed_after_the_agent_reports_their_selectors() -> None:
     none = KubeVirtObserved({}, Observed(None), NOTHING_ASKED)
     for document in (observed(FOREIGN), observed(LACKING), none):
         spec = spec_of(Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=document).decided())
@@ -129,7 +129,7 @@ def test_names_are_reviewed_once_the_agent_has_told_by_what_they_are_selected() 
     assert spec.reviewed == (), "what can't be compared with KubeVirt's selectors was not reviewed"
 
 
-def test_before_kubevirt_was_observed_what_was_withheld_stays() -> None:
+def test_withheld_resources_stay_withheld_while_kubevirt_is_unknown() -> None:
     withheld = (Withheld(resource=T4_8Q, code="ForeignProvider", message="x"),)
     for reviewed in (None, (), (T4_8Q,)):
         spec = Spec(mode=DesiredMode.VGPU, vgpu_config="default", withheld=withheld, reviewed=reviewed)
@@ -141,7 +141,7 @@ def test_before_kubevirt_was_observed_what_was_withheld_stays() -> None:
         assert condition(found) is None
 
 
-def test_without_a_kubevirt_nothing_is_reported_of_it() -> None:
+def test_without_a_kubevirt_no_condition_is_reported() -> None:
     none = KubeVirtObserved({}, Observed(None), NOTHING_ASKED)
     found = Scene([node("vm-vgpu")], gpu_nodes=[vgpu_node()], kubevirt=none).decided()
     assert condition(found) is None

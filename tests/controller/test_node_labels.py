@@ -49,21 +49,21 @@ def gpu(mode: Mode, *users: str, vgpu_users: tuple[str, ...] = (), vfs: int | No
 
 
 @pytest.mark.parametrize("workload", list(Workload))
-def test_each_workload_has_its_exact_set(workload: Workload) -> None:
+def test_each_workload_has_its_exact_set_of_labels(workload: Workload) -> None:
     labels = labelled(NFD | {LABEL: str(workload)})
     assert deployed(labels) == set(SETS[workload])
     assert labels["nvidia.com/gpu.present"] == "true"
     assert (labels.get(NODE_LABEL) == "true") == (workload is not Workload.CONTAINER)
 
 
-def test_without_a_label_the_default_counts_and_without_vms_every_label_is_ignored() -> None:
+def test_the_default_workload_applies_without_a_label_and_labels_need_enabled_vms() -> None:
     passthrough = Defaults(sandboxed=True, workload=Workload.PASSTHROUGH)
     assert deployed(labelled(NFD, defaults=passthrough)) == set(SETS[Workload.PASSTHROUGH])
     off = labelled(NFD | {LABEL: "vm-vgpu"}, defaults=Defaults(sandboxed=False))
     assert deployed(off) == set(SETS[Workload.CONTAINER])
 
 
-def test_a_value_that_is_not_known_leaves_the_node_as_it_is_and_is_reported() -> None:
+def test_an_unknown_workload_value_leaves_the_node_as_it_is_and_is_reported() -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"})
     odd = before | {LABEL: "kata"}
     assert labelled(odd) == odd
@@ -73,7 +73,7 @@ def test_a_value_that_is_not_known_leaves_the_node_as_it_is_and_is_reported() ->
     assert "vm-passthrough" in problem.text
 
 
-def test_a_switch_takes_the_other_set_away() -> None:
+def test_a_workload_change_removes_the_labels_of_the_previous_workload() -> None:
     before = labelled(NFD | {LABEL: "vm-passthrough"})
     assert deployed(labelled(before | {LABEL: "container"})) == set(SETS[Workload.CONTAINER])
 
@@ -91,7 +91,7 @@ def test_a_switch_takes_the_other_set_away() -> None:
         ("vm-vgpu", Mode.PASSTHROUGH, False),
     ],
 )
-def test_operands_stay_until_gpus_have_left_what_they_were(to: str, mode: Mode, waits: bool) -> None:
+def test_operands_stay_until_gpus_have_left_their_previous_mode(to: str, mode: Mode, waits: bool) -> None:
     origin = "vm-passthrough" if to == "vm-vgpu" else "vm-vgpu"
     before = labelled(NFD | {LABEL: origin})
     after = labelled(before | {LABEL: to}, gpu_node=reporting(gpu(mode, "pod default/vm-a")))
@@ -99,14 +99,14 @@ def test_operands_stay_until_gpus_have_left_what_they_were(to: str, mode: Mode, 
     assert after.get(NODE_LABEL) == ("true" if waits or to != "container" else None)
 
 
-def test_who_has_what_a_node_waits_for_is_named() -> None:
+def test_pods_that_a_node_waits_for_are_named() -> None:
     node = reporting(gpu(Mode.VGPU, vgpu_users=("pod default/vm-a",)))
     placement = placement_of(NFD | {LABEL: "container"}, node, ON)
     named = (f"{GPU} (vgpu, used by pod default/vm-a)",)
     assert leaving(placement, NFD, node, spec_is_due=False).leaving == named
 
 
-def test_a_gpu_without_vgpus_has_left_once_its_agent_knows_that_it_is_to_make_none() -> None:
+def test_a_gpu_without_vgpus_has_left_after_its_agent_observed_the_new_spec() -> None:
     empty = GpuNode(metadata=Metadata(name="n"), status=Status(gpus=(Gpu(address=GPU, mode="vgpu", vfs=0),)))
     placement = placement_of(NFD | {LABEL: "container"}, empty, ON)
     assert leaving(placement, NFD, empty, spec_is_due=True).leaving == (f"{GPU} (vgpu)",)
@@ -116,7 +116,7 @@ def test_a_gpu_without_vgpus_has_left_once_its_agent_knows_that_it_is_to_make_no
 
 
 @pytest.mark.parametrize("to", ["vm-passthrough", "container"])
-def test_the_driver_that_switches_vfs_off_stays_until_they_are(to: str) -> None:
+def test_the_vgpu_driver_stays_until_vfs_are_disabled(to: str) -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"})
     desired = before | {LABEL: to}
     for mode, vfs in ((Mode.VGPU, 16), (Mode.VGPU, None), (Mode.CONTAINER, 16)):
@@ -126,14 +126,14 @@ def test_the_driver_that_switches_vfs_off_stays_until_they_are(to: str) -> None:
     assert deployed(labelled(desired, gpu_node=reporting(left))) == set(SETS[Workload(to)])
 
 
-def test_what_is_waited_for_names_the_vfs() -> None:
+def test_the_wait_reason_names_enabled_vfs() -> None:
     node = reporting(replace(gpu(Mode.VGPU, vfs=16), vgpus=()))
     placement = placement_of(NFD | {LABEL: "vm-passthrough"}, node, ON)
     assert leaving(placement, NFD, node, spec_is_due=False).leaving == (f"{GPU} (vgpu, 16 VFs on)",)
 
 
 @pytest.mark.parametrize("vgpus", [True, False], ids=["vgpus", "vfs"])
-def test_the_driver_comes_back_with_the_vgpus_that_a_rollback_brings(vgpus: bool) -> None:
+def test_the_vgpu_driver_comes_back_with_rolled_back_vgpus(vgpus: bool) -> None:
     switched = labelled(labelled(NFD | {LABEL: "vm-vgpu"}) | {LABEL: "vm-passthrough"}, gpu_node=reporting())
     assert deployed(switched) == set(SETS[Workload.PASSTHROUGH])
     again = gpu(Mode.VGPU, vfs=0) if vgpus else replace(gpu(Mode.CONTAINER), vfs=16)
@@ -144,12 +144,12 @@ def test_the_driver_comes_back_with_the_vgpus_that_a_rollback_brings(vgpus: bool
     assert deployed(labelled(back, gpu_node=reporting())) == set(SETS[Workload.PASSTHROUGH])
 
 
-def test_a_driver_that_we_never_deployed_is_not_deployed_over_its_vgpus() -> None:
+def test_a_vgpu_driver_of_the_host_is_not_replaced() -> None:
     found = labelled(NFD | {LABEL: "vm-passthrough"}, gpu_node=reporting(gpu(Mode.VGPU, vfs=16)))
     assert deployed(found) == set(), "the host has its driver from somebody else"
 
 
-def test_while_the_agent_has_not_reported_the_driver_stays() -> None:
+def test_the_vgpu_driver_stays_while_the_agent_has_not_reported() -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"})
     unknown = GpuNode(metadata=Metadata(name="n"))
     at = "2026-01-01T00:00:00Z"
@@ -161,7 +161,7 @@ def test_while_the_agent_has_not_reported_the_driver_stays() -> None:
     assert deployed(labelled(alone, around=off)) == set(SETS[Workload.CONTAINER]), "no agent will ever report"
 
 
-def test_beside_nvidias_operator_the_driver_stays_and_comes_back_as_well() -> None:
+def test_beside_nvidias_operator_the_vgpu_driver_stays_and_comes_back() -> None:
     def beside(labels: dict[str, str], *gpus: Gpu) -> dict[str, str]:
         node = reporting(*gpus)
         placement = leaving(placement_of(labels, node, ON), labels, node, spec_is_due=False)
@@ -178,7 +178,7 @@ def test_beside_nvidias_operator_the_driver_stays_and_comes_back_as_well() -> No
     assert beside(switched | {LABEL: "container"}, gpu(Mode.VGPU))[VGPU_DRIVER_LABEL] == "true"
 
 
-def test_gpus_that_vanish_from_labels_alone_are_still_there() -> None:
+def test_gpus_missing_only_from_labels_still_count() -> None:
     before = labelled(NFD | {LABEL: "vm-passthrough"})
     without = {key: value for key, value in before.items() if key not in NFD}
     assert labelled(without, gpu_node=reporting(gpu(Mode.PASSTHROUGH))) == without
@@ -192,14 +192,14 @@ def test_gpus_that_vanish_from_labels_alone_are_still_there() -> None:
     assert labelled(gone) == gone
 
 
-def test_the_switch_takes_all_away_but_the_driver_beneath_vms() -> None:
+def test_disabling_operands_removes_all_labels_except_the_driver_of_running_vms() -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"}) | {"nvidia.com/gpu.deploy.operands": "false"}
     assert not deployed(labelled(before))
     used = reporting(gpu(Mode.VGPU, vgpu_users=("pod default/vm-a",)))
     assert deployed(labelled(before, gpu_node=used)) == {"vgpu-manager"}
 
 
-def test_what_an_admin_has_set_is_left_alone() -> None:
+def test_deploy_labels_that_an_admin_set_are_left_alone() -> None:
     before = NFD | {LABEL: "vm-vgpu", f"{DEPLOY}vgpu-manager": "false", f"{DEPLOY}nsvm": "x"}
     after = labelled(before)
     assert after[f"{DEPLOY}vgpu-manager"] == "false"
@@ -208,7 +208,7 @@ def test_what_an_admin_has_set_is_left_alone() -> None:
     assert NODE_LABEL not in off
 
 
-def test_a_pause_heals_once_nothing_pauses_the_node() -> None:
+def test_a_stale_pause_is_removed() -> None:
     paused = NFD | {
         LABEL: "vm-vgpu",
         f"{DEPLOY}sandbox-validator": "paused-for-vgpu-change",
@@ -223,7 +223,7 @@ def test_a_pause_heals_once_nothing_pauses_the_node() -> None:
     assert healed[f"{DEPLOY}cc-manager"] == "true"
 
 
-def test_mig_is_for_containers_alone() -> None:
+def test_mig_labels_are_for_container_nodes_only() -> None:
     capable = NFD | {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
     around = Around(mig_default="all-disabled")
     container = labelled(capable, around=around)
@@ -235,7 +235,7 @@ def test_mig_is_for_containers_alone() -> None:
     )
 
 
-def test_beside_nvidias_operator_nodes_for_vms_are_ours_and_go_back() -> None:
+def test_beside_nvidias_operator_vm_nodes_are_taken_over_and_given_back() -> None:
     def beside(labels: dict[str, str], annotations: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         metadata = Metadata(labels=labels, annotations=annotations)
         keys = keys_beside(metadata, placement_of(labels, None, ON), Around())
@@ -272,7 +272,7 @@ AROUNDS = st.builds(Around, vgpus_change=st.booleans(), driver_changes=st.boolea
 
 @given(NODES, GPU_NODES, AROUNDS)
 @example({f"{DEPLOY}vgpu-manager": "true", NODE_LABEL: "true", LABEL: "vm-passthrough"}, None, Around(runs_agent=False))
-def test_one_pass_is_enough_and_touches_nothing_else(
+def test_labels_converge_in_a_single_pass_and_other_labels_stay(
     labels: dict[str, str], gpu_node: GpuNode | None, around: Around
 ) -> None:
     after = labelled(labels, gpu_node=gpu_node, around=around)
@@ -282,7 +282,7 @@ def test_one_pass_is_enough_and_touches_nothing_else(
     }
 
 
-def test_an_uninstall_beside_nvidias_operator_leaves_its_labels() -> None:
+def test_uninstalling_beside_nvidias_operator_keeps_its_labels() -> None:
     labels = {f"{DEPLOY}driver": "true", "nvidia.com/gpu.present": "true", NODE_LABEL: "true"}
     left = patched(labels, taken_back(Metadata(labels=labels), beside=True))
     assert left == {f"{DEPLOY}driver": "true", "nvidia.com/gpu.present": "true"}
@@ -295,7 +295,7 @@ UNREPORTED = {f"{DEPLOY}vgpu-manager": "true", NODE_LABEL: "true", LABEL: "vm-pa
 @given(NODES, GPU_NODES, AROUNDS, st.booleans())
 @example(UNREPORTED, None, Around(runs_agent=False), False)
 @example({**UNREPORTED, LABEL: "container"}, None, Around(runs_agent=False), False)
-def test_beside_nvidias_operator_one_pass_is_enough_and_its_labels_stay(
+def test_beside_nvidias_operator_labels_converge_in_a_single_pass(
     labels: dict[str, str],
     gpu_node: GpuNode | None,
     around: Around,
@@ -315,14 +315,14 @@ def test_beside_nvidias_operator_one_pass_is_enough_and_its_labels_stay(
 
 
 @given(NODES, AROUNDS)
-def test_what_was_put_on_a_node_can_be_taken_back(labels: dict[str, str], around: Around) -> None:
+def test_uninstalling_removes_all_labels_of_gpuvirt(labels: dict[str, str], around: Around) -> None:
     metadata = Metadata(labels=labelled(labels, around=around))
     left = patched(metadata.labels, taken_back(metadata))
     assert not set(left) & (ALL | {NODE_LABEL, "nvidia.com/gpu.present"})
     assert patch_of([taken_back(Metadata(labels=left))], Metadata(labels=left)) is None
 
 
-def test_an_uninstall_takes_the_agents_word_once_no_agent_is_there() -> None:
+def test_uninstalling_removes_the_state_labels_after_the_agent_is_gone() -> None:
     labels = {
         "nvidia.com/vgpu.config.state": "success",
         f"{DEPLOY}vgpu-manager": "true",

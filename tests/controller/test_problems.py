@@ -76,7 +76,7 @@ def said(scene: Scene, home: Home = DEPLOYS) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("workload", list(Workload))
-def test_a_controller_without_an_image_says_so_of_every_node_that_waits_for_it(workload: Workload) -> None:
+def test_a_controller_without_an_image_is_reported_for_every_waiting_node(workload: Workload) -> None:
     scene = Scene([labelled(workload, **OS)])
     condition = ready(scene.decided(HOME))
     assert (condition.status, condition.reason) == ("False", "ImageUnknown")
@@ -86,7 +86,7 @@ def test_a_controller_without_an_image_says_so_of_every_node_that_waits_for_it(w
     assert all("GPUVIRT_IMAGE" in row.detail for row in shown(scene, HOME))
 
 
-def test_agents_that_run_by_other_means_need_no_image() -> None:
+def test_agents_deployed_by_other_means_need_no_image() -> None:
     scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
     assert ready(scene.decided(HOME)).reason == "Reconciled"
     assert said(scene, HOME) == set()
@@ -99,7 +99,7 @@ def test_agents_that_run_by_other_means_need_no_image() -> None:
 
 @pytest.mark.parametrize("workload", list(Workload))
 @pytest.mark.parametrize("home", [HOME, DEPLOYS])
-def test_a_node_that_is_switched_off_counts_for_nothing(workload: Workload, home: Home) -> None:
+def test_a_disabled_node_does_not_count(workload: Workload, home: Home) -> None:
     off = node(workload.value, gpu_deploy_operands="false")
     ill = gpu_node(against="VgpuInUse: pod vm-a")
     scene = Scene([with_labels(off, {"nvidia.com/gpu.present": "true"})], gpu_nodes=[ill])
@@ -118,7 +118,7 @@ def test_a_node_that_is_switched_off_counts_for_nothing(workload: Workload, home
     assert row.detail == f"label {OPERANDS_LABEL}=false"
 
 
-def test_beside_nvidias_operator_the_same_label_is_gpuvirts_own() -> None:
+def test_beside_nvidias_operator_the_disabling_label_is_gpuvirts_own() -> None:
     ours = node("vm-vgpu", gpu_deploy_operands="false")
     ours = with_labels(ours, {NODE_LABEL: "true", "nvidia.com/gpu.present": "true"})
     found = Scene([ours], gpu_nodes=[gpu_node()]).decided(replace(HOME, coexists=True))
@@ -194,7 +194,7 @@ def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_
 # Agents that are gone
 
 
-def test_what_an_agent_reported_that_has_no_pod_any_more_does_not_count() -> None:
+def test_the_report_of_an_agent_without_a_pod_does_not_count() -> None:
     scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
     lost = "PodMissing: DaemonSet gpuvirt-node has no pod on this node; the agent's last report may be outdated"
     assert lost in against(scene)
@@ -206,7 +206,7 @@ def test_what_an_agent_reported_that_has_no_pod_any_more_does_not_count() -> Non
     assert said(waits) == {("gpuvirt-node", "Running")}
 
 
-def test_a_node_that_an_agent_is_to_leave_and_that_has_none_says_both() -> None:
+def test_a_leaving_node_without_an_agent_reports_both_problems() -> None:
     leaving = with_labels(labelled(Workload.VGPU), {LABEL: "container"})
     found = against(Scene([leaving], gpu_nodes=[gpu_node()]))
     assert "the node becomes container once these GPUs are free: 0000:65:00.0" in found

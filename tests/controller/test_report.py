@@ -41,7 +41,7 @@ def test_a_node_for_vgpus_has_the_components_of_nvidias_operator() -> None:
     assert found[2].detail == "12 vGPUs, config A10-4Q"
 
 
-def test_a_resource_without_devices_is_not_said_to_be_offered() -> None:
+def test_a_resource_without_devices_is_not_listed_as_offered() -> None:
     offered = [
         Offered(name=name, healthy=healthy, allocated=0, registered=True) for name, healthy in ((RESOURCE, 0), ("x", 2))
     ]
@@ -49,7 +49,7 @@ def test_a_resource_without_devices_is_not_said_to_be_offered() -> None:
     assert rows([node(Workload.PASSTHROUGH)], {"node01": gpu_node}, [])[0].detail == "2 x"
 
 
-def test_what_is_not_well_has_its_reason() -> None:
+def test_an_unready_component_shows_its_reason() -> None:
     ill = reported(
         condition("Ready", "VgpuInUse", "pod vm-a"), condition("VfioPciReady", "NoDriver", "has none"), registered=False
     )
@@ -63,7 +63,7 @@ def test_what_is_not_well_has_its_reason() -> None:
     assert {one.state for one in silent} == {"NotReported"}
 
 
-def test_pods_have_rows_by_what_they_are_and_the_agents_pod_has_none() -> None:
+def test_pods_of_operands_have_rows_and_the_agents_pod_has_none() -> None:
     waits = ContainerStatus(ContainerState(Waiting("ImagePullBackOff", "no such image")))
     pods = [
         Pod(

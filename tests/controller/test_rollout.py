@@ -28,7 +28,7 @@ def nodes(*pods: Pod, desired: int = 4, most: str | int = 1) -> list[str]:
     return [one.spec.node_name for one in rollout(pods, NEW, desired=desired, most_unavailable=most).delete]
 
 
-def test_one_node_goes_first_whatever_is_allowed() -> None:
+def test_a_single_node_is_upgraded_first() -> None:
     assert nodes(*(pod(n, OLD) for n in range(4)), most=3) == ["node00"]
     waiting = rollout([pod(0, NEW, ready=False), pod(1, OLD)], NEW, desired=2, most_unavailable=2)
     assert waiting.delete == ()
@@ -38,18 +38,18 @@ def test_one_node_goes_first_whatever_is_allowed() -> None:
     assert "Kubernetes has not created all new pods yet" in (gone.waits_for or "")
 
 
-def test_then_so_many_as_are_allowed() -> None:
+def test_after_the_first_node_max_unavailable_nodes_are_upgraded_at_once() -> None:
     assert nodes(pod(0, NEW), *(pod(n, OLD) for n in range(1, 4))) == ["node01"]
     assert nodes(pod(0, NEW), *(pod(n, OLD) for n in range(1, 4)), most="50%") == ["node01", "node02"]
     assert nodes(pod(0, NEW), pod(1, NEW, ready=False), pod(2, OLD), pod(3, OLD)) == []
 
 
-def test_pods_that_serve_no_vm_are_replaced_without_waiting() -> None:
+def test_an_unready_agent_pod_is_replaced_before_ready_pods() -> None:
     assert nodes(pod(0, NEW), pod(1, OLD), pod(2, OLD, ready=False), pod(3, OLD)) == ["node02"]
     assert nodes(pod(0, OLD), pod(1, OLD), pod(2, OLD, ready=False), pod(3, OLD)) == ["node02"], "the first, too"
 
 
-def test_nothing_is_done_where_all_are_new() -> None:
+def test_a_fully_upgraded_fleet_is_left_alone() -> None:
     assert nodes(*(pod(n, NEW) for n in range(4))) == []
 
 
@@ -78,7 +78,7 @@ class Fleet:
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers())
-def test_every_fleet_is_upgraded_with_never_too_many_away(size: int, most: int, seed: int) -> None:
+def test_every_fleet_is_upgraded_within_max_unavailable(size: int, most: int, seed: int) -> None:
     fleet = Fleet({n: pod(n, OLD) for n in range(size)}, random=Random(seed))  # noqa: S311
     for _ in range(20 * size):
         if fleet.step(size, most):

@@ -28,27 +28,27 @@ def version_in(found: Store[Node]) -> str:
     return one.metadata.resource_version
 
 
-def test_an_answer_is_known_before_the_watch_says_it() -> None:
+def test_a_write_response_updates_the_store_before_the_watch() -> None:
     found = store()
     found.observe(Delta({KEY: node(9)}))
     found.take(node(10))
     assert version_in(found) == "10"
 
 
-def test_an_answer_that_comes_late_takes_nothing_back() -> None:
+def test_a_late_write_response_does_not_revert_a_newer_object() -> None:
     found = store()
     found.observe(Delta({KEY: node(11)}))
     found.take(node(10))
     assert version_in(found) == "11"
 
 
-def test_nothing_is_known_before_all_was_observed() -> None:
+def test_the_store_is_unknown_before_the_first_list() -> None:
     found = store()
     found.take(node(10))
     assert found.objects is None
 
 
-def test_a_kind_that_is_not_installed_has_no_objects_and_a_server_that_is_away_says_nothing() -> None:
+def test_a_missing_kind_has_no_objects_and_an_unreachable_server_leaves_it_unknown() -> None:
     found = store()
     found.tell(UnreachableError("away"))
     assert found.objects is None
@@ -60,7 +60,7 @@ def test_a_kind_that_is_not_installed_has_no_objects_and_a_server_that_is_away_s
     assert not found.installed
 
 
-def test_of_kubevirt_it_is_known_what_can_t_be_observed_and_why() -> None:
+def test_kubevirt_kinds_that_cannot_be_read_are_reported_with_the_error() -> None:
     stores = KubeVirtStores(Signal())
     for number, store in enumerate(stores.all):
         store.tell(NotFoundError("none") if number % 2 else ForbiddenError("no"))

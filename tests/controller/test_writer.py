@@ -59,7 +59,7 @@ async def writing(server: Server) -> AsyncIterator[tuple[Writer, SimClock]]:
             running.cancel()
 
 
-async def test_some_are_under_way_at_once_and_all_get_done() -> None:
+async def test_writes_run_with_limited_concurrency_and_all_complete() -> None:
     server = Server(slow=asyncio.Event())
     async with writing(server) as (writer, clock):
         writer.offer([label(f"n{number}") for number in range(20)])
@@ -72,7 +72,7 @@ async def test_some_are_under_way_at_once_and_all_get_done() -> None:
         assert writer.done == 20
 
 
-async def test_what_was_written_is_in_the_log_and_what_was_not_is_not(caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_successful_writes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with writing(Server(refuses={"bad"})) as (writer, clock):
             writer.offer([label("good"), label("bad")])
@@ -80,7 +80,7 @@ async def test_what_was_written_is_in_the_log_and_what_was_not_is_not(caplog: py
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.INFO] == ["patched node good: label=x"]
 
 
-async def test_one_that_fails_waits_by_itself_and_is_reported_until_it_is_done() -> None:
+async def test_a_failing_write_is_retried_alone_and_reported_until_it_succeeds() -> None:
     server = Server(refuses={"bad"})
     async with writing(server) as (writer, clock):
         writer.offer([label("bad"), label("good")])
@@ -96,7 +96,7 @@ async def test_one_that_fails_waits_by_itself_and_is_reported_until_it_is_done()
         assert not writer.failures
 
 
-async def test_what_is_not_desired_any_more_is_not_written_and_the_latest_counts() -> None:
+async def test_superseded_writes_are_dropped_and_the_latest_is_written() -> None:
     server = Server(refuses={"a", "b"})
     async with writing(server) as (writer, clock):
         writer.offer([label("a", "old"), label("b")])
@@ -108,7 +108,7 @@ async def test_what_is_not_desired_any_more_is_not_written_and_the_latest_counts
         assert writer.failures == ()
 
 
-async def test_what_is_under_way_is_not_written_a_second_time_beside_it() -> None:
+async def test_a_write_in_progress_is_not_started_twice() -> None:
     server = Server(slow=asyncio.Event())
     async with writing(server) as (writer, clock):
         writer.offer([label("a", "one")])

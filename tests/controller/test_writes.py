@@ -19,7 +19,7 @@ def test_a_nodes_labels_and_annotations() -> None:
     assert PatchNode(Target(NODES, "node01"), patch).text == "patched node node01: a=b, c removed, d=e"
 
 
-def test_what_is_desired_of_a_node_and_where_it_is_from() -> None:
+def test_the_log_line_of_a_gpunode_names_each_field_and_its_origin() -> None:
     def text(spec: AppliedSpec) -> str:
         return ApplyGpuNode(Target(GPU_NODES, "node01"), applied("node01", spec)).text
 
@@ -34,18 +34,18 @@ def test_what_is_desired_of_a_node_and_where_it_is_from() -> None:
     )
 
 
-def test_what_goes_and_why() -> None:
+def test_the_log_line_of_a_deletion_names_the_object_and_the_reason() -> None:
     gone = DeleteObject(Target(GPU_NODES, "node01"), "uid-1", "its node no longer exists")
     assert gone.text == "deleted gpunodes node01: its node no longer exists"
 
 
-def test_what_kubevirt_gets_without_what_is_but_asked() -> None:
+def test_the_log_line_of_a_kubevirt_patch_omits_test_operations() -> None:
     operations = (Operation(Op.TEST, "/metadata/resourceVersion", "1"), Operation(Op.ADD, "/spec/x", {"a": 1}))
     plan = Plan(History(), KUBEVIRTS, "kubevirt", operations)
     assert PatchKubeVirt(Target(KUBEVIRTS, "kubevirt"), plan).text == 'patched kubevirts kubevirt: add /spec/x {"a":1}'
 
 
-def test_everything_that_follows_is_reported() -> None:
+def test_every_write_has_a_log_line() -> None:
     texts = [one.text for one in Scene([node("vm-vgpu")]).decided().writes]
     assert texts[0].startswith("patched node node01: nvidia.com/gpu.present=true, nvidia.com/gpu.deploy.")
     assert texts[1] == (

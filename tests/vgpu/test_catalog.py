@@ -28,14 +28,14 @@ def type_of(card: Card, name: str) -> CardType:
     return found
 
 
-def test_every_name_is_a_name() -> None:
+def test_every_type_name_parses_to_the_same_profile() -> None:
     for card, one in TYPES:
         assert one.profile.gpu == card.gpu
         for profile in (one.profile, *one.spelled):
             assert parse_profile(profile.text) == profile
 
 
-def test_no_card_has_a_type_twice() -> None:
+def test_no_card_lists_a_type_twice() -> None:
     for card in CARDS:
         names = [profile for one in card.types() for profile in (one.profile, *one.spelled)]
         assert len(names) == len(set(names)), card.board
@@ -63,7 +63,7 @@ def test_ids_are_those_of_nvidia_cards_in_the_shipped_database() -> None:
     assert {one for one in devices if one not in pciids.shipped()} <= later
 
 
-def test_what_fits_once_is_the_whole_card_and_never_more() -> None:
+def test_types_never_exceed_the_framebuffer_and_a_full_size_type_fits_once() -> None:
     for card, one in TYPES:
         assert one.profile.framebuffer_mib <= card.framebuffer_mib
         if not one.profile.is_mig:
@@ -93,7 +93,7 @@ def test_placements_lie_side_by_side_inside_the_card_as_many_as_fit() -> None:
     assert seen > 200
 
 
-def test_fewer_fit_in_mixed_size_mode_and_only_where_it_is_supported() -> None:
+def test_mixed_size_mode_never_fits_more_vgpus_and_needs_a_card_that_supports_it() -> None:
     for card, one in TYPES:
         if one.most_mixed is not None:
             assert card.mixed_sizes
@@ -145,7 +145,7 @@ def test_documented_numbers(device: str, name: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["M6", "M10", "M60", "P4", "P6", "P40", "P100", "P100C", "P100X"])
-def test_of_maxwell_and_pascal_there_is_what_sources_tell(gpu: str) -> None:
+def test_maxwell_and_pascal_cards_have_the_types_that_sources_document(gpu: str) -> None:
     """No C-series, of which only names are known, and no mixed-size mode, of which only the host can tell."""
     (card,) = catalog.cards_called(gpu)
     assert not card.is_mig
@@ -156,7 +156,7 @@ def test_of_maxwell_and_pascal_there_is_what_sources_tell(gpu: str) -> None:
     assert profile_name(f"GRID {whole.profile}") == whole.profile.text
 
 
-def test_simulated_boards_carry_what_the_catalog_says() -> None:
+def test_vgpu_counts_of_simulated_boards_match_the_catalog() -> None:
     seen = 0
     for board in shared_cards().values():
         for function in board.functions:
@@ -167,7 +167,7 @@ def test_simulated_boards_carry_what_the_catalog_says() -> None:
     assert seen > 30
 
 
-def test_irregular_numbers_are_each_series_own() -> None:
+def test_irregular_counts_belong_to_their_series() -> None:
     rtx8000 = card_of("10de:1e78", "10de:13d8")
     assert [type_of(rtx8000, name).most for name in ("RTX8000P-4Q", "RTX8000P-4C")] == [12, 8]
 
@@ -195,11 +195,11 @@ def test_mixed_sizes(device: str, name: str, mixed: int | None, placements: tupl
         (None, ["A16", "A2"]),
     ],
 )
-def test_cards_of_one_device_id_are_told_by_the_subsystem(subsystem: PciId | None, boards: list[str]) -> None:
+def test_subsystem_id_distinguishes_cards_of_one_device_id(subsystem: PciId | None, boards: list[str]) -> None:
     assert [card.board for card in catalog.cards_of(A16_A2, subsystem)] == boards
 
 
-def test_a_card_by_any_subsystem_where_one_is_as_good_as_another() -> None:
+def test_a_card_with_its_own_device_id_is_found_by_any_subsystem_id() -> None:
     a10 = parse_pci_id("10de:2236")
     assert [card.gpu for card in catalog.cards_of(a10, None)] == ["A10"]
     assert [card.gpu for card in catalog.cards_of(a10, PciId(0x1028, 1))] == ["A10"]
@@ -226,17 +226,17 @@ def test_gpu_instances(device: str, name: str, profile: str, each: int) -> None:
     assert (found.profile, found.each) == (profile, each)
 
 
-def test_there_is_no_gpu_instance_of_time_sliced_and_unknown_types() -> None:
+def test_time_sliced_and_unknown_types_have_no_gpu_instance() -> None:
     a100 = card_of("10de:20b0")
     assert [a100.gpu_instance(parse_profile(name)) for name in ("A100X-4C", "A100X-1-7C", "A100-1-5C")] == [None] * 3
 
 
-def test_types_on_one_kind_of_gpu_instance_add_up() -> None:
+def test_counts_of_types_on_the_same_gpu_instance_profile_add_up() -> None:
     desired_counts = {parse_profile("DC-1-24C"): 2, parse_profile("DC-1-24Q"): 1, parse_profile("DC-1-2QGFX"): 9}
     assert catalog.gpu_instances(card_of("10de:2bb5"), desired_counts) == {"1g.24gb+gfx": 4}
     assert catalog.gpu_instances(card_of("10de:2236"), {parse_profile("A10-4Q"): 6}) == {}
 
 
-def test_which_cards_can_be_cut_into_gpu_instances() -> None:
+def test_which_cards_support_mig() -> None:
     assert card_of("10de:20b7").is_mig
     assert not card_of("10de:2236").is_mig

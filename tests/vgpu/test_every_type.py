@@ -56,7 +56,9 @@ def apply_vgpus(site: Site, desired_vgpus: DesiredVgpus) -> list[str]:
 
 @given(st.sampled_from(EVERY), st.sampled_from([Framework.MDEV, Framework.VENDOR_VFIO]))
 @settings(max_examples=examples(60), deadline=None)
-def test_a_type_by_its_name(asked: tuple[Card, CardType], framework: Framework) -> None:
+def test_every_type_of_every_card_is_created_by_its_name_and_removed(
+    asked: tuple[Card, CardType], framework: Framework
+) -> None:
     card, desired_counts = asked
     kernel = build_host(host_with(card, framework))
     with TemporaryDirectory() as folder:

@@ -68,14 +68,14 @@ def test_a_gpu_is_switched_to_mixed_sizes_and_back(a10: VgpuHost) -> None:
     assert a10.modes(EQUAL).mixed_sizes is False
 
 
-def test_a_gpu_that_is_left_as_it_is_takes_what_its_mode_takes(a10: VgpuHost) -> None:
+def test_without_a_desired_mode_the_gpu_accepts_the_sizes_of_its_current_mode(a10: VgpuHost) -> None:
     assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-6Q": 2})) == ()
     assert a10.carries(MIXED) == {"A10-12Q": 1, "A10-6Q": 2}
     assert a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-12Q": 2})) == ()
     assert codes(a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-12Q": 1, "A10-6Q": 2}))) == [ReasonCode.SIZES_DIFFER]
 
 
-def test_free_ones_make_room_for_a_larger_one_and_come_back(a10: VgpuHost) -> None:
+def test_free_vgpus_make_room_for_a_larger_vgpu_and_are_created_again(a10: VgpuHost) -> None:
     """Where they lie is not known: here, across both places of an A10-12Q."""
     assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-4Q": 4}, Sizes.MIXED)) == ()
     a10.desired_vgpus(MIXED, DesiredVgpus({"A10-4Q": 3}, Sizes.MIXED))
@@ -88,13 +88,13 @@ def test_free_ones_make_room_for_a_larger_one_and_come_back(a10: VgpuHost) -> No
 
 
 @pytest.mark.parametrize("desired_counts", [{"A10-4Q": 5}, {"A10-12Q": 2, "A10-4Q": 1}, {"A10-8Q": 2, "A10-12Q": 1}])
-def test_what_has_no_placements_is_refused_before_anything_goes(a10: VgpuHost, desired_counts: dict[str, int]) -> None:
+def test_vgpus_without_placements_are_refused_before_any_removal(a10: VgpuHost, desired_counts: dict[str, int]) -> None:
     before = a10.types(MIXED)
     assert codes(a10.desired_vgpus(MIXED, DesiredVgpus(desired_counts, Sizes.MIXED))) == [ReasonCode.NO_ROOM]
     assert (a10.steps, a10.types(MIXED)) == ([], before)
 
 
-def test_a_vms_vgpu_keeps_the_mode_until_it_ends(a10: VgpuHost) -> None:
+def test_a_vgpu_of_a_vm_keeps_the_size_mode_until_the_vm_ends(a10: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q")
     simulated = a10.kernel.start_vm(a10.group_of(mine))
     desired_vgpus = DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)
@@ -109,7 +109,7 @@ def test_a_vms_vgpu_keeps_the_mode_until_it_ends(a10: VgpuHost) -> None:
     assert mine in a10.types(MIXED), "it went for the switch, and came back with its id"
 
 
-def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: VgpuHost) -> None:
+def test_a_failure_after_a_mode_switch_rolls_back_vgpus_and_mode(a10: VgpuHost) -> None:
     before = a10.types(MIXED)
     steps: list[str] = []
 
@@ -130,7 +130,9 @@ def test_what_fails_after_a_switch_is_put_back_with_its_mode(a10: VgpuHost) -> N
 
 
 @pytest.mark.parametrize(("simulated", "gpu", "name"), [("4xT4", T4, "T4-8Q"), ("2xA30", SHARED, "A30-12C")])
-def test_a_card_without_mixed_sizes_is_refused_them(simulated: str, gpu: PciAddress, name: str, tmp_path: Path) -> None:
+def test_mixed_sizes_are_refused_on_a_card_without_support(
+    simulated: str, gpu: PciAddress, name: str, tmp_path: Path
+) -> None:
     host = VgpuHost(simulated, tmp_path)
     assert host.desired_vgpus(gpu, DesiredVgpus({name: 1})) == ()
     assert codes(host.desired_vgpus(gpu, DesiredVgpus({name: 2}, Sizes.MIXED))) == [ReasonCode.MODE_UNSUPPORTED]
@@ -140,7 +142,7 @@ def test_a_card_without_mixed_sizes_is_refused_them(simulated: str, gpu: PciAddr
 # --- MIG
 
 
-def test_from_shared_time_to_gpu_instances_and_back(a30: VgpuHost) -> None:
+def test_a_gpu_changes_from_time_sliced_to_mig_backed_vgpus_and_back(a30: VgpuHost) -> None:
     assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-12C": 2})) == ()
     assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
     assert words(a30) == ["remove"] * 2 + ["switch"] + ["create"] * 6
@@ -156,7 +158,7 @@ def test_from_shared_time_to_gpu_instances_and_back(a30: VgpuHost) -> None:
     assert (modes.mig, modes.gpu_instances) == (False, ())
 
 
-def test_instances_that_nothing_stands_on_make_room(a30: VgpuHost) -> None:
+def test_unused_gpu_instances_are_destroyed_to_make_room(a30: VgpuHost) -> None:
     before = a30.types(CUT)
     kept = {vgpu: name for vgpu, name in before.items() if name == "A30-1-6C"}
     assert a30.apply_types(CUT, {"A30-1-6C": 4}) == ()
@@ -165,7 +167,7 @@ def test_instances_that_nothing_stands_on_make_room(a30: VgpuHost) -> None:
     assert kept.items() <= a30.types(CUT).items()
 
 
-def test_vgpus_move_where_it_cant_be_reported_which_instance_is_free(a30: VgpuHost) -> None:
+def test_all_vgpus_are_created_again_if_the_free_gpu_instance_is_unknown(a30: VgpuHost) -> None:
     a30.apply_types(CUT, {"A30-1-6C": 4})
     before = a30.types(CUT)
     assert a30.apply_types(CUT, {"A30-1-6C": 2, "A30-2-12C": 1}) == ()
@@ -175,7 +177,7 @@ def test_vgpus_move_where_it_cant_be_reported_which_instance_is_free(a30: VgpuHo
     assert after < before.keys(), "they came back with their ids"
 
 
-def test_one_in_use_keeps_all_instances_of_its_kind(a30: VgpuHost) -> None:
+def test_a_vgpu_in_use_keeps_all_gpu_instances_of_its_profile(a30: VgpuHost) -> None:
     a30.apply_types(CUT, {"A30-1-6C": 4})
     mine = min(a30.types(CUT))
     simulated = a30.kernel.start_vm(a30.group_of(mine))
@@ -212,7 +214,7 @@ def test_more_instances_than_fit_are_refused_before_anything_goes(a30: VgpuHost)
     assert a30.types(CUT) == before
 
 
-def test_a_mode_that_waits_for_a_reset_is_reported_and_what_was_there_comes_back(a30: VgpuHost) -> None:
+def test_a_mig_mode_pending_a_reset_is_reported_and_the_vgpus_are_restored(a30: VgpuHost) -> None:
     """nvidia-smi ends well where somebody has the GPU open; that somebody came after the last look."""
     a30.apply_types(SHARED, {"A30-12C": 2})
     before = a30.types(SHARED)
@@ -242,7 +244,7 @@ def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: VgpuHost) -> None:
     assert a30.modes(SHARED).mig_pending is False
 
 
-def test_compute_instances_that_another_program_made_go_with_their_instance(a30: VgpuHost) -> None:
+def test_compute_instances_of_another_program_are_destroyed_with_their_gpu_instance(a30: VgpuHost) -> None:
     """As `nvidia-smi mig -cgi ... -C` makes them; one that a process has is refused by the driver."""
     vgpu_host = a30.kernel.vfs.carriers[CUT].vgpu_host
     vgpu_host.computing.update(one.id for one in vgpu_host.instances)
@@ -250,7 +252,7 @@ def test_compute_instances_that_another_program_made_go_with_their_instance(a30:
     assert a30.carries(CUT) == {"A30-4-24C": 1}
 
 
-def test_a_vgpu_that_another_program_makes_meanwhile_keeps_the_instances(a30: VgpuHost) -> None:
+def test_a_vgpu_that_another_program_creates_meanwhile_keeps_the_gpu_instances(a30: VgpuHost) -> None:
     """It may stand on the instance that is to go."""
     steps: list[str] = []
 
@@ -268,7 +270,7 @@ def test_a_vgpu_that_another_program_makes_meanwhile_keeps_the_instances(a30: Vg
     assert "2g.12gb" in {one.profile for one in found}
 
 
-def test_vendor_vfio_is_cut_as_well(tmp_path: Path) -> None:
+def test_mig_backed_vgpus_are_created_by_the_vendor_vfio_framework(tmp_path: Path) -> None:
     """There, a GPU without room names no type, not even that of what it carries."""
     host, gpu = VgpuHost("8xH100", tmp_path), PciAddress("0000:9d:00.0")
     for desired_vgpus in (
@@ -289,7 +291,7 @@ def test_vendor_vfio_is_cut_as_well(tmp_path: Path) -> None:
 # --- the scheduler
 
 
-def test_a_scheduler_is_set_when_the_vgpus_are_there_and_once(t4: VgpuHost) -> None:
+def test_the_scheduler_is_set_once_after_the_vgpus_are_created(t4: VgpuHost) -> None:
     desired_vgpus = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
     planned = [step.text for step in t4.planned(T4, desired_vgpus).steps]
     assert planned[-1] == f"{T4}: set the vGPU scheduler to equal-share, 4 ms"
@@ -302,7 +304,7 @@ def test_a_scheduler_is_set_when_the_vgpus_are_there_and_once(t4: VgpuHost) -> N
     assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE, "left alone"
 
 
-def test_a_scheduler_waits_for_vms(t4: VgpuHost) -> None:
+def test_the_scheduler_change_waits_for_vms(t4: VgpuHost) -> None:
     t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 2}))
     simulated = t4.kernel.start_vm(t4.group_of(min(t4.types(T4))))
     desired_vgpus = DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE)
@@ -314,7 +316,7 @@ def test_a_scheduler_waits_for_vms(t4: VgpuHost) -> None:
     assert words(t4) == ["set"]
 
 
-def test_a_scheduler_that_fails_leaves_the_vgpus(t4: VgpuHost) -> None:
+def test_vgpus_stay_if_the_scheduler_cannot_be_set(t4: VgpuHost) -> None:
     """A VM has started just before."""
 
     def start(command: Sequence[str]) -> None:
@@ -335,7 +337,7 @@ def test_a_scheduler_that_fails_leaves_the_vgpus(t4: VgpuHost) -> None:
         ("2xA10-vgpu", MIXED, DesiredVgpus({"A10-12Q": 2}, scheduler=Scheduler(SchedulerPolicy.EQUAL_SHARE, 31))),
     ],
 )
-def test_a_scheduler_that_the_mode_does_not_take_is_refused_first(
+def test_a_scheduler_that_the_mode_does_not_support_is_refused_before_any_step(
     simulated: str, gpu: PciAddress, desired_vgpus: DesiredVgpus, tmp_path: Path
 ) -> None:
     host = VgpuHost(simulated, tmp_path)
@@ -344,7 +346,7 @@ def test_a_scheduler_that_the_mode_does_not_take_is_refused_first(
     assert (host.steps, host.types(gpu)) == ([], before)
 
 
-def test_a_scheduler_that_fits_the_mode_to_come_is_taken(a10: VgpuHost) -> None:
+def test_a_scheduler_that_the_desired_mode_supports_is_accepted(a10: VgpuHost) -> None:
     fixed = Scheduler(SchedulerPolicy.FIXED_SHARE)
     assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-12Q": 2}, Sizes.EQUAL, fixed)) == ()
     found = vgpuscheduler.read_scheduler(a10.tools, MIXED)
@@ -355,7 +357,7 @@ def test_a_scheduler_that_fits_the_mode_to_come_is_taken(a10: VgpuHost) -> None:
 # --- what is asked of nvidia-smi
 
 
-def test_nvidia_smi_is_asked_when_a_desired_state_needs_it_alone(a10: VgpuHost, a30: VgpuHost, t4: VgpuHost) -> None:
+def test_nvidia_smi_runs_only_if_the_desired_state_needs_its_report(a10: VgpuHost, a30: VgpuHost, t4: VgpuHost) -> None:
     a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-4Q": 6}))
     a10.desired_vgpus(EQUAL, DesiredVgpus())
     t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 4}))
@@ -376,7 +378,9 @@ def test_nvidia_smi_is_asked_when_a_desired_state_needs_it_alone(a10: VgpuHost, 
         DesiredVgpus({"A10-12Q": 1, "A10-4Q": 1}, scheduler=EQUAL_SHARE),
     ],
 )
-def test_nothing_follows_from_what_it_does_not_say(a10: VgpuHost, desired_vgpus: DesiredVgpus) -> None:
+def test_nothing_changes_while_the_modes_are_unknown_without_nvidia_smi(
+    a10: VgpuHost, desired_vgpus: DesiredVgpus
+) -> None:
     before = a10.types(MIXED)
     a10.tools = SimTools(a10.kernel, programs=())
     a10.site = Site(a10.kernel, a10.tools, a10.site.original_drivers, a10.site.locks)

@@ -180,7 +180,7 @@ def used(one: GpuState, *ids: VgpuId) -> GpuState:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(SPEC_FIELDS), min_size=1, max_size=5), st.data())
-def test_any_way_leads_there_and_no_user_loses_a_device(
+def test_every_plan_reaches_the_desired_state_and_keeps_vgpus_in_use(
     desired_by_gpu: list[DesiredVgpus], data: st.DataObject
 ) -> None:
     one = board()
@@ -200,7 +200,7 @@ def test_any_way_leads_there_and_no_user_loses_a_device(
 
 @settings(deadline=None)
 @given(st.sampled_from(SPEC_FIELDS), st.sampled_from(SPEC_FIELDS))
-def test_what_both_desired_states_want_keeps_its_ids_through_every_switch(
+def test_vgpus_of_both_desired_states_keep_their_ids_through_every_mode_switch(
     first: DesiredVgpus, second: DesiredVgpus
 ) -> None:
     before = after(board(), planned(board(), first))
@@ -210,7 +210,7 @@ def test_what_both_desired_states_want_keeps_its_ids_through_every_switch(
 
 
 @pytest.mark.parametrize("desired_vgpus", [one for one in SPEC_FIELDS if one.types])
-def test_a_vgpu_in_use_stands_before_every_switch(desired_vgpus: DesiredVgpus) -> None:
+def test_a_vgpu_in_use_blocks_every_mode_switch(desired_vgpus: DesiredVgpus) -> None:
     for first in SPEC_FIELDS:
         there = after(board(), planned(board(), first))
         busy = used(there, *(vgpu.id for vgpu in there.host.live[:1]))
@@ -223,7 +223,7 @@ def test_a_vgpu_in_use_stands_before_every_switch(desired_vgpus: DesiredVgpus) -
 
 @pytest.mark.parametrize("field", ["mixed_sizes", "can_mix_sizes", "mig", "mig_pending", "gpu_instances"])
 @pytest.mark.parametrize("desired_vgpus", [one for one in SPEC_FIELDS if one.types])
-def test_nothing_follows_from_a_mode_that_could_not_be_read(desired_vgpus: DesiredVgpus, field: str) -> None:
+def test_an_unread_mode_changes_nothing(desired_vgpus: DesiredVgpus, field: str) -> None:
     one = board()
     assert one.smi is not None
     said = {
@@ -240,7 +240,7 @@ def test_nothing_follows_from_a_mode_that_could_not_be_read(desired_vgpus: Desir
     assert bool(plan.steps) is irrelevant
 
 
-def test_instances_of_cards_that_are_not_known_are_left_alone() -> None:
+def test_gpu_instances_of_unknown_cards_are_kept() -> None:
     mig = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=(GpuInstance(1, "1g.6gb", 14, 0, 1),))
     one = replace(board(), card=None, smi=SmiReport(mig, TYPES))
     desired_vgpus = DesiredVgpus({"A30-1-6C": 1})
@@ -249,7 +249,7 @@ def test_instances_of_cards_that_are_not_known_are_left_alone() -> None:
     assert [type(step) for step in planned(offering, desired_vgpus).steps] == [CreateVgpu]
 
 
-def test_a_scheduler_is_read_again_when_it_was_not_understood() -> None:
+def test_a_scheduler_that_could_not_be_parsed_is_read_again() -> None:
     one = board()
     assert one.smi is not None
     blind = replace(one, smi=replace(one.smi, scheduler=ODD))
@@ -275,7 +275,7 @@ def test_a_pod_whose_vm_does_not_run_yet_does_not_keep_the_scheduler() -> None:
 
 @settings(deadline=None)
 @given(st.fixed_dictionaries({gb: st.integers(0, 3) for gb in (12, 8, 6, 4, 3)}))
-def test_what_fits_is_what_can_be_laid_out(counts: dict[int, int]) -> None:
+def test_mixed_sizes_fit_exactly_if_their_placements_can_be_laid_out(counts: dict[int, int]) -> None:
     places = {one.profile.gb: one.placements for one in A30.types() if one.placements}
     counts = {gb: number for gb, number in counts.items() if gb in places}
     desired = [gb for gb, number in counts.items() for _ in range(number)]
@@ -292,7 +292,7 @@ def _laid_out(desired: list[int], places: Mapping[int, tuple[int, ...]], taken: 
     return any(_laid_out(desired[1:], places, taken | span << place) for place in free)
 
 
-def test_cards_without_placements_go_by_their_numbers() -> None:
+def test_cards_without_placements_are_checked_by_counts() -> None:
     (l40s,) = catalog.cards_of(parse_pci_id("10de:26b9"), parse_pci_id("10de:1851"))
     names = {size: VgpuType(f"NVIDIA L40S-{size}Q") for size in (4, 8, 16, 24, 48)}
     assert mixedsizes.fits(l40s, {names[16]: 2, names[8]: 2})
@@ -314,7 +314,7 @@ ONE_ON_EACH_HALF = (GpuInstance(1, "1g.6gb", 14, 1, 1), GpuInstance(2, "1g.6gb",
 
 @pytest.mark.parametrize("vgpus", [(), ("A30-1-6C",), ("A30-1-6C", "A30-1-6C")])
 @pytest.mark.parametrize("small", [1, 2])
-def test_idle_instances_make_way_for_a_larger_one(vgpus: tuple[str, ...], small: int) -> None:
+def test_idle_gpu_instances_are_destroyed_for_a_larger_one(vgpus: tuple[str, ...], small: int) -> None:
     before = in_mig_mode(*ONE_ON_EACH_HALF, vgpus=vgpus)
     desired_vgpus = DesiredVgpus({"A30-2-12C": 1, "A30-1-6C": small})
     there = after(before, planned(before, desired_vgpus))
@@ -322,7 +322,7 @@ def test_idle_instances_make_way_for_a_larger_one(vgpus: tuple[str, ...], small:
     assert {one.id for one in before.host.live[:small]} <= {one.id for one in there.host.live}
 
 
-def test_instances_stay_where_one_of_their_vgpus_is_in_use() -> None:
+def test_gpu_instances_stay_while_a_vgpu_of_their_profile_is_in_use() -> None:
     before = used(in_mig_mode(*ONE_ON_EACH_HALF, vgpus=("A30-1-6C", "A30-1-6C")), VgpuId("vgpu-0000:17:00.4"))
     busy = used(before, before.host.live[0].id)
     plan = planned(busy, DesiredVgpus({"A30-2-12C": 1, "A30-1-6C": 2}))
@@ -330,7 +330,7 @@ def test_instances_stay_where_one_of_their_vgpus_is_in_use() -> None:
     assert "unknown one of its GPU's 1g.6gb instances" in plan.pending[0].text
 
 
-def test_instances_that_only_fit_by_their_compute_slices_are_too_many() -> None:
+def test_gpu_instances_that_exceed_the_memory_slices_are_refused() -> None:
     (a100,) = [one for one in catalog.cards() if one.gpu == "A100DX"]
     names = {one.profile.text: VgpuType(f"NVIDIA {one.profile.text}") for one in a100.types()}
     modes = GpuModes(GPU, mig=True, mig_pending=True)
@@ -342,7 +342,7 @@ def test_instances_that_only_fit_by_their_compute_slices_are_too_many() -> None:
 
 
 @pytest.mark.parametrize("card", [one for one in catalog.cards() if one.is_mig], ids=lambda one: one.board)
-def test_every_card_has_as_many_places_as_it_takes_instances(card: catalog.Card) -> None:
+def test_every_card_has_as_many_placements_as_gpu_instances(card: catalog.Card) -> None:
     for one in card.types():
         if one.gpu_instance is not None and not one.gpu_instance.profile.endswith("+me"):  # one GPU has one of these
             assert len(starts(card, one.gpu_instance.profile)) * one.gpu_instance.each == one.most

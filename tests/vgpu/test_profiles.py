@@ -22,12 +22,12 @@ PROFILES = st.one_of(
 
 
 @given(PROFILES)
-def test_what_is_written_is_read(profile: Profile) -> None:
+def test_a_written_profile_is_parsed_back(profile: Profile) -> None:
     assert parse_profile(profile.text) == profile
 
 
 @given(st.text(alphabet="A10-BCQ24MENOGFXaL _", max_size=14))
-def test_any_text_is_a_type_of_that_very_name_or_refused(text: str) -> None:
+def test_any_text_parses_to_a_type_of_the_same_name_or_is_refused(text: str) -> None:
     try:
         profile = parse_profile(text)
     except InvalidIdError:
@@ -50,7 +50,7 @@ def test_any_text_is_a_type_of_that_very_name_or_refused(text: str) -> None:
         ("6000D-84C", Profile("6000D", None, 84, Series.C)),
     ],
 )
-def test_the_parts_of_a_name(text: str, profile: Profile) -> None:
+def test_parts_of_a_type_name(text: str, profile: Profile) -> None:
     assert parse_profile(text) == profile
 
 
@@ -60,7 +60,7 @@ NO_TYPES = "A10 A10-4 A10-4q a10-4Q A10-04Q A10-4QME A10-4D RTX6000-Ada-1-2Q A10
 @pytest.mark.parametrize(
     "text", [*NO_TYPES.split(), "A\u06610-4Q", "", " A10-4Q", "A10-4Q ", "A10-4Q\n", "NVIDIA A10-4Q"]
 )
-def test_what_is_no_type(text: str) -> None:
+def test_text_that_is_no_vgpu_type_is_refused(text: str) -> None:
     with pytest.raises(InvalidIdError, match="is not a vGPU type: expected CARD-GBs"):
         parse_profile(text)
 
@@ -76,11 +76,11 @@ def test_what_is_no_type(text: str) -> None:
         ("", ""),
     ],
 )
-def test_what_configs_call_what_the_host_names(host: str, name: str) -> None:
+def test_config_name_of_a_type_name_of_the_host(host: str, name: str) -> None:
     assert profile_name(host) == name
 
 
-def test_framebuffers() -> None:
+def test_framebuffer_of_a_type() -> None:
     assert [parse_profile(name).framebuffer_mib for name in ("M60-0B", "A10-1Q", "DC-1-24Q")] == [512, 1024, 24576]
 
 
@@ -102,10 +102,12 @@ BLACKWELL = [VgpuType(f"NVIDIA RTX Pro 6000 Blackwell DC-{size}") for size in ("
         ("A10-4Q", [], None),
     ],
 )
-def test_which_of_the_hosts_types_is_meant(desired_counts: str, known: list[VgpuType], meant: str | None) -> None:
+def test_the_type_of_the_host_that_a_profile_selects(
+    desired_counts: str, known: list[VgpuType], meant: str | None
+) -> None:
     assert profiles.host_type(parse_profile(desired_counts), known) == meant
 
 
-def test_what_a_card_is_called_is_in_its_types() -> None:
+def test_card_names_come_from_type_names() -> None:
     types = [VgpuType(name) for name in ("GRID T4-2B4", "NVIDIA A16-1B", "NVIDIA RTX6000-Ada-2Q", "i915-GVTg_V5_4")]
     assert profiles.card_names(types) == {"A16", "RTX6000-Ada"}

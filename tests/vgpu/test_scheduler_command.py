@@ -60,7 +60,7 @@ def place(tmp_path: Path) -> Place:
 Said = pytest.CaptureFixture[str]
 
 
-def test_it_is_set_once_and_shown(place: Place, capsys: Said) -> None:
+def test_the_scheduler_is_set_once_and_shown(place: Place, capsys: Said) -> None:
     assert place.set(T4, EQUAL_4) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == [f"{T4}: set the vGPU scheduler to equal-share, 4 ms"]
     assert (place.has(T4), place.has(OTHER).policy) == (EQUAL_4, SchedulerPolicy.BEST_EFFORT)
@@ -71,14 +71,14 @@ def test_it_is_set_once_and_shown(place: Place, capsys: Said) -> None:
     assert lines[1:] == [[T4, "equal-share", "4", "ms", "-"], [OTHER, "best-effort", "-", "-"]]
 
 
-def test_vgpus_stay_as_they_are(place: Place) -> None:
+def test_setting_the_scheduler_keeps_the_vgpus(place: Place) -> None:
     place.vgpu_host.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 3}))
     before = place.vgpu_host.types(T4)
     assert place.set(T4, EQUAL_4) == 0
     assert place.vgpu_host.types(T4) == before
 
 
-def test_a_dry_run_changes_nothing(place: Place, capsys: Said) -> None:
+def test_a_dry_run_of_the_scheduler_changes_nothing(place: Place, capsys: Said) -> None:
     assert place.set(T4, EQUAL_4, persist=True, dry_run=True) == 0
     said = json.loads(capsys.readouterr().out)
     assert (len(said["steps"]), said["persisted"]) == (1, True)
@@ -86,7 +86,7 @@ def test_a_dry_run_changes_nothing(place: Place, capsys: Said) -> None:
     assert not place.roots.local(FILE).exists()
 
 
-def test_what_is_to_last_is_kept_in_the_modprobe_file(place: Place, capsys: Said) -> None:
+def test_a_persistent_scheduler_is_written_to_the_modprobe_file(place: Place, capsys: Said) -> None:
     assert place.set(T4, EQUAL_4, persist=True) == 0
     assert place.set(OTHER, FIXED, persist=True) == 0
     assert "pci=0000:3b:00.0;RmPVMRL=0x00040003" in place.roots.local(FILE).read_text()
@@ -99,7 +99,7 @@ def test_what_is_to_last_is_kept_in_the_modprobe_file(place: Place, capsys: Said
     assert rows[OTHER]["kept"] == {"policy": "fixed-share", "timeslice-ms": None}
 
 
-def test_vms_keep_it_from_being_set_and_not_from_being_kept(place: Place, capsys: Said) -> None:
+def test_running_vms_block_setting_the_scheduler_but_not_persisting_it(place: Place, capsys: Said) -> None:
     place.vgpu_host.desired_vgpus(T4, DesiredVgpus({"T4-8Q": 2}))
     simulated = place.vgpu_host.kernel.start_vm(place.vgpu_host.group_of(min(place.vgpu_host.types(T4))))
     assert place.set(T4, EQUAL_4, persist=True) == 1
@@ -111,7 +111,7 @@ def test_vms_keep_it_from_being_set_and_not_from_being_kept(place: Place, capsys
     assert read_kept(place.roots) == {T4: EQUAL_4}
 
 
-def test_a_file_of_another_programs_is_left_alone(place: Place, capsys: Said) -> None:
+def test_a_modprobe_file_of_another_program_is_left_alone(place: Place, capsys: Said) -> None:
     file = place.roots.local(FILE)
     file.write_text("options nvidia NVreg_EnableMSI=1\n")
     assert place.set(T4, EQUAL_4, persist=True) == 1
@@ -130,7 +130,7 @@ def test_a_file_of_another_programs_is_left_alone(place: Place, capsys: Said) ->
         ("2xFlex170", "0000:4d:00.0", EQUAL_4, "SchedulerUnfit"),
     ],
 )
-def test_what_does_not_take_it_is_refused_and_nothing_is_kept(
+def test_an_unsupported_scheduler_is_refused_and_not_persisted(
     simulated: str, gpu: str, desired: Scheduler, code: str, tmp_path: Path, capsys: Said
 ) -> None:
     place = Place(tmp_path, simulated)
@@ -140,7 +140,7 @@ def test_what_does_not_take_it_is_refused_and_nothing_is_kept(
     assert not place.roots.local(FILE).exists()
 
 
-def test_a_host_without_the_program_is_reported(tmp_path: Path) -> None:
+def test_a_host_without_nvidia_smi_is_reported(tmp_path: Path) -> None:
     export(build_host(load_host("4xT4")), tmp_path / "host")
     shown = called("vgpu", "scheduler", "get", "--host-root", "host", cwd=tmp_path)
     assert shown.returncode == 1
@@ -152,11 +152,11 @@ def test_a_host_without_the_program_is_reported(tmp_path: Path) -> None:
 
 
 @given(st.sampled_from(SchedulerPolicy), st.none() | st.integers(1, 30))
-def test_what_is_kept_is_what_was_set(policy: SchedulerPolicy, timeslice_ms: int | None) -> None:
+def test_the_registry_value_encodes_the_scheduler(policy: SchedulerPolicy, timeslice_ms: int | None) -> None:
     desired = Scheduler(policy, timeslice_ms)
     if not refuse(GpuModes(T4), desired):
         assert registry_scheduler(registry_value(desired)) == desired
 
 
-def test_values_that_are_not_ours_are_no_scheduler() -> None:
+def test_foreign_registry_values_are_no_scheduler() -> None:
     assert registry_scheduler(0xAAFFF001) is None

@@ -31,7 +31,7 @@ FLEX = PciAddress("0000:4d:00.0")
 @pytest.mark.parametrize(
     ("simulated", "gpu", "card"), [("2xA10-vgpu", A10, "A10"), ("4xL40S", L40S, "L40S"), ("4xT4", T4, "T4")]
 )
-def test_one_config_after_another(simulated: str, gpu: PciAddress, card: str, tmp_path: Path) -> None:
+def test_several_configs_are_applied_in_turn(simulated: str, gpu: PciAddress, card: str, tmp_path: Path) -> None:
     host = VgpuHost(simulated, tmp_path)
     for name, count in ((f"{card}-4Q", 4), (f"{card}-8Q", 2), (f"{card}-4Q", 2), (f"{card}-4Q", 3)):
         assert host.apply_types(gpu, {name: count}) == ()
@@ -42,7 +42,7 @@ def test_one_config_after_another(simulated: str, gpu: PciAddress, card: str, tm
     assert host.carries(gpu) == {}
 
 
-def test_the_same_config_has_the_same_ids_after_a_reboot(tmp_path: Path) -> None:
+def test_a_config_creates_the_same_ids_after_a_reboot(tmp_path: Path) -> None:
     host = VgpuHost("2xA10-vgpu", tmp_path)
     host.apply_vgpus(A10, A10_4Q=6)
     before = host.types(A10)
@@ -51,7 +51,7 @@ def test_the_same_config_has_the_same_ids_after_a_reboot(tmp_path: Path) -> None
     assert again.types(A10) == before
 
 
-def test_a_vms_vgpu_stays_and_it_is_not_asked_for_it(tmp_path: Path) -> None:
+def test_a_vgpu_of_a_vm_stays_and_vfio_sends_the_vm_no_request(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
     mine, other = host.types(T4)
@@ -67,7 +67,7 @@ def test_a_vms_vgpu_stays_and_it_is_not_asked_for_it(tmp_path: Path) -> None:
     assert other not in host.types(T4)
 
 
-def test_a_vm_that_starts_in_between_is_not_touched(tmp_path: Path) -> None:
+def test_a_vgpu_of_a_vm_that_starts_after_the_plan_is_not_touched(tmp_path: Path) -> None:
     """It came after the look that the plan was made from: the lease finds it."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
@@ -87,7 +87,7 @@ def test_a_vm_that_starts_in_between_is_not_touched(tmp_path: Path) -> None:
     assert first not in host.types(T4)
 
 
-def test_a_vgpu_whose_own_node_could_not_be_reported_is_not_removed(tmp_path: Path) -> None:
+def test_a_vgpu_whose_device_node_is_unknown_is_not_removed(tmp_path: Path) -> None:
     """A VM may have it open by that node, and nobody could be seen to."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=1)
@@ -100,7 +100,7 @@ def test_a_vgpu_whose_own_node_could_not_be_reported_is_not_removed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("users", [2, 8])
-def test_vms_that_no_look_shows_keep_theirs_and_the_others_go(tmp_path: Path, users: int) -> None:
+def test_the_lease_protects_vgpus_of_vms_that_no_snapshot_shows(tmp_path: Path, users: int) -> None:
     """An agent without the host's processes sees nobody who has a group open; a lease does."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_2Q=8)
@@ -116,7 +116,7 @@ def test_vms_that_no_look_shows_keep_theirs_and_the_others_go(tmp_path: Path, us
     assert host.kernel.vfio.requests == []
 
 
-def test_a_pods_vgpu_stays_before_the_pods_vm_has_opened_it(tmp_path: Path) -> None:
+def test_a_vgpu_of_a_pod_stays_before_its_vm_opens_the_vgpu(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
     mine = min(host.types(T4))
@@ -127,7 +127,7 @@ def test_a_pods_vgpu_stays_before_the_pods_vm_has_opened_it(tmp_path: Path) -> N
     assert list(host.types(T4)) == [mine]
 
 
-def test_what_fails_half_the_way_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_change_restores_the_vgpus(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     before = host.types(T4)
     assert set(before.values()) == {"T4-8Q"}
@@ -140,7 +140,7 @@ def test_what_fails_half_the_way_leaves_what_was_there(tmp_path: Path) -> None:
     assert host.types(T4) == before
 
 
-def test_more_than_fits_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_more_vgpus_than_fit_are_refused_before_any_step(tmp_path: Path) -> None:
     host = VgpuHost("2xA10-vgpu", tmp_path)
     host.apply_vgpus(A10, A10_8Q=3)
     before = host.types(A10)
@@ -150,7 +150,7 @@ def test_more_than_fits_is_refused_and_nothing_is_touched(tmp_path: Path) -> Non
     assert (host.steps, host.types(A10)) == ([], before)
 
 
-def test_vfs_are_switched_on_where_vgpus_stand_on_them(tmp_path: Path) -> None:
+def test_vfs_are_enabled_for_vgpus_whose_parents_are_vfs(tmp_path: Path) -> None:
     host = VgpuHost("2xA10-vgpu", tmp_path)
     assert host.apply_vgpus(A10, A10_12Q=2) == ()
     assert host.carries(A10) == {"A10-12Q": 2}
@@ -172,14 +172,14 @@ def test_a_gpu_that_a_process_uses_gets_no_vfs(tmp_path: Path) -> None:
     assert host.tools.commands == []
 
 
-def test_a_gpu_for_vms_is_not_with_vgpus(tmp_path: Path) -> None:
+def test_a_passthrough_gpu_gets_no_vgpus(tmp_path: Path) -> None:
     host = VgpuHost("2xA10", tmp_path)
     assert codes(host.apply_vgpus(ON_VFIO, A10_12Q=2)) == [ReasonCode.NO_VGPU_HOST]
     assert host.apply_vgpus(ON_VFIO) == (), "it carries none, as is wished"
     assert codes(host.apply_vgpus(PciAddress("0000:00:1f.0"))) == [ReasonCode.NO_VGPU_HOST]
 
 
-def test_a_vf_that_refuses_is_passed_over_and_reported(tmp_path: Path) -> None:
+def test_a_vf_that_rejects_a_type_is_skipped_and_reported(tmp_path: Path) -> None:
     host = VgpuHost("4xL40S", tmp_path)
     assert host.apply_vgpus(L40S) == ()
     slot = min(scan(host.kernel).vgpu_hosts[L40S].slots)
@@ -191,7 +191,7 @@ def test_a_vf_that_refuses_is_passed_over_and_reported(tmp_path: Path) -> None:
     assert VgpuId(slot) not in host.types(L40S)
 
 
-def test_a_set_of_vfs_that_splits_a_gpu_is_changed_as_one(tmp_path: Path) -> None:
+def test_vfs_that_split_a_gpu_evenly_are_enabled_and_disabled_together(tmp_path: Path) -> None:
     host = VgpuHost("2xFlex170", tmp_path)
     assert host.apply_types(FLEX, {"16 VFs": 1}) == ()
     assert len(scan(host.kernel).functions[FLEX].virtfns) == 16
@@ -199,7 +199,7 @@ def test_a_set_of_vfs_that_splits_a_gpu_is_changed_as_one(tmp_path: Path) -> Non
     assert scan(host.kernel).functions[FLEX].virtfns == ()
 
 
-def test_a_vm_on_one_vf_keeps_the_whole_set(tmp_path: Path) -> None:
+def test_a_vm_on_a_vf_keeps_all_vfs_of_the_gpu(tmp_path: Path) -> None:
     host = VgpuHost("2xFlex170", tmp_path)
     vf = scan(host.kernel).functions[FLEX].virtfns[0]
     host.kernel.rebind(vf, "vfio-pci")
@@ -210,7 +210,7 @@ def test_a_vm_on_one_vf_keeps_the_whole_set(tmp_path: Path) -> None:
     assert host.kernel.vfio.requests == []
 
 
-def test_two_do_not_change_vgpus_one_gpu_at_a_time(tmp_path: Path) -> None:
+def test_a_second_process_may_not_change_the_vgpus_of_a_gpu(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     inventory = observe(host.site, host.given, None).inventory
     unit = inventory.gpus[T4].unit
@@ -219,7 +219,7 @@ def test_two_do_not_change_vgpus_one_gpu_at_a_time(tmp_path: Path) -> None:
         host.apply_vgpus(T4)
 
 
-def test_one_vgpu_can_be_removed_alone(tmp_path: Path) -> None:
+def test_a_single_vgpu_is_removed_by_hand(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_4Q=4)
     first, second, *_ = host.types(T4)
@@ -235,7 +235,7 @@ def test_one_vgpu_can_be_removed_alone(tmp_path: Path) -> None:
     assert len(host.types(T4)) == 3
 
 
-def test_what_was_seen_before_tells_the_unit_and_nothing_else_of_it(tmp_path: Path) -> None:
+def test_an_earlier_inventory_selects_the_isolation_unit_only(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
     first = observe(host.site, host.given, None).inventory
@@ -247,7 +247,7 @@ def test_what_was_seen_before_tells_the_unit_and_nothing_else_of_it(tmp_path: Pa
     assert host.kernel.vfio.requests == []
 
 
-def test_a_gpu_that_has_gone_since_it_was_seen_is_reported(tmp_path: Path) -> None:
+def test_a_gpu_unplugged_since_the_inventory_is_reported(tmp_path: Path) -> None:
     host = VgpuHost("4xT4", tmp_path)
     first = observe(host.site, host.given, None).inventory
     host.kernel.unplug(T4)
@@ -255,7 +255,7 @@ def test_a_gpu_that_has_gone_since_it_was_seen_is_reported(tmp_path: Path) -> No
     assert codes(reasons) == [ReasonCode.NO_VGPU_HOST]
 
 
-def test_a_gpu_that_another_lock_guards_by_now_is_not_with_vgpus(tmp_path: Path) -> None:
+def test_a_gpu_whose_isolation_unit_has_another_lock_by_now_is_not_changed(tmp_path: Path) -> None:
     """It shares its group with a function that was not there when its unit was looked for."""
     host = VgpuHost("4xT4", tmp_path)
     first = observe(host.site, host.given, None).inventory
@@ -272,7 +272,7 @@ def test_a_gpu_that_another_lock_guards_by_now_is_not_with_vgpus(tmp_path: Path)
 WHOLE = DesiredVgpus(whole=True)
 
 
-def test_a_gpu_that_is_desired_whole_carries_nothing_and_has_no_vfs(tmp_path: Path) -> None:
+def test_a_gpu_desired_for_passthrough_loses_its_vgpus_and_vfs(tmp_path: Path) -> None:
     host = VgpuHost("4xL40S", tmp_path)
     host.apply_vgpus(L40S, L40S_8Q=3)
     assert host.desired_vgpus(L40S, WHOLE) == ()
@@ -282,7 +282,7 @@ def test_a_gpu_that_is_desired_whole_carries_nothing_and_has_no_vfs(tmp_path: Pa
     assert host.steps == []
 
 
-def test_vfs_stay_while_one_is_or_may_be_in_use(tmp_path: Path) -> None:
+def test_vfs_stay_while_a_vf_is_or_may_be_in_use(tmp_path: Path) -> None:
     host = VgpuHost("4xL40S", tmp_path)
     assert host.apply_vgpus(L40S) == ()
     vfs = list(host.kernel.pci.functions[L40S].virtfns)
@@ -309,7 +309,7 @@ def test_vfs_stay_while_one_is_or_may_be_in_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_vf", [True, False])
-def test_vfs_that_a_process_of_the_host_uses_stay(tmp_path: Path, *, on_vf: bool) -> None:
+def test_vfs_that_a_host_process_uses_stay(tmp_path: Path, *, on_vf: bool) -> None:
     """All VFs of a set go at once, and a native driver's users hold nothing that could be leased."""
     host = VgpuHost("2xFlex170", tmp_path)
     assert host.apply_types(FLEX, {"16 VFs": 1}) == ()

@@ -82,7 +82,7 @@ SPEC_FIELDS: list[dict[VgpuType, int]] = [
 
 
 @BOARDS
-def test_the_configs_of_the_article(empty: GpuState) -> None:
+def test_configs_of_the_gpu_operator_guide(empty: GpuState) -> None:
     """The GPU Operator's guide: two A10-12Q, then six A10-4Q, then three A10-8Q."""
     one = with_vgpus(empty, {A10_12Q: 2})
     assert counts(one) == {A10_12Q: 2}
@@ -92,7 +92,7 @@ def test_the_configs_of_the_article(empty: GpuState) -> None:
 
 
 @given(st.sampled_from(EMPTY), st.lists(st.sampled_from(SPEC_FIELDS), min_size=1, max_size=4), st.data())
-def test_any_way_leads_there_and_no_user_loses_a_device(
+def test_every_plan_reaches_the_desired_vgpus_and_keeps_vgpus_in_use(
     empty: GpuState, desired_by_gpu: list[dict[VgpuType, int]], data: st.DataObject
 ) -> None:
     one = empty
@@ -111,7 +111,7 @@ def test_any_way_leads_there_and_no_user_loses_a_device(
 
 
 @given(st.sampled_from(EMPTY), st.sampled_from(SPEC_FIELDS))
-def test_the_same_desired_state_makes_the_same_ids(empty: GpuState, desired: dict[VgpuType, int]) -> None:
+def test_a_desired_state_creates_the_same_ids_on_the_same_host(empty: GpuState, desired: dict[VgpuType, int]) -> None:
     assert with_vgpus(empty, desired) == with_vgpus(empty, desired)
     other = replace(empty, namespace=host_namespace("another host"))
     if desired and empty.host.framework is Framework.MDEV:
@@ -121,7 +121,7 @@ def test_the_same_desired_state_makes_the_same_ids(empty: GpuState, desired: dic
 
 
 @BOARDS
-def test_one_more_or_less_leaves_the_others_alone(empty: GpuState) -> None:
+def test_a_changed_count_leaves_the_other_vgpus_alone(empty: GpuState) -> None:
     four = with_vgpus(empty, {A10_4Q: 4})
     six = plan_vgpus(four, {A10_4Q: 6})
     assert [type(step) for step in six.steps] == [CreateVgpu, CreateVgpu]
@@ -130,7 +130,7 @@ def test_one_more_or_less_leaves_the_others_alone(empty: GpuState) -> None:
 
 
 @BOARDS
-def test_what_is_in_use_is_the_last_to_go(empty: GpuState) -> None:
+def test_free_vgpus_are_removed_before_vgpus_in_use(empty: GpuState) -> None:
     four = with_vgpus(empty, {A10_4Q: 4})
     busy = four.host.live[0].id
     plan = plan_vgpus(used(four, busy), {A10_4Q: 1})
@@ -150,7 +150,7 @@ def test_a_used_vgpu_of_another_size_is_waited_for_and_named(empty: GpuState) ->
     assert {type(step) for step in plan_vgpus(mixed, {A10_4Q: 2}).steps} == {RemoveVgpu, CreateVgpu}
 
 
-def test_what_others_made_is_adopted_with_its_id() -> None:
+def test_a_vgpu_of_another_program_is_adopted_with_its_id() -> None:
     foreign = LiveVgpu(VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11"), A10_12Q, GPU, None)
     one = board(GPU)
     one = replace(one, host=replace(one.host, live=(foreign,)))
@@ -160,7 +160,7 @@ def test_what_others_made_is_adopted_with_its_id() -> None:
 
 
 @BOARDS
-def test_after_a_reboot_pods_find_what_they_had(empty: GpuState) -> None:
+def test_after_a_reboot_the_ids_that_pods_were_given_exist_again(empty: GpuState) -> None:
     """The kubelet starts containers again from the answer that it kept, with the ids in it."""
     before = with_vgpus(empty, {A10_4Q: 6})
     had = before.host.live[4]
@@ -170,13 +170,13 @@ def test_after_a_reboot_pods_find_what_they_had(empty: GpuState) -> None:
     assert len(made(plan)) == 2
 
 
-def test_an_id_that_another_program_chose_comes_back_too() -> None:
+def test_an_id_that_another_program_chose_is_restored_after_a_reboot() -> None:
     chosen = VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11")
     plan = plan_vgpus(replace(board(*VFS), remembered={chosen: A10_4Q}), {A10_4Q: 1})
     assert list(made(plan)) == [chosen]
 
 
-def test_what_another_program_is_removing_keeps_its_place() -> None:
+def test_a_vgpu_that_another_program_is_removing_still_takes_its_capacity() -> None:
     """A held mdev is no longer shown as soon as its removal starts, and still takes its part of the GPU."""
     two = with_vgpus(board(GPU), {A10_12Q: 2})
     shown, hidden = two.host.live
@@ -194,7 +194,7 @@ def test_what_another_program_is_removing_keeps_its_place() -> None:
         ({A10_4Q: 1, A10_12Q: 1}, ReasonCode.SIZES_DIFFER),
     ],
 )
-def test_what_can_never_be_is_refused_before_anything_is_removed(
+def test_an_impossible_desired_state_is_refused_before_any_removal(
     desired: dict[VgpuType, int], code: ReasonCode
 ) -> None:
     plan = plan_vgpus(with_vgpus(board(GPU), {A10_8Q: 3}), desired)
@@ -210,7 +210,7 @@ def test_too_few_vfs_are_reported() -> None:
     assert not {VFS[0], VFS[1]} & set(made(plan_vgpus(one, {A10_4Q: 5})).values())
 
 
-def test_nothing_follows_from_what_could_not_be_read() -> None:
+def test_an_unread_attribute_changes_nothing() -> None:
     odd = Unread(HostPath("/sys/bus/mdev/devices"), errno=5)
     one = with_vgpus(board(GPU), {A10_8Q: 3})
     unread = replace(one, host=replace(one.host, live=(*one.host.live[:2], replace(one.host.live[2], type=odd))))
@@ -219,7 +219,7 @@ def test_nothing_follows_from_what_could_not_be_read() -> None:
         assert (plan.steps, codes(plan)) == ((), [ReasonCode.UNREAD])
 
 
-def test_sets_of_vfs_are_switched_as_one() -> None:
+def test_vfs_that_split_a_gpu_evenly_change_together() -> None:
     """AMD's and Intel's VFs split a GPU evenly: the whole set is one vGPU of the report."""
     sets = {VgpuType(f"{number} VFs"): 1 for number in (2, 4, 8)}
     one = GpuState(VgpuHost(GPU, Framework.SRIOV_VF, {GPU: sets}))
@@ -229,7 +229,7 @@ def test_sets_of_vfs_are_switched_as_one() -> None:
     assert plan_vgpus(used(one, VgpuId(GPU)), {VgpuType("8 VFs"): 1}).steps == ()
 
 
-def test_names_of_one_type_add_up() -> None:
+def test_counts_of_several_names_of_one_type_add_up() -> None:
     """`DC-1-24QGFX` and `DC-1-24Q` are one type to the host, as are its own name and that of configs."""
     function = PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200)
     desired_vgpus = DesiredVgpus({"A10-4Q": 2, "NVIDIA A10-4Q": 1})

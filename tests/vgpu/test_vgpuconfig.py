@@ -80,13 +80,13 @@ def entry_of(text: str) -> Entry:
         ),
     ],
 )
-def test_what_is_refused_is_reported_with_its_place(text: str, message: str) -> None:
+def test_an_invalid_config_is_refused_with_the_path_of_the_error(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         vgpuconfig.parse(text, where="f")
     assert str(error.value).startswith(message)
 
 
-def test_the_place_of_a_fault_among_many_configs() -> None:
+def test_an_error_among_many_configs_has_its_path() -> None:
     text = "version: v1\nvgpu-configs:\n" + "".join(
         f"  config{number}:\n  - devices: all\n    vgpu-devices: {{A10-4Q: {'x' if number == 300 else 1}}}\n"
         for number in range(400)
@@ -97,7 +97,7 @@ def test_the_place_of_a_fault_among_many_configs() -> None:
     assert str(error.value) == f"f:905: {path}: Expected `int`, got `str`"
 
 
-def test_a_file_is_named_in_what_is_reported_of_it(tmp_path: Path) -> None:
+def test_messages_name_the_config_file_and_the_line(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(config("{devices: all, vgpu-devices: {A10-4Q: 9}}"))
     (note,) = vgpuconfig.load(path).notes
@@ -177,7 +177,9 @@ def test_files_without_configs(text: str) -> None:
         ("{devices: all, vgpu-devices: }", None, ""),
     ],
 )
-def test_what_never_matches_is_reported_and_can_be_used(text: str, code: NoteCode | None, told: str) -> None:
+def test_an_entry_that_never_matches_is_reported_and_the_config_is_accepted(
+    text: str, code: NoteCode | None, told: str
+) -> None:
     read = vgpuconfig.parse(config(text), where="f")
     assert len(read.configs["mine"]) == 1
     assert [one.code for one in read.notes] == ([code] if code else [])
@@ -196,19 +198,19 @@ def test_what_never_matches_is_reported_and_can_be_used(text: str, code: NoteCod
         ("XYZZY-4Q", "a driver newer than gpuvirt may have it"),
     ],
 )
-def test_what_may_be_meant_by_an_unknown_type(name: str, end: str) -> None:
+def test_an_unknown_type_is_reported_with_suggestions(name: str, end: str) -> None:
     (note,) = vgpuconfig.parse(config(f"{{devices: all, vgpu-devices: {{{name}: 1}}}}"), where="f").notes
     assert note.message.startswith("gpuvirt's catalog has no ")
     assert note.message.endswith(f"; {end}")
 
 
-def test_sizes_that_differ_are_listed() -> None:
+def test_an_entry_with_mixed_sizes_lists_them() -> None:
     text = "{devices: all, vgpu-devices: {A10-12Q: 1, A10-4Q: 1, A10-0B: 1}}"
     notes = vgpuconfig.parse(config(text), where="f").notes
     assert any("but these have 512 MiB, 4 GB, 12 GB; use one size" in one.message for one in notes)
 
 
-def test_what_an_entry_says() -> None:
+def test_fields_of_an_entry() -> None:
     assert entry_of(
         "{devices: [1, 0], device-filter: ['0x223610DE', '0x25B610DE:0x157E10DE'], vgpu-devices: {A10-4Q: 2},"
         " scheduler: {policy: fixed-share, timeslice-ms: 4}, sizes: equal}"
@@ -226,7 +228,7 @@ def test_what_an_entry_says() -> None:
 
 
 @pytest.mark.parametrize("filters", ["''", "[]", "~"])
-def test_no_filter_matches_all_and_a_malformed_one_nothing(filters: str) -> None:
+def test_an_absent_filter_matches_every_gpu_and_a_malformed_filter_none(filters: str) -> None:
     assert entry_of(f"{{devices: all, vgpu-devices: {{}}, device-filter: {filters}}}").filters is None
     assert entry_of("{devices: all, vgpu-devices: {}, device-filter: '0x'}").filters == frozenset()
 
@@ -245,7 +247,7 @@ def test_no_filter_matches_all_and_a_malformed_one_nothing(filters: str) -> None
         ("0", PciId(0, 0)),
     ],
 )
-def test_numbers_as_go_writes_them(text: str, device: PciId) -> None:
+def test_device_ids_are_parsed_as_go_writes_them(text: str, device: PciId) -> None:
     assert parse_filter(text) == DeviceFilter(device)
     assert parse_filter(f"{text}:{text}") == DeviceFilter(device, device)
 
@@ -254,7 +256,7 @@ NO_FILTERS = "x 0x 0x1223610DE 2236:10de 0x223610DE: :0x223610DE 0x1:0x2:0x3 -1 
 
 
 @pytest.mark.parametrize("text", [*NO_FILTERS.split(), "", " 0x1", "0x1 ", "0x223610DE\n", "9" * 5000])
-def test_what_is_no_filter(text: str) -> None:
+def test_text_that_is_no_device_filter_is_refused(text: str) -> None:
     with pytest.raises(InvalidIdError, match="is not a device filter"):
         parse_filter(text)
 
@@ -264,7 +266,7 @@ FILTERS = st.builds(DeviceFilter, IDS, st.none() | IDS)
 
 
 @given(FILTERS, IDS, st.none() | IDS)
-def test_a_filter_is_read_as_it_is_written_and_matches_what_it_names(
+def test_a_written_filter_is_parsed_back_and_matches_its_device(
     one: DeviceFilter, device: PciId, subsystem: PciId | None
 ) -> None:
     assert parse_filter(one.text) == one
@@ -273,7 +275,7 @@ def test_a_filter_is_read_as_it_is_written_and_matches_what_it_names(
 
 
 @given(st.text(alphabet="0x1fbo_:9 ", max_size=20))
-def test_any_text_is_a_filter_or_refused(text: str) -> None:
+def test_any_text_parses_to_a_filter_or_is_refused(text: str) -> None:
     try:
         read = parse_filter(text)
     except InvalidIdError:
@@ -307,7 +309,7 @@ NAMES = st.text(min_size=1, max_size=12)
 
 
 @given(st.dictionaries(NAMES, st.lists(ENTRIES, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_configs_are_read_as_they_are_written(configs: dict[str, list[Entry]]) -> None:
+def test_written_configs_are_parsed_back(configs: dict[str, list[Entry]]) -> None:
     read = vgpuconfig.parse(vgpuconfig.written(configs), where="f").configs
     assert {
         name: [Entry(one.types, one.indices, one.filters, one.scheduler, one.sizes) for one in entries]
@@ -315,6 +317,6 @@ def test_configs_are_read_as_they_are_written(configs: dict[str, list[Entry]]) -
     } == configs
 
 
-def test_an_entry_whose_filters_were_malformed_stays_one_for_nothing() -> None:
+def test_a_written_entry_with_malformed_filters_still_matches_no_gpu() -> None:
     text = vgpuconfig.written({"mine": [Entry({}, filters=frozenset())]})
     assert vgpuconfig.parse(text, where="f").configs["mine"][0].indices == frozenset()

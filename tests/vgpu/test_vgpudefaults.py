@@ -43,7 +43,7 @@ def test_every_config_that_nvidia_ships_is_built_in(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
-def test_types_that_two_cards_share_the_name_of_are_counted_for_each(path: Path) -> None:
+def test_a_type_name_of_two_cards_has_a_count_for_each_card(path: Path) -> None:
     """Types of two cards are called DC. Theirs have one number, of the card that has more; ours have one for each."""
     theirs = {name: entries for name, entries in shipped.read(path).items() if name.startswith("DC-")}
     assert len(theirs) == 75
@@ -57,13 +57,13 @@ def test_types_that_two_cards_share_the_name_of_are_counted_for_each(path: Path)
     ("name", "large", "small"),
     [("DC-16Q", 6, 2), ("DC-1-8C", 12, 4), ("DC-24Q", 4, None), ("DC-1-16Q", None, 2), ("DC-1-8CGFX", 12, None)],
 )
-def test_numbers_of_the_two_cards_whose_types_are_called_dc(name: str, large: int | None, small: int | None) -> None:
+def test_counts_of_the_two_cards_with_dc_types(name: str, large: int | None, small: int | None) -> None:
     assert desired(name, RTX_PRO_6000) == ({name: large} if large else None)
     assert desired(name, RTX_PRO_4500) == ({name: small} if small else None)
 
 
 @pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
-def test_the_default_is_theirs_wherever_theirs_works(path: Path) -> None:
+def test_the_default_config_equals_nvidias_except_for_shared_device_ids(path: Path) -> None:
     theirs = shipped.read(path)["default"]
     assert len(theirs) == 56
     for entry in theirs:
@@ -91,7 +91,7 @@ def test_the_default_is_two_of_half_the_framebuffer(device: str, subsystem: str,
 
 
 @pytest.mark.parametrize("name", ["GRID P100-8Q", "GRID_P100-8Q", "grid_p100-8q", "p100-8q"])
-def test_a_config_that_is_spelled_as_a_host_or_vsphere_has_it_is_recognized(name: str) -> None:
+def test_a_config_name_spelled_as_on_a_host_or_in_vsphere_gets_a_suggestion(name: str) -> None:
     assert name not in BUILTIN
     assert nearest(name, BUILTIN) == "P100-8Q"
 
@@ -110,7 +110,7 @@ def test_the_default_has_exactly_one_entry_for_each_card_and_no_gpu_has_two() ->
             assert profile.gpu == card.gpu
 
 
-def test_every_named_config_makes_as_many_as_fit_on_each_card_that_has_the_type() -> None:
+def test_every_named_config_fills_each_card_that_has_the_type() -> None:
     for card in catalog.cards():
         for one in card.types():
             for profile in (one.profile, *one.spelled):
@@ -119,13 +119,13 @@ def test_every_named_config_makes_as_many_as_fit_on_each_card_that_has_the_type(
 
 
 @pytest.mark.parametrize("name", ["A10-5Q", "A10", "", "Default", "DC-1-24QNOME", "A10-4Q ", "XX-4Q"])
-def test_what_is_not_built_in(name: str) -> None:
+def test_names_that_are_no_builtin_config(name: str) -> None:
     assert name not in BUILTIN
     with pytest.raises(KeyError):
         BUILTIN[name]
 
 
-def test_a_mapping_like_any() -> None:
+def test_builtin_configs_behave_as_a_mapping() -> None:
     assert len(BUILTIN) == len(set(BUILTIN)) == 1102
     assert next(iter(BUILTIN)) == "default"
 
@@ -134,7 +134,7 @@ def _bare(entries: tuple[Entry, ...]) -> list[Entry]:
     return [Entry(one.types, one.indices, one.filters) for one in entries]
 
 
-def test_what_is_printed_is_what_is_built_in() -> None:
+def test_default_config_prints_all_builtin_configs() -> None:
     printed = called("vgpu", "default-config")
     assert (printed.returncode, printed.stderr) == (0, b"")
     read = vgpuconfig.parse(printed.stdout.decode(), where="printed")
@@ -157,7 +157,7 @@ class OriginalFile(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
     vgpu_configs: dict[str, list[OriginalEntry]]
 
 
-def test_the_original_could_read_what_is_printed_and_never_finds_two_entries_for_a_board() -> None:
+def test_nvidias_device_manager_parses_the_printed_configs_with_one_entry_a_board() -> None:
     text = called("vgpu", "default-config").stdout.decode()
     # Of YAML it reads 1.1, as PyYAML does by itself.
     read = msgspec.convert(yaml.safe_load(text), OriginalFile)
@@ -171,7 +171,7 @@ def test_the_original_could_read_what_is_printed_and_never_finds_two_entries_for
         assert all(one.startswith("0x") for one in flat if one)
 
 
-def test_one_config_is_printed_alone() -> None:
+def test_default_config_prints_a_single_config_by_name() -> None:
     printed = called("vgpu", "default-config", "--name", "A10-4Q")
     assert yaml.safe_load(printed.stdout) == {
         "version": "v1",
@@ -180,7 +180,7 @@ def test_one_config_is_printed_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "hint"), [("A10-4X", "did you mean A10-4A?"), ("x", "prints them all")])
-def test_an_unknown_name_is_reported_with_what_may_be_meant(name: str, hint: str) -> None:
+def test_an_unknown_config_name_is_reported_with_a_suggestion(name: str, hint: str) -> None:
     printed = called("vgpu", "default-config", "--name", name)
     assert printed.returncode == 2
     assert f"there is no built-in config {name}" in printed.stderr.decode()

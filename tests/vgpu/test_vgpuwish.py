@@ -112,13 +112,13 @@ T4_4Q = "{devices: all, vgpu-devices: {T4-4Q: 4}}"
         (T4_4Q.replace("}}", "}, sizes: mixed}"), [T4], {0: "T4-4Q:4"}, [NoteCode.NEVER_MIXED]),
     ],
 )
-def test_what_is_desired_of_a_node(
+def test_types_and_notes_that_a_config_yields_for_a_node(
     text: str, devices: list[PciId], types: dict[int, str], notes: list[NoteCode]
 ) -> None:
     assert told(text, *devices) == (types, notes)
 
 
-def test_a_desired_state_says_all_that_its_entry_does() -> None:
+def test_a_desired_state_has_every_field_of_its_entry() -> None:
     text = "{devices: all, vgpu-devices: {A10-4Q: 2}, scheduler: equal-share, sizes: equal}"
     (entry,) = entries(text)
     (desired_vgpus,) = configchoice.desired([entry], gpus(A10)).gpus.values()
@@ -148,7 +148,7 @@ BOTH = ", ".join(
         (PciId(0x10DE, 0x14A9), ("NVIDIA A2-1B",), "A2-8Q:2"),
     ],
 )
-def test_cards_of_one_device_id_are_told_by_the_board_or_by_what_the_host_calls_its_types(
+def test_cards_of_one_device_id_are_distinguished_by_subsystem_or_type_names(
     subsystem: PciId | None, types: tuple[str, ...], desired_counts: str | None
 ) -> None:
     gpu = ConfigGpu(address(0), A2_A16, subsystem, 0, frozenset(VgpuType(one) for one in types))
@@ -167,7 +167,7 @@ def test_cards_of_one_device_id_are_told_by_the_board_or_by_what_the_host_calls_
         ("10de:1e78", "10de:13d9", "RTX6000P-12Q"),
     ],
 )
-def test_the_file_that_nvidia_ships_is_right_here_on_the_cards_that_it_fails_on(
+def test_nvidias_default_config_is_correct_on_cards_of_shared_device_ids(
     path: Path, device: str, subsystem: str, desired_counts: str
 ) -> None:
     gpu = ConfigGpu(address(0), parse_pci_id(device), parse_pci_id(subsystem), 0)
@@ -176,7 +176,7 @@ def test_the_file_that_nvidia_ships_is_right_here_on_the_cards_that_it_fails_on(
     assert desired_by_gpu.notes == ()
 
 
-def test_a_board_that_no_filter_names_is_reported() -> None:
+def test_a_board_that_no_filter_matches_is_reported() -> None:
     text = "{device-filter: '0x25B610DE:0x14A910DE', devices: all, vgpu-devices: {A16-8Q: 2}}, " + A10_4Q.replace(
         "all", "[1]"
     )
@@ -198,9 +198,7 @@ GPUS = st.lists(st.sampled_from([A10, T4, A2_A16, UNKNOWN]), max_size=4).map(lam
 
 
 @given(st.lists(ENTRIES, max_size=5), GPUS)
-def test_a_gpu_gets_what_an_entry_for_it_says_and_never_loses_it_to_an_earlier_one(
-    several: list[Entry], node: list[ConfigGpu]
-) -> None:
+def test_the_last_matching_entry_decides_the_types_of_a_gpu(several: list[Entry], node: list[ConfigGpu]) -> None:
     desired_by_gpu = configchoice.desired(several, node)
     for gpu in node:
         mine = [
@@ -220,7 +218,7 @@ def test_a_gpu_gets_what_an_entry_for_it_says_and_never_loses_it_to_an_earlier_o
 
 
 @given(st.lists(ENTRIES, max_size=5), GPUS, st.data())
-def test_gpus_do_not_depend_on_each_other_nor_on_the_order_they_are_told_in(
+def test_the_desired_types_of_a_gpu_do_not_depend_on_other_gpus_or_their_order(
     several: list[Entry], node: list[ConfigGpu], data: st.DataObject
 ) -> None:
     every = configchoice.desired(several, node).gpus
@@ -230,7 +228,7 @@ def test_gpus_do_not_depend_on_each_other_nor_on_the_order_they_are_told_in(
         assert alone.get(gpu.address) == every.get(gpu.address)
 
 
-def test_a_card_that_is_not_known_yet_is_undecided_and_not_invalid() -> None:
+def test_a_card_whose_types_are_unknown_is_undecided_and_not_invalid() -> None:
     text = ConfigText(f"version: v1\nvgpu-configs: {{mine: [{A10_4Q}, {T4_4Q}]}}", "f")
     book, config = read_book(text, Book()), ConfigName("mine", Source(Origin.LABEL, "label nvidia.com/vgpu.config"))
     later = resolve(config, book, gpus(UNKNOWN))
