@@ -12,7 +12,7 @@ from gpuvirt.cluster.transport import Lines
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"x"))), st.integers(1, 9))
-def test_lines_are_the_same_wherever_the_network_cuts(lines: list[bytes], size: int) -> None:
+def test_lines_are_the_same_however_the_stream_is_split(lines: list[bytes], size: int) -> None:
     body = b"".join(line + b"\n" for line in lines)
     reader = Lines()
     pieces = [body[start : start + size] for start in range(0, len(body), size)]
@@ -20,12 +20,12 @@ def test_lines_are_the_same_wherever_the_network_cuts(lines: list[bytes], size: 
     assert found == [line for line in lines if line.strip()]
 
 
-def test_what_has_no_end_yet_is_no_line() -> None:
+def test_an_unterminated_line_is_not_yielded() -> None:
     """A connection that breaks in the middle of an event leaves none."""
     assert list(Lines().feed(b'{"type": "MODI')) == []
 
 
-def test_a_line_without_end_is_refused() -> None:
+def test_an_endless_line_is_refused() -> None:
     reader = Lines(most_bytes=10)
     assert list(reader.feed(b"0123456789")) == []
     with pytest.raises(NotUnderstoodError, match="10 bytes"):
@@ -46,7 +46,7 @@ def test_a_line_without_end_is_refused() -> None:
         (503, RefusedError),
     ],
 )
-def test_each_code_is_answered_in_its_own_way(code: int, kind: type[Exception]) -> None:
+def test_each_status_code_raises_its_own_error(code: int, kind: type[Exception]) -> None:
     body = b'{"kind": "Status", "message": "this is why", "code": 1}'
     error = failure(Asked("get", NODES, "node01"), code, body)
     assert type(error) is kind
@@ -70,29 +70,29 @@ def test_each_code_is_answered_in_its_own_way(code: int, kind: type[Exception]) 
         ),
     ],
 )
-def test_a_missing_right_is_reported_with_the_line_that_grants_it(asked: Asked, line: str) -> None:
+def test_a_missing_right_is_reported_with_the_rbac_rule_that_grants_it(asked: Asked, line: str) -> None:
     assert line in str(failure(asked, 403, b"{}"))
 
 
 @pytest.mark.parametrize(("header", "wait_s"), [("7", 7.0), ("", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0)])
-def test_a_server_that_wants_to_be_left_alone_is(header: str, wait_s: float) -> None:
+def test_a_retry_after_header_is_honoured(header: str, wait_s: float) -> None:
     assert failure(Asked("list", NODES), 429, b"{}", retry_after=header).retry_after_s == wait_s
 
 
 @given(st.binary(max_size=2000))
-def test_any_answer_is_one_short_line(body: bytes) -> None:
+def test_any_error_response_is_reported_on_a_single_short_line(body: bytes) -> None:
     """A proxy's page in the API server's place, for instance."""
     text = str(failure(Asked("list", NODES), 502, body))
     assert "\n" not in text
     assert len(text) < 400
 
 
-def test_names_can_not_leave_their_place_in_a_path() -> None:
+def test_object_names_are_escaped_in_paths() -> None:
     assert NODES.path_of("../secrets?x=/") == "/api/v1/nodes/..%2Fsecrets%3Fx%3D%2F"
     assert config_maps("a/b").path == "/api/v1/namespaces/a%2Fb/configmaps"
     assert Resource("kubevirts", "kubevirt.io").path == "/apis/kubevirt.io/v1/kubevirts"
 
 
-def test_statuses_are_kubernetes() -> None:
+def test_a_kubernetes_status_is_decoded() -> None:
     status = msgspec.json.decode(b'{"code": 410, "reason": "Expired", "message": "too old"}', type=failures.Status)
     assert (status.code, status.reason, status.message) == (410, "Expired", "too old")

@@ -54,7 +54,7 @@ async def answering(answer: bytes) -> AsyncIterator[Credentials]:
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n\r\n{}", b"\x16\x03\x01"])
-async def test_what_speaks_no_tls_is_unreachable(answer: bytes) -> None:
+async def test_a_server_without_tls_is_unreachable(answer: bytes) -> None:
     async with answering(answer) as credentials:
         with pytest.raises(UnreachableError, match=f"https://127.0.0.1:{credentials.port}: "):
             await Client(credentials).list(NODES_OF)
@@ -92,7 +92,7 @@ async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> No
         assert node.agent.desired == NodeRequest(config=Observed("A10-4Q")), "no answer takes nothing away"
 
 
-async def test_a_cluster_side_that_fails_is_started_again_and_harms_nothing(short_path: Path) -> None:
+async def test_a_failing_api_server_task_is_restarted_and_the_agent_goes_on(short_path: Path) -> None:
     starts = 0
 
     async def fails(agent: Agent, clock: Clock) -> None:  # noqa: ARG001

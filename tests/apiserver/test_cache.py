@@ -61,19 +61,19 @@ def bookmark(version: int) -> Watched[Node]:
     return Watched(EventType.BOOKMARK, str(version), None)
 
 
-def test_an_empty_list_is_news_once() -> None:
+def test_an_empty_list_is_a_delta_once() -> None:
     """That there is nothing was heard, which is other than not having heard."""
     cache, delta = after(Listed((), "5"), Ended(LONG_S), Failed(), Listed((), "9"))
     assert known(cache) == {}
     assert [dict(one.objects) for one in delta] == [{}]
 
 
-def test_nothing_is_known_until_a_list_was_whole() -> None:
+def test_the_cache_is_unknown_until_a_complete_list() -> None:
     cache, delta = after(Failed(), Failed(expired=True), Failed())
     assert (cache.objects, cache.version, delta) == (None, None, [])
 
 
-def test_what_went_unseen_comes_out_of_the_next_list() -> None:
+def test_the_next_list_yields_changes_that_the_watch_missed() -> None:
     listed = Listed((node("a", 1), node("b", 2)), "5")
     cache, delta = after(listed, Failed(expired=True), Listed((node("b", 7, "y"),), "9"))
     assert (set(delta[-1].changed), set(delta[-1].removed)) == ({key("b")}, {key("a")})
@@ -81,13 +81,13 @@ def test_what_went_unseen_comes_out_of_the_next_list() -> None:
     assert cache.version == "9"
 
 
-def test_a_failure_keeps_what_is_known_and_goes_on_where_it_was() -> None:
+def test_a_failed_watch_keeps_the_objects_and_resumes_at_its_version() -> None:
     before, _ = after(Listed((node("a", 1),), "5"), modified("a", 8))
     cache, delta = after(Failed(), Failed(), cache=before)
     assert (cache.objects, cache.version, delta) == (before.objects, "8", [])
 
 
-def test_a_kind_that_was_not_there_for_a_moment_is_reported_again_be_it_as_before() -> None:
+def test_a_kind_that_reappears_is_reported_again_even_if_unchanged() -> None:
     """Listeners take a kind that is not there for one without objects, and would go on with none."""
     listed = Listed((node("a", 1),), "5")
     cache, _ = after(listed, Failed(missing=True))
@@ -96,24 +96,24 @@ def test_a_kind_that_was_not_there_for_a_moment_is_reported_again_be_it_as_befor
     assert [dict(one.objects) for one in delta] == [known(cache)]
 
 
-def test_a_bookmark_is_no_news_and_is_gone_on_from() -> None:
+def test_a_bookmark_yields_no_delta_and_advances_the_version() -> None:
     cache, delta = after(Listed((), "5"), bookmark(90))
     assert (cache.version, len(delta)) == ("90", 1)
 
 
-def test_what_is_reported_twice_is_news_once() -> None:
+def test_an_event_that_is_delivered_twice_yields_a_delta_once() -> None:
     _, delta = after(Listed((node("a", 1),), "5"), modified("a", 8), modified("a", 8), deleted("b", 9))
     assert [one.changed for one in delta] == [{key("a")}, {key("a")}]
 
 
-def test_a_server_restored_from_a_backup_is_listed_again_some_day() -> None:
+def test_a_server_restored_from_a_backup_is_listed_again() -> None:
     cache, _ = after(Listed((), "5"), *[Ended(LONG_S)] * (WATCHES_A_LIST - 1))
     assert cache.version == "5"
     cache, _ = after(Ended(LONG_S), cache=cache)
     assert cache.version is None
 
 
-def test_pauses_grow_to_half_a_minute_and_start_again_once_a_watch_went_well() -> None:
+def test_backoff_grows_to_half_a_minute_and_resets_after_a_successful_watch() -> None:
     cache, _ = after(Listed((), "5"))
     assert pause_s(cache, 1.0) == 0.0
     pauses = []
@@ -130,7 +130,7 @@ def test_pauses_grow_to_half_a_minute_and_start_again_once_a_watch_went_well() -
     assert pause_s(broken, 1.0) == 0.5
 
 
-def test_a_server_that_lists_and_ends_each_watch_is_asked_ever_more_rarely() -> None:
+def test_backoff_grows_for_a_server_that_ends_each_watch() -> None:
     cache: Cache[Node] = Cache()
     pauses = []
     for _ in range(8):
@@ -143,7 +143,7 @@ def test_a_server_that_lists_and_ends_each_watch_is_asked_ever_more_rarely() -> 
 
 
 @given(st.floats(0, 1), st.integers(0, 10_000))
-def test_a_pause_is_within_its_bounds(chance: float, failures: int) -> None:
+def test_backoff_is_within_its_bounds(chance: float, failures: int) -> None:
     cache: Cache[Node] = Cache(failures=max(failures, 1), failed=True)
     assert 0 < pause_s(cache, chance) <= MOST_PAUSE_S
 
@@ -191,7 +191,7 @@ inputs = st.sampled_from(
 
 
 @given(st.lists(lives | inputs | st.just("list") | st.just("bookmark"), max_size=60))
-def test_whatever_happens_what_is_known_is_what_there_is(
+def test_the_cache_matches_the_server_after_any_sequence_of_events(
     events_between: Sequence[tuple[str, str, bool] | Ended | Failed | str],
 ) -> None:
     world = World()

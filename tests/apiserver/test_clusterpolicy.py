@@ -19,7 +19,7 @@ def read(spec: object) -> ClusterPolicy:
     return found
 
 
-def test_a_spec_is_read_by_the_names_that_nvidias_operator_has() -> None:
+def test_a_spec_is_decoded_by_the_field_names_of_nvidias_operator() -> None:
     spec = read(
         {
             "sandboxWorkloads": {"enabled": True, "defaultWorkload": "vm-vgpu", "mode": "kubevirt"},
@@ -50,7 +50,7 @@ def test_a_spec_is_read_by_the_names_that_nvidias_operator_has() -> None:
     assert spec.dcgm_exporter.host_pid is True
 
 
-def test_what_is_not_set_keeps_apart_from_what_is_set_to_the_default() -> None:
+def test_an_absent_field_differs_from_a_field_set_to_its_default() -> None:
     assert read({}).spec.driver.enabled is None
     assert read({"driver": {"enabled": True}}).spec.driver.enabled is True
     assert read({}).spec.gds is None
@@ -68,7 +68,7 @@ def test_what_is_not_set_keeps_apart_from_what_is_set_to_the_default() -> None:
         {"vfioManager": {"resources": {"limits": {"cpu": 1, "memory": "200Mi"}}}},
     ],
 )
-def test_what_is_not_read_does_no_harm(spec: object) -> None:
+def test_unknown_fields_are_kept_and_ignored(spec: object) -> None:
     assert read(spec).metadata.generation == 3
     assert plain(stored(spec)) == (spec or {})
 
@@ -86,5 +86,5 @@ def test_what_is_not_read_does_no_harm(spec: object) -> None:
         ([], "$.spec", "Expected `object`, got `array`"),
     ],
 )
-def test_what_is_wrong_is_reported_with_its_place(spec: object, path: str, said: str) -> None:
+def test_an_invalid_field_is_reported_with_its_path(spec: object, path: str, said: str) -> None:
     assert read_policy(stored(spec)) == SpecFault(path, said)

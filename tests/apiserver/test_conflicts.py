@@ -89,7 +89,7 @@ def election(client: Client, me: str) -> Election:
 
 
 @pytest.mark.parametrize("there", [True, False])
-async def test_an_uninstall_takes_a_lease_that_its_leader_renews_meanwhile(
+async def test_an_uninstall_acquires_a_lease_that_the_leader_renews_meanwhile(
     authority: Authority, server: Pair, there: bool
 ) -> None:
     objects: dict[str, Object] = (
@@ -106,9 +106,7 @@ async def test_an_uninstall_takes_a_lease_that_its_leader_renews_meanwhile(
     )
 
 
-async def test_a_leader_gives_its_lease_back_though_another_program_writes_to_it(
-    authority: Authority, server: Pair
-) -> None:
+async def test_a_leader_releases_its_lease_despite_concurrent_writes(authority: Authority, server: Pair) -> None:
     peer = Peer(0)
 
     async def lead() -> None:
@@ -122,7 +120,7 @@ async def test_a_leader_gives_its_lease_back_though_another_program_writes_to_it
     assert peer.objects[LEASE]["spec"]["holderIdentity"] == ""
 
 
-async def test_what_was_made_again_meanwhile_is_taken_away_too(authority: Authority, server: Pair) -> None:
+async def test_an_object_recreated_during_an_uninstall_is_deleted_too(authority: Authority, server: Pair) -> None:
     """A DaemonSet that a controller makes again between a list and a deletion."""
     sets = "/apis/apps/v1/namespaces/gpuvirt/daemonsets"
     there = {"uid": "old"}
@@ -160,7 +158,7 @@ def failing(times: int, error: ApiError) -> tuple[list[int], Callable[[], Awaita
     return tries, attempt
 
 
-async def test_a_conflict_that_goes_on_is_reported_and_so_is_any_other_error_at_once() -> None:
+async def test_a_persistent_conflict_is_reported_and_any_other_error_at_once() -> None:
     tries, attempt = failing(MOST_TRIES - 1, ConflictError("x"))
     assert (await retried(attempt, Hasty()), len(tries)) == ("done", MOST_TRIES)
     tries, attempt = failing(MOST_TRIES, ConflictError("the object has been modified"))

@@ -40,7 +40,7 @@ async def get(client: Client) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https", "socks5", "socks5h"])
-async def test_a_proxy_leads_to_a_server_that_it_alone_can_name(
+async def test_a_proxy_reaches_a_server_whose_name_only_the_proxy_resolves(
     tmp_path: Path, authority: Authority, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's certificate is checked through the proxy, and so is an HTTPS proxy's own, by the system's list."""
@@ -60,7 +60,7 @@ async def test_a_proxy_leads_to_a_server_that_it_alone_can_name(
 
 
 @pytest.mark.parametrize(("scheme", "login"), [("http", "Basic dXNlcjpwQHNz"), ("socks5", "user:p@ss")])
-async def test_a_proxy_may_ask_who_we_are(
+async def test_a_proxy_may_require_credentials(
     tmp_path: Path, authority: Authority, server: Pair, scheme: str, login: str
 ) -> None:
     async with scripted(answer, server, authority.certificate) as api:
@@ -83,7 +83,7 @@ async def test_a_proxy_may_ask_who_we_are(
 @pytest.mark.parametrize(
     ("scheme", "refusal", "said"), [("http", 503, "got 503 As Said"), ("socks5", 4, "the host is unreachable")]
 )
-async def test_a_proxy_that_does_not_lead_there_is_reported(
+async def test_a_proxy_that_cannot_reach_the_server_is_reported(
     tmp_path: Path, authority: Authority, server: Pair, scheme: str, refusal: int, said: str
 ) -> None:
     async with proxying(TestProxy(1, refusal=refusal), scheme, server) as url:
@@ -93,7 +93,7 @@ async def test_a_proxy_that_does_not_lead_there_is_reported(
         await get(client_of(tmp_path, 1, here(authority, f", proxy-url: '{url}'")))
 
 
-async def test_a_server_has_another_name_in_its_certificate(tmp_path: Path, authority: Authority) -> None:
+async def test_a_tls_server_name_is_checked_against_the_certificate(tmp_path: Path, authority: Authority) -> None:
     other = authority.server("other", alternatives="DNS:api.other")
     async with scripted(answer, other, authority.certificate) as api:
         await get(client_of(tmp_path, api.port, here(authority, ", tls-server-name: api.other")))
@@ -104,7 +104,7 @@ async def test_a_server_has_another_name_in_its_certificate(tmp_path: Path, auth
             await get(client_of(tmp_path, api.port, here(authority, ", tls-server-name: api.wrong")))
 
 
-async def test_a_server_is_not_checked_where_the_kubeconfig_says_so_alone(
+async def test_a_server_certificate_is_unchecked_only_with_insecure_skip_tls_verify(
     tmp_path: Path, authority: Authority, server: Pair
 ) -> None:
     async with scripted(answer, server, authority.certificate) as api:
@@ -114,7 +114,7 @@ async def test_a_server_is_not_checked_where_the_kubeconfig_says_so_alone(
             await get(client_of(tmp_path, api.port, cluster))
 
 
-async def test_certificates_and_tokens_in_files_are_presented_and_read_again(
+async def test_certificates_and_tokens_in_files_are_sent_and_reloaded(
     tmp_path: Path, authority: Authority, server: Pair
 ) -> None:
     jane, joe = authority.client("jane"), authority.client("joe")
@@ -134,7 +134,7 @@ async def test_certificates_and_tokens_in_files_are_presented_and_read_again(
     assert seen == [("jane", "Bearer first"), ("joe", "Bearer second")]
 
 
-async def test_whom_to_impersonate_is_sent_with_each_request(
+async def test_impersonation_headers_are_sent_with_each_request(
     tmp_path: Path, authority: Authority, server: Pair
 ) -> None:
     user = "username: root, password: secret, as: jane, as-groups: [a, b], as-user-extra: {scopes: [view]}"

@@ -46,7 +46,7 @@ def pod(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_pods_token_is_read_each_time(pod: Path) -> None:
+def test_the_token_of_a_pod_is_read_for_each_request(pod: Path) -> None:
     found = in_cluster(POD, pod)
     assert found is not None
     assert (found.host, found.port, found.namespace) == ("10.96.0.1", 6443, "gpuvirt")
@@ -56,21 +56,21 @@ def test_a_pods_token_is_read_each_time(pod: Path) -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"KUBERNETES_SERVICE_HOST": ""}, POD | {"KUBERNETES_SERVICE_PORT": "x"}])
-def test_outside_of_a_pod_there_are_none(pod: Path, environment: Mapping[str, str]) -> None:
+def test_outside_of_a_pod_no_in_cluster_credentials_are_found(pod: Path, environment: Mapping[str, str]) -> None:
     assert in_cluster(environment, pod) is None
 
 
-def test_a_pod_without_a_token_has_none(tmp_path: Path) -> None:
+def test_a_pod_without_a_token_has_no_credentials(tmp_path: Path) -> None:
     assert in_cluster(POD, tmp_path) is None
 
 
-def test_a_kubeconfig_says_where_and_as_whom(tmp_path: Path) -> None:
+def test_a_kubeconfig_yields_server_namespace_and_token(tmp_path: Path) -> None:
     found = from_kubeconfig(kubeconfig(tmp_path))
     assert found == Credentials("api.example", 6443, "default", token=b"abc")
     assert found.authorization() == "Bearer abc"
 
 
-def test_paths_are_the_kubeconfigs(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_kubeconfig(tmp_path: Path) -> None:
     found = from_kubeconfig(
         kubeconfig(
             tmp_path,
@@ -121,7 +121,7 @@ def test_paths_are_the_kubeconfigs(tmp_path: Path) -> None:
         (CLUSTER, USER, "cluster: c, user: other", "$.contexts[0].context.user"),
     ],
 )
-def test_what_can_not_be_used_is_refused_where_it_stands(
+def test_an_unusable_kubeconfig_field_is_refused_with_its_path(
     tmp_path: Path, cluster: str, user: str, context: str | None, path: str
 ) -> None:
     file = kubeconfig(tmp_path, cluster, user, context or "cluster: c, user: u")
@@ -132,7 +132,7 @@ def test_what_can_not_be_used_is_refused_where_it_stands(
 
 
 @pytest.mark.parametrize(("provider", "program"), [("gcp", "gke-gcloud-auth-plugin"), ("azure", "kubelogin")])
-def test_a_provider_that_kubectl_had_once_is_refused_with_the_plugin_for_it(
+def test_a_removed_auth_provider_is_refused_with_the_name_of_its_exec_plugin(
     tmp_path: Path, provider: str, program: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"the {provider} auth plugin has been removed.*exec with command {program}"):
@@ -147,13 +147,13 @@ def test_an_agent_in_a_pod_loads_neither_plugins_nor_proxies_nor_kubeconfigs() -
     assert not {f"gpuvirt.cluster.{name}" for name in names} & set(loaded)
 
 
-def test_what_is_null_is_absent(tmp_path: Path) -> None:
+def test_null_in_a_kubeconfig_reads_as_absent(tmp_path: Path) -> None:
     """`kubectl config` writes null for what is empty."""
     user = "token: abc, exec: null, auth-provider: null, as-groups: null"
     assert from_kubeconfig(kubeconfig(tmp_path, f"{CLUSTER}, extensions: null", user)).token == b"abc"
 
 
-def test_a_password_and_whom_to_impersonate(tmp_path: Path) -> None:
+def test_a_user_with_a_password_and_impersonation(tmp_path: Path) -> None:
     user = "username: root, password: 'x:y', as: jane@example.com, as-uid: '7', as-groups: [a, b]"
     found = from_kubeconfig(kubeconfig(tmp_path, user=f"{user}, as-user-extra: {{example.com/Scopes%: [view, edit]}}"))
     assert found.password == Password("root", "x:y")
@@ -172,7 +172,9 @@ def test_a_context_without_a_user_is_anonymous(tmp_path: Path) -> None:
     assert from_kubeconfig(kubeconfig(tmp_path, context="cluster: c")).authorization() is None
 
 
-def test_a_server_that_is_not_checked_is_one_line_of_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unchecked_server_certificate_is_warned_about_on_a_single_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     found = from_kubeconfig(kubeconfig(tmp_path, f"{CLUSTER}, insecure-skip-tls-verify: true"))
     context = found.context()
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
@@ -195,7 +197,7 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     return (folder / "cert.pem").read_bytes(), (folder / "key.pem").read_bytes()
 
 
-def test_certificates_may_stand_in_the_file_and_servers_are_checked(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
+def test_inline_certificates_are_used_and_servers_are_checked(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
     certificate, key = (base64.b64encode(one).decode() for one in pair)
     found = from_kubeconfig(
         kubeconfig(
@@ -210,7 +212,7 @@ def test_certificates_may_stand_in_the_file_and_servers_are_checked(tmp_path: Pa
     assert found.authorization() is None
 
 
-def test_a_ca_that_is_replaced_is_read_again(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
+def test_a_replaced_ca_file_is_read_again(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
     credentials = Credentials("api.example", 443, "default", ca=tmp_path / "ca.crt")
     with pytest.raises(OSError, match="No such file"):
         credentials.context()

@@ -96,7 +96,7 @@ def tokens(api: ScriptedApi) -> Sequence[str | None]:
     return [call.headers.get("authorization") for call in api.calls]
 
 
-async def test_a_token_is_kept_until_the_server_does_not_know_it(
+async def test_a_token_is_cached_until_the_server_answers_401(
     folder: Folder, authority: Authority, server: Pair
 ) -> None:
     valid = {"Bearer token-1"}
@@ -129,7 +129,7 @@ async def test_a_token_is_kept_until_the_server_does_not_know_it(
     assert (folder.path / "input").read_text() == ""
 
 
-async def test_many_requests_wait_for_one_run(folder: Folder, authority: Authority, server: Pair) -> None:
+async def test_concurrent_requests_share_a_plugin_run(folder: Folder, authority: Authority, server: Pair) -> None:
     folder.plugin(version=V1BETA1)
     async with scripted(lambda _: NODE, server, authority.certificate) as api:
         client = Client(folder.credentials(api.port, version=V1BETA1))
@@ -137,7 +137,7 @@ async def test_many_requests_wait_for_one_run(folder: Folder, authority: Authori
     assert (folder.runs, set(tokens(api))) == (1, {"Bearer token-1"})
 
 
-async def test_many_requests_share_a_failure_and_the_next_tries_again(folder: Folder) -> None:
+async def test_concurrent_requests_share_a_plugin_failure_and_the_next_request_retries(folder: Folder) -> None:
     folder.plugin(PLUGIN.replace("cat >input", "exit 7"))
     client = Client(folder.credentials(1))
     asked = [client.get(NODES, "node01", Node) for _ in range(5)]
@@ -148,7 +148,7 @@ async def test_many_requests_share_a_failure_and_the_next_tries_again(folder: Fo
     assert folder.runs == 2
 
 
-def test_a_command_ends_at_once_where_the_plugin_fails(folder: Folder) -> None:
+def test_a_command_ends_at_once_if_the_plugin_fails(folder: Folder) -> None:
     """It asks for several kinds at once, and the others are given up."""
     folder.plugin("#!/bin/sh\nexit 7\n")
     folder.credentials(1)
@@ -168,7 +168,7 @@ class Later(RealClock):
         return datetime(2026, 1, 1, tzinfo=UTC) + self.ahead
 
 
-async def test_what_has_expired_is_asked_for_again(folder: Folder) -> None:
+async def test_expired_credentials_run_the_plugin_again(folder: Folder) -> None:
     folder.plugin(expires='"2026-01-01T01:00:00Z"')
     clock = Later()
     command = Command((str(folder.path / "plugin"),), {}, V1, "Never", None, "")
@@ -180,7 +180,7 @@ async def test_what_has_expired_is_asked_for_again(folder: Folder) -> None:
     assert given == [b"token-1", b"token-1", b"token-2"]
 
 
-async def test_a_plugin_may_give_a_client_certificate(folder: Folder, authority: Authority, server: Pair) -> None:
+async def test_a_plugin_may_return_a_client_certificate(folder: Folder, authority: Authority, server: Pair) -> None:
     pair = authority.client("jane")
     status = {"clientCertificateData": pair.certificate.read_text(), "clientKeyData": pair.key.read_text()}
     printed = json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": {**status, "token": None}})
@@ -190,7 +190,7 @@ async def test_a_plugin_may_give_a_client_certificate(folder: Folder, authority:
     assert [(call.client, call.headers.get("authorization")) for call in api.calls] == [("jane", None)]
 
 
-async def test_a_token_of_the_kubeconfig_goes_before_the_plugins(
+async def test_a_token_in_the_kubeconfig_precedes_the_plugins_token(
     folder: Folder, authority: Authority, server: Pair
 ) -> None:
     folder.plugin()
@@ -221,14 +221,14 @@ PRINTS = "#!/bin/sh\necho '%s'\n"
         ("no interpreter", "can't be run: Exec format error"),
     ],
 )
-async def test_what_is_wrong_with_a_plugin_is_reported(folder: Folder, plugin: str | None, said: str) -> None:
+async def test_a_failing_plugin_is_reported_with_the_reason(folder: Folder, plugin: str | None, said: str) -> None:
     if plugin is not None:
         folder.plugin(plugin)
     with pytest.raises(CredentialsError, match=rf"the kubeconfig's credential plugin {folder.path}/plugin {said}"):
         await Client(folder.credentials(1)).get(NODES, "node01", Node)
 
 
-async def test_who_needs_a_terminal_and_has_none_is_reported(
+async def test_a_plugin_that_needs_a_terminal_is_refused_without_a_terminal(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder.plugin()
@@ -240,7 +240,7 @@ async def test_who_needs_a_terminal_and_has_none_is_reported(
 
 
 @pytest.mark.parametrize(("mode", "interactive"), [("Never", False), ("IfAvailable", True), ("Always", True)])
-async def test_a_plugin_is_told_whether_it_has_a_terminal(
+async def test_a_plugin_receives_whether_stdin_is_a_terminal(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, mode: str, interactive: bool
 ) -> None:
     folder.plugin(PLUGIN.replace("cat >input", "test -t 0 && echo terminal >input"))

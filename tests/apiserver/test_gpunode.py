@@ -46,7 +46,7 @@ def condition(status: Status, kind: str) -> Condition:
     return found
 
 
-def test_a_picture_is_a_status_with_all_that_an_admin_asks() -> None:
+def test_a_node_view_becomes_a_full_gpunode_status() -> None:
     status = status_of(picture(allocated_to="pod default/vm-a"), EMPTY, AT)
     assert (status.totals.gpus, status.totals.vgpus, status.totals.allocated, status.totals.modes) == (1, 1, 1, "vgpu")
     assert [vgpu.offered_as for gpu in status.gpus for vgpu in gpu.vgpus] == [A10_4Q]
@@ -58,18 +58,18 @@ def test_a_picture_is_a_status_with_all_that_an_admin_asks() -> None:
     assert [gpu.vfs for gpu in status.gpus] == [None], "a picture of an earlier agent"
 
 
-def test_what_is_ill_is_reported_with_its_reason() -> None:
+def test_an_unhealthy_gpu_sets_ready_false_with_its_reason() -> None:
     ready = condition(status_of(picture(ILL), EMPTY, AT), "Ready")
     assert (ready.status, ready.reason) == ("False", "NodeMissing")
     assert ready.message == ILL.text
 
 
-def test_before_the_first_look_nothing_is_known() -> None:
+def test_ready_is_unknown_before_the_first_scan() -> None:
     ready = condition(status_of(NodeView(AT, looked=False), EMPTY, AT), "Ready")
     assert (ready.status, ready.reason) == ("Unknown", "NotLooked")
 
 
-def test_a_condition_that_stands_keeps_its_time_and_nothing_is_to_be_written() -> None:
+def test_an_unchanged_condition_keeps_its_transition_time_and_is_not_written() -> None:
     before = status_of(picture(), EMPTY, AT)
     node = GpuNode(metadata=EMPTY.metadata, status=before)
     later = AT + timedelta(hours=1)
@@ -78,7 +78,7 @@ def test_a_condition_that_stands_keeps_its_time_and_nothing_is_to_be_written() -
     assert changed.last_transition_time == "2026-01-02T04:04:05Z"
 
 
-def test_a_spec_is_a_desired_state_and_none_is_observed_to_be_none() -> None:
+def test_a_gpunode_spec_is_a_request_and_an_absent_spec_is_observed_as_absent() -> None:
     spec = Spec(mode=DesiredMode.PASSTHROUGH, vgpu_config="A10-4Q", gpus=(GpuMode(address=GPU, mode=DesiredMode.VGPU),))
     desired = NodeSpec("passthrough", {GPU: "vgpu"}, "A10-4Q")
     assert request_of_spec(spec) == NodeRequest(spec=Observed(desired))
@@ -102,7 +102,7 @@ class Hears:
         return SpecListener(lambda: self.desired, self.take_request)
 
 
-def test_a_gpunode_that_is_gone_wants_what_it_desired() -> None:
+def test_a_deleted_gpunode_keeps_its_desired_state() -> None:
     """Somebody may delete it, or its whole kind, while VMs run by it."""
     agent = Hears()
     observe = observe_gpu_node(agent.listener, KEY)
@@ -120,7 +120,7 @@ def test_a_gpunode_that_is_gone_wants_what_it_desired() -> None:
     assert agent.desired.spec == desired, "it was deleted while the agent was away"
 
 
-def test_a_spec_that_is_taken_away_has_labels_and_settings_count_again() -> None:
+def test_labels_and_settings_apply_again_after_a_spec_is_removed() -> None:
     agent = Hears()
     observe = observe_gpu_node(agent.listener, KEY)
     observe(Delta({KEY: GpuNode(metadata=Metadata(name="node01", generation=2), spec=Spec(mode=DesiredMode.VGPU))}))
@@ -135,7 +135,7 @@ def test_a_spec_that_is_taken_away_has_labels_and_settings_count_again() -> None
         (NodeSpec("vgpu", {GPU: "container"}), "sets container and vgpu"),
     ],
 )
-def test_a_spec_that_cannot_be_leaves_all_as_it_was(spec: NodeSpec, said: str) -> None:
+def test_an_invalid_spec_keeps_the_previous_modes(spec: NodeSpec, said: str) -> None:
     before = Modes(DesiredMode.PASSTHROUGH)
     modes, problem = modes_of(Settings(), NodeRequest(spec=Observed(spec)), before)
     assert modes == before
@@ -143,13 +143,13 @@ def test_a_spec_that_cannot_be_leaves_all_as_it_was(spec: NodeSpec, said: str) -
     assert said in problem.reason.text
 
 
-def test_a_spec_goes_before_the_label_and_the_settings() -> None:
+def test_a_spec_precedes_the_label_and_the_settings() -> None:
     settings = Settings(workload_label=True, mode=DesiredMode.CONTAINER, modes={GPU: DesiredMode.UNMANAGED})
     request = NodeRequest(workload=Observed("vm-vgpu"), spec=Observed(NodeSpec("passthrough")))
     assert modes_of(settings, request, Modes()) == (Modes(DesiredMode.PASSTHROUGH), None)
 
 
-def test_what_changes_is_reported_once_and_a_first_status_is_no_news() -> None:
+def test_a_changed_condition_yields_an_event_once_and_a_first_status_none() -> None:
     first = status_of(picture(), EMPTY, AT)
     ill = status_of(picture(ILL), EMPTY, AT)
     assert list(events_between(None, ill)) == []
@@ -160,14 +160,14 @@ def test_what_changes_is_reported_once_and_a_first_status_is_no_news() -> None:
     ]
 
 
-def test_a_new_resource_that_waits_for_the_controller_is_no_event() -> None:
+def test_a_new_resource_under_review_yields_no_event() -> None:
     awaited = Reason(ReasonCode.AWAITS_CONTROLLER, A10_4Q, "is not registered yet")
     waiting = status_of(picture(awaited), EMPTY, AT)
     assert condition(waiting, "Ready").status == "False"
     assert list(events_between(status_of(picture(), EMPTY, AT), waiting)) == []
 
 
-def test_a_gpu_that_changes_its_mode_or_goes_is_reported() -> None:
+def test_a_gpu_that_changes_its_mode_or_vanishes_yields_an_event() -> None:
     before = status_of(picture(), EMPTY, AT)
     (gpu,) = before.gpus
     whole = replace(before, gpus=(replace(gpu, mode="passthrough"),))
@@ -189,11 +189,11 @@ def test_a_gpu_that_changes_its_mode_or_goes_is_reported() -> None:
         (None, None),
     ],
 )
-def test_a_vm_is_named_by_its_pod(pod: str | None, vm: str | None) -> None:
+def test_the_vm_of_a_launcher_pod_is_named(pod: str | None, vm: str | None) -> None:
     assert Consumer(PodUid("1"), "default", pod).vm == vm
 
 
-def test_the_gpu_node_names_the_vms_that_have_a_gpu_or_a_vgpu() -> None:
+def test_a_gpunode_lists_the_vms_that_use_a_gpu_or_a_vgpu() -> None:
     vgpu = VgpuView(
         VGPU, "NVIDIA A10-4Q", GPU, A10_4Q, users=("pod default/virt-launcher-b-x7k2p",), vms=("default/b",)
     )

@@ -28,7 +28,7 @@ from gpuvirt.sim.clock import BEGINNING, SimClock
 
 
 @given(st.data())
-def test_after_all_was_observed_it_is_as_the_watch_reported_last(data: st.DataObject) -> None:
+def test_the_object_matches_the_last_watch_event_after_any_interleaving(data: st.DataObject) -> None:
     there = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
     history = [Node(Metadata(resource_version=str(at))) if is_there else None for at, is_there in enumerate(there)]
     written = data.draw(st.sampled_from([at for at, one in enumerate(history) if one is not None] or [0]))
@@ -48,7 +48,7 @@ def test_after_all_was_observed_it_is_as_the_watch_reported_last(data: st.DataOb
     assert known.item == history[-1]
 
 
-def test_what_the_watch_says_during_a_write_that_found_something_else_is_not_lost() -> None:
+def test_a_watch_event_during_a_conflicting_write_is_not_lost() -> None:
     known, made = Known[Node](), Node(Metadata(resource_version="1"))
     known.observe(None)
     before = known.word
@@ -78,7 +78,7 @@ class Beside:
         self.keeper.observe(Delta({ObjectKey("", "node01"): node} if node is not None else {}))
 
 
-async def test_a_gpunode_that_another_makes_at_the_same_moment_gets_its_status() -> None:
+async def test_a_gpunode_that_another_writer_creates_concurrently_gets_its_status() -> None:
     clock, server = SimClock(), Beside(cast("GpuNodeKeeper", None))
     server.keeper = GpuNodeKeeper(KeeperDependencies(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
     server.say(None)
@@ -101,7 +101,7 @@ class Older(Beside):
         return GpuNode(metadata=Metadata(name="node01", resource_version=str(self.patched), generation=1), status=kept)
 
 
-async def test_a_status_of_which_the_api_server_drops_a_part_is_written_once() -> None:
+async def test_a_status_whose_fields_the_api_server_drops_is_written_once() -> None:
     clock, server = SimClock(), Older(cast("GpuNodeKeeper", None))
     server.keeper = GpuNodeKeeper(KeeperDependencies(cast("Client", server), "node01", clock, Random(0)))  # noqa: S311
     server.say(GpuNode(metadata=Metadata(name="node01", resource_version="0", generation=1)))
@@ -118,7 +118,7 @@ async def test_a_status_of_which_the_api_server_drops_a_part_is_written_once() -
 
 
 @given(st.integers(2, 9))
-def test_events_of_one_moment_have_names_of_their_own(count: int) -> None:
+def test_events_of_the_same_moment_have_distinct_names(count: int) -> None:
     about, delta = (
         events.About("v1", "Node", "node01", "node01"),
         events.EventDraft(events.Kind.NORMAL, "ModeChanged", "x"),

@@ -26,26 +26,26 @@ WAITS = Progress(StateName.PENDING, "waits for pod default/vm-a")
     ("labels", "desired"),
     [({CONFIG_LABEL: "A10-4Q"}, Observed("A10-4Q")), ({}, Observed(None)), ({CONFIG_LABEL: ""}, Observed(None))],
 )
-def test_a_label_is_a_desired_state_and_none_is_observed_to_be_none(
+def test_a_config_label_is_a_request_and_an_absent_label_is_observed_as_absent(
     labels: dict[str, str], desired: Observed[str]
 ) -> None:
     desired_node = request_of_node(Node(Metadata(name="node01", labels=labels)))
     assert desired_node == NodeRequest(config=desired, workload=Observed(None))
 
 
-def test_what_a_node_is_for_is_a_desired_state_of_its_own() -> None:
+def test_the_workload_label_is_a_request_of_its_own() -> None:
     desired_node = request_of_node(Node(Metadata(name="node01", labels={WORKLOAD_LABEL: "vm-vgpu"})))
     assert desired_node == NodeRequest(config=Observed(None), workload=Observed("vm-vgpu"))
     assert desired_node.updated(NodeRequest(config=Observed("A10-4Q"))).workload == Observed("vm-vgpu")
 
 
-def test_a_node_that_is_not_there_wants_what_it_desired_before() -> None:
+def test_a_deleted_node_keeps_its_desired_state() -> None:
     """Its VMs run while somebody deletes it to have it registered again."""
     before = NodeRequest(Observed("A10-4Q"), Observed(None))
     assert before.updated(request_of_node(None)) == before
 
 
-def test_a_config_map_is_a_text_with_its_place() -> None:
+def test_a_config_map_is_read_as_text_with_its_origin() -> None:
     where = "ConfigMap gpuvirt/configs, key config.yaml"
     config_map = ConfigMap(Metadata(), {"config.yaml": "version: v1"})
     assert request_of_config_map(MAP, config_map) == NodeRequest(configs=Observed(ConfigText("version: v1", where)))
@@ -54,14 +54,14 @@ def test_a_config_map_is_a_text_with_its_place() -> None:
     )
 
 
-def test_a_config_map_that_is_not_there_is_none_and_one_without_the_key_says_what_it_has() -> None:
+def test_a_missing_config_map_is_absent_and_a_missing_key_is_reported_with_the_existing_keys() -> None:
     where = "ConfigMap gpuvirt/configs, key config.yaml"
     assert request_of_config_map(MAP, None) == NodeRequest(configs=Observed(None))
     for data, keys in (({}, ()), ({"config.yml": "x"}, ("config.yml",))):
         assert request_of_config_map(MAP, ConfigMap(Metadata(), data)).configs == Observed(ConfigText("", where, keys))
 
 
-def test_what_is_not_observed_stays() -> None:
+def test_an_update_keeps_fields_that_were_not_observed() -> None:
     config = NodeRequest(config=Observed("A10-4Q"))
     both = config.updated(NodeRequest(configs=Observed(None)))
     assert both == NodeRequest(Observed("A10-4Q"), Observed(None))
@@ -85,9 +85,7 @@ def said(state: str | None, reason: str | None) -> Metadata:
         (Progress(StateName.FAILED, "two\n lines"), said("failed", "two lines")),
     ],
 )
-def test_nothing_is_written_where_the_file_is_right_or_not_desired(
-    desired: Progress | None, observed: Metadata
-) -> None:
+def test_an_up_to_date_or_undesired_state_is_not_written(desired: Progress | None, observed: Metadata) -> None:
     assert patch_of([state_keys(desired)], observed) is None
 
 
@@ -96,7 +94,7 @@ texts = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
 
 
 @given(states, texts, texts, st.none() | st.sampled_from(["pending", "junk"]))
-def test_a_patched_node_says_it_and_keeps_everything_else(
+def test_patching_a_node_sets_the_state_and_keeps_all_other_fields(
     desired: Progress, labels: dict[str, str], annotations: dict[str, str], state: str | None
 ) -> None:
     before = said(state, "old")
@@ -135,7 +133,7 @@ deployed = st.dictionaries(st.sampled_from(OPERAND_LABELS), label_values)
 
 
 @given(deployed, st.lists(st.booleans(), max_size=4))
-def test_operands_that_run_are_paused_and_put_back_and_all_others_left_alone(
+def test_running_operands_are_paused_and_resumed_and_others_left_alone(
     labels: dict[str, str], desired: list[bool]
 ) -> None:
     node = Metadata(labels=labels)
@@ -149,7 +147,7 @@ def test_operands_that_run_are_paused_and_put_back_and_all_others_left_alone(
     assert back == {label: "true" if value == PAUSED_FOR_VGPUS else value for label, value in labels.items()}
 
 
-def test_operands_are_away_when_neither_labels_nor_pods_say_otherwise() -> None:
+def test_operands_count_as_running_while_labels_or_pods_show_them() -> None:
     pod = Pod(Metadata(name="nvidia-sandbox-validator-x2vkq", namespace="gpu-operator"))
     running, paused = {PLUGIN: "true", VALIDATOR: "false"}, {PLUGIN: PAUSED_FOR_VGPUS, VALIDATOR: "false"}
     assert observed_of(running, [pod]) == OperandsObserved((PLUGIN,), ("gpu-operator/nvidia-sandbox-validator-x2vkq",))
@@ -158,7 +156,7 @@ def test_operands_are_away_when_neither_labels_nor_pods_say_otherwise() -> None:
     assert observed_of(paused, None) is None, "the pods were not heard yet"
 
 
-def test_parts_of_the_agent_claim_keys_of_their_own() -> None:
+def test_components_of_the_agent_write_separate_keys() -> None:
     node = Metadata(labels={PLUGIN: "true", STATE_LABEL: "success"})
     patch = patch_of([state_keys(WAITS), operand_keys(node, away=True)], node)
     assert patch is not None
@@ -179,7 +177,7 @@ def test_parts_of_the_agent_claim_keys_of_their_own() -> None:
         (UnauthorizedError("x"), ReasonCode.API_FORBIDDEN),
     ],
 )
-def test_what_is_wrong_is_a_reason(error: RefusedError, code: ReasonCode) -> None:
+def test_an_api_error_becomes_a_reason(error: RefusedError, code: ReasonCode) -> None:
     problem = problem_of(error, "to label its node")
     assert problem is not None
     assert (problem.code, problem.seen) == (code, "x")

@@ -122,7 +122,7 @@ def _split(found: dict[str, Pair]) -> Pair:
 @pytest.mark.parametrize("shape", shapes(), ids=lambda one: f"{one.__module__}.{one.__qualname__}")
 @settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
-def test_any_optional_field_may_be_null_and_reads_as_absent(shape: type[msgspec.Struct], data: st.DataObject) -> None:
+def test_null_in_any_optional_field_reads_as_absent(shape: type[msgspec.Struct], data: st.DataObject) -> None:
     with_nulls, without = data.draw(pairs(inspect.type_info(shape)))
     expected = msgspec.json.decode(msgspec.json.encode(without), type=shape)
     assert nulls.decode(msgspec.json.encode(with_nulls), shape) == expected
@@ -130,7 +130,7 @@ def test_any_optional_field_may_be_null_and_reads_as_absent(shape: type[msgspec.
 
 @settings(deadline=None)
 @given(pairs(inspect.type_info(ClusterPolicy)))
-def test_a_policys_spec_may_have_nulls_anywhere(pair: Pair) -> None:
+def test_nulls_anywhere_in_a_policy_spec_read_as_absent(pair: Pair) -> None:
     policies = [read_policy(nulls.decode(msgspec.json.encode(one), StoredPolicy)) for one in pair]
     assert isinstance(policies[0], ClusterPolicy)
     assert policies[0] == policies[1]
@@ -138,13 +138,13 @@ def test_a_policys_spec_may_have_nulls_anywhere(pair: Pair) -> None:
 
 @settings(deadline=None)
 @given(pairs(inspect.type_info(KubeVirt)))
-def test_what_kubectl_writes_of_kubevirt_may_have_nulls_anywhere(pair: Pair) -> None:
+def test_nulls_anywhere_in_a_printed_kubevirt_read_as_absent(pair: Pair) -> None:
     written = [{**one, "kind": "KubeVirt"} for one in pair if isinstance(one, dict)]
     found = [kubevirt.parse(msgspec.json.encode(one).decode(), where="-") for one in written]
     assert found[0] == found[1]
 
 
-def test_a_kind_that_was_just_made_is_understood() -> None:
+def test_a_new_kind_with_null_conditions_is_decoded() -> None:
     answer = (
         b'{"metadata":{"name":"gpunodes.gpuvirt.io"},"spec":{"group":"gpuvirt.io"},'
         b'"status":{"conditions":null,"acceptedNames":{"plural":"","kind":""},"storedVersions":["v1alpha1"]}}'
@@ -152,17 +152,17 @@ def test_a_kind_that_was_just_made_is_understood() -> None:
     assert nulls.decode(answer, Definition).status.conditions == ()
 
 
-def test_a_required_field_that_is_null_is_named() -> None:
+def test_null_in_a_required_field_is_reported_with_its_path() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"Expected `str`, got `null` - at `\$.conditions\[0\].type`"):
         nulls.decode(b'{"conditions": [{"type": null, "status": "True"}]}', definitions.Status)
 
 
-def test_null_in_a_list_is_no_absent_field() -> None:
+def test_null_as_a_list_item_is_not_dropped() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"got `null` - at `\$.gpus\[0\]`"):
         nulls.decode(b'{"gpus": [null]}', gpunode.Spec)
 
 
-def test_what_is_kept_as_it_stands_keeps_its_nulls() -> None:
+def test_raw_fields_keep_their_nulls() -> None:
     """Fields of other programs are written back, and what somebody has set to null is no default."""
     stored = nulls.decode(b'{"metadata":{"labels":null},"spec":{"a":null,"b":[null]}}', StoredObject)
     assert bytes(stored.spec) == b'{"a":null,"b":[null]}'
@@ -183,7 +183,7 @@ def test_a_node_whose_labels_are_null_can_be_patched() -> None:
     )
 
 
-def test_nulls_of_a_persons_file_and_of_our_own_state_are_faults() -> None:
+def test_nulls_in_user_files_and_state_files_are_faults() -> None:
     """A person who wrote nothing behind a key meant something, and our own files never have it."""
     with pytest.raises(ConfigError, match="got `null`"):
         documents.parse("labels:", Metadata, where="f")
@@ -191,7 +191,7 @@ def test_nulls_of_a_persons_file_and_of_our_own_state_are_faults() -> None:
         documents.from_json(b'{"labels": null}', Metadata)
 
 
-def test_a_document_that_fits_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_without_relevant_nulls_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pods and nodes have nulls that nobody reads; they cost nothing."""
     monkeypatch.delattr(nulls, "removed")
     body = b'{"metadata":{"name":"a"},"status":{"conditions":[{"type":"Ready","lastProbeTime":null}],"allocatable":{}}}'

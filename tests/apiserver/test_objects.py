@@ -18,7 +18,7 @@ def node(version: int) -> Node:
 
 
 @given(st.dictionaries(keys, st.integers(0, 5).map(node), max_size=300), changes)
-def test_it_has_what_a_dict_would_have_and_what_it_was_made_of_stays(
+def test_an_object_map_behaves_as_a_dict_and_never_changes_earlier_maps(
     first: dict[ObjectKey, Node], changes: Sequence[tuple[ObjectKey, int | None]]
 ) -> None:
     truth, found = dict(first), ObjectMap.of(first)

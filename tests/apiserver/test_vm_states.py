@@ -55,7 +55,7 @@ def test_a_vm_requests_its_own_devices_and_those_of_its_instance_type() -> None:
     assert (seen.status, seen.placement.node_selector) == ("Stopped", {"zone": "a"})
 
 
-def test_what_a_pod_requests() -> None:
+def test_devices_that_a_pod_requests() -> None:
     def container(limits: dict[str, object]) -> dict[str, object]:
         return {"name": "c", "resources": {"limits": limits}}
 
@@ -75,7 +75,7 @@ def test_what_a_pod_requests() -> None:
     assert seen.placement.tolerations == (Toleration(operator="Exists"), Toleration("gpu", value="yes"))
 
 
-def test_the_pod_of_a_vm_is_the_one_that_has_the_guest() -> None:
+def test_the_pod_of_a_vm_is_the_launcher_pod_with_the_running_guest() -> None:
     ended = launcher("ended", "Failed", 9, vm="vm-a")
     source = launcher("source", "Running", 1, node="node01", uid="uid")
     target = launcher("target", "Pending", 5, uid="uid")
@@ -89,7 +89,7 @@ def test_the_pod_of_a_vm_is_the_one_that_has_the_guest() -> None:
     assert vmstates.launcher_of((other,), "vm-a", None) is None
 
 
-def test_a_node_with_what_its_agent_reports() -> None:
+def test_a_node_with_the_report_of_its_agent() -> None:
     node = decoded(
         core.Node,
         spec={"unschedulable": True, "taints": [{"key": "gpu", "effect": "NoSchedule"}]},

@@ -147,7 +147,7 @@ def is_part(part: list[Plain], whole: list[Plain]) -> bool:
 
 
 @given(cluster=CLUSTERS)
-def test_one_step_leads_there_and_there_is_no_second(cluster: Cluster) -> None:
+def test_a_single_patch_converges(cluster: Cluster) -> None:
     done = cluster.step()
     again = cluster.plan
     assert again.patch == ()
@@ -157,7 +157,7 @@ def test_one_step_leads_there_and_there_is_no_second(cluster: Cluster) -> None:
 
 
 @given(cluster=CLUSTERS)
-def test_nothing_of_others_is_changed(cluster: Cluster) -> None:
+def test_entries_of_other_writers_are_unchanged(cluster: Cluster) -> None:
     before, there = deepcopy(cluster.subject), entries(cluster)
     cluster.step()
     assert is_part(there, entries(cluster))
@@ -170,7 +170,7 @@ def test_nothing_of_others_is_changed(cluster: Cluster) -> None:
 
 
 @given(cluster=CLUSTERS, then=st.lists(st.tuples(OFFERS, NAMES), max_size=3), prune=st.booleans())
-def test_no_pod_is_refused_what_it_had(
+def test_devices_in_use_stay_permitted(
     cluster: Cluster, then: list[tuple[dict[str, Selectors], Names]], prune: bool
 ) -> None:
     cluster.manner = Manner(prune=prune)
@@ -183,14 +183,14 @@ def test_no_pod_is_refused_what_it_had(
 
 
 @given(cluster=CLUSTERS)
-def test_what_is_offered_is_permitted_unless_it_is_reported_why_not(cluster: Cluster) -> None:
+def test_every_offered_resource_is_permitted_or_reported(cluster: Cluster) -> None:
     cluster.step()
     subjects = {reason.subject for reason in cluster.plan.reasons}
     assert all(permits(cluster, name) for name in cluster.offered.keys() - subjects)
 
 
 @given(cluster=CLUSTERS, twice=st.tuples(OFFERS, NAMES))
-def test_undone_it_is_as_it_was(cluster: Cluster, twice: tuple[dict[str, Selectors], Names]) -> None:
+def test_undoing_restores_the_original_document(cluster: Cluster, twice: tuple[dict[str, Selectors], Names]) -> None:
     before = deepcopy(cluster.subject)
     cluster.step()
     cluster.offered, cluster.names = twice
@@ -202,7 +202,7 @@ def test_undone_it_is_as_it_was(cluster: Cluster, twice: tuple[dict[str, Selecto
 
 
 @given(cluster=CLUSTERS, names=NAMES)
-def test_undoing_takes_nothing_that_is_named(cluster: Cluster, names: Names) -> None:
+def test_undoing_keeps_entries_that_vms_reference(cluster: Cluster, names: Names) -> None:
     cluster.step()
     cluster.names = names
     had = {name for name in names.used if permits(cluster, name)}
@@ -218,7 +218,7 @@ def test_undoing_takes_nothing_that_is_named(cluster: Cluster, names: Names) -> 
     assert (annotation is not None) is bool(cluster.undoing.reasons)
 
 
-def test_what_pods_have_keeps_what_spares_it_and_no_gate_for_vms() -> None:
+def test_undoing_keeps_the_mdev_gate_for_vgpus_in_use_and_drops_the_gpu_gate() -> None:
     cluster = Cluster(kubevirt({"developerConfiguration": {"featureGates": []}}, version="v0.58.2"))
     cluster.step()
     gates = ("spec", "configuration", "developerConfiguration", "featureGates")

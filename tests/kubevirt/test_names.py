@@ -62,12 +62,12 @@ def every_kind() -> Requesting:
     }
 
 
-def test_names_are_found_in_every_kind() -> None:
+def test_device_names_are_found_in_every_kind() -> None:
     gpus = frozenset(f"nvidia.com/{name}" for name in ("vm", "vmi", "set", "pool", "revision"))
     assert names_of(every_kind()) == Names(gpus, frozenset({"nvidia.com/type"}))
 
 
-def test_what_was_not_observed_is_not_taken_for_absent() -> None:
+def test_unobserved_kinds_are_listed_as_unknown() -> None:
     assert names_of({"pools": Observed(None)}).unknown == (
         "machines",
         "instances",
@@ -78,7 +78,7 @@ def test_what_was_not_observed_is_not_taken_for_absent() -> None:
     )
 
 
-def test_what_a_claim_gives_has_no_name() -> None:
+def test_devices_of_resource_claims_have_no_device_name() -> None:
     found = msgspec.convert(yaml.safe_load(CLAIMED), VirtualMachineInstance)
     assert names_of({"instances": Observed((found,))}).used == {"nvidia.com/a", "example.com/b"}
 
@@ -100,7 +100,7 @@ def resource(name: str, pci: tuple[str, ...] = (), mdev: tuple[str, ...] = ()) -
     )
 
 
-def test_nodes_offer_together_what_each_does() -> None:
+def test_resources_of_several_nodes_are_merged() -> None:
     nodes = [
         node(resource("a", ("10DE:2236",)), resource("empty")),
         node(resource("a", ("10DE:2235", "10DE:2236")), resource("b", mdev=("NVIDIA A10-4Q",))),
@@ -122,7 +122,7 @@ def test_nodes_offer_together_what_each_does() -> None:
         (node(gpus=(Gpu(address="0000:65:00.0", mode="vgpu", vgpu_config="default"),)), True),
     ],
 )
-def test_nodes_that_may_come_to_have_mediated_devices(found: GpuNode, wants: bool) -> None:
+def test_nodes_that_may_get_mediated_devices(found: GpuNode, wants: bool) -> None:
     assert wants_mdevs([found]) is wants
 
 
@@ -141,12 +141,12 @@ def test_nodes_that_may_come_to_have_mediated_devices(found: GpuNode, wants: boo
         (None, True, False),
     ],
 )
-def test_what_a_version_has(text: str | None, gate: bool, field: bool) -> None:
+def test_features_of_a_kubevirt_version(text: str | None, gate: bool, field: bool) -> None:
     version = version_of(text)
     assert (has_mdev_gate(version), has_mdev_field(version)) == (gate, field)
 
 
-def test_what_pods_have_is_in_use_and_with_one_vgpu_all_mediated_devices() -> None:
+def test_allocated_resources_are_in_use_and_a_used_vgpu_marks_all_mdev_resources() -> None:
     whole, other = (Offered(name=f"nvidia.com/{name}", healthy=1, allocated=held, registered=True) for name, held in AB)
     vgpus = Offered(
         name="nvidia.com/c", healthy=1, allocated=0, registered=True, mdev_name_selectors=("NVIDIA A10-4Q",)
@@ -162,7 +162,7 @@ def test_what_pods_have_is_in_use_and_with_one_vgpu_all_mediated_devices() -> No
 
 
 @pytest.mark.parametrize(("phase", "asks_for"), [("Running", {"nvidia.com/a", "nvidia.com/b"}), ("Failed", set())])
-def test_a_pod_asks_until_it_has_ended(phase: str, asks_for: set[str]) -> None:
+def test_a_pod_requests_devices_until_it_has_ended(phase: str, asks_for: set[str]) -> None:
     containers = "{containers: [{resources: {limits: {nvidia.com/a: '1', cpu: 2}}}, {name: x, resources: {}}],"
     spec = f"{containers} initContainers: [{{resources: {{limits: {{nvidia.com/b: '1'}}}}}}]}}"
     pod = yaml.safe_load(f"{{metadata: {{name: a}}, spec: {spec}, status: {{phase: {phase}}}}}")

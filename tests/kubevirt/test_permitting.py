@@ -34,7 +34,7 @@ def converged(cluster: Cluster) -> Plain:
     return cluster.subject
 
 
-def test_a_fresh_kubevirt_is_given_all_that_it_lacks() -> None:
+def test_a_new_kubevirt_gets_permitted_devices_and_disabled_mdev_handling() -> None:
     after = converged(Cluster(kubevirt()))
     assert at(after, *PCI) == [OUR_A10]
     assert at(after, *MDEV) == [OUR_T4]
@@ -42,7 +42,7 @@ def test_a_fresh_kubevirt_is_given_all_that_it_lacks() -> None:
     assert at(after, *GATES) is None, "gpus need no gate since v1.4"
 
 
-def test_the_patch_fits_one_version_alone() -> None:
+def test_the_patch_applies_to_a_single_resource_version() -> None:
     cluster = Cluster(kubevirt())
     patch = cluster.plan.patch
     cluster.restore({})
@@ -50,19 +50,19 @@ def test_the_patch_fits_one_version_alone() -> None:
         patched(cluster.document, patch)
 
 
-def test_what_an_admin_has_permitted_already_stays_as_it_is() -> None:
+def test_entries_that_an_admin_permitted_are_unchanged() -> None:
     theirs = [entry("8086:56C0", "intel.com/flex"), entry("10de:2236", A10)]
     after = converged(Cluster(kubevirt(permitting(*theirs))))
     assert at(after, *PCI) == theirs, "an id is the same in any case"
     assert at(after, *MDEV) == [OUR_T4]
 
 
-def test_a_second_selector_feeds_the_same_resource() -> None:
+def test_a_second_selector_is_added_for_the_same_resource() -> None:
     cluster = Cluster(kubevirt(permitting(OUR_A10)), offered={A10: Selectors(ResourceKind.WHOLE, ("10DE:2235",))})
     assert at(converged(cluster), *PCI) == [OUR_A10, entry("10DE:2235", A10)]
 
 
-def test_where_a_name_cannot_be_listed_no_list_is_made() -> None:
+def test_no_list_is_created_if_a_referenced_name_cannot_be_listed() -> None:
     cluster = Cluster(kubevirt(), names=Names(gpus=frozenset({A10, "amd.com/mi210"})))
     after = converged(cluster)
     assert at(after, *LISTS) is None
@@ -71,13 +71,13 @@ def test_where_a_name_cannot_be_listed_no_list_is_made() -> None:
     assert at(after, *ENABLED) is False, "which needs no list"
 
 
-def test_no_list_is_made_before_all_kinds_were_observed() -> None:
+def test_no_list_is_created_before_all_kinds_are_observed() -> None:
     cluster = Cluster(kubevirt(), names=Names(unknown=("pools",)))
     assert at(converged(cluster), *LISTS) is None
     assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_STATE_UNKNOWN]
 
 
-def test_a_list_of_ours_goes_again_where_it_would_refuse_what_was_permitted_without() -> None:
+def test_our_list_is_removed_if_it_would_refuse_a_device_permitted_without_lists() -> None:
     cluster = Cluster(kubevirt())
     converged(cluster)
     cluster.names = Names(host_devices=frozenset({"example.com/fpga"}))
@@ -88,7 +88,7 @@ def test_a_list_of_ours_goes_again_where_it_would_refuse_what_was_permitted_with
     assert at(converged(cluster), *PCI) == [OUR_A10]
 
 
-def test_a_list_that_others_have_written_to_stays() -> None:
+def test_a_list_with_entries_of_others_stays() -> None:
     cluster = Cluster(kubevirt())
     converged(cluster)
     theirs = entry("8086:56C0", "intel.com/flex")
@@ -100,14 +100,14 @@ def test_a_list_that_others_have_written_to_stays() -> None:
     assert ReasonCode.RESOURCE_NOT_PERMITTED in codes(cluster.plan)
 
 
-def test_entries_of_a_node_that_is_away_stay() -> None:
+def test_entries_of_an_absent_node_stay() -> None:
     cluster = Cluster(kubevirt())
     before = converged(cluster)
     cluster.offered = {}
     assert converged(cluster) == before
 
 
-def test_unused_entries_go_where_that_is_asked_for() -> None:
+def test_unused_entries_are_removed_with_pruning() -> None:
     cluster = Cluster(kubevirt(permitting(entry("8086:56C0", "intel.com/flex"))), manner=Manner(prune=True))
     converged(cluster)
     cluster.offered = {T4_4Q: Selectors(ResourceKind.VGPU, (), ("GRID T4-4Q",))}
@@ -121,7 +121,7 @@ def test_unused_entries_go_where_that_is_asked_for() -> None:
     "theirs",
     [entry("10de:2236", A10, None), entry("10DE:2236", A10, external=False), entry("10DE:2236", "a10.com/x", None)],
 )
-def test_what_kubevirt_offers_itself_is_withheld_until_it_does_not(theirs: Fields) -> None:
+def test_a_resource_that_kubevirt_provides_is_withheld_until_kubevirt_stops(theirs: Fields) -> None:
     cluster = Cluster(kubevirt(permitting(theirs)))
     after = converged(cluster)
     assert at(after, *PCI) == [theirs], "somebody's own entry is not changed"
@@ -136,7 +136,7 @@ def test_what_kubevirt_offers_itself_is_withheld_until_it_does_not(theirs: Field
     assert cluster.plan.withheld == ()
 
 
-def test_an_entry_of_ours_that_another_program_has_changed_is_mended() -> None:
+def test_our_entry_is_restored_after_another_program_changed_it() -> None:
     cluster = Cluster(kubevirt())
     converged(cluster)
     lists = at(cluster.document, *PCI)
@@ -159,7 +159,7 @@ def test_an_entry_of_ours_that_another_program_has_changed_is_mended() -> None:
         ("devel", None, ["DisableMDEVConfiguration"]),
     ],
 )
-def test_mediated_devices_are_left_alone_as_the_version_has_it(
+def test_mdev_handling_is_disabled_by_the_means_of_each_version(
     version: str, enabled: bool | None, gates: list[str] | None
 ) -> None:
     cluster = Cluster(kubevirt(version=version))
@@ -170,7 +170,7 @@ def test_mediated_devices_are_left_alone_as_the_version_has_it(
     assert codes(cluster.plan) == old, "the types are spared by their entries"
 
 
-def test_where_kubevirt_makes_its_own_ours_are_spared_by_entries() -> None:
+def test_entries_protect_our_mdevs_if_kubevirt_creates_mdevs() -> None:
     own: Fields = {"mediatedDevicesConfiguration": {"nodeMediatedDeviceTypes": [{"nodeSelector": {}}]}}
     cluster = Cluster(kubevirt(own))
     after = converged(cluster)
@@ -183,7 +183,7 @@ def test_where_kubevirt_makes_its_own_ours_are_spared_by_entries() -> None:
     assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED, ReasonCode.MDEV_DELETION_RISK]
 
 
-def test_a_list_that_spares_mediated_devices_is_not_taken_away() -> None:
+def test_a_list_that_protects_mdevs_is_not_removed() -> None:
     cluster = Cluster(kubevirt({"mediatedDevicesConfiguration": {"mediatedDevicesTypes": ["nvidia-222"]}}))
     converged(cluster)
     cluster.names = Names(gpus=frozenset({"amd.com/mi210"}))
@@ -191,13 +191,13 @@ def test_a_list_that_spares_mediated_devices_is_not_taken_away() -> None:
     assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED]
 
 
-def test_without_mediated_devices_nobody_is_kept_from_handling_them() -> None:
+def test_without_mdevs_kubevirts_mdev_handling_stays_enabled() -> None:
     cluster = Cluster(kubevirt(), offered={A10: OFFERED[A10]}, mdevs=False)
     after = converged(cluster)
     assert at(after, "spec", "configuration", "mediatedDevicesConfiguration") is None
 
 
-def test_host_devices_need_their_gate_and_a_denied_gate_is_reported() -> None:
+def test_host_devices_get_their_feature_gate_and_a_disabled_gate_is_reported() -> None:
     names = Names(host_devices=frozenset({A10}))
     developer: Fields = {"featureGates": ["Snapshot", "Snapshot"]}
     after = converged(Cluster(kubevirt({"developerConfiguration": developer}), names=names))
@@ -210,7 +210,7 @@ def test_host_devices_need_their_gate_and_a_denied_gate_is_reported() -> None:
 
 @pytest.mark.parametrize("version", ["v1.8.0", "v1.2.0", "v0.58.2"])
 @pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1), (2, 0), (0, 2), (1, 1)])
-def test_the_admins_patch_beside_us_converges(version: str, before: int, after: int) -> None:
+def test_the_guides_patch_beside_gpuvirt_converges(version: str, before: int, after: int) -> None:
     developer: Fields = {"featureGates": []}
     cluster = Cluster(kubevirt({"developerConfiguration": developer}, version))
     for _ in range(before):
@@ -226,7 +226,7 @@ def test_the_admins_patch_beside_us_converges(version: str, before: int, after: 
     assert cluster.plan.reasons == ()
 
 
-def test_the_admins_patch_needs_a_list_of_gates_with_us_or_without() -> None:
+def test_the_guides_patch_needs_an_existing_list_of_gates() -> None:
     with pytest.raises(PatchError):
         patched(kubevirt(), GUIDES_PATCH)
 
@@ -241,7 +241,7 @@ def test_the_admins_patch_needs_a_list_of_gates_with_us_or_without() -> None:
         ),
     ],
 )
-def test_an_opt_out_is_reported_with_what_would_be_written(cluster: Cluster) -> None:
+def test_an_opt_out_is_reported_with_the_unwritten_patch(cluster: Cluster) -> None:
     plan = cluster.step()
     assert plan.dry_run
     assert plan.patch
@@ -250,7 +250,7 @@ def test_an_opt_out_is_reported_with_what_would_be_written(cluster: Cluster) -> 
     assert plan.stops_vgpu_changes, "KubeVirt would delete what is made"
 
 
-def test_hco_is_written_in_its_own_words() -> None:
+def test_a_hyperconverged_is_patched_in_its_own_fields() -> None:
     theirs: Fields = {"pciDeviceSelector": "10DE:1DB6", "resourceName": "nvidia.com/V100", "disabled": True}
     spec: Fields = {
         "featureGates": {"disableMDevConfiguration": False, "alignCPUs": True},
@@ -271,7 +271,7 @@ def test_hco_is_written_in_its_own_words() -> None:
     assert at(cluster.hco, "spec") == spec
 
 
-def test_hco_takes_each_selector_once_as_it_is_spelt() -> None:
+def test_hco_gets_several_resources_of_an_id_by_different_spellings() -> None:
     """All types of an L40S are VFs of one id; KubeVirt compares ids in any case."""
     types = {f"nvidia.com/NVIDIA_L40S-{size}Q": Selectors(ResourceKind.VGPU, ("10DE:26B9",)) for size in (12, 24, 8)}
     cluster = Cluster(kubevirt(labels=OWNED_BY_HCO), hco=hyper_converged(), offered=types, mdevs=False)
@@ -284,7 +284,7 @@ def test_hco_takes_each_selector_once_as_it_is_spelt() -> None:
     assert cluster.plan.reasons == ()
 
 
-def test_what_an_admin_has_disabled_in_hco_stays_so() -> None:
+def test_entries_disabled_in_hco_stay_disabled() -> None:
     theirs: Fields = {"pciDeviceSelector": "10de:2236", "resourceName": A10, "disabled": True}
     hco = hyper_converged({"permittedHostDevices": {"pciHostDevices": [theirs]}})
     cluster = Cluster(kubevirt(labels=OWNED_BY_HCO), hco=hco)
@@ -293,7 +293,7 @@ def test_what_an_admin_has_disabled_in_hco_stays_so() -> None:
     assert codes(cluster.plan) == [ReasonCode.SELECTOR_TAKEN]
 
 
-def test_a_selector_that_is_taken_in_every_spelling_is_reported() -> None:
+def test_a_selector_whose_every_spelling_is_taken_is_reported() -> None:
     spelt = ["10DE:2236", "10De:2236", "10dE:2236", "10de:2236"]
     taken: list[Plain] = [{"pciDeviceSelector": one, "resourceName": f"example.com/{one[:4]}"} for one in spelt]
     for one in taken:
@@ -305,14 +305,14 @@ def test_a_selector_that_is_taken_in_every_spelling_is_reported() -> None:
     assert codes(cluster.plan) == [ReasonCode.SELECTOR_TAKEN]
 
 
-def test_nothing_is_written_to_a_kubevirt_whose_owner_was_not_observed() -> None:
+def test_a_kubevirt_whose_owner_is_unknown_is_not_patched() -> None:
     owner: Plain = [{"apiVersion": "hco.kubevirt.io/v1beta1", "kind": "HyperConverged", "name": "x"}]
     cluster = Cluster(kubevirt(ownerReferences=owner))
     assert cluster.plan.patch == ()
     assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_STATE_UNKNOWN]
 
 
-def test_an_annotation_that_is_unreadable_makes_nothing_ours() -> None:
+def test_an_unreadable_annotation_claims_no_entries() -> None:
     cluster = Cluster(kubevirt(permitting(OUR_A10), annotations={ANNOTATION: "{"}))
     converged(cluster)
     cluster.write(cluster.undoing.patch)

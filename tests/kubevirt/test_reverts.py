@@ -20,13 +20,13 @@ def reverted(times: int) -> Cluster:
     return cluster
 
 
-def test_twice_is_no_reason_to_stop() -> None:
+def test_two_reverts_do_not_stop_patching() -> None:
     cluster = reverted(2)
     assert cluster.step().writes
     assert not cluster.plan.stops_vgpu_changes
 
 
-def test_three_times_are() -> None:
+def test_three_reverts_stop_patching() -> None:
     cluster = reverted(3)
     plan = cluster.step()
     assert plan.writes == ()
@@ -38,7 +38,7 @@ def test_three_times_are() -> None:
     assert cluster.step().writes == (), "not until somebody has written it themselves"
 
 
-def test_a_patch_that_was_taken_back_before_it_was_seen_counts_too() -> None:
+def test_a_patch_reverted_before_the_watch_shows_it_counts() -> None:
     """The picture is of the latest versions alone: it may never have shown what was written."""
     cluster = Cluster(kubevirt())
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_a_patch_that_was_taken_back_before_it_was_seen_counts_too() -> None:
     assert cluster.step().writes == ()
 
 
-def test_whoever_writes_it_themselves_has_us_go_on() -> None:
+def test_patching_resumes_after_an_admin_applies_the_patch() -> None:
     cluster = reverted(3)
     stopped = cluster.step()
     cluster.write(stopped.patch)  # by hand, from what was shown
@@ -61,7 +61,7 @@ def test_whoever_writes_it_themselves_has_us_go_on() -> None:
     assert cluster.step().writes, "it is forgotten what was before"
 
 
-def test_reverts_of_another_day_are_forgotten() -> None:
+def test_reverts_of_an_earlier_day_are_forgotten() -> None:
     cluster = reverted(2)
     cluster.step()
     cluster.now += timedelta(days=1)
@@ -69,7 +69,7 @@ def test_reverts_of_another_day_are_forgotten() -> None:
     assert cluster.step().writes
 
 
-def test_an_object_read_before_it_was_written_is_no_revert() -> None:
+def test_a_stale_read_is_no_revert() -> None:
     cluster = Cluster(kubevirt())
     before = deepcopy(cluster.document)
     cluster.step()
@@ -79,14 +79,14 @@ def test_an_object_read_before_it_was_written_is_no_revert() -> None:
     assert plan.history.reverts == ()
 
 
-def test_another_kubevirt_by_that_name_has_no_history() -> None:
+def test_a_recreated_kubevirt_has_no_history() -> None:
     cluster = reverted(3)
     cluster.step()
     cluster.document = kubevirt(uid="2")
     assert cluster.step().writes
 
 
-def test_an_annotation_alone_is_no_revert() -> None:
+def test_a_removed_annotation_is_no_revert() -> None:
     cluster = Cluster(kubevirt())
     cluster.step()
     metadata = cluster.document["metadata"]
@@ -96,7 +96,7 @@ def test_an_annotation_alone_is_no_revert() -> None:
     assert cluster.history.reverts == ()
 
 
-def test_a_history_that_cannot_be_read_is_none() -> None:
+def test_an_unreadable_history_counts_as_empty() -> None:
     assert histories.decode("{") == History()
     stopped = History("1", None, (BEGINNING,), stopped=True)
     assert histories.decode(histories.encode(stopped)) == stopped

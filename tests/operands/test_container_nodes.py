@@ -48,19 +48,19 @@ def operands(found: Rendered) -> set[OperandName]:
     return set(found.operands) & FOR_CONTAINERS
 
 
-def test_by_default_a_node_for_containers_has_all_of_them() -> None:
+def test_a_container_node_has_all_container_operands_by_default() -> None:
     found = render(policy_of({}), NODES)
     assert found.faults == ()
     assert operands(found) == FOR_CONTAINERS
 
 
 @pytest.mark.parametrize("site", [SITE, replace(NODES, coexists=True), replace(NODES, has_container_nodes=False)])
-def test_where_no_node_is_ours_to_serve_there_is_none_and_nothing_is_missed(site: Site) -> None:
+def test_without_nodes_to_serve_no_operand_is_rendered_and_no_fault_reported(site: Site) -> None:
     found = render(policy_of({}), site)
     assert (operands(found), found.faults) == (set(), ())
 
 
-def test_images_without_a_name_are_faults_of_their_own_each() -> None:
+def test_each_missing_image_is_a_fault_of_its_own() -> None:
     found = render(policy_of({"gfd": {"image": "r/gfd:2"}, "dcgm": {"enabled": False}}), ALL_KINDS)
     paths = {one.because.path for one in found.faults}
     expected = {"driver", "driver.manager", "toolkit", "devicePlugin", "dcgmExporter"}
@@ -69,7 +69,7 @@ def test_images_without_a_name_are_faults_of_their_own_each() -> None:
     assert OperandName.GFD in found.operands
 
 
-def test_the_driver_runs_where_the_agent_does_not() -> None:
+def test_the_driver_runs_only_on_nodes_without_the_agent() -> None:
     driver = daemon_set("nvidia-driver-daemonset-rhel9", policy_of({}))
     pod = driver.spec.template.spec
     assert main_of(driver).image == "r/driver:580-rhel9"
@@ -85,7 +85,7 @@ def test_the_driver_runs_where_the_agent_does_not() -> None:
     assert daemon_set("nvidia-driver-daemonset-ubuntu22.04", policy_of({})).spec.selector != driver.spec.selector
 
 
-def test_a_drivers_settings_are_honoured() -> None:
+def test_driver_settings_are_honoured() -> None:
     driver = daemon_set("nvidia-driver-daemonset-ubuntu22.04", full(), ALL_KINDS)
     container = main_of(driver)
     assert variables(container)["KERNEL_MODULE_TYPE"] == "auto"
@@ -118,7 +118,7 @@ def test_the_toolkit_waits_for_the_driver_and_finds_the_container_runtime() -> N
     assert variables(check)["GPUVIRT_DRIVER_STARTED"] == "", "somebody else's driver writes no such file"
 
 
-def test_a_container_runtime_elsewhere_is_found_by_the_policys_variables() -> None:
+def test_a_container_runtime_in_another_path_is_found_by_the_policys_variables() -> None:
     env = [
         {"name": "CONTAINERD_CONFIG", "value": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl"},
         {"name": "CONTAINERD_SOCKET", "value": "/run/k3s/containerd/containerd.sock"},
@@ -134,7 +134,7 @@ def test_a_container_runtime_elsewhere_is_found_by_the_policys_variables() -> No
     assert variables(main_of(toolkit))["RUNTIME_CONFIG_SOURCE"] == "command,file=/host/etc/a.toml"
 
 
-def test_cri_o_is_set_up_by_its_own_files_and_others_not_at_all() -> None:
+def test_cri_o_is_configured_by_drop_in_files_and_docker_is_a_fault() -> None:
     toolkit = daemon_set("nvidia-container-toolkit-daemonset", policy_of({}), replace(NODES, runtime="crio"))
     assert places(toolkit)["/runtime/config-dir.d"] == "/etc/crio/crio.conf.d"
     found = render(policy_of({}), replace(NODES, runtime="docker"))
@@ -142,7 +142,7 @@ def test_cri_o_is_set_up_by_its_own_files_and_others_not_at_all() -> None:
     assert (fault.operand, fault.because.path) == (OperandName.TOOLKIT, "$.spec.toolkit.enabled")
 
 
-def test_pods_see_gpus_by_the_runtime_class_or_by_the_nri_plugins_annotation() -> None:
+def test_pods_get_gpus_by_the_runtime_class_or_the_nri_annotation() -> None:
     plugin = daemon_set("nvidia-device-plugin-daemonset", policy_of({"operator": {"runtimeClass": "gpus"}}))
     assert plugin.spec.template.spec.runtime_class_name == "gpus"
     found = render(policy_of({}), NODES)
@@ -156,7 +156,7 @@ def test_pods_see_gpus_by_the_runtime_class_or_by_the_nri_plugins_annotation() -
     assert OperandName.RUNTIME_CLASSES not in render(nri, NODES).operands
 
 
-def test_the_device_plugin_is_told_by_the_validator_where_the_driver_is() -> None:
+def test_the_device_plugin_reads_the_driver_path_from_the_validator() -> None:
     paths = {"kubeletRootDir": "/data/kubelet", "driverInstallDir": "/opt/driver"}
     plugin = daemon_set(
         "nvidia-device-plugin-daemonset", policy_of({"hostPaths": paths, "toolkit": {"installDir": "/opt"}})
@@ -172,7 +172,7 @@ def test_the_device_plugin_is_told_by_the_validator_where_the_driver_is() -> Non
     assert without["DEVICE_LIST_STRATEGY"] == "envvar"
 
 
-def test_the_exporter_asks_its_nodes_engine_where_there_is_one() -> None:
+def test_the_dcgm_exporter_connects_to_the_host_engine_of_its_node_if_enabled() -> None:
     exporter = main_of(daemon_set("nvidia-dcgm-exporter", policy_of({})))
     assert variables(exporter)["DCGM_REMOTE_HOSTENGINE_INFO"] == "nvidia-dcgm:5555"
     embedded = main_of(daemon_set("nvidia-dcgm-exporter", policy_of({"dcgm": {"enabled": False}})))
@@ -184,14 +184,14 @@ def test_the_exporter_asks_its_nodes_engine_where_there_is_one() -> None:
     }
 
 
-def test_an_exporters_settings_are_honoured() -> None:
+def test_dcgm_exporter_settings_are_honoured() -> None:
     exporter = daemon_set("nvidia-dcgm-exporter", full(), ALL_KINDS)
     template = exporter.spec.template
     assert (template.metadata.labels["c"], template.metadata.annotations["a"]) == ("d", "b")
     assert variables(main_of(exporter))["DCGM_EXPORTER_COLLECTORS"] == "/etc/dcgm-exporter/dcgm-metrics.csv"
 
 
-def test_the_validator_checks_in_the_order_in_which_things_need_each_other() -> None:
+def test_the_validator_checks_components_in_dependency_order() -> None:
     validator = daemon_set("nvidia-operator-validator", full(), ALL_KINDS)
     pod = validator.spec.template.spec
     checks = [(one.name, one.args) for one in pod.init_containers]
@@ -201,7 +201,7 @@ def test_the_validator_checks_in_the_order_in_which_things_need_each_other() -> 
     assert variables(pod.init_containers[2])["WITH_WORKLOAD"] == "false"
 
 
-def test_updates_are_as_fast_as_the_policy_says_and_drivers_wait() -> None:
+def test_update_strategies_follow_the_policy_and_drivers_update_on_delete() -> None:
     policy = policy_of({"daemonsets": {"rollingUpdate": {"maxUnavailable": "25%"}}})
     strategy = daemon_set("nvidia-device-plugin-daemonset", policy).spec.update_strategy
     assert strategy.rolling_update is not None

@@ -41,7 +41,7 @@ VGPU = {"enabled": True, "repository": "registry.example", "image": "vgpu-manage
 # --- the agent
 
 
-def test_the_agent_runs_where_the_controller_says_and_waits_to_be_replaced() -> None:
+def test_the_agent_runs_on_labelled_nodes_and_updates_on_delete() -> None:
     agent = agent_of(render(sandbox(), SITE))
     pod = agent.spec.template.spec
     assert pod.node_selector["gpuvirt.io/node"] == "true"
@@ -63,11 +63,11 @@ def test_the_agent_runs_where_the_controller_says_and_waits_to_be_replaced() -> 
         {"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"enabled": False}},
     ],
 )
-def test_without_virtual_machines_there_is_no_agent(spec: Plain) -> None:
+def test_without_vms_no_agent_is_rendered(spec: Plain) -> None:
     assert OperandName.AGENT not in render(policy_of(spec), SITE).operands
 
 
-def test_the_agents_settings_are_what_the_policy_says_of_vgpus_and_fit_the_agent() -> None:
+def test_agent_settings_follow_the_policy_and_the_agent_accepts_them() -> None:
     config = {"config": {"name": "custom-vgpu-config", "default": "A10-4Q"}}
     found = render(sandbox(vgpuDeviceManager=config), SITE)
     (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
@@ -82,13 +82,13 @@ def test_the_agents_settings_are_what_the_policy_says_of_vgpus_and_fit_the_agent
 @pytest.mark.parametrize(
     ("said", "meant"), [({}, True), ({"requireReset": True}, True), ({"requireReset": False}, False)]
 )
-def test_the_policy_says_whether_a_gpu_must_be_reset_between_pods(said: Plain, meant: bool) -> None:
+def test_the_policy_sets_whether_a_gpu_must_be_reset_between_pods(said: Plain, meant: bool) -> None:
     found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": said}), SITE)
     (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
     assert documents.parse(written.data["node.yaml"], Settings, where="node.yaml").require_reset is meant
 
 
-def test_a_config_map_that_can_not_be_leaves_the_agent_as_it_is() -> None:
+def test_an_invalid_config_map_name_keeps_the_deployed_agent() -> None:
     found = render(sandbox(vgpuDeviceManager={"config": {"name": "No Such"}}), SITE)
     (fault,) = found.faults
     assert fault.because.path == "$.spec.vgpuDeviceManager.config.name"
@@ -128,7 +128,7 @@ def test_each_operating_system_has_its_own_vgpu_manager() -> None:
     assert alone["nvidia-vgpu-manager-daemonset-rhel9"] == one, "another operating system changes nothing"
 
 
-def test_nothing_that_unbinds_gpus_runs_beside_virtual_machines() -> None:
+def test_no_operand_that_unbinds_gpus_runs_beside_vms() -> None:
     everything = {**VGPU, "driverManager": {"repository": "r", "image": "k8s-driver-manager", "version": "v1"}}
     strategy = {"updateStrategy": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}}
     found = daemon_sets(render(sandbox(vgpuManager=everything, daemonsets=strategy), SITE))
@@ -149,7 +149,7 @@ def test_nothing_that_unbinds_gpus_runs_beside_virtual_machines() -> None:
         ({}, "env/m:2-ubuntu22.04"),
     ],
 )
-def test_an_image_is_what_the_policy_names_else_what_the_controller_has(image: Plain, found: str) -> None:
+def test_an_image_comes_from_the_policy_or_from_the_controller(image: Plain, found: str) -> None:
     assert isinstance(image, dict)
     site = replace(SITE, images={"VGPU_MANAGER_IMAGE": "env/m:2"})
     rendered = daemon_sets(render(sandbox(vgpuManager={"enabled": True, **image}), site))
@@ -165,7 +165,7 @@ def test_an_image_is_what_the_policy_names_else_what_the_controller_has(image: P
         ({"repository": "r", "image": "m"}, "$.spec.vgpuManager.version", "beside repository r and image m"),
     ],
 )
-def test_an_image_in_part_is_a_fault_and_the_rest_is_rendered(image: Plain, path: str, said: str) -> None:
+def test_an_incomplete_image_is_a_fault_and_other_operands_are_rendered(image: Plain, path: str, said: str) -> None:
     assert isinstance(image, dict)
     found = render(sandbox(vgpuManager={"enabled": True, **image}), SITE)
     (fault,) = (one for one in found.faults if one.operand is OperandName.VGPU_MANAGER)
@@ -174,7 +174,7 @@ def test_an_image_in_part_is_a_fault_and_the_rest_is_rendered(image: Plain, path
     assert OperandName.VGPU_MANAGER in found.operands
 
 
-def test_module_parameters_are_mounted_one_by_one_and_must_be_there() -> None:
+def test_module_parameter_files_are_mounted_singly_from_an_existing_config_map() -> None:
     policy = sandbox(vgpuManager={**VGPU, "kernelModuleConfig": {"name": "kernel-module-params"}})
     assert config_maps_of(policy) == {"kernel-module-params"}
     manager = daemon_sets(render(policy, SITE))["nvidia-vgpu-manager-daemonset-ubuntu22.04"]
@@ -204,7 +204,7 @@ def test_tags_of_operating_systems(identity: str, version: str, tag: str) -> Non
 # --- what all have in common
 
 
-def test_what_the_policy_says_of_all_daemon_sets_is_on_all() -> None:
+def test_common_daemonset_settings_apply_to_all_daemonsets() -> None:
     common = {
         "labels": {"team": "gpu", "app": "mine", "app.kubernetes.io/managed-by": "me", "gpuvirt.io/template": "x"},
         "annotations": {"note": "n"},
@@ -221,14 +221,14 @@ def test_what_the_policy_says_of_all_daemon_sets_is_on_all() -> None:
         assert one.spec.template.spec.priority_class_name == "low"
 
 
-def test_variables_stand_once_and_the_policys_go_before() -> None:
+def test_environment_variables_are_unique_and_the_policy_wins() -> None:
     env = [{"name": "GPUVIRT_SYSTEM_ROOT", "value": "/x"}, {"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
     container = main_of(agent_of(render(sandbox(sandboxDevicePlugin={"env": env}), SITE)))
     assert value_of(container, "A") == "2"
     assert value_of(container, "GPUVIRT_SYSTEM_ROOT") == "/x"
 
 
-def test_pods_that_are_as_desired_are_told_from_old_ones() -> None:
+def test_the_template_label_distinguishes_current_pods_from_outdated_pods() -> None:
     before = agent_of(render(sandbox(), SITE))
     assert template_of(agent_of(render(sandbox(), SITE))) == template_of(before)
     newer = agent_of(render(sandbox(), replace(SITE, image="registry.example/gpuvirt:2")))

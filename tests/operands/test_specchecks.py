@@ -23,17 +23,17 @@ from tests.operands.policies import ALL_KINDS, full, policy_of
         ),
     ],
 )
-def test_what_can_not_be_is_reported(spec: Plain, path: str) -> None:
+def test_an_invalid_spec_value_is_reported_with_its_path(spec: Plain, path: str) -> None:
     assert [one.path for one in spec_faults(policy_of(spec).spec)] == [path]
 
 
-def test_what_can_be_is_not() -> None:
+def test_a_valid_spec_has_no_faults() -> None:
     assert list(spec_faults(full().spec)) == []
     assert list(spec_faults(policy_of({"cdi": {"nriPluginEnabled": True}}).spec)) == []
 
 
 @pytest.mark.parametrize("text", ["some", "0", "150%", "-1", "\u0661"])
-def test_pods_are_replaced_one_by_one_where_their_number_is_unknown(text: str) -> None:
+def test_an_invalid_max_unavailable_falls_back_to_a_single_pod(text: str) -> None:
     policy = policy_of({"daemonsets": {"rollingUpdate": {"maxUnavailable": text}}})
     found = {one.metadata.name: one for one in render(policy, ALL_KINDS).manifests if isinstance(one, DaemonSet)}
     rolling = found["nvidia-operator-validator"].spec.update_strategy.rolling_update

@@ -102,7 +102,7 @@ def rendered(spec: Plain) -> list[bytes]:
     return [encoded(one) for one in found.manifests]
 
 
-def test_the_base_says_nothing_that_is_not_done() -> None:
+def test_the_base_policy_has_no_unsupported_field() -> None:
     assert unsupported(BASE) == ()
     assert render(policy_of(BASE), ALL_KINDS).faults == ()
 
@@ -111,7 +111,7 @@ def test_the_base_says_nothing_that_is_not_done() -> None:
     ("path", "value"),
     [pytest.param(path, value, id=".".join(path)) for path, value in leaves(structural(Spec))],
 )
-def test_a_field_is_acted_on_or_told(path: tuple[str, ...], value: Plain) -> None:
+def test_each_field_is_rendered_or_reported_as_unsupported(path: tuple[str, ...], value: Plain) -> None:
     spec = with_field(path, value)
     told = [one for one in unsupported(spec) if f"$.spec.{'.'.join(path)}.".startswith(f"{one}.")]
     if path[0] in NEVER:
@@ -151,17 +151,17 @@ def test_a_field_is_acted_on_or_told(path: tuple[str, ...], value: Plain) -> Non
         ({"ccManager": {"enabled": False, "defaultMode": "on"}, "kataManager": {"config": {}}}, ()),
     ],
 )
-def test_places_are_reported_once_and_no_deeper_than_needed(spec: Plain, paths: tuple[str, ...]) -> None:
+def test_unsupported_paths_are_reported_once_at_the_topmost_level(spec: Plain, paths: tuple[str, ...]) -> None:
     assert unsupported(spec) == paths
 
 
 @settings(deadline=None)
 @given(specs())
-def test_any_spec_can_be_told(spec: object) -> None:
+def test_unsupported_fields_of_any_spec_are_reported(spec: object) -> None:
     found = unsupported(json.loads(json.dumps(spec)))
     assert all(one.startswith("$.spec.") for one in found)
     assert len(set(found)) == len(found)
 
 
-def test_the_guides_policy_is_implemented_whole() -> None:
+def test_every_field_of_the_guides_policy_is_supported() -> None:
     assert unsupported(given_policy("guidepolicy.yaml")["spec"]) == ()
