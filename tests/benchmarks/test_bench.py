@@ -30,7 +30,7 @@ def test_the_agent_is_measured_beside_the_floor_and_another_checkout() -> None:
         assert ratio == pytest.approx(ours / floor, rel=0.02)
 
 
-def test_nothing_but_the_table_is_printed_where_an_agent_creates_vgpus() -> None:
+def test_only_the_table_is_printed_when_an_agent_creates_vgpus() -> None:
     table = rows("--only", "labels", "--rounds", "1")
     assert table.pop("") == ["gpuvirt"]
     assert {cells[0] for cells in table.values()} - {""}

@@ -43,13 +43,13 @@ def rules(manifest: Manifest) -> list[Plain]:
     return items(at(manifest, "rules"))
 
 
-def test_lint_finds_nothing(helm: Helm) -> None:
+def test_helm_lint_passes(helm: Helm) -> None:
     done = helm.run("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
 
 
-def test_the_guides_first_command(helm: Helm) -> None:
+def test_the_guides_first_install_command_renders(helm: Helm) -> None:
     spec = policy(helm.template(*GUIDE)).spec
     assert spec.sandbox_workloads.enabled
     assert spec.sandbox_workloads.default_workload == "container"
@@ -69,14 +69,14 @@ def test_the_guides_first_command(helm: Helm) -> None:
     assert [one.key for one in spec.daemonsets.tolerations] == ["nvidia.com/gpu"]
 
 
-def test_the_guides_second_command(helm: Helm) -> None:
+def test_the_guides_second_install_command_renders(helm: Helm) -> None:
     manager = policy(helm.template(*GUIDE_VGPU)).spec.vgpu_manager
     assert manager.enabled
     assert (manager.repository, manager.image, manager.version) == ("my/private/registry", "vgpu-manager", "510.73.06")
     assert manager.image_pull_secrets == ("registry-secret",)
 
 
-def test_a_vgpu_manager_whose_image_is_one_text(helm: Helm) -> None:
+def test_a_full_vgpu_manager_image_reference_reaches_the_policy(helm: Helm) -> None:
     rendered = helm.template(*GUIDE, "vgpuManager.enabled=true", "vgpuManager.image=registry.example/vgpu-manager:1")
     assert policy(rendered).spec.vgpu_manager.image == "registry.example/vgpu-manager:1"
 
@@ -112,7 +112,7 @@ def test_versions_and_tags_of_digits_stay_text(helm: Helm) -> None:
     assert at(rendered.pods()["gpuvirt-controller"], "containers", 0, "image") == "gpuvirt:20260101"
 
 
-def test_with_nvidias_registry_all_parts_for_container_nodes_run(helm: Helm) -> None:
+def test_nvidias_registry_enables_all_container_components(helm: Helm) -> None:
     rendered = helm.template(*REGISTRY, *GUIDE_VGPU)
     spec = policy(rendered).spec
     parts: list[ImageParts] = [spec.driver, spec.toolkit, spec.device_plugin, spec.dcgm, spec.dcgm_exporter, spec.gfd]
@@ -123,14 +123,14 @@ def test_with_nvidias_registry_all_parts_for_container_nodes_run(helm: Helm) -> 
     assert spec.toolkit.repository == "registry.example:5000/mirror/nvidia/k8s"
 
 
-def test_a_part_of_its_own_repository_runs_alone_and_one_that_is_off_stays_so(helm: Helm) -> None:
+def test_a_component_with_its_own_repository_is_enabled_and_a_disabled_component_stays_disabled(helm: Helm) -> None:
     spec = policy(helm.template(*GUIDE, "nvidiaRegistry=", "toolkit.repository=registry.example/a")).spec
     assert (spec.toolkit.enabled, spec.toolkit.repository) == (True, "registry.example/a")
     assert not spec.driver.enabled
     assert not policy(helm.template(*REGISTRY, "driver.enabled=false")).spec.driver.enabled
 
 
-def test_values_that_the_policy_takes_reach_it(helm: Helm) -> None:
+def test_values_reach_the_policy(helm: Helm) -> None:
     rendered = helm.template(
         *GUIDE,
         "sandboxWorkloads.defaultWorkload=vm-vgpu",
@@ -178,17 +178,17 @@ def test_values_that_the_policy_takes_reach_it(helm: Helm) -> None:
         ("driver.nvidiaDriverCRD.enabled=true", "set driver.repository and driver.version instead"),
     ],
 )
-def test_bad_values_are_refused_with_the_place_and_the_fix(helm: Helm, value: str, words: str) -> None:
+def test_invalid_values_are_refused_with_the_path_and_the_fix(helm: Helm, value: str, words: str) -> None:
     assert words in helm.refusal(value)
 
 
-def test_no_policy_is_written_where_none_is_desired(helm: Helm) -> None:
+def test_no_policy_is_created_if_values_disable_the_policy(helm: Helm) -> None:
     assert {"gpuvirt-crds", "gpuvirt-policy"} <= helm.template().named("Job").keys()
     assert "gpuvirt-policy" not in helm.template("clusterPolicy.deployCR=false").named("Job")
 
 
 @pytest.mark.parametrize("values", [GUIDE, (*GUIDE, "operator.cleanupCRD=true", "operator.replicas=2")])
-def test_pods_of_ours_may_do_nothing_that_they_need_not(helm: Helm, values: tuple[str, ...]) -> None:
+def test_pods_of_gpuvirt_have_minimal_privileges(helm: Helm, values: tuple[str, ...]) -> None:
     pods = helm.template(*values).pods()
     assert "gpuvirt-controller" in pods
     for name, pod in pods.items():
@@ -203,7 +203,7 @@ def test_pods_of_ours_may_do_nothing_that_they_need_not(helm: Helm, values: tupl
             assert at(container, "resources", "limits", "memory"), name
 
 
-def test_two_controllers_keep_apart_and_leave_nodes_one_at_a_time(helm: Helm) -> None:
+def test_two_controllers_have_anti_affinity_and_a_disruption_budget(helm: Helm) -> None:
     one, two = helm.template(*GUIDE), helm.template(*GUIDE, "operator.replicas=2")
     assert not one.named("PodDisruptionBudget")
     assert at(two.one("PodDisruptionBudget", "gpuvirt-controller"), "spec", "maxUnavailable") == 1
@@ -226,7 +226,7 @@ def test_the_controller_knows_its_image_and_its_namespace(helm: Helm) -> None:
     assert at(helm.template().pods()["gpuvirt-controller"], "containers", 0, "image") == f"gpuvirt:{__version__}"
 
 
-def test_beside_nvidias_operator_the_controller_is_told_so(helm: Helm) -> None:
+def test_the_coexist_value_sets_the_controllers_option(helm: Helm) -> None:
     def arguments(*values: str) -> Plain:
         return at(helm.template(*values).pods()["gpuvirt-controller"], "containers", 0, "args")
 
@@ -234,7 +234,7 @@ def test_beside_nvidias_operator_the_controller_is_told_so(helm: Helm) -> None:
     assert "--coexist" not in items(arguments())
 
 
-def test_kubevirt_is_not_written_where_it_is_not_to_be_and_can_be_taken_back(helm: Helm) -> None:
+def test_roles_allow_no_kubevirt_patch_if_unmanaged_but_allow_the_uninstall_to_revert(helm: Helm) -> None:
     def may(role: str, *values: str) -> dict[str, list[Plain]]:
         found = rules(helm.template(*values).one("ClusterRole", f"gpuvirt-{role}"))
         return {str(at(one, "resources", 0)): items(at(one, "verbs")) for one in found}
@@ -262,7 +262,7 @@ def test_secrets_pull_the_images_of_all_our_pods(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("name", ["node.yaml", "discover.yaml"])
-def test_pods_on_nodes_may_do_what_the_manifests_without_helm_let_them(helm: Helm, name: str) -> None:
+def test_the_agents_roles_equal_those_of_the_plain_manifests(helm: Helm, name: str) -> None:
     rendered = helm.template(*GUIDE)
     manifests = yaml.safe_load_all((ROOT / "deploy" / name).read_text().replace(":gpuvirt:", f":{NAMESPACE}:"))
     kinds = {"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
@@ -278,7 +278,7 @@ def test_pods_on_nodes_may_do_what_the_manifests_without_helm_let_them(helm: Hel
             assert at(found, part) == desired.get(part)
 
 
-def test_agents_are_held_to_their_nodes_where_tokens_name_them(helm: Helm) -> None:
+def test_admission_policies_restrict_agents_to_their_nodes_since_kubernetes_1_32(helm: Helm) -> None:
     old, new = (
         helm.template(*GUIDE, options=("--kube-version", version)).named("ValidatingAdmissionPolicy")
         for version in ("1.31.9", "1.32.0")
@@ -286,7 +286,7 @@ def test_agents_are_held_to_their_nodes_where_tokens_name_them(helm: Helm) -> No
     assert (set(old), set(new)) == (set(), {"gpuvirt-node", "gpuvirt-gpunode", "gpuvirt-discover"})
 
 
-def test_nodes_are_discovered_where_no_other_program_does_it(helm: Helm) -> None:
+def test_the_discoverer_is_rendered_if_no_other_program_discovers_nodes(helm: Helm) -> None:
     def discovers(*values: str) -> bool:
         rendered = helm.template(*values)
         kinds = ("DaemonSet", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
@@ -300,7 +300,7 @@ def test_nodes_are_discovered_where_no_other_program_does_it(helm: Helm) -> None
     assert not discovers("discover.enabled=false")
 
 
-def test_the_discoverer_is_the_one_without_helm_with_the_charts_image(helm: Helm) -> None:
+def test_the_discoverer_equals_the_plain_manifest_with_the_charts_image(helm: Helm) -> None:
     manifests = yaml.safe_load_all((ROOT / "deploy/discover.yaml").read_text())
     (desired,) = (one["spec"] for one in manifests if one["kind"] == "DaemonSet")
     (container,) = desired["template"]["spec"]["containers"]
@@ -310,7 +310,7 @@ def test_the_discoverer_is_the_one_without_helm_with_the_charts_image(helm: Helm
     assert at(rendered.one("DaemonSet", "gpuvirt-discover"), "spec") == desired
 
 
-def test_a_namespace_is_labelled_only_where_that_is_desired(helm: Helm) -> None:
+def test_the_namespace_is_labelled_only_if_values_say_so(helm: Helm) -> None:
     def labels(rendered: Rendered) -> list[Plain]:
         role = rendered.one("ClusterRole", "gpuvirt-install")
         return [at(rule, "resourceNames") for rule in rules(role) if at(rule, "resources") == ["namespaces"]]
@@ -323,18 +323,18 @@ def test_a_namespace_is_labelled_only_where_that_is_desired(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("values", [(), GUIDE, GUIDE_VGPU, REGISTRY, (*REGISTRY, "dcgm.enabled=true")])
-def test_the_policy_asks_for_nothing_that_has_no_effect(helm: Helm, values: tuple[str, ...]) -> None:
+def test_the_default_policy_has_no_unsupported_field(helm: Helm, values: tuple[str, ...]) -> None:
     assert unsupported(at(helm.template(*values).policy, "spec")) == ()
 
 
-def test_operands_have_the_accounts_that_they_run_under(helm: Helm) -> None:
+def test_service_accounts_of_operands_are_rendered(helm: Helm) -> None:
     rendered = helm.template(*GUIDE)
     for account in accounts(NAMESPACE):
         desired = yaml.safe_load(encoded(account))
         assert rendered.one(desired["kind"], desired["metadata"]["name"]) == desired
 
 
-def test_the_kinds_are_those_of_the_manifests(helm: Helm) -> None:
+def test_the_charts_crds_equal_those_of_the_manifests(helm: Helm) -> None:
     rendered = helm.template(*GUIDE)
     data = at(rendered.one("ConfigMap", "gpuvirt-crds"), "data")
     assert isinstance(data, dict)
@@ -353,7 +353,7 @@ def test_the_kinds_are_those_of_the_manifests(helm: Helm) -> None:
         assert all(sorted(map(str, items(one))) == names for one in kinds)
 
 
-def test_kinds_that_are_there_can_be_left_as_they_are(helm: Helm) -> None:
+def test_existing_crds_can_be_kept(helm: Helm) -> None:
     def arguments(*values: str) -> Plain:
         return at(helm.template(*values).pods()["gpuvirt-crds"], "containers", 0, "args")
 
@@ -361,7 +361,7 @@ def test_kinds_that_are_there_can_be_left_as_they_are(helm: Helm) -> None:
     assert arguments("operator.upgradeCRD=false") == ["install", "crds", "/given", "--only-missing"]
 
 
-def test_jobs_come_before_what_needs_them_and_go(helm: Helm) -> None:
+def test_hook_jobs_run_in_order_and_are_deleted(helm: Helm) -> None:
     rendered = helm.template(*GUIDE)
     hooks = {str(at(one, "metadata", "name")): at(one, "metadata", "annotations") for one in rendered.hooks()}
     assert {name.removeprefix("gpuvirt-") for name in hooks} == {"install", "crds", "policy", "uninstall"}
@@ -371,7 +371,7 @@ def test_jobs_come_before_what_needs_them_and_go(helm: Helm) -> None:
     assert all("hook-succeeded" in str(at(one, "helm.sh/hook-delete-policy")) for one in hooks.values())
 
 
-def test_networks_let_in_readers_of_metrics_and_out_to_the_api_server(helm: Helm) -> None:
+def test_network_policies_allow_metrics_in_and_the_api_server_out(helm: Helm) -> None:
     found = helm.template(*GUIDE, "networkPolicy.apiServerPorts={16443}").named("NetworkPolicy")
     everywhere = at(found["gpuvirt"], "spec")
     assert at(everywhere, "podSelector", "matchLabels") == {"app.kubernetes.io/name": "gpuvirt"}
@@ -388,13 +388,13 @@ def test_networks_let_in_readers_of_metrics_and_out_to_the_api_server(helm: Helm
     assert not helm.template("networkPolicy.enabled=false").named("NetworkPolicy")
 
 
-def test_a_package_is_what_its_folder_is(helm: Helm, tmp_path: Path) -> None:
+def test_the_packaged_chart_renders_as_its_folder(helm: Helm, tmp_path: Path) -> None:
     done = helm.run("package", str(CHART), "--destination", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert helm.template(*GUIDE, chart=tmp_path / f"gpuvirt-{__version__}.tgz") == helm.template(*GUIDE)
 
 
-def test_notes_say_what_to_do_next(helm: Helm) -> None:
+def test_notes_name_the_next_steps(helm: Helm) -> None:
     def notes(*values: str) -> str:
         options = ["install", "x", str(CHART), "--dry-run=client", f"--namespace={NAMESPACE}"]
         done = helm.run(*options, *(f"--set={value}" for value in values))

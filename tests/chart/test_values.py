@@ -59,20 +59,20 @@ OF_THE_POLICY = sorted(
 )
 
 
-def test_the_schema_knows_all_values() -> None:
+def test_the_schema_covers_all_values() -> None:
     free = [key for key, schema in KEYS.items() if at(schema, "properties") is None and at(schema, "type") == "object"]
     unknown = [path for path in paths(VALUES) if path not in KEYS and not any(path.startswith(one) for one in free)]
     assert unknown == []
 
 
-def test_values_are_set_for_all_that_the_top_of_the_schema_names_but_what_others_have() -> None:
+def test_values_have_a_default_for_each_top_level_key_except_unsupported_keys() -> None:
     theirs = {"global", "gpuCluster", "kataSandboxDevicePlugin", "ccManager", "kataManager", "gds", "gdrcopy"}
     assert isinstance(VALUES, dict)
     assert {key for key in KEYS if "." not in key} == set(VALUES) | theirs
 
 
 @pytest.mark.parametrize("key", OF_THE_POLICY)
-def test_types_are_those_of_the_policy(key: str) -> None:
+def test_the_schemas_types_equal_those_of_the_policy_crd(key: str) -> None:
     found = SPEC
     for step in key.split("."):
         found = at(found, "properties", step)
@@ -86,13 +86,13 @@ def test_types_are_those_of_the_policy(key: str) -> None:
         assert at(found, "enum") == enum
 
 
-def test_no_image_has_a_registry_that_another_program_chose() -> None:
+def test_no_default_image_has_a_registry() -> None:
     assert isinstance(VALUES, dict)
     repositories = {path: at(VALUES, *path.split(".")) for path in paths(VALUES) if path.endswith("repository")}
     assert len(repositories) > 8
     assert {path: value for path, value in repositories.items() if value} == {"image.repository": "gpuvirt"}
 
 
-def test_one_version() -> None:
+def test_chart_version_and_app_version_are_equal() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"]

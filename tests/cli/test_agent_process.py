@@ -65,7 +65,7 @@ def place(short_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("command", [GPUVIRT, PLUGIN])
-def test_it_serves_alone_and_ends_when_asked_to(place: Place, command: list[str]) -> None:
+def test_a_second_agent_is_refused_and_the_agent_ends_on_sigterm(place: Place, command: list[str]) -> None:
     with place.agent(*command) as agent:
         second = place.run(*command)
         assert second.returncode == 1
@@ -80,7 +80,7 @@ def test_it_serves_alone_and_ends_when_asked_to(place: Place, command: list[str]
     assert not list(place.sockets.glob("*.sock"))
 
 
-def test_paths_that_it_names_are_the_hosts_own(place: Place) -> None:
+def test_allocate_answers_with_paths_of_the_host(place: Place) -> None:
     async def allocate() -> list[str]:
         client = PluginClient(place.socket)
         await client.options()
@@ -94,7 +94,7 @@ def test_paths_that_it_names_are_the_hosts_own(place: Place) -> None:
         assert str(place.host) not in spec.read_text()
 
 
-def test_devices_shows_what_the_agent_sees_while_it_runs(place: Place) -> None:
+def test_devices_shows_the_view_of_the_running_agent(place: Place) -> None:
     def devices() -> NodeView:
         return msgspec.json.decode(place.run("-m", "gpuvirt", "devices", "-o", "json").stdout, type=NodeView)
 
@@ -108,7 +108,7 @@ def test_devices_shows_what_the_agent_sees_while_it_runs(place: Place) -> None:
     assert devices().agent is None
 
 
-def test_devices_shows_nothing_of_an_agent_that_was_killed(place: Place) -> None:
+def test_devices_ignores_the_view_of_a_killed_agent(place: Place) -> None:
     with place.agent(*GPUVIRT) as agent:
         agent.kill()
         agent.wait(100)
@@ -118,7 +118,7 @@ def test_devices_shows_nothing_of_an_agent_that_was_killed(place: Place) -> None
     assert done.stdout.rstrip().endswith(", read from the host")
 
 
-def test_devices_checks_its_options_while_the_agent_runs(place: Place) -> None:
+def test_devices_validates_its_options_while_the_agent_runs(place: Place) -> None:
     bad = place.host / "bad.yaml"
     bad.write_text("offer: [bogus]")
     with place.agent(*GPUVIRT):
@@ -126,7 +126,7 @@ def test_devices_checks_its_options_while_the_agent_runs(place: Place) -> None:
             assert place.run("-m", "gpuvirt", "devices", option, str(value)).returncode == 2
 
 
-def test_an_empty_variable_means_to_serve_nowhere(place: Place) -> None:
+def test_an_empty_listen_variable_disables_the_metrics_server(place: Place) -> None:
     with place.agent(*GPUVIRT) as agent:
         agent.send_signal(signal.SIGTERM)
         agent.wait(100)

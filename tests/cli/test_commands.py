@@ -42,7 +42,7 @@ def test_version_and_help() -> None:
         assert ran(command, "--help").returncode == 0
 
 
-def test_the_agent_loads_no_other_command_and_no_module_of_a_person() -> None:
+def test_the_agent_loads_no_other_command_and_no_interactive_module() -> None:
     script = """
 import sys
 from gpuvirt.cli.main import COMMANDS, program_for
@@ -54,7 +54,7 @@ assert not {"rich", "gpuvirt.sim", "gpuvirt.cluster"} & sys.modules.keys()
     assert done.returncode == 0, done.stderr
 
 
-def test_the_version_by_the_name_of_nvidias_plugin() -> None:
+def test_the_version_under_the_name_of_nvidias_plugin() -> None:
     script = "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main; main()"
     done = subprocess.run([sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"gpuvirt {__version__}\n")
@@ -85,7 +85,7 @@ LEDGERS = ["host/var/lib/gpuvirt/ledger.json", "kubelet/device-plugins/gpuvirt/l
 
 
 @pytest.mark.parametrize("place", LEDGERS)
-def test_devices_without_an_agent_are_called_and_held_as_its_ledger_says(
+def test_devices_without_an_agent_use_names_and_allocations_of_the_ledger(
     host: Path, tmp_path: Path, place: str
 ) -> None:
     target = Target(PciAddress("0000:65:00.0"))
@@ -117,14 +117,14 @@ def test_devices_of_a_host_with_a_damaged_ledger(host: Path, content: bytes) -> 
     assert "nvidia.com/GA102GL_A10" in done.stdout
 
 
-def test_devices_that_share_a_group_wait_for_no_kubelet(tmp_path: Path) -> None:
+def test_devices_of_a_shared_iommu_group_are_shown_without_a_kubelet(tmp_path: Path) -> None:
     export(build_host(load_host("2xRTX4090-one-group")), tmp_path)
     done = ran("devices", "--host-root", str(tmp_path), "--kubelet-dir", str(tmp_path))
     assert re.search(r"nvidia.com/AD102_GEFORCE_RTX_4090 +3 +3 +0 ", done.stdout)
     assert "AllocationsUnknown" not in done.stdout
 
 
-def test_a_user_who_is_not_root_reads_that_users_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_tells_a_non_root_user_that_processes_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     view = NodeView(at=BEGINNING)
     render.devices(view, every=False, sees_users=False)
     assert "only root sees which processes use a device" in " ".join(capsys.readouterr().out.split())
@@ -132,7 +132,7 @@ def test_a_user_who_is_not_root_reads_that_users_are_not_shown(capsys: pytest.Ca
     assert "only root sees" not in capsys.readouterr().out
 
 
-def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> None:
+def test_devices_shows_the_schedulers_that_the_agent_reports(tmp_path: Path) -> None:
     kernel = build_host(load_host("4xT4"))
     export(kernel, tmp_path)
     without = ran("devices", "--host-root", str(tmp_path))
@@ -155,7 +155,7 @@ def test_devices_show_the_schedulers_that_the_agent_knows(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("mode", "command"), [("vgpu", "bind"), ("container", "bind"), ("passthrough", "unbind")])
-def test_a_gpu_is_reported_as_kept_in_its_mode(tmp_path: Path, mode: str, command: str) -> None:
+def test_devices_shows_a_gpu_that_is_kept_in_its_mode(tmp_path: Path, mode: str, command: str) -> None:
     kernel = build_host(load_host("4xT4"))
     export(kernel, tmp_path)
     seen = snapshot.take(kernel, Settings(), IDS, RealClock())
@@ -170,7 +170,7 @@ def test_a_gpu_is_reported_as_kept_in_its_mode(tmp_path: Path, mode: str, comman
     assert "ManagedByAgent" not in ran("vfio", other, "--dry-run", "--all", "--host-root", str(tmp_path)).stdout
 
 
-def test_devices_of_a_host_without_any(tmp_path: Path) -> None:
+def test_devices_of_a_host_without_gpus(tmp_path: Path) -> None:
     done = ran("devices", "--host-root", str(tmp_path))
     assert done.returncode == 0
     assert "No GPU of NVIDIA, AMD or Intel on this host." in done.stdout
@@ -186,7 +186,7 @@ def test_devices_of_a_host_without_any(tmp_path: Path) -> None:
         ("compat: {whole_vfio_folder: maybe}", "node.yaml:1: $.compat.whole_vfio_folder: Expected `bool`, got `str`"),
     ],
 )
-def test_a_bad_config_ends_with_2_and_says_where(host: Path, tmp_path: Path, config: str, message: str) -> None:
+def test_an_invalid_config_exits_with_2_and_the_path(host: Path, tmp_path: Path, config: str, message: str) -> None:
     (tmp_path / "node.yaml").write_text(config)
     for command in ("devices", "node"):
         done = gpuvirt(command, "--host-root", str(host), "--config", str(tmp_path / "node.yaml"))
@@ -195,7 +195,7 @@ def test_a_bad_config_ends_with_2_and_says_where(host: Path, tmp_path: Path, con
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_without_privileges_there_are_no_cdi_devices_to_name(host: Path, tmp_path: Path) -> None:
+def test_cdi_answers_are_refused_with_plugin_only(host: Path, tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text("cdi: answers")
     done = gpuvirt("node", "--plugin-only", "--host-root", str(host), "--config", str(tmp_path / "node.yaml"))
     assert done.returncode == 2
@@ -216,25 +216,25 @@ def test_without_privileges_there_are_no_cdi_devices_to_name(host: Path, tmp_pat
         ["demo", "-H", "3xA10"],
     ],
 )
-def test_wrong_use_ends_with_2(arguments: list[str]) -> None:
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     done = ran(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_names_from_another_database(host: Path, tmp_path: Path) -> None:
+def test_names_from_another_pci_id_database(host: Path, tmp_path: Path) -> None:
     (tmp_path / "pci.ids").write_text("10de  NVIDIA\n\t2236  My [A10]\n")
     done = ran("devices", "--host-root", str(host), "--pci-ids", str(tmp_path / "pci.ids"))
     assert "nvidia.com/MY_A10" in done.stdout
 
 
-def test_the_hosts_there_are() -> None:
+def test_sim_hosts_lists_the_simulated_hosts() -> None:
     lines = ran("sim", "hosts").stdout.splitlines()
     assert any(line.startswith("8xH100 ") for line in lines)
 
 
-def test_a_program_on_a_simulated_host() -> None:
+def test_sim_run_runs_a_program_on_a_simulated_host() -> None:
     done = gpuvirt("sim", "run", "--host", "4xRTX2060", "--", *GPUVIRT, "devices")
     assert done.returncode == 0, done.stderr
     assert "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A" in done.stdout
@@ -243,16 +243,16 @@ def test_a_program_on_a_simulated_host() -> None:
 @pytest.mark.parametrize(
     ("command", "code"), [(["sh", "-c", "exit 7"], 7), (["no-such-program"], 127), (["sh", "-c", "kill -KILL $$"], 137)]
 )
-def test_the_programs_own_exit_code(command: list[str], code: int) -> None:
+def test_sim_run_returns_the_exit_code_of_the_program(command: list[str], code: int) -> None:
     assert gpuvirt("sim", "run", "--", *command).returncode == code
 
 
-def test_other_programs_see_the_host_too() -> None:
+def test_sim_run_shows_the_host_to_other_programs() -> None:
     script = 'cat "$GPUVIRT_HOST_ROOT/sys/bus/pci/devices/0000:65:00.0/vendor"; ls "$GPUVIRT_HOST_ROOT/dev/vfio"'
     assert gpuvirt("sim", "run", "--", "sh", "-c", script).stdout == "0x10de\n12\n22\nvfio\n"
 
 
-def test_the_programs_of_a_snapshot_refuse_and_say_why() -> None:
+def test_programs_of_a_file_snapshot_refuse_with_the_reason() -> None:
     done = gpuvirt("sim", "run", "--snapshot", "-H", "2xA30", "--", "nvidia-smi", "-i", "0", "-mig", "1")
     assert (done.returncode, done.stdout) == (1, "")
     assert "nvidia-smi: this simulated host is a snapshot in files" in done.stderr
@@ -260,7 +260,7 @@ def test_the_programs_of_a_snapshot_refuse_and_say_why() -> None:
 
 
 @pytest.mark.parametrize("simulated", ["2xA10", "4xT4"])
-def test_the_demo(simulated: str) -> None:
+def test_the_demo_runs(simulated: str) -> None:
     done = gpuvirt("demo", "--host", simulated)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -270,14 +270,14 @@ def test_the_demo(simulated: str) -> None:
     assert "FellOffBus" in done.stdout
 
 
-def test_the_demo_on_a_host_that_can_offer_nothing() -> None:
+def test_the_demo_on_a_host_that_offers_nothing() -> None:
     done = gpuvirt("demo", "-H", "2xA10-no-iommu")
     assert done.returncode == 0
     assert "NoIommuGroup" in done.stdout
     assert "Nothing can be offered" in done.stdout
 
 
-def test_a_persons_kubeconfig_is_found_where_kubectl_finds_it(tmp_path: Path) -> None:
+def test_the_users_kubeconfig_is_found_as_kubectl_finds_it(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
     none = ran("status", environment=home)
     assert none.returncode == 2

@@ -35,7 +35,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
     return on
 
 
-def test_a_host_in_order_is_described_in_a_few_lines(on: On) -> None:
+def test_a_healthy_host_is_described_in_a_few_lines(on: On) -> None:
     done = on("2xA10", "doctor")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -46,19 +46,19 @@ def test_a_host_in_order_is_described_in_a_few_lines(on: On) -> None:
     assert "seen: /dev/kvm: there" in on("2xA10", "doctor", "--all").stdout
 
 
-def test_an_error_ends_with_1_and_says_all(on: On) -> None:
+def test_an_error_exits_with_1_and_lists_all_findings(on: On) -> None:
     done = on("2xA10-no-iommu", "doctor")
     assert (done.returncode, done.stderr) == (1, "")
     for part in ("IommuOff: the IOMMU is off", "seen: /proc/cmdline: ", "why:  without it", "fix:  in the firmware"):
         assert part in done.stdout
 
 
-def test_a_warning_ends_with_0(on: On) -> None:
+def test_a_warning_exits_with_0(on: On) -> None:
     done = on("2xRTX4090-one-group", "doctor")
     assert (done.returncode, "SharedGroup" in done.stdout) == (0, True)
 
 
-def test_as_json(on: On) -> None:
+def test_doctor_as_json(on: On) -> None:
     done = on("2xA10-no-iommu", "doctor", "-o", "json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["version"], report["level"]) == (1, 1, "error")
@@ -69,14 +69,14 @@ def test_as_json(on: On) -> None:
     assert off["seen"][0] == {"path": "/sys/kernel/iommu_groups", "value": "empty"}
 
 
-def test_an_empty_root_is_unknown_and_not_sick(tmp_path: Path) -> None:
+def test_an_empty_root_is_unknown_and_not_an_error(tmp_path: Path) -> None:
     done = ran("doctor", "--host-root", str(tmp_path))
     assert "Traceback" not in done.stderr
     assert "unknown" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["kind: KubeVirt\nspec: [", "kind: Pod", "", "\x00"])
-def test_a_bad_kubevirt_ends_with_2(tmp_path: Path, text: str) -> None:
+def test_an_invalid_kubevirt_file_exits_with_2(tmp_path: Path, text: str) -> None:
     (tmp_path / "kubevirt.yaml").write_text(text)
     for command in (["doctor"], ["why", "0000:65:00.0"]):
         done = ran(*command, "--kubevirt", str(tmp_path / "kubevirt.yaml"), "--host-root", str(tmp_path))
@@ -95,7 +95,7 @@ def test_kubevirt_from_standard_input() -> None:
     assert [one["subject"] for one in told] == ["nvidia.com/GA102GL_A10"]
 
 
-def test_why_a_gpu_cannot_be_had(on: On) -> None:
+def test_why_names_the_blocker_of_a_gpu(on: On) -> None:
     done = on("4xT4", "why", "86:00.0")
     assert (done.returncode, done.stderr) == (1, "")
     assert "blocked  driver" in done.stdout
@@ -112,14 +112,16 @@ def test_why_as_json(on: On) -> None:
 
 
 @pytest.mark.parametrize("target", ["a b", "", "nvidia.com/"])
-def test_why_of_nothing_ends_with_2(on: On, target: str) -> None:
+def test_why_of_an_unknown_target_exits_with_2(on: On, target: str) -> None:
     done = on("2xA10", "why", target)
     assert (done.returncode, done.stdout) == (2, "")
     assert "expected 0000:65:00.0" in done.stderr
 
 
 @pytest.mark.parametrize("command", [("devices",), ("doctor",), ("why", "0000:65:00.0")])
-def test_settings_that_name_no_gpu_are_reported_by_all(on: On, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_settings_that_match_no_gpu_are_reported_by_all_commands(
+    on: On, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     config = tmp_path / "node.yaml"
     config.write_text('mode: vgpu\nmodes: {"0000:66:00.0": passthrough}\n')
     done = on("2xA10", *command, "--config", str(config))
@@ -141,7 +143,7 @@ def test_settings_that_name_no_gpu_are_reported_by_all(on: On, tmp_path: Path, c
         ('mode: container\nmodes: {"0000:65:00.0": vgpu}\n', "container and vgpu can't be on one node"),
     ],
 )
-def test_settings_that_can_not_be_read_end_every_command_with_2(
+def test_unreadable_settings_make_every_command_exit_with_2(
     on: On, tmp_path: Path, command: tuple[str, ...], text: str, said: str
 ) -> None:
     config = tmp_path / "node.yaml"

@@ -107,7 +107,7 @@ def _fits(value: Plain, words: str) -> bool:
         ({"name": "x", "about": "y", "more": 1}, "SimulatedHostRow"),
     ],
 )
-def test_what_is_not_as_documented_is_noticed(value: Plain, words: str) -> None:
+def test_a_value_that_differs_from_its_documented_shape_is_detected(value: Plain, words: str) -> None:
     assert not fits(value, words)
 
 
@@ -128,7 +128,7 @@ def leaves(group: TyperGroup, *names: str) -> Iterator[tuple[str, bool]]:
             yield " ".join((*names, name)), {"table", "json"} <= {str(choice) for choice in choices}
 
 
-def test_every_command_with_a_table_has_json_and_its_shape_is_documented() -> None:
+def test_every_command_with_a_table_has_documented_json() -> None:
     programs = (typer.main.get_group(program_for([name])).commands[name] for name in COMMANDS)
     groups = dict(zip(COMMANDS, programs, strict=True))
     found = dict(leaves(TyperGroup(name="gpuvirt", commands=groups)))
@@ -137,7 +137,7 @@ def test_every_command_with_a_table_has_json_and_its_shape_is_documented() -> No
     assert {name for name, has_json in found.items() if has_json} == documented
 
 
-def test_every_object_in_the_tables_is_explained_and_used() -> None:
+def test_every_documented_object_is_explained_and_used() -> None:
     used = {
         word
         for text in (*PRINTS.values(), *(text for fields in OBJECTS.values() for text in fields.values()))
@@ -174,12 +174,12 @@ ON_HOSTS = {
 OF_CLUSTERS = {"status", "why vm/NAME|vmi/NAME|pod/NAME"}
 
 
-def test_every_shape_is_tried() -> None:
+def test_every_documented_shape_is_tested() -> None:
     assert {*ON_HOSTS, *OF_CLUSTERS} == PRINTS.keys()
 
 
 @pytest.mark.parametrize("command", ON_HOSTS)
-def test_commands_of_a_host_print_what_is_documented(hosts: Mapping[str, Path], command: str) -> None:
+def test_host_commands_print_the_documented_json(hosts: Mapping[str, Path], command: str) -> None:
     printed: list[Plain] = []
     for name, folder in hosts.items():
         environment = {"GPUVIRT_HOST_ROOT": str(folder)}
@@ -206,7 +206,7 @@ users: [{{name: u, user: {{token: x}}}}]
 
 
 @pytest.mark.parametrize("command", sorted(OF_CLUSTERS))
-async def test_commands_of_a_cluster_print_what_is_documented(tmp_path: Path, command: str) -> None:
+async def test_cluster_commands_print_the_documented_json(tmp_path: Path, command: str) -> None:
     authority = Authority(tmp_path)
 
     def answer(call: Call) -> Reply:

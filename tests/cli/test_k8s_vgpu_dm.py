@@ -30,7 +30,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> "subprocess.Comple
 
 
 @pytest.mark.parametrize("missing", sorted(NEEDED))
-def test_what_is_missing_or_empty_is_named_and_the_code_is_1(tmp_path: Path, missing: str) -> None:
+def test_a_missing_or_empty_option_is_named_and_exits_with_1(tmp_path: Path, missing: str) -> None:
     ended = run(tmp_path, **{**NEEDED, missing: ""})
     assert ended.returncode == 1
     option = missing.lower().replace("_", "-")
@@ -38,13 +38,13 @@ def test_what_is_missing_or_empty_is_named_and_the_code_is_1(tmp_path: Path, mis
 
 
 @pytest.mark.parametrize(("option", "value"), [("-n", "Node_1"), ("-ns", "gpu_operator"), ("--namespace", "a.b")])
-def test_names_that_cannot_be_are_refused(tmp_path: Path, option: str, value: str) -> None:
+def test_invalid_names_are_refused(tmp_path: Path, option: str, value: str) -> None:
     ended = run(tmp_path, option, value, **NEEDED)
     assert ended.returncode == 1
     assert f"{value!r} is not a" in ended.stderr
 
 
-def test_what_it_does_not_do_is_reported_and_without_an_api_server_it_ends(tmp_path: Path) -> None:
+def test_options_without_effect_are_reported_and_a_missing_api_server_exits_with_1(tmp_path: Path) -> None:
     ended = run(tmp_path, "-r", "-w", "-g", "clients.yaml", **NEEDED)
     assert ended.returncode == 1
     for option in ("--with-reboot", "--with-shutdown-host-gpu-clients", "--gpu-clients-file"):

@@ -27,7 +27,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["gpuvirt", "nvidia-kubevirt-gpu-device-plugin", "vfio-manage", "nvidia-vgpu-dm"])
-def test_commands_run_the_sources(tree: Path, name: str) -> None:
+def test_venv_commands_run_the_sources_of_the_tree(tree: Path, name: str) -> None:
     """What they need beside the sources comes from the Python that runs the tests."""
     done = subprocess.run(
         [tree / ".venv/bin" / name, "--help"],
@@ -48,7 +48,7 @@ def test_the_sources_are_found_without_an_install(tree: Path) -> None:
     assert subprocess.check_output([tree / ".venv/bin/python", "-c", code], text=True) == f"{__version__}\n"
 
 
-def test_pip_is_run_without_being_installed(tree: Path) -> None:
+def test_pip_runs_without_being_installed(tree: Path) -> None:
     code = "import sys; sys.path.insert(0, 'tools'); import run_venv; print(*run_venv._pip(), sep='\\n')"
     how = subprocess.check_output([sys.executable, "-c", code], cwd=tree, text=True).splitlines()
     said = subprocess.check_output([tree / ".venv/bin/python", *how, "--version"], text=True)

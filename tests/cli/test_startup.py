@@ -23,7 +23,7 @@ def loaded_by(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["--version"], ["no-such-command"]])
-def test_no_command_is_loaded_that_is_not_called(arguments: list[str]) -> None:
+def test_only_the_called_command_is_imported(arguments: list[str]) -> None:
     modules = loaded_by(*arguments)
     ours = {name for name in modules if name.startswith("gpuvirt.")}
     assert ours == {"gpuvirt.cli", "gpuvirt.cli.main", "gpuvirt.cli.version", "gpuvirt.errors"}
@@ -31,14 +31,14 @@ def test_no_command_is_loaded_that_is_not_called(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["node", "validate", "discover", "controller"])
-def test_what_runs_in_a_cluster_loads_no_tables(command: str) -> None:
+def test_cluster_programs_do_not_import_table_rendering(command: str) -> None:
     modules = loaded_by(command, "--help")
     assert f"gpuvirt.cli.{command}" in modules
     assert not {"rich", "gpuvirt.sim"} & modules
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_each_command_begins_as_the_list_of_commands_says(name: str) -> None:
+def test_the_help_of_each_command_begins_with_its_summary(name: str) -> None:
     listed = typer.main.get_group(program_for([])).commands[name]
     loaded = typer.main.get_group(program_for([name])).commands[name]
     assert (listed.help or "").removesuffix(".") == (loaded.help or "").split("\n\n")[0].split(". ")[0].removesuffix(
@@ -47,7 +47,7 @@ def test_the_help_of_each_command_begins_as_the_list_of_commands_says(name: str)
     assert listed.get_short_help_str() == loaded.get_short_help_str()
 
 
-def test_a_mistyped_command_is_reported_with_what_may_be_meant() -> None:
+def test_a_mistyped_command_is_reported_with_a_suggestion() -> None:
     done = ran("vfo")
     assert done.returncode == 2
     assert "No such command 'vfo'. Did you mean 'vfio'?" in done.stderr
@@ -75,7 +75,7 @@ def test_shells_complete_commands_options_and_values(line: str, words: list[str]
     assert sorted(completed(line)) == words
 
 
-def test_bash_completes_by_the_script_that_is_installed() -> None:
+def test_bash_completes_by_the_installed_script() -> None:
     folder = Path(sys.executable).parent
     script = """
 eval "$(gpuvirt --show-completion)"

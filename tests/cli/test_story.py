@@ -14,7 +14,7 @@ from gpuvirt.sim.kubelet.client import PluginClient
 SLOW_S = 0.3
 
 
-def test_a_kubelet_that_reads_the_lists_late(
+def test_the_demo_waits_for_a_slow_kubelet(
     short_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at_once = PluginClient.lists
@@ -30,7 +30,7 @@ def test_a_kubelet_that_reads_the_lists_late(
 
 
 @pytest.mark.parametrize("simulated", ["2xA10-sriov", "2xA10-vgpu", "2xA30", "4xL40S", "2xP100"])
-def test_the_demo_of_a_host_that_can_carry_vgpus_shows_them(
+def test_the_demo_shows_vgpus_on_a_host_that_supports_vgpus(
     simulated: str, short_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asyncio.run(demo.play(simulated, short_path))

@@ -36,7 +36,7 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return columns
 
 
-def test_status_has_its_columns_whole_and_reasons_below(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_columns_uncut_and_reasons_below(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(REASON) == 300
     statusrender.status(ClusterStatus("cluster-policy", "notReady", REASON, COMPONENTS))
     shown = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_status_has_its_columns_whole_and_reasons_below(width: int, capsys: pyte
     assert (f"Running              {OFFERED}" in shown) == (width == 200)
 
 
-def test_eighty_columns_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_eighty_columns_wide_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     piped = gpuvirt("sim", "hosts").stdout
     assert piped == gpuvirt("sim", "hosts", environment={"COLUMNS": "80"}).stdout
@@ -86,7 +86,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("simulated", ["8xH100", "2xA10-vgpu", "4xRTX2060"])
-def test_commands_fit_and_break_no_word(hosts: Mapping[str, Path], simulated: str, command: tuple[str, ...]) -> None:
+def test_tables_fit_the_terminal_and_break_no_word(
+    hosts: Mapping[str, Path], simulated: str, command: tuple[str, ...]
+) -> None:
     def shown(columns: int) -> str:
         environment = {"COLUMNS": str(columns), "GPUVIRT_HOST_ROOT": str(hosts[simulated])}
         done = ran(*command, environment=environment)
@@ -121,7 +123,7 @@ cells = st.lists(words, max_size=6).map(" ".join)
     ),
     st.integers(NARROWEST, 250),
 )
-def test_every_cell_is_shown_whole(table: tuple[list[bool], list[list[str]]], width: int) -> None:
+def test_every_cell_is_shown_uncut(table: tuple[list[bool], list[list[str]]], width: int) -> None:
     folds, rows = table
     columns = [Column(f"C{at}", folds=fold) for at, fold in enumerate(folds)]
     made = Table(columns)
@@ -140,20 +142,20 @@ def test_every_cell_is_shown_whole(table: tuple[list[bool], list[list[str]]], wi
 
 
 @given(cells, st.integers(NARROWEST, 250), st.integers(0, 20))
-def test_a_paragraph_breaks_at_spaces_alone(text: str, width: int, indent: int) -> None:
+def test_a_paragraph_breaks_only_at_spaces(text: str, width: int, indent: int) -> None:
     lines = [line.plain for line in paragraph(text, width, head=" " * indent)]
     assert " ".join(" ".join(lines).split()) == " ".join(text.split())
     assert all(len(line) <= width or len(line.split()) == 1 for line in lines)
     assert all(line.startswith(" " * indent) for line in lines)
 
 
-def test_what_would_steer_a_terminal_is_not_printed() -> None:
+def test_control_characters_are_not_printed() -> None:
     made = Table([Column("A"), Column("B", folds=True)])
     made.add("\x1b[31mred", "two\nlines", below=["\x07bell"])
     assert [line.plain for line in made.lines(80)] == ["A         B", "?[31mred  two lines", "  ?bell"]
 
 
-def test_the_hosts_there_are() -> None:
+def test_sim_hosts_fits_eighty_columns() -> None:
     lines = ran("sim", "hosts", environment={"COLUMNS": "80"}).stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     at = next(number for number, line in enumerate(lines) if line.startswith("8xA100 "))

@@ -68,7 +68,7 @@ def test_every_target_is_built_and_starts_its_program(images: Mapping[str, Path]
     assert {config["User"] for config in started.values()} == {"0:0"}
 
 
-def test_the_image_has_all_commands_and_nothing_of_the_host_that_built_it(images: Mapping[str, Path]) -> None:
+def test_the_image_has_all_commands_and_no_file_of_the_build_host(images: Mapping[str, Path]) -> None:
     files = {entry.name.removeprefix("./"): (entry, content) for entry, content in Image(images[NAME]).files()}
     for command in COMMANDS:
         entry, content = files[f"usr/local/bin/{command}"]
@@ -79,26 +79,26 @@ def test_the_image_has_all_commands_and_nothing_of_the_host_that_built_it(images
     assert [name for name in files if name.startswith(("src/", "root/.cache/"))] == []
 
 
-def test_a_copy_of_a_file_that_is_not_there_is_refused(clone: Path, tmp_path: Path) -> None:
+def test_a_copy_of_a_missing_file_fails_the_build(clone: Path, tmp_path: Path) -> None:
     (clone / "constraints.txt").unlink()
     with pytest.raises(ImageError, match=r"(?s)clone/Dockerfile: the default target: .*constraints\.txt.*no such file"):
         build_images(clone, tmp_path)
 
 
-def test_a_command_that_fails_is_refused(clone: Path, tmp_path: Path) -> None:
+def test_a_failing_command_fails_the_build(clone: Path, tmp_path: Path) -> None:
     (clone / "pyproject.toml").write_text("[build-system]\nrequires = []\nbuild-backend = 'none'\n")
     with pytest.raises(ImageError, match=r"(?s)pip wheel .*exit status"):
         build_images(clone, tmp_path)
 
 
-def test_a_base_image_that_the_lab_has_not_is_refused(clone: Path, tmp_path: Path) -> None:
+def test_an_unavailable_base_image_fails_the_build(clone: Path, tmp_path: Path) -> None:
     dockerfile = clone / "Dockerfile"
     dockerfile.write_text(dockerfile.read_text().replace("python:3.13-slim-trixie", "python:3.99-slim-trixie"))
     with pytest.raises(ImageError, match=rf"(?s)python:3\.99-slim-trixie.*only base image is {REFERENCE}"):
         build_images(clone, tmp_path)
 
 
-def test_a_target_that_nothing_else_stands_on_is_built(clone: Path, tmp_path: Path) -> None:
+def test_a_target_without_dependents_is_built(clone: Path, tmp_path: Path) -> None:
     stages = (f"FROM {REFERENCE} AS installed", "FROM installed AS nvidia-k8s-vgpu-dm", "COPY nowhere /")
     (clone / "Dockerfile").write_text("\n".join((*stages, "FROM installed AS gpuvirt", "USER 0:0")))
     with pytest.raises(ImageError, match=r"(?s)target nvidia-k8s-vgpu-dm: .*nowhere.*no such file"):

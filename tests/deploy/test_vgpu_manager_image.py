@@ -127,7 +127,7 @@ def test_the_image_is_built_and_pushed_from_a_copy(bench: Bench, name: str, *, z
     assert list(bench.scratch.iterdir()) == []
 
 
-def test_standard_output_is_what_helm_takes(bench: Bench) -> None:
+def test_standard_output_is_helm_set_options(bench: Bench) -> None:
     assert bench.build(bench.run_file()).stdout.splitlines() == [
         "--set vgpuManager.enabled=true",
         "--set vgpuManager.repository=registry.example.com:5000/gpus",
@@ -136,7 +136,7 @@ def test_standard_output_is_what_helm_takes(bench: Bench) -> None:
     ]
 
 
-def test_a_driver_that_lies_in_the_folder_is_not_taken(bench: Bench) -> None:
+def test_a_driver_file_in_the_checkout_is_ignored(bench: Bench) -> None:
     (bench.tree / "vgpu-manager/ubuntu22.04/NVIDIA-Linux-x86_64-470.63-vgpu-kvm.run").write_text("old")
     assert bench.build(bench.run_file()).returncode == 0
     assert sorted(bench.calls()[0].files) == ["Dockerfile", DRIVER, "nvidia-driver"]
@@ -153,42 +153,42 @@ def test_a_driver_that_lies_in_the_folder_is_not_taken(bench: Bench) -> None:
         ("rhel8", "rhel8"),
     ],
 )
-def test_each_os_has_its_folder(bench: Bench, os_tag: str, folder: str) -> None:
+def test_each_os_has_its_own_folder(bench: Bench, os_tag: str, folder: str) -> None:
     assert bench.build(bench.run_file(), OS_TAG=os_tag).returncode == 0
     (build, push) = bench.calls()
     assert build.files["nvidia-driver"] == f"of {folder}"
     assert push.arguments[-1].endswith(f"-{os_tag}")
 
 
-def test_in_a_checkout_without_rhel9_that_of_rhel8_is_openshifts(bench: Bench) -> None:
+def test_openshift_uses_the_rhel8_folder_without_a_rhel9_folder(bench: Bench) -> None:
     (bench.tree / "vgpu-manager/rhel9/Dockerfile").unlink()
     done = bench.build(bench.run_file(), OS_TAG="rhcos4.16")
     assert bench.calls()[0].files["nvidia-driver"] == "of rhel8"
     assert "note: the checkout has no folder rhel9, so rhel8 is used for rhcos4.16" in done.stderr
 
 
-def test_a_folder_can_be_named(bench: Bench) -> None:
+def test_the_folder_can_be_chosen_by_name(bench: Bench) -> None:
     assert bench.build(bench.run_file(), "--folder", "rhel9", OS_TAG="rocky9").returncode == 0
     build, push = bench.calls()
     assert build.files["nvidia-driver"] == "of rhel9"
     assert push.arguments == ["push", f"{IMAGE}-rocky9"]
 
 
-def test_a_builder_may_have_another_name_and_options(bench: Bench) -> None:
+def test_the_builder_can_be_a_command_with_options(bench: Bench) -> None:
     bench.make_builder("podman")
     assert bench.build(bench.run_file(), "--no-push", BUILDER="podman --log-level error").returncode == 0
     (build,) = bench.calls()
     assert build.arguments[:3] == ["--log-level", "error", "build"]
 
 
-def test_a_builder_can_be_a_path_from_here(bench: Bench) -> None:
+def test_the_builder_can_be_a_relative_path(bench: Bench) -> None:
     builder = os.path.relpath(bench.folder / "bin/docker")
     assert bench.build(bench.run_file(), BUILDER=builder).returncode == 0
     assert len(bench.calls()) == 2
 
 
 @pytest.mark.parametrize("options", [(), ("--no-push",)])
-def test_a_rehearsal_prints_the_commands_and_runs_none(bench: Bench, options: tuple[str, ...]) -> None:
+def test_a_dry_run_prints_the_commands_and_runs_none(bench: Bench, options: tuple[str, ...]) -> None:
     done = bench.build(bench.zip(f"Host_Drivers/{DRIVER}"), "--dry-run", *options)
     comment, *lines = done.stdout.splitlines()
     assert comment.startswith(f"# in a copy of {bench.tree}/vgpu-manager/ubuntu22.04, with ")
@@ -198,7 +198,7 @@ def test_a_rehearsal_prints_the_commands_and_runs_none(bench: Bench, options: tu
     assert (bench.calls(), list(bench.scratch.iterdir())) == ([], [])
 
 
-def test_a_builder_that_fails_ends_it(bench: Bench) -> None:
+def test_a_failing_builder_ends_the_build(bench: Bench) -> None:
     bench.make_builder(more="sys.exit(3)")
     done = bench.build(bench.run_file())
     assert (done.returncode, done.stdout) == (1, "")
@@ -208,13 +208,13 @@ def test_a_builder_that_fails_ends_it(bench: Bench) -> None:
     assert list(bench.scratch.iterdir()) == []
 
 
-def test_told_to_end_it_leaves_nothing_behind(bench: Bench) -> None:
+def test_sigterm_ends_the_build_without_leftovers(bench: Bench) -> None:
     bench.make_builder(more="import signal; os.kill(os.getppid(), signal.SIGTERM); signal.pause()")
     assert bench.build(bench.run_file()).returncode == 128 + signal.SIGTERM
     assert list(bench.scratch.iterdir()) == []
 
 
-def test_all_mistakes_are_reported_at_once_and_nothing_is_done(bench: Bench) -> None:
+def test_all_mistakes_are_reported_at_once_and_nothing_is_built(bench: Bench) -> None:
     wrong = {"PRIVATE_REGISTRY": "", "VERSION": "510", "OS_TAG": "ubuntu24.04", "CUDA_VERSION": "11.7"}
     done = bench.build(bench.folder / "none.zip", BUILDER="no-such-builder", **wrong)
     assert (done.returncode, done.stdout, bench.calls()) == (2, "", [])
@@ -245,7 +245,7 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_done(bench: Bench) -> 
         ("BUILDER", "docker 'x", "can't be split into words"),
     ],
 )
-def test_what_can_not_be_is_refused(bench: Bench, name: str, value: str, said: str) -> None:
+def test_an_invalid_variable_is_refused(bench: Bench, name: str, value: str, said: str) -> None:
     done = bench.build(bench.run_file(), **{name: value})
     assert (done.returncode, bench.calls()) == (2, [])
     assert "mistakes: 1" in done.stderr
@@ -253,7 +253,7 @@ def test_what_can_not_be_is_refused(bench: Bench, name: str, value: str, said: s
     assert said in done.stderr
 
 
-def test_a_registry_without_a_host_is_taken_and_that_is_reported(bench: Bench) -> None:
+def test_a_registry_without_a_host_is_accepted_with_a_note(bench: Bench) -> None:
     done = bench.build(bench.run_file(), PRIVATE_REGISTRY="my/private/registry")
     assert done.returncode == 0
     assert "note: PRIVATE_REGISTRY names no host ('my' has no dot" in done.stderr
@@ -267,40 +267,40 @@ def test_a_registry_without_a_host_is_taken_and_that_is_reported(bench: Bench) -
         ("NVIDIA-Linux-aarch64-510.73.06-vgpu-kvm.run", "is not a host driver"),
     ],
 )
-def test_a_driver_that_is_no_hosts_is_refused(bench: Bench, name: str, said: str) -> None:
+def test_a_driver_that_is_not_for_hosts_is_refused(bench: Bench, name: str, said: str) -> None:
     done = bench.build(bench.run_file(name))
     assert done.returncode == 2
     assert said in done.stderr
 
 
-def test_a_page_that_was_saved_as_the_driver_is_refused(bench: Bench) -> None:
+def test_an_html_page_saved_as_the_driver_is_refused(bench: Bench) -> None:
     done = bench.build(bench.run_file(DRIVER, b"<html>Log in</html>"))
     assert done.returncode == 2
     assert "19 bytes that begin with b'<h'" in done.stderr
 
 
-def test_a_bundle_of_guests_drivers_is_refused(bench: Bench) -> None:
+def test_a_bundle_of_guest_drivers_is_refused(bench: Bench) -> None:
     done = bench.build(bench.zip("Guest_Drivers/NVIDIA-Linux-x86_64-510.73.08-grid.run"))
     assert done.returncode == 2
     assert "found Guest_Drivers/NVIDIA-Linux-x86_64-510.73.08-grid.run" in done.stderr
     assert "NVIDIA-GRID-Linux-KVM-" in done.stderr
 
 
-def test_of_two_drivers_a_person_chooses(bench: Bench) -> None:
+def test_a_bundle_with_two_drivers_needs_a_choice(bench: Bench) -> None:
     done = bench.build(bench.zip(f"Host_Drivers/{DRIVER}", f"Host_Drivers/{AIE}"))
     assert done.returncode == 2
     assert "unzip it, and name the .run file" in done.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>Log in</html>", b"PK\x03\x04"])
-def test_what_is_no_zip_is_refused(bench: Bench, content: bytes) -> None:
+def test_a_file_that_is_no_zip_is_refused(bench: Bench, content: bytes) -> None:
     (bench.folder / "bundle.zip").write_bytes(content)
     done = bench.build(bench.folder / "bundle.zip")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "can't be read" in done.stderr
 
 
-def test_a_bundle_that_is_damaged_further_on_is_found_before_anything_is_built(bench: Bench) -> None:
+def test_a_damaged_bundle_is_found_before_any_build(bench: Bench) -> None:
     driver = SCRIPT + bytes(1 << 20)
     bundle = bench.folder / "bundle.zip"
     with zipfile.ZipFile(bundle, "w") as made:
@@ -314,7 +314,7 @@ def test_a_bundle_that_is_damaged_further_on_is_found_before_anything_is_built(b
     assert "Bad CRC-32" in done.stderr
 
 
-def test_names_in_a_bundle_lead_nowhere_and_links_are_no_drivers(bench: Bench) -> None:
+def test_paths_in_a_bundle_cannot_escape_and_links_are_no_drivers(bench: Bench) -> None:
     assert bench.build(bench.zip(f"../../{DRIVER}")).returncode == 0
     assert not (bench.folder.parent / DRIVER).exists()
     with zipfile.ZipFile(bench.folder / "bundle.zip", "w") as bundle:
@@ -325,14 +325,14 @@ def test_names_in_a_bundle_lead_nowhere_and_links_are_no_drivers(bench: Bench) -
 
 
 @pytest.mark.parametrize("inside", ["", "vgpu-manager", "vgpu-manager/ubuntu22.04"])
-def test_the_checkout_itself_is_to_be_named(bench: Bench, inside: str) -> None:
+def test_a_wrong_checkout_folder_is_refused(bench: Bench, inside: str) -> None:
     bench.tree = bench.tree / inside if inside else bench.folder / "none"
     done = bench.build(bench.run_file())
     assert done.returncode == 2
     assert "is not a checkout of the driver container repository" in done.stderr
 
 
-def test_a_dockerfile_that_takes_no_cuda_version_is_reported(bench: Bench) -> None:
+def test_a_dockerfile_without_a_cuda_version_argument_is_reported(bench: Bench) -> None:
     bench.add_folder("ubuntu24.04", "FROM base\n")
     done = bench.build(bench.run_file(), OS_TAG="ubuntu24.04")
     assert done.returncode == 0

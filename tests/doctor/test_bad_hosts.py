@@ -26,7 +26,7 @@ def check(report: Report, code: FindingCode | ReasonCode, level: Level, seen: st
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_is_found_with_its_place_and_its_fix(name: str) -> None:
+def test_each_fault_of_a_host_is_found_with_its_path_and_fix(name: str) -> None:
     bad = BAD[name]
     kernel = bad.build()
     check(examine(kernel), bad.code, bad.level, bad.seen, bad.fix)
@@ -34,13 +34,13 @@ def test_what_is_wrong_is_found_with_its_place_and_its_fix(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["2xA10", "4xRTX2060", "2xGH200", "8xMI300X"])
-def test_a_host_in_order_has_nothing_but_what_is_in_order(name: str) -> None:
+def test_a_healthy_host_has_no_findings(name: str) -> None:
     report = examine(host(simulated=name))
     assert (report.level, codes(report)) == (Level.OK, {ReasonCode.KIND_NOT_OFFERED} & codes(report))
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_host_can_be_described_whole(name: str) -> None:
+def test_every_simulated_host_gets_a_complete_report(name: str) -> None:
     report = examine(host(simulated=name))
     assert [one for one in findings(report) if one.level is Level.UNKNOWN] == []
     assert (report.level is Level.ERROR) == (name == "2xA10-no-iommu")
@@ -87,7 +87,7 @@ def test_runtimes(path: str, text: str, code: FindingCode | None, fix: str) -> N
     assert codes(examine(kernel)) <= {FindingCode.NOT_READ}, "only answers that name CDI devices need it"
 
 
-def test_every_check_has_a_host_on_which_it_has_something_to_say() -> None:
+def test_every_check_has_a_host_with_a_finding() -> None:
     """Those of the kubelet and of KubeVirt are in files of their own."""
     told = {
         result.check
@@ -103,11 +103,11 @@ def test_every_check_has_a_host_on_which_it_has_something_to_say() -> None:
     assert [code for code in FindingCode if f"FindingCode.{code.name}" not in tested and code not in bad_hosts] == []
 
 
-def test_a_vm_with_a_virtual_iommu_is_in_order() -> None:
+def test_a_host_that_is_a_vm_with_a_virtual_iommu_is_healthy() -> None:
     assert examine(host(PlatformSpec(hypervisor=True))).level is Level.OK
 
 
-def test_a_card_that_is_reset_with_its_bus_is_in_order_while_vfio_has_all_of_it() -> None:
+def test_bus_reset_suffices_while_all_functions_of_the_bus_are_on_vfio() -> None:
     first, audio = "0000:04:00.0", PciAddress("0000:04:00.1")
     slots = "{at: '0000:00:01.0', board: pcie-pci-bridge, group: 1},"
     slots += f"{{at: '{first}', board: RTX2060, driver: vfio-pci, group: 2, behind: '0000:00:01.0'}}"
@@ -117,7 +117,7 @@ def test_a_card_that_is_reset_with_its_bus_is_in_order_while_vfio_has_all_of_it(
     assert found(examine(kernel), ReasonCode.NO_RESET).subject == first
 
 
-def test_a_group_that_the_host_holds_is_reported_once() -> None:
+def test_an_iommu_group_used_by_the_host_is_reported_once() -> None:
     assert FindingCode.SHARED_GROUP not in codes(examine(BAD["a disk in the group"].build()))
 
 
@@ -131,13 +131,13 @@ def test_a_group_that_the_host_holds_is_reported_once() -> None:
         (Seen("", "no answer"), "no answer"),
     ],
 )
-def test_what_a_reason_has_seen_is_what_its_finding_shows(seen: Seen, text: str) -> None:
+def test_a_finding_shows_the_evidence_of_its_reason(seen: Seen, text: str) -> None:
     reason = Reason(ReasonCode.UNREAD, "x", "y", (seen, seen))
     assert of_reason(reason, Level.OK).seen == (seen, seen)
     assert reason.text == f"Unread: x y; seen: {text}, {text}"
 
 
-def test_reasons_are_those_of_gpuvirt_devices() -> None:
+def test_doctor_reports_the_reasons_of_gpuvirt_devices() -> None:
     """A reason that `gpuvirt devices` gives is a finding, with the same code, unless it is told of the whole host."""
     for bad in BAD.values():
         kernel = bad.build()

@@ -32,7 +32,7 @@ from tests.sickhost import evidence, host
         ),
     ],
 )
-def test_the_boot_loader_that_lies_on_the_host(boot: Boot, loader: BootLoader, line: str) -> None:
+def test_the_fix_matches_the_boot_loader_of_the_host(boot: Boot, loader: BootLoader, line: str) -> None:
     setup = evidence(host(PlatformSpec(boot=boot))).setup
     assert boot_loader(setup) is loader
     lines = set_arguments(setup, "intel_iommu=on", "iommu=pt")
@@ -41,7 +41,7 @@ def test_the_boot_loader_that_lies_on_the_host(boot: Boot, loader: BootLoader, l
 
 
 @pytest.mark.parametrize("boot", Boot)
-def test_an_argument_is_taken_away_again(boot: Boot) -> None:
+def test_the_fix_removes_a_kernel_argument(boot: Boot) -> None:
     lines = drop_arguments(evidence(host(PlatformSpec(boot=boot))).setup, "intel_iommu=off")
     assert "intel_iommu=off" in lines[0]
     assert lines[-1] == "reboot"

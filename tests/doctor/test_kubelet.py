@@ -43,12 +43,12 @@ def with_agent(folder: Path, because: Reason | None = None) -> Evidence:
     return replace(seen, view=replace(seen.view, agent=agent, resources=resources))
 
 
-def test_no_kubelet_at_all_is_no_fault(tmp_path: Path) -> None:
+def test_a_host_without_a_kubelet_has_no_fault(tmp_path: Path) -> None:
     (tmp_path / "device-plugins").mkdir()
     assert examine(host(), tmp_path).level is Level.OK
 
 
-def test_a_kubelet_that_does_not_listen(folder: Path) -> None:
+def test_a_kubelet_without_a_listening_socket_is_reported(folder: Path) -> None:
     (folder / "device-plugins/kubelet.sock").unlink()
     one = found(examine(host(), folder), FindingCode.KUBELET_NOT_LISTENING)
     assert one.level is Level.ERROR
@@ -56,33 +56,33 @@ def test_a_kubelet_that_does_not_listen(folder: Path) -> None:
     assert "journalctl -u kubelet" in one.fix[0]
 
 
-def test_no_agent_beside_a_kubelet(folder: Path) -> None:
+def test_a_kubelet_without_an_agent_is_reported(folder: Path) -> None:
     one = found(examine(host(), folder), FindingCode.AGENT_AWAY)
     assert (one.level, one.fix[0]) == (Level.WARNING, "kubectl apply -f deploy/node.yaml")
     assert A10 in one.message
 
 
-def test_all_is_registered_and_counted(folder: Path) -> None:
+def test_registered_and_counted_resources_are_healthy(folder: Path) -> None:
     count(folder, *GPUS)
     report = diagnosis.report(with_agent(folder))
     assert report.level is Level.OK
     assert any(one.message == "has 2 healthy devices, and the kubelet counts the same" for one in findings(report))
 
 
-def test_not_registered_is_reported_in_the_agents_words(folder: Path) -> None:
+def test_an_unregistered_resource_is_reported_with_the_agents_reason(folder: Path) -> None:
     taken = Reason(ReasonCode.SOCKET_TAKEN, A10, "has another plugin at its socket", (Seen("x.sock"),), "stop it")
     one = found(diagnosis.report(with_agent(folder, taken)), ReasonCode.SOCKET_TAKEN)
     assert (one.level, one.subject, one.message, one.fix) == (Level.ERROR, A10, taken.message, ("stop it",))
 
 
-def test_counts_that_differ(folder: Path) -> None:
+def test_a_count_that_differs_from_the_kubelets_is_reported(folder: Path) -> None:
     count(folder, GPUS[0], "0000:00:00.0")
     one = found(diagnosis.report(with_agent(folder)), FindingCode.COUNTS_DIFFER)
     assert "only the agent has 0000:ca:00.0, only the kubelet has 0000:00:00.0" in one.message
 
 
 @pytest.mark.parametrize("text", ["{}", "topologyManagerPolicy: none", "kind: KubeletConfiguration\nx: {y: [1]}"])
-def test_policies_that_place_nothing(folder: Path, text: str) -> None:
+def test_kubelet_policies_without_numa_alignment_are_reported(folder: Path, text: str) -> None:
     (folder / "config.yaml").write_text(text)
     one = found(examine(host(), folder), FindingCode.NUMA_NOT_ALIGNED)
     assert one.level is Level.WARNING
@@ -90,7 +90,7 @@ def test_policies_that_place_nothing(folder: Path, text: str) -> None:
     assert "topologyManagerPolicy: best-effort" in one.fix
 
 
-def test_policies_do_not_matter_on_one_node(folder: Path) -> None:
+def test_kubelet_policies_do_not_matter_on_a_single_numa_node(folder: Path) -> None:
     (folder / "config.yaml").write_text("{}")
     assert FindingCode.NUMA_NOT_ALIGNED not in codes(examine(host(simulated="2xRTX4090-one-group"), folder))
 
@@ -105,7 +105,7 @@ def test_policies_do_not_matter_on_one_node(folder: Path) -> None:
         ("device-plugins/kubelet_internal_checkpoint", b"\xff"),
     ],
 )
-def test_what_cannot_be_understood_is_unknown(folder: Path, name: str, content: bytes) -> None:
+def test_an_unparsable_kubelet_file_is_unknown(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
     report = diagnosis.report(with_agent(folder))
     one = found(report, FindingCode.NOT_READ)
@@ -113,6 +113,6 @@ def test_what_cannot_be_understood_is_unknown(folder: Path, name: str, content: 
     assert report.level is Level.UNKNOWN
 
 
-def test_a_configuration_elsewhere_is_unknown(folder: Path) -> None:
+def test_a_kubelet_configuration_in_another_path_is_unknown(folder: Path) -> None:
     (folder / "config.yaml").unlink()
     assert found(examine(host(), folder), FindingCode.NOT_READ).seen[0].value == "not there"

@@ -42,22 +42,22 @@ def of_kubevirt(told: Report) -> Sequence[Finding]:
     return [one for result in told.results if result.area == "kubevirt" for one in result.findings]
 
 
-def test_the_example_permits_what_we_offer() -> None:
+def test_the_example_permits_the_offered_resources() -> None:
     told = diagnosis.report(evidence(host(), NOWHERE, parse(EXAMPLE, where="example")))
     assert told.level is Level.OK
     assert [one.subject for one in of_kubevirt(told)] == [A10]
 
 
-def test_without_a_list_all_is_permitted() -> None:
+def test_without_a_list_all_devices_are_permitted() -> None:
     (one,) = of_kubevirt(report("{}"))
     assert (one.level, one.message) == (Level.OK, "permits all devices")
 
 
-def test_none_was_observed() -> None:
+def test_a_cluster_without_kubevirt_has_no_findings() -> None:
     assert of_kubevirt(diagnosis.report(evidence(host()))) == []
 
 
-def test_not_permitted_and_nearly_so() -> None:
+def test_missing_and_misspelt_permitted_devices_are_reported() -> None:
     told = report(PERMITTED.format("10de:2236", "nvidia.com/GA102_A10", OURS))
     one = found(told, FindingCode.NOT_PERMITTED)
     assert (one.level, one.subject) == (Level.ERROR, A10)
@@ -66,7 +66,7 @@ def test_not_permitted_and_nearly_so() -> None:
     assert len(of_kubevirt(told)) == 1, "told once"
 
 
-def test_a_name_that_is_nearly_one_of_ours() -> None:
+def test_a_misspelt_resource_name_gets_a_suggestion() -> None:
     lists = f"""{{permittedHostDevices: {{pciHostDevices: [
       {{pciVendorSelector: '10de:2236', resourceName: {A10}, {OURS}}},
       {{pciVendorSelector: '10de:2236', resourceName: nvidia.com/A10, {OURS}}},
@@ -78,13 +78,13 @@ def test_a_name_that_is_nearly_one_of_ours() -> None:
 
 
 @pytest.mark.parametrize("provider", ["externalResourceProvider: false", "x: 1"])
-def test_kubevirt_offers_it_too(provider: str) -> None:
+def test_a_resource_that_kubevirt_provides_is_reported(provider: str) -> None:
     one = found(report(PERMITTED.format("10de:2236", A10, provider)), FindingCode.NOT_EXTERNAL)
     assert (one.level, one.fix[-1]) == (Level.ERROR, OURS)
 
 
 @pytest.mark.parametrize(("selector", "fits"), [("10DE:2236", True), ("10de:2236", True), ("10de:2237", False)])
-def test_selectors(selector: str, fits: bool) -> None:
+def test_selectors_are_compared(selector: str, fits: bool) -> None:
     told = report(PERMITTED.format(selector, A10, OURS))
     assert (FindingCode.SELECTOR_MISMATCH in codes(told)) is not fits
 
@@ -104,7 +104,7 @@ MDEVS = """{permittedHostDevices: {mediatedDevices: [
         ("false", ", developerConfiguration: {featureGates: [DisableMDEVConfiguration]}", None),
     ],
 )
-def test_mediated_devices_that_kubevirt_would_delete(external: str, more: str, code: FindingCode | None) -> None:
+def test_mdevs_that_kubevirt_would_delete_are_reported(external: str, more: str, code: FindingCode | None) -> None:
     told = report(MDEVS % (external, more), "4xT4")
     assert (FindingCode.MDEVS_NOT_OURS in codes(told)) is (code is not None)
     assert FindingCode.SELECTOR_MISMATCH not in codes(told), "a space and _ are the same"
@@ -112,7 +112,7 @@ def test_mediated_devices_that_kubevirt_would_delete(external: str, more: str, c
         assert '{"mediatedDevicesConfiguration":{"enabled":false}}' in found(told, code).fix[1]
 
 
-def test_gates_of_grace() -> None:
+def test_missing_feature_gates_are_reported() -> None:
     one = found(
         report("{developerConfiguration: {featureGates: [IOMMUFD]}}", "2xGH200"), FindingCode.FEATURE_GATE_MISSING
     )
@@ -133,6 +133,6 @@ def test_gates_of_grace() -> None:
         ("[", r"not YAML"),
     ],
 )
-def test_a_file_that_is_no_kubevirt(text: str, message: str) -> None:
+def test_a_file_that_is_no_kubevirt_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(text, where="f")

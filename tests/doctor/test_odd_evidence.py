@@ -56,7 +56,7 @@ FOLDERS = [
 ]  # fmt: skip
 
 
-def test_what_may_sleep_is_never_read() -> None:
+def test_attributes_whose_read_may_block_are_never_read() -> None:
     assert not [path for path in PATHS if path.endswith(("/uevent", "/driver_override", "/sriov_numvfs"))]
     kernel = sick()
     gpu = PciAddress("0000:65:00.0")
@@ -69,7 +69,7 @@ def test_what_may_sleep_is_never_read() -> None:
 
 
 @pytest.mark.parametrize("path", [*PATHS, *FOLDERS])
-def test_what_cannot_be_read_is_no_error(path: str) -> None:
+def test_an_unreadable_path_is_no_error(path: str) -> None:
     kernel = sick()
     before = examine(kernel)
     kernel.faults.fail(HostPath(path), errno.EIO)
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_no_error(path: str) -> None:
         "/sys/bus/pci/devices/0000:65:00.0/boot_vga", "/sys/devices/system/node/node0/cpulist",
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_reported_with_its_errno(path: str) -> None:
+def test_an_unreadable_path_is_reported_with_its_errno(path: str) -> None:
     kernel = sick()
     kernel.faults.fail(HostPath(path), errno.EACCES)
     told = [one for one in findings(examine(kernel)) if one.code is FindingCode.NOT_READ]
@@ -105,7 +105,7 @@ def survives(kernel: SimKernel, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-def test_odd_content_everywhere(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_content_of_any_file_is_survived(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     kernel = sick()
     for path in PATHS:
         kernel.faults.answer(path, content)
@@ -113,7 +113,7 @@ def test_odd_content_everywhere(content: bytes, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-def test_odd_content_of_the_host_alone(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_content_of_host_files_is_survived(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     kernel = sick()
     for path in PATHS:
         if not path.endswith(("/vendor", "/device", "/class", "/config")):
@@ -127,7 +127,7 @@ PARSERS: list[Callable[[str], object]] = [
 
 
 @given(st.text() | st.text(alphabet="0123456789abcdefx-,:= []\n\"'.{}"))
-def test_any_text_is_parsed_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused_with_a_config_error(text: str) -> None:
     for parse in PARSERS:
         parse(text)
     assert len(legible(text)) <= MOST_SHOWN + 3
@@ -137,26 +137,26 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
         return
 
 
-def test_brackets_without_end() -> None:
+def test_unclosed_brackets_are_refused() -> None:
     assert parse_toml("x = " + "[" * 100_000) is None
 
 
 @given(st.frozensets(st.integers(0, 8191), max_size=40))
-def test_processors_are_those_that_were_written(cpus: frozenset[int]) -> None:
+def test_written_cpu_lists_are_parsed_back(cpus: frozenset[int]) -> None:
     assert parse_cpulist(",".join(map(str, sorted(cpus)))) == cpus
 
 
 @pytest.mark.parametrize(("text", "count"), [("0-3,8", 5), ("", 0), ("0-8191", 8192)])
-def test_lists_of_processors(text: str, count: int) -> None:
+def test_cpu_lists(text: str, count: int) -> None:
     assert len(parse_cpulist(text) or ()) == count
 
 
 @pytest.mark.parametrize("text", ["0-", "-1", "a", "0-99999", "1,,2", "0-8192"])
-def test_no_lists_of_processors(text: str) -> None:
+def test_invalid_cpu_lists_are_refused(text: str) -> None:
     assert parse_cpulist(text) is None
 
 
-def test_bars() -> None:
+def test_bar_sizes() -> None:
     small, large = "0x0000000000001000 0x0000000000001fff 0x0000000000040200", "0x0 0x7ffffffff 0x14220c"
     assert parse_bars(f"{small}\n{large}\n0x0 0x0 0x0\n") == {0: 4096, 1: None}
     assert parse_bars("0x0 0x0") is None
@@ -167,7 +167,7 @@ WORDS = st.text("abcdefg0123456789", min_size=1, max_size=30)
 
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=5))
-def test_a_name_is_nearest_to_itself_and_to_one_that_differs_in_case(name: str, others: list[str]) -> None:
+def test_a_name_is_nearest_to_itself_in_any_case(name: str, others: list[str]) -> None:
     assert nearest(name.upper(), [*others, name]) == name
     assert nearest_names(name, [*others, name], 1) == (name,)
 
@@ -184,5 +184,5 @@ def test_a_name_is_nearest_to_itself_and_to_one_that_differs_in_case(name: str, 
         ("amd.com/MI300X", None),
     ],
 )
-def test_names_that_were_meant(name: str, meant: str | None) -> None:
+def test_suggested_names(name: str, meant: str | None) -> None:
     assert nearest(name, ["nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GA102GL_A10"]) == meant

@@ -56,7 +56,7 @@ def said(kernel: SimKernel) -> list[Finding]:
         ("3", []),
     ],
 )
-def test_imports_are_those_that_containerd_takes(imports: str, loaded: list[str]) -> None:
+def test_import_patterns_match_as_in_containerd(imports: str, loaded: list[str]) -> None:
     files = {OWN: f"version = 2\nimports = {imports}\n"}
     files |= {f"{FOLDER}/{name}": "version = 2\n" for name in ("20-b.toml", "10-a.toml", "notes")}
     kernel = with_files(files)
@@ -65,7 +65,7 @@ def test_imports_are_those_that_containerd_takes(imports: str, loaded: list[str]
     assert not [path for path in kernel.reads if path.startswith(("/dev/", "/proc/self", "/sys/x"))]
 
 
-def test_imports_of_imports_come_last_and_rings_end() -> None:
+def test_nested_imports_come_last_and_import_cycles_end() -> None:
     files = {
         OWN: 'imports = ["a.toml", "b.toml"]',
         "/etc/containerd/a.toml": 'imports = ["more/c.toml", "config.toml"]',
@@ -76,7 +76,7 @@ def test_imports_of_imports_come_last_and_rings_end() -> None:
     assert [file.path.rpartition("/")[2] for file in found.files] == ["config.toml", "a.toml", "b.toml", "c.toml"]
 
 
-def test_imports_without_end_are_reported() -> None:
+def test_too_many_imports_are_reported() -> None:
     files = {OWN: 'version = 3\nimports = ["n/*.toml"]'}
     files |= {f"/etc/containerd/n/{number}.toml": "" for number in range(MOST_FILES + 10)}
     (found,) = runtimes(files)
@@ -85,7 +85,7 @@ def test_imports_without_end_are_reported() -> None:
 
 
 @pytest.mark.parametrize("path", [f"{FOLDER}/x.toml", FOLDER])
-def test_what_is_imported_and_can_not_be_read_is_reported(path: str) -> None:
+def test_an_unreadable_import_is_reported(path: str) -> None:
     kernel = with_files({OWN: IMPORTS + V1 + ON, f"{FOLDER}/x.toml": ""})
     kernel.faults.fail(HostPath(path), errno.EACCES)
     (told,) = said(kernel)
@@ -104,7 +104,7 @@ def test_what_is_imported_and_can_not_be_read_is_reported(path: str) -> None:
         (V1 + ON, V1 + "sandbox = 1\n", Level.WARNING, f"{FOLDER}/x.toml: [plugins.io.containerd.grpc.v1.cri]"),
     ],
 )
-def test_what_an_import_says_counts_more(own: str, imported: str, level: Level, seen: str) -> None:
+def test_imported_values_override_the_importing_file(own: str, imported: str, level: Level, seen: str) -> None:
     """Where the versions of containerd read the same files differently, that is told."""
     kernel = with_files({OWN: IMPORTS + own, f"{FOLDER}/x.toml": "version = 2\n" + imported})
     (told,) = said(kernel)
@@ -113,11 +113,11 @@ def test_what_an_import_says_counts_more(own: str, imported: str, level: Level, 
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_cdi_is_on_unasked_from_version_3_on(version: int) -> None:
+def test_cdi_is_enabled_by_default_since_config_version_3(version: int) -> None:
     assert [one.level for one in said(with_files({OWN: f"version = {version}\n{V2}"}))] == [Level.OK]
 
 
-def test_cri_o_s_files_are_reported_each() -> None:
+def test_each_cri_o_file_is_reported() -> None:
     files = {"/etc/crio/crio.conf": "", "/etc/crio/crio.conf.d/10.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"}
     assert [one.code for one in said(with_files(files))] == [None, FindingCode.CDI_FOLDER_NOT_READ]
 
@@ -134,7 +134,7 @@ TOML = st.sampled_from(
 
 @settings(deadline=None, max_examples=examples(30))
 @given(st.lists(TOML, max_size=8).map("".join))
-def test_what_may_be_told_of_a_configuration_says_the_same_without_secrets(text: str) -> None:
+def test_a_redacted_configuration_yields_the_same_findings(text: str) -> None:
     told = without_secrets(text)
     assert "secret" not in told
     assert without_secrets(told) == told

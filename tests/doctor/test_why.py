@@ -86,7 +86,9 @@ NEIGHBOUR = (
         (host, Step.REGISTERED, ReasonCode.KUBELET_AWAY, "--kubelet-dir"),
     ],
 )  # fmt: skip
-def test_what_blocks_a_gpu(build: Callable[[], SimKernel], step: Step, code: object, fix: str) -> None:
+def test_the_blocker_of_a_gpu_is_named_at_its_step(
+    build: Callable[[], SimKernel], step: Step, code: object, fix: str
+) -> None:
     way = walk(evidence(build()), GPU)
     assert way.blocker is not None
     assert (blocked_at(way), way.blocker.code) == (step, code)
@@ -95,7 +97,7 @@ def test_what_blocks_a_gpu(build: Callable[[], SimKernel], step: Step, code: obj
     assert {one.standing for one in way.stages[: list(Step).index(step)]} <= {Standing.OK}
 
 
-def test_a_move_that_is_refused_is_what_blocks() -> None:
+def test_a_refused_driver_change_is_the_blocker() -> None:
     seen = evidence(host(driver="nouveau"))
     refused = Reason(ReasonCode.IN_USE, GPU, "is in use by Xorg (pid 7)", (Seen("/proc/7/fd"),), "end that process")
     way = walk(replace(seen, view=replace(seen.view, notes=(refused,))), GPU)
@@ -103,21 +105,21 @@ def test_a_move_that_is_refused_is_what_blocks() -> None:
     assert (blocked_at(way), way.blocker.code, way.blocker.fix) == (Step.DRIVER, refused.code, (refused.fix,))
 
 
-def test_what_is_no_gpu() -> None:
+def test_a_function_that_is_no_gpu_is_reported() -> None:
     way = walk(evidence(host()), "17:00.0")
     assert way.blocker is not None
     assert (way.blocker.code, way.blocker.subject) == (FindingCode.NOT_A_GPU, "0000:17:00.0")
 
 
 @pytest.mark.parametrize("target", ["nvidia.com/GA102_A10", "GA102GL_A1O", "nvidia.com/a10"])
-def test_a_name_that_is_nearly_one(target: str) -> None:
+def test_a_misspelt_resource_gets_a_suggestion(target: str) -> None:
     way = walk(evidence(host()), target)
     assert way.blocker is not None
     assert way.blocker.code is FindingCode.NO_SUCH_RESOURCE
     assert way.blocker.message.endswith(f"did you mean {A10}?")
 
 
-def test_a_resource_without_devices_is_not_said_to_be_offered() -> None:
+def test_a_resource_without_devices_is_not_listed_as_offered() -> None:
     seen = evidence(host())
     empty = ResourceView(ResourceName("nvidia.com/GA102GL_A40"), ())
     way = walk(replace(seen, view=replace(seen.view, resources=(*seen.view.resources, empty))), "GA102GL_A41")
@@ -127,20 +129,20 @@ def test_a_resource_without_devices_is_not_said_to_be_offered() -> None:
 
 
 @pytest.mark.parametrize("target", ["GA102GL_A10", A10])
-def test_a_resource_goes_the_way_of_its_best_device(target: str) -> None:
+def test_a_resource_is_explained_by_its_best_device(target: str) -> None:
     kernel = host()
     kernel.delete_node(IommuGroup(12))
     way = walk(evidence(kernel), target)
     assert (way.resource, way.device) == (A10, OTHER)
 
 
-def test_a_companion_is_not_asked_for() -> None:
+def test_a_sibling_function_is_not_offered_unless_configured() -> None:
     way = walk(evidence(host(simulated="4xRTX2060")), "0000:04:00.1")
     assert way.blocker is not None
     assert (blocked_at(way), way.blocker.code) == (Step.OFFERED, ReasonCode.KIND_NOT_OFFERED)
 
 
-def test_a_gpu_that_carries_vgpus_goes_their_way() -> None:
+def test_a_gpu_with_vgpus_is_explained_by_its_vgpus() -> None:
     seen = evidence(host(simulated="4xT4"))
     way = walk(seen, "0000:3b:00.0")
     assert way.resource == "nvidia.com/GRID_T4-8Q"
@@ -150,7 +152,7 @@ def test_a_gpu_that_carries_vgpus_goes_their_way() -> None:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_gpu_and_resource_of_every_host_has_one_blocker(name: str) -> None:
+def test_every_gpu_and_resource_without_a_kubelet_has_a_single_blocker(name: str) -> None:
     seen = evidence(host(simulated=name))
     view: NodeView = seen.view
     for target in (*(gpu.address for gpu in view.gpus), *(one.name for one in view.resources)):
@@ -160,7 +162,7 @@ def test_every_gpu_and_resource_of_every_host_has_one_blocker(name: str) -> None
 
 
 @pytest.mark.parametrize("text", ["", "a b", "nvidia.com/", "x/y/z", "\x1b", "-", "é"])
-def test_what_is_no_target(text: str) -> None:
+def test_text_that_is_no_target(text: str) -> None:
     assert not is_target(text)
 
 
@@ -184,7 +186,7 @@ class TestWithAgent:
 
         await until_so(free)
 
-    async def test_nothing_is_in_the_way(self, short_path: Path) -> None:
+    async def test_a_free_offered_gpu_has_no_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
             await self.until_free(node, short_path)
             way = await self.walk(node, short_path, GPU)
@@ -196,7 +198,7 @@ class TestWithAgent:
             assert (blocked_at(refused), refused.blocker.code) == (Step.PERMITTED, FindingCode.NOT_PERMITTED)
             assert (await self.walk(node, short_path, A10, "kind: KubeVirt")).stages[-1].standing is Standing.OK
 
-    async def test_held_by_a_pod(self, short_path: Path) -> None:
+    async def test_a_gpu_allocated_to_a_pod_is_the_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
             await node.kubelet.run_pod("vm-a", Container("compute", {A10: 2}))
 
@@ -208,7 +210,7 @@ class TestWithAgent:
             assert way.blocker is not None
             assert (blocked_at(way), way.blocker.code) == (Step.FREE, ReasonCode.HELD_BY_POD)
 
-    async def test_not_counted(self, short_path: Path) -> None:
+    async def test_a_resource_that_the_kubelet_does_not_count_is_the_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
             await self.until_free(node, short_path)
             node.kubelet.manager.updated(A10, {}, {})

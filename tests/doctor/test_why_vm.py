@@ -271,7 +271,7 @@ def blocked_at(found: Explanation) -> VmStep | None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_in_the_way(case: str) -> None:
+def test_the_blocker_of_a_vm_is_named_at_its_step(case: str) -> None:
     evidence, (step, code, fix) = CASES[case]
     found = explain(evidence)
     assert found.blocker is not None
@@ -296,7 +296,7 @@ def test_the_blocker_is_shown_first_and_fits(
     assert all(len(line) <= 80 or line.startswith(" " * 9) for line in lines)
 
 
-def test_each_node_has_what_is_in_the_way_and_the_nearest_is_first() -> None:
+def test_each_node_has_its_obstacle_and_the_nearest_fit_is_first() -> None:
     full, cordoned = replace(NODE, name="full"), replace(NODE, name="cordoned", unschedulable=True)
     foreign = NodeSeen("foreign", gpu_node=GpuNodeSeen((replace(OFFER, name=QUARTER),)))
     takes = replace(allocated_to("a", 2), node="full", vm="big")
@@ -314,12 +314,12 @@ def test_each_node_has_what_is_in_the_way_and_the_nearest_is_first() -> None:
     assert found.scheduler == f"Unschedulable: {PENDING}"
 
 
-def test_a_stopped_vm_is_told_which_nodes_could_run_it() -> None:
+def test_nodes_that_could_run_a_stopped_vm_are_listed() -> None:
     found = explain(stopped(VmSeen("Halted", "Stopped", requests=ONE_GPU)))
     assert [(one.node, one.obstacle) for one in found.nodes] == [("node01", None)]
 
 
-def test_what_runs_has_its_devices() -> None:
+def test_a_running_vm_lists_its_devices() -> None:
     mine = (replace(GPUS[0], users=(OWNER,)), replace(GPUS[1], users=("pod team/other",)))
     found = explain(replace(RUNNING, nodes=(reporting(OFFER, devices=mine, counted=2),)))
     assert (found.blocker, found.nodes, blocked_at(found)) == (None, (), None)
@@ -336,7 +336,7 @@ def test_a_pod_needs_no_kubevirt(pod: PodSeen) -> None:
     assert (found.blocker is None) == (pod is RUNS)
 
 
-def test_what_may_not_be_read_is_not_taken_for_absent() -> None:
+def test_forbidden_objects_are_unknown_and_not_absent() -> None:
     unread = "list nodes: the API server answers 403"
     found = explain(replace(STARTED, nodes=None, pods=None, kubevirts=None, unread=(unread,)))
     assert found.blocker is not None
@@ -349,7 +349,7 @@ def test_what_may_not_be_read_is_not_taken_for_absent() -> None:
 
 
 @pytest.mark.parametrize("code", ReasonCode)
-def test_our_refusals_are_found_in_what_the_kubelet_says(code: ReasonCode) -> None:
+def test_gpuvirts_refusals_are_found_in_kubelet_messages(code: ReasonCode) -> None:
     reason = replace(REFUSED, code=code)
     said = (
         f"Allocate failed due to rpc error: code = FailedPrecondition desc = {A10}: {reason.text}, which is unexpected"
@@ -369,14 +369,14 @@ def test_our_refusals_are_found_in_what_the_kubelet_says(code: ReasonCode) -> No
         (Toleration("other", "Exists"), False),
     ],
 )
-def test_tolerations(toleration: Toleration, *, tolerated: bool) -> None:
+def test_tolerations_match_taints(toleration: Toleration, *, tolerated: bool) -> None:
     placement = Placement(tolerations=(toleration,))
     assert (placement.untolerated([Taint("gpu", "NoSchedule", "yes")]) is None) == tolerated
     assert placement.untolerated([Taint("gpu", "PreferNoSchedule")]) is None
 
 
 @given(st.lists(st.sampled_from(sorted(CASES)), min_size=1, max_size=4))
-def test_the_order_of_nodes_and_pods_counts_for_nothing(cases: list[str]) -> None:
+def test_the_order_of_nodes_and_pods_does_not_matter(cases: list[str]) -> None:
     nodes = [
         replace(node, name=f"node{at}-{node.name}")
         for at, case in enumerate(cases)
@@ -398,11 +398,11 @@ def test_the_order_of_nodes_and_pods_counts_for_nothing(cases: list[str]) -> Non
         (GPU, None),
     ],
 )
-def test_targets(text: str, expected: tuple[ObjectKind, str] | None) -> None:
+def test_targets_are_parsed(text: str, expected: tuple[ObjectKind, str] | None) -> None:
     assert object_target(text) == expected
 
 
 @pytest.mark.parametrize("text", ["vm/", "pod/A", "vm/a/b", "vmi/../x"])
-def test_names_that_no_object_has(text: str) -> None:
+def test_names_that_no_object_can_have_are_refused(text: str) -> None:
     with pytest.raises(InvalidIdError):
         object_target(text)

@@ -29,7 +29,7 @@ from tests.thoroughness import examples
 TOP = "gpuvirt-support-node-1"
 
 
-def test_what_is_packed_is_read_again() -> None:
+def test_packed_members_are_unpacked() -> None:
     members: Members = {
         "host/a/b": b"1\n",
         "host/a/c": Symlink("../a/b"),
@@ -41,13 +41,13 @@ def test_what_is_packed_is_read_again() -> None:
     assert found.host == {"a/b": b"1\n", "a/c": Symlink("../a/b"), "empty": Folder()}
 
 
-def test_the_same_is_packed_as_the_same() -> None:
+def test_packing_is_reproducible() -> None:
     copies = [packed(copy_host(build_host(load_host("4xT4")))) for _ in range(2)]
     assert copies[0] == copies[1]
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_the_hosts_folder_unpacked_is_a_host(simulated: Simulated, tmp_path: Path, name: str) -> None:
+def test_the_unpacked_host_folder_is_a_host(simulated: Simulated, tmp_path: Path, name: str) -> None:
     kernel = simulated(name)
     with tarfile.open(fileobj=io.BytesIO(packed(copy_host(kernel)))) as tar:
         tar.extractall(tmp_path, filter="data")
@@ -96,13 +96,13 @@ def test_a_malicious_member_is_refused(bad: tuple[tarfile.TarInfo, bytes], messa
         unpack(io.BytesIO(tar_of(bad)))
 
 
-def test_two_members_at_one_place_are_refused() -> None:
+def test_a_member_below_a_file_member_is_refused() -> None:
     twice = tar_of(member(f"{TOP}/host/x"), member(f"{TOP}/host/x/y"))
     with pytest.raises(DamagedError, match="below one that is no folder"):
         ArchivedKernel(unpack(io.BytesIO(twice)))
 
 
-def test_links_that_lead_round_end() -> None:
+def test_symlink_cycles_end() -> None:
     loop = tar_of(
         member(f"{TOP}/host/sys/bus/pci/devices", tarfile.SYMTYPE, "devicez"),
         member(f"{TOP}/host/sys/bus/pci/devicez", tarfile.SYMTYPE, "devices"),
@@ -116,14 +116,14 @@ def test_a_file_of_the_host_has_a_size() -> None:
         unpack(io.BytesIO(tar_of(big)))
 
 
-def test_a_bomb_is_refused_before_it_goes_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_is_refused_before_unpacking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MOST_UNPACKED_BYTES", 4 << 20)
     bomb = (tarfile.TarInfo(f"{TOP}/logs/x"), b"0" * (8 << 20))
     with pytest.raises(DamagedError, match="unpacks to more than 4 MiB"):
         unpack(io.BytesIO(tar_of(bomb)))
 
 
-def test_an_archive_has_so_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_with_too_many_members_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MOST_MEMBERS", 100)
     with pytest.raises(DamagedError, match="more than 100 members"):
         unpack(io.BytesIO(tar_of(*(member(f"{TOP}/logs/{number}") for number in range(101)))))
@@ -208,7 +208,7 @@ def sim_import(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "content", [b"hello", WHOLE[:900], tar_of(member("/etc/passwd"))], ids=["text", "truncated", "malicious"]
 )
-def test_a_bad_archive_ends_with_1_and_writes_nothing(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_archive_exits_with_1_and_writes_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.tar.gz").write_bytes(content)
     done = sim_import(str(tmp_path / "bad.tar.gz"), "-o", str(tmp_path / "host.yaml"))
     assert (done.returncode, done.stdout) == (1, "")
@@ -217,11 +217,11 @@ def test_a_bad_archive_ends_with_1_and_writes_nothing(tmp_path: Path, content: b
     assert [path.name for path in tmp_path.iterdir()] == ["bad.tar.gz"]
 
 
-def test_an_archive_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
+def test_a_missing_archive_exits_with_2(tmp_path: Path) -> None:
     assert sim_import(str(tmp_path / "none.tar.gz")).returncode == 2
 
 
-def test_an_import_is_a_host_and_says_what_it_lost(simulated: Simulated, tmp_path: Path) -> None:
+def test_an_import_writes_a_host_file_and_reports_losses(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10")
     kernel.faults.answer(HostPath("/sys/bus/pci/devices/0000:65:00.0/numa_node"), b"many\n")
     (tmp_path / "host.tar.gz").write_bytes(packed(copy_host(kernel)))

@@ -38,7 +38,7 @@ NAMED = (
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_nothing_is_written_and_only_what_is_named_is_read(simulated: Simulated, name: str) -> None:
+def test_the_copy_writes_nothing_and_reads_only_listed_paths(simulated: Simulated, name: str) -> None:
     kernel = simulated(name)
     copy = copy_host(kernel)
     assert kernel.writes == []
@@ -47,7 +47,7 @@ def test_nothing_is_written_and_only_what_is_named_is_read(simulated: Simulated,
     assert not [path for path in copy.members if path.endswith(("/uevent", "/driver_override", "/sriov_numvfs"))]
 
 
-def test_nothing_hangs_while_a_device_in_use_is_unbound(simulated: Simulated) -> None:
+def test_the_copy_does_not_block_while_a_device_in_use_is_unbound(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.start_vm(IommuGroup(12))
     with pytest.raises(WouldBlock):
@@ -57,7 +57,7 @@ def test_nothing_hangs_while_a_device_in_use_is_unbound(simulated: Simulated) ->
     assert f"{FOLDER}/driver" not in members
 
 
-def test_what_has_nothing_to_do_with_gpus_is_copied_by_its_identity_alone(simulated: Simulated) -> None:
+def test_unrelated_devices_are_copied_by_identity_only(simulated: Simulated) -> None:
     members = copy_host(simulated("2xA10")).members
     place = f"/sys/devices/pci0000:17/{NETWORK}/"
     found = {path.removeprefix(place) for path in members if path.startswith(place)}
@@ -76,7 +76,7 @@ def test_members_of_a_gpus_group_are_copied_in_full(simulated: Simulated) -> Non
     assert len(config) == HEADER_BYTES
 
 
-def test_a_gpu_with_all_that_it_shows(simulated: Simulated) -> None:
+def test_a_gpu_is_copied_in_full(simulated: Simulated) -> None:
     members = copy_host(simulated("2xA10")).members
     assert members[HostPath(f"/sys/bus/pci/devices/{GPU}")] == Symlink(f"../../..{FOLDER.removeprefix('/sys')}")
     assert members[HostPath(f"{FOLDER}/vendor")] == b"0x10de\n"
@@ -88,14 +88,14 @@ def test_a_gpu_with_all_that_it_shows(simulated: Simulated) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOENT])
-def test_what_can_not_be_read_or_has_vanished_is_reported(simulated: Simulated, number: int) -> None:
+def test_unreadable_and_vanished_paths_are_reported(simulated: Simulated, number: int) -> None:
     kernel = simulated("2xA10")
     path = HostPath(f"/sys/bus/pci/devices/{GPU}/numa_node")
     kernel.faults.fail(path, number)
     assert [(one.path, one.errno) for one in copy_host(kernel).unread] == [(path, number)]
 
 
-def test_a_card_that_is_pulled_out_while_it_is_copied(simulated: Simulated) -> None:
+def test_a_card_unplugged_during_the_copy_is_reported(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.faults.before_read(HostPath(f"/sys/bus/pci/devices/{GPU}/device"), lambda: kernel.unplug(GPU))
     copy = copy_host(kernel)
@@ -104,14 +104,14 @@ def test_a_card_that_is_pulled_out_while_it_is_copied(simulated: Simulated) -> N
 
 
 @pytest.mark.parametrize("folder", ["/sys/bus/pci/devices", "/sys/kernel/iommu_groups", "/dev/vfio", "/dev"])
-def test_a_folder_that_can_not_be_listed_is_reported(simulated: Simulated, folder: str) -> None:
+def test_an_unreadable_folder_is_reported(simulated: Simulated, folder: str) -> None:
     kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(folder), errno.EACCES)
     assert [one.path for one in copy_host(kernel).unread] == [folder]
 
 
 @pytest.mark.parametrize("name", ["..\udcff", "\x1b[2J", "a b"])
-def test_a_name_that_is_none_is_reported_and_not_followed(simulated: Simulated, name: str) -> None:
+def test_an_invalid_name_is_reported_and_not_followed(simulated: Simulated, name: str) -> None:
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"/sys/class/mdev_bus/{name}"), Link("../../devices/x"))
     copy = copy_host(kernel)
@@ -138,7 +138,7 @@ LINE = (
 )
 
 
-def test_the_command_line_keeps_what_decides_on_devices() -> None:
+def test_the_copied_kernel_command_line_keeps_device_arguments() -> None:
     kept = cmdline.without_strange_values(LINE)
     assert "hunter2" not in kept
     for argument in ("intel_iommu=on", "iommu=pt", "vfio-pci.ids=10de:2236", "rd.driver.pre=vfio-pci", "ro"):
@@ -150,7 +150,7 @@ def test_the_command_line_keeps_what_decides_on_devices() -> None:
     assert kept.endswith(" -- (left-out)\n")
 
 
-def test_modules_are_without_their_addresses(simulated: Simulated) -> None:
+def test_modules_are_copied_without_memory_addresses(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     text = "vfio_pci 16384 2 - Live 0xffffffffc0a1b000\nvfio 45056 5 vfio_pci, Live 0xffffffffc0a0e000 (E)"
     kernel.tree.place(HostPath("/proc/modules"), constant(text))

@@ -50,20 +50,20 @@ def assert_round_trip(kernel: SimKernel) -> None:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_host_comes_back_as_it_was(simulated: Simulated, name: str) -> None:
+def test_every_simulated_host_survives_the_round_trip(simulated: Simulated, name: str) -> None:
     kernel = simulated(name)
     assert scan(ArchivedKernel(opened(kernel))) == scan(kernel)
     assert_round_trip(kernel)
 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S", "2xGH200"])
-def test_a_host_made_of_an_imported_one_is_the_same(simulated: Simulated, name: str) -> None:
+def test_importing_an_imported_host_changes_nothing(simulated: Simulated, name: str) -> None:
     once = imported(simulated(name))
     assert imported(build_host(once.spec)).spec == once.spec
 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
-def test_an_imported_host_goes_on_as_a_kernel_does(simulated: Simulated, name: str) -> None:
+def test_an_imported_host_updates_vgpu_capacity_as_a_kernel_does(simulated: Simulated, name: str) -> None:
     """What can still be made is what the host said, and changes as vGPUs come and go."""
     kernel = simulated(name)
     copy = build_host(imported(kernel).spec)
@@ -92,7 +92,7 @@ def test_an_imported_host_gives_functions_back_to_their_drivers(simulated: Simul
     assert of_any_boot(scan(copy)) == of_any_boot(scan(kernel))
 
 
-def test_bridges_stand_above_what_is_behind_them(simulated: Simulated) -> None:
+def test_bridges_are_imported_above_their_devices(simulated: Simulated) -> None:
     kernel = simulated("2xRTX4090-one-group")
     folders = {address: function.folder for address, function in kernel.pci.functions.items()}
     made = build_host(imported(kernel).spec)
@@ -102,14 +102,14 @@ def test_bridges_stand_above_what_is_behind_them(simulated: Simulated) -> None:
 # Hosts as they really are.
 
 
-def test_a_kernel_before_6_1_has_no_folders_of_devices(simulated: Simulated) -> None:
+def test_a_kernel_before_6_1_has_no_vfio_dev_folders(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     for address in (GPU, "0000:ca:00.0"):
         kernel.tree.remove(HostPath(f"/sys/bus/pci/devices/{address}/vfio-dev"))
     assert_round_trip(kernel)
 
 
-def test_iommufd_without_nodes_of_devices() -> None:
+def test_iommufd_without_vfio_device_nodes() -> None:
     assert_round_trip(
         build_host(HostSpec(
             about="CONFIG_VFIO_DEVICE_CDEV=n", iommufd=True, cdev_nodes=False,
@@ -128,7 +128,7 @@ def test_a_kernel_without_group_nodes() -> None:
     assert_round_trip(build_host(HostSpec(about="x", iommufd=True, group_nodes=False, slots=(slot,))))
 
 
-def test_nodes_that_are_missing_or_strays(simulated: Simulated) -> None:
+def test_missing_and_stray_group_nodes(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.delete_node(IommuGroup(12))
     kernel.vfio.show_node(IommuGroup(99))
@@ -142,7 +142,7 @@ def test_functions_of_one_slot_on_different_drivers(simulated: Simulated) -> Non
     assert_round_trip(kernel)
 
 
-def test_a_card_that_fell_off_its_bus(simulated: Simulated) -> None:
+def test_a_card_that_fell_off_the_bus(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.fall_off_bus(GPU)
     assert_round_trip(kernel)
@@ -162,7 +162,7 @@ def test_an_intel_gpu_whose_mdev_types_have_no_names() -> None:
     assert_round_trip(kernel)
 
 
-def test_sizes_that_are_mixed_are_as_the_host_says() -> None:
+def test_mixed_sizes_keep_the_hosts_own_counts() -> None:
     """Newer managers mix sizes on one GPU, which the simulator's rule does not: the host's numbers win."""
     kernel = build_host(load_host("4xT4"))
     gpu = PciAddress("0000:86:00.0")
@@ -172,7 +172,7 @@ def test_sizes_that_are_mixed_are_as_the_host_says() -> None:
     assert_round_trip(kernel)
 
 
-def test_a_type_that_no_vf_names_any_more_has_no_name_here_either() -> None:
+def test_a_type_that_no_vf_lists_is_imported_without_a_name() -> None:
     slot = SlotSpec(at=GPU, board="L40S", group=1, vfs=2, vgpus={"NVIDIA L40S-48Q": 1})  # type: ignore[dict-item]
     kernel = build_host(HostSpec(about="full of vGPUs", slots=(slot,)))
     made = imported(kernel)
@@ -184,7 +184,7 @@ def test_a_type_that_no_vf_names_any_more_has_no_name_here_either() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["driver", "iommu_group", "numa_node", "subsystem_vendor", "config", "revision"])
-def test_what_could_not_be_read_is_reported_and_is_no_failure(simulated: Simulated, attribute: str) -> None:
+def test_an_unreadable_attribute_is_a_reported_loss_and_no_failure(simulated: Simulated, attribute: str) -> None:
     kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{GPU}/{attribute}"), errno.EIO)
     made = imported(kernel)
@@ -192,7 +192,7 @@ def test_what_could_not_be_read_is_reported_and_is_no_failure(simulated: Simulat
     assert GPU in shown_by(made).functions
 
 
-def test_odd_entries_are_reported(simulated: Simulated) -> None:
+def test_malformed_entries_are_reported(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath("/sys/bus/pci/devices/0000:99:00.0"), Link("../../../devices/gone"))
     assert [loss.where for loss in imported(kernel).losses] == ["/sys/bus/pci/devices/0000:99:00.0"]
@@ -287,7 +287,7 @@ def misfortune(kernel: SimKernel, chance: random.Random) -> None:
 
 @given(hosts(), st.integers(0, 1 << 30))
 @settings(deadline=None, max_examples=examples(40))
-def test_any_host_comes_back_as_it_was(spec: HostSpec, seed: int) -> None:
+def test_any_host_survives_the_round_trip(spec: HostSpec, seed: int) -> None:
     kernel, chance = build_host(spec), random.Random(seed)  # noqa: S311
     apply_vgpus(kernel, chance)
     misfortune(kernel, chance)
@@ -296,7 +296,7 @@ def test_any_host_comes_back_as_it_was(spec: HostSpec, seed: int) -> None:
 
 @given(hosts(), st.integers(0, 1 << 30))
 @settings(deadline=None, max_examples=examples(30), phases=[Phase.explicit, Phase.reuse, Phase.generate])
-def test_what_fails_on_a_host_is_reported_and_never_stops_an_import(spec: HostSpec, seed: int) -> None:
+def test_read_failures_are_reported_and_never_stop_an_import(spec: HostSpec, seed: int) -> None:
     kernel, chance = build_host(spec), random.Random(seed)  # noqa: S311
     apply_vgpus(kernel, chance)
     paths = [path for path in copy_host(kernel).members if "/devices/" in path]
@@ -308,7 +308,7 @@ def test_what_fails_on_a_host_is_reported_and_never_stops_an_import(spec: HostSp
     assert made.losses or shown_by(made) == then
 
 
-def test_types_of_an_imported_host_are_those_that_the_host_describes(simulated: Simulated, tmp_path: Path) -> None:
+def test_vgpu_types_of_an_imported_host_equal_those_of_the_host(simulated: Simulated, tmp_path: Path) -> None:
     made = imported(simulated("4xT4"))
     carries = made.spec.slots[0].carries
     assert carries is not None

@@ -64,12 +64,12 @@ def assert_same(kernel: SimKernel) -> Imported:
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_of_every_host(simulated: Simulated, name: str) -> None:
+def test_doctor_finds_the_same_on_every_imported_host(simulated: Simulated, name: str) -> None:
     assert_same(simulated(name))
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_of_every_bad_host(name: str) -> None:
+def test_doctor_finds_the_same_on_every_imported_bad_host(name: str) -> None:
     assert_same(BAD[name].build())
 
 
@@ -87,7 +87,7 @@ READ = (
 
 
 @pytest.mark.parametrize("path", READ)
-def test_what_could_not_be_read_is_not_read_there_either(path: str) -> None:
+def test_an_unreadable_file_is_unreadable_in_the_archive(path: str) -> None:
     more = {"/etc/modprobe.d/x.conf": "", "/etc/containerd/config.toml": "", "/boot/loader/entries/x": ""}
     kernel = host(PlatformSpec(files=more, console="0000:65:00.0"))
     assert any(one.startswith(path) for one in parts(setup_of(kernel))), "it is read"
@@ -100,13 +100,13 @@ def test_what_could_not_be_read_is_not_read_there_either(path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/proc/cmdline", "/sys/module", "/dev/kvm", "/sys/kernel/irq", f"{GPU_FOLDER}/boot_vga"]
 )
-def test_what_could_not_be_read_is_reported(path: str) -> None:
+def test_an_unreadable_file_is_a_reported_loss(path: str) -> None:
     kernel = host(PlatformSpec(console="0000:65:00.0"))
     kernel.faults.fail(HostPath(path), errno.EACCES)
     assert [loss.text for loss in imported(kernel).losses if loss.where == path and "EACCES" in loss.why]
 
 
-def test_what_no_archive_or_host_file_can_say_is_reported(tmp_path: Path) -> None:
+def test_content_that_a_host_file_cannot_express_is_a_reported_loss(tmp_path: Path) -> None:
     kernel = host(PlatformSpec(console="0000:65:00.0"))
     kernel.tree.place(HostPath("/etc/modprobe.d/a b.conf"), constant("blacklist nouveau"))
     kernel.tree.place(HostPath("/sys/class/dmi/id/product_name"), File(read=lambda: b"\xff\xfe"))
@@ -118,7 +118,7 @@ def test_what_no_archive_or_host_file_can_say_is_reported(tmp_path: Path) -> Non
     assert told["/sys/class/graphics/fb0/device"] == "found 'a name that is not safe in an archive'"
 
 
-def test_a_function_goes_back_to_the_driver_that_gpuvirt_has_recorded(simulated: Simulated) -> None:
+def test_an_imported_function_has_its_recorded_original_driver(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     record = {"version": 1, "drivers": {"0000:65:00.0": "nouveau", "0000:ca:00.0": "../x", "0000:99:00.0": "x"}}
     kernel.tree.place(originaldrivers.FILE, constant(json.dumps(record)))
@@ -129,7 +129,7 @@ def test_a_function_goes_back_to_the_driver_that_gpuvirt_has_recorded(simulated:
     assert made.losses == ()
 
 
-def test_a_record_that_is_damaged_is_none(simulated: Simulated) -> None:
+def test_a_damaged_driver_record_counts_as_absent(simulated: Simulated) -> None:
     more = {f"host{originaldrivers.FILE}": b"{"}
     kernel = ArchivedKernel(unpack(io.BytesIO(packed(copy_host(simulated("2xA10")), more))))
     assert import_host(kernel, "a test").spec == import_host(ArchivedKernel(opened(simulated("2xA10"))), "a test").spec
@@ -213,5 +213,5 @@ PLATFORMS = st.builds(
 
 @settings(deadline=None, max_examples=examples(25), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(PLATFORMS, st.sampled_from(["vfio-pci", "native", "none"]))
-def test_of_any_platform(platform: PlatformSpec, driver: str) -> None:
+def test_doctor_finds_the_same_on_any_imported_platform(platform: PlatformSpec, driver: str) -> None:
     assert_same(host(platform, driver=driver))

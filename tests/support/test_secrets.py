@@ -68,7 +68,7 @@ def files_of(archive: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("hiding", [(), ("--hide-names",)])
-def test_no_secret_is_in_an_archive(root: Path, tmp_path: Path, hiding: tuple[str, ...]) -> None:
+def test_an_archive_contains_no_secrets(root: Path, tmp_path: Path, hiding: tuple[str, ...]) -> None:
     """Neither in the copy of the host nor in what doctor says of it."""
     planted = [path for path in FILES if PLANTED in (root / path.lstrip("/")).read_text()]
     assert planted == list(FILES)
@@ -107,13 +107,13 @@ cdi_spec_dirs = ["/etc/cdi", "(left-out)"]
 
 
 @pytest.mark.parametrize("path", KEPT)
-def test_what_is_told_of_a_file(path: str) -> None:
+def test_files_are_redacted(path: str) -> None:
     """One of no kind that is known is not told at all."""
     kernel = host(PlatformSpec(files=FILES | {"/etc/kernel/anything": PLANTED}))
     assert Discreet(kernel).read(HostPath(path)).decode() == KEPT[path]
 
 
-def test_what_is_told_can_be_told_again() -> None:
+def test_redacting_twice_changes_nothing() -> None:
     """An imported host is looked at through the same eyes."""
     once = host(PlatformSpec(files=FILES))
     paths = [HostPath(path) for path in FILES if not path.startswith(("/proc/1/", "/boot", "/etc/kernel", "/etc/def"))]

@@ -110,7 +110,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_in_it(host: Path, log: Path, tmp_path: Path) -> None:
+def test_the_archive_contains_all_expected_files(host: Path, log: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("# the vault's password is hunter2\noffer: [gpu, audio] # hunter2\n")
     done = run("support", "--host-root", str(host), "--config", "mine.yaml", "--log", str(log), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, b"")
@@ -135,7 +135,7 @@ def test_what_is_in_it(host: Path, log: Path, tmp_path: Path) -> None:
     assert "--hide-names" in told
 
 
-def test_secrets_are_not_in_it(host: Path, tmp_path: Path) -> None:
+def test_the_archive_contains_no_secrets(host: Path, tmp_path: Path) -> None:
     done = run("support", "--host-root", str(host), "-o", "-", cwd=tmp_path)
     files = opened(done.stdout)
     kept = files["host/var/lib/kubelet/config.yaml"].decode()
@@ -171,7 +171,7 @@ def test_names_are_hidden_in_every_file(host: Path, log: Path, tmp_path: Path) -
     ]
 
 
-def test_hiding_names_leaves_what_is_not_a_name(host: Path, tmp_path: Path) -> None:
+def test_hiding_names_changes_only_names(host: Path, tmp_path: Path) -> None:
     whole = opened(run("support", "--host-root", str(host), "-o", "-", cwd=tmp_path).stdout)
     hidden = opened(run("support", "--host-root", str(host), "-o", "-", "--hide-names", cwd=tmp_path).stdout)
     assert whole.keys() == hidden.keys()
@@ -181,7 +181,7 @@ def test_hiding_names_leaves_what_is_not_a_name(host: Path, tmp_path: Path) -> N
     }  # fmt: skip
 
 
-def test_a_host_with_nothing_on_it(tmp_path: Path) -> None:
+def test_an_empty_host_is_packed(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = run("support", "--host-root", "empty", "-o", "-", cwd=tmp_path)
     assert done.returncode == 0
@@ -201,7 +201,7 @@ def test_a_damaged_file_is_left_out_and_reported(host: Path, tmp_path: Path, nam
         assert any(one.what == str(path) and "can't be parsed" in one.why for one in manifest_of(files).left_out)
 
 
-def test_settings_that_are_wrong_are_packed_all_the_same(host: Path, tmp_path: Path) -> None:
+def test_invalid_settings_are_packed_and_reported(host: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("offer: [tuba]\n")
     done = run("support", "--host-root", str(host), "--config", "mine.yaml", "-o", "-", cwd=tmp_path)
     assert done.returncode == 0
@@ -209,7 +209,7 @@ def test_settings_that_are_wrong_are_packed_all_the_same(host: Path, tmp_path: P
     assert opened(done.stdout)["config/node.yaml"] == b"offer: [tuba]\n"
 
 
-def test_sockets_are_listed(host: Path, short_path: Path) -> None:
+def test_sockets_are_listed_and_not_read(host: Path, short_path: Path) -> None:
     folder = short_path / "k/device-plugins"
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listening:
@@ -218,7 +218,7 @@ def test_sockets_are_listed(host: Path, short_path: Path) -> None:
     assert opened(done.stdout)["kubelet/sockets.txt"] == b"device-plugins/kubevirt-x.sock\n"
 
 
-def test_a_log_is_packed_from_its_end(host: Path, tmp_path: Path) -> None:
+def test_only_the_end_of_a_long_log_is_packed(host: Path, tmp_path: Path) -> None:
     (tmp_path / "long.log").write_bytes(b"x" * (5 << 20) + b"the end\n")
     arguments = ("--log", "long.log", "--log", "none.log", "-o", "-")
     done = run("support", "--host-root", str(host), *arguments, cwd=tmp_path)
@@ -230,7 +230,7 @@ def test_a_log_is_packed_from_its_end(host: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["-o", "/does/not/exist/x/"], ["--host-root", "/does/not/exist"]])
-def test_wrong_use_is_reported_on_one_line(tmp_path: Path, arguments: list[str]) -> None:
+def test_wrong_usage_is_reported_without_a_traceback(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "empty").mkdir()
     done = run("support", "--host-root", "empty", *arguments, cwd=tmp_path)
     assert done.returncode in {1, 2}
@@ -238,7 +238,7 @@ def test_wrong_use_is_reported_on_one_line(tmp_path: Path, arguments: list[str])
 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
-def test_devices_of_an_unpacked_archive_are_those_of_the_host(tmp_path: Path, name: str) -> None:
+def test_gpuvirt_devices_shows_the_same_for_an_unpacked_archive_and_its_host(tmp_path: Path, name: str) -> None:
     """And those of the host that is made of it."""
     simulated = tmp_path / "simulated"
     export(build_host(load_host(name)), simulated)
@@ -256,7 +256,7 @@ def test_devices_of_an_unpacked_archive_are_those_of_the_host(tmp_path: Path, na
     assert b"ADDRESS" in tables[0]
 
 
-def test_doctor_says_the_same_of_a_host_its_unpacked_archive_and_its_host(tmp_path: Path) -> None:
+def test_doctor_finds_the_same_on_a_host_its_unpacked_archive_and_its_import(tmp_path: Path) -> None:
     files = {
         "/proc/cmdline": "root=/dev/sda1 nomodeset\n",
         "/etc/modprobe.d/no.conf": "# why not\ninstall vfio-pci /bin/false\n",
