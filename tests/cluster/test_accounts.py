@@ -51,7 +51,7 @@ async def ended(paths: KubeletPaths) -> bool:
     return not told and not checkpoint.parse(paths.checkpoint.read_bytes()).data.pod_device_entries
 
 
-async def test_the_simulated_kubelets(short_path: Path) -> None:
+async def test_allocations_in_the_simulated_kubelets_checkpoint_and_pod_resources(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         await until(lambda: node.kubelet.allocatable() == {A10: 2})
         pod = await node.kubelet.run_pod("vm", Container("compute", {A10: 2}))
@@ -62,7 +62,7 @@ async def test_the_simulated_kubelets(short_path: Path) -> None:
 
 @pytest.mark.ring("cluster")
 @pytest.mark.xdist_group("cluster")
-def test_the_real_kubelets(node: LabNode) -> None:
+def test_allocations_in_the_real_kubelets_checkpoint_and_pod_resources(node: LabNode) -> None:
     paths = KubeletPaths(KUBELET_ROOT)
     with node.simulated_host("2xA10"), node.agent():
         node.until_allocatable(A10, 2)

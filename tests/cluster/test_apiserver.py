@@ -80,7 +80,7 @@ def admin(api: ApiLab) -> Client:
     return Client(replace(api.credentials, token=settings.TOKENS.partition(",")[0].encode()))
 
 
-async def test_a_label_and_a_config_map_are_observed_soon_and_so_is_their_end(api: ApiLab) -> None:
+async def test_a_label_and_a_config_map_are_observed_and_so_is_their_deletion(api: ApiLab) -> None:
     async with following(api.credentials) as observed:
         await until(
             lambda: observed.desired == NodeRequest(Observed(None), Observed(None), Observed(None)), lambda: observed
@@ -101,7 +101,7 @@ async def test_a_label_and_a_config_map_are_observed_soon_and_so_is_their_end(ap
         assert observed.codes == []
 
 
-async def test_broken_connections_lose_nothing(api: ApiLab) -> None:
+async def test_broken_connections_lose_no_event(api: ApiLab) -> None:
     async with proxied(api.credentials) as (proxy, through), following(through) as observed:
         await until(lambda: observed.desired.config == Observed(None), lambda: observed)
         for desired in ("c0", "c1", "c2"):
@@ -112,7 +112,7 @@ async def test_broken_connections_lose_nothing(api: ApiLab) -> None:
         assert set(observed.codes) == {ReasonCode.API_SERVER_AWAY}
 
 
-async def test_what_ended_while_the_api_server_was_away_is_observed_after_the_servers_restart(api: ApiLab) -> None:
+async def test_deletions_during_an_outage_are_observed_after_the_api_server_restarts(api: ApiLab) -> None:
     """A server that starts keeps no older versions, so no watch ever tells of a deletion before it."""
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
@@ -140,7 +140,7 @@ async def test_what_ended_while_the_api_server_was_away_is_observed_after_the_se
         await until(lambda: not observed.problems, lambda: observed.problems)
 
 
-async def test_a_follower_that_fails_at_news_gets_it_again(api: ApiLab) -> None:
+async def test_a_listener_that_fails_gets_the_same_delta_again(api: ApiLab) -> None:
     observed = Listener(failures=2)
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     async with following(api.credentials, observed):
@@ -151,7 +151,7 @@ async def test_a_follower_that_fails_at_news_gets_it_again(api: ApiLab) -> None:
     assert observed.failures == 0
 
 
-async def test_a_watch_ends_when_it_was_asked_to(api: ApiLab) -> None:
+async def test_a_watch_ends_after_its_timeout(api: ApiLab) -> None:
     client, nodes = Client(api.credentials), Collection(NODES, Node, NODE)
     listed = await client.list(nodes)
     async with client.watch(nodes, listed.version, for_s=2) as events:
@@ -160,7 +160,7 @@ async def test_a_watch_ends_when_it_was_asked_to(api: ApiLab) -> None:
     assert set(seen) <= {EventType.MODIFIED, EventType.BOOKMARK}
 
 
-async def test_long_lists_come_in_pages(api: ApiLab) -> None:
+async def test_long_lists_are_read_in_pages(api: ApiLab) -> None:
     names = [f"page-{number}" for number in range(5)]
     for name in names:
         api.kubectl("create", "configmap", name, "--namespace", NAMESPACE)
@@ -169,7 +169,7 @@ async def test_long_lists_come_in_pages(api: ApiLab) -> None:
     assert int(found.version) > 0
 
 
-async def test_a_token_that_is_replaced_is_presented(api: ApiLab) -> None:
+async def test_a_replaced_token_is_used(api: ApiLab) -> None:
     good = api.token.read_text()
     async with proxied(api.credentials) as (proxy, through), following(through) as observed:
         await until(lambda: observed.desired.config == Observed(None), lambda: observed)
@@ -182,7 +182,7 @@ async def test_a_token_that_is_replaced_is_presented(api: ApiLab) -> None:
         await until(lambda: not observed.problems, lambda: observed.problems)
 
 
-async def test_an_unknown_certificate_is_not_spoken_to(api: ApiLab) -> None:
+async def test_a_server_with_an_unknown_certificate_is_refused(api: ApiLab) -> None:
     with pytest.raises(UnreachableError, match="certificate verify failed"):
         await Client(replace(api.credentials, ca=None)).list(Collection(NODES, Node, NODE))
     with pytest.raises(UnreachableError, match="IP address mismatch"):
@@ -199,7 +199,9 @@ async def test_an_unknown_certificate_is_not_spoken_to(api: ApiLab) -> None:
         (config_maps("kube-system"), MAPS, '{apiGroups: [""], resources: [configmaps], verbs: [list]}'),
     ],
 )
-async def test_what_is_not_granted_is_refused(api: ApiLab, resource: Resource, name: str | None, rule: str) -> None:
+async def test_requests_without_rights_are_refused(
+    api: ApiLab, resource: Resource, name: str | None, rule: str
+) -> None:
     with pytest.raises(ForbiddenError) as refused:
         await Client(api.credentials).list(Collection(resource, ConfigMap, name))
     assert rule in str(refused.value)
@@ -209,7 +211,7 @@ OWNER = {"apiVersion": "v1", "kind": "Node", "name": "other", "uid": "00000000-0
 """What the garbage collector deletes a node with."""
 
 
-async def test_an_agent_changes_keys_of_its_own_on_its_own_node_alone(api: ApiLab) -> None:
+async def test_an_agent_may_change_only_its_own_keys_on_its_own_node(api: ApiLab) -> None:
     client = Client(api.credentials)
     await until_guarded(client)
     api.kubectl("create", "-f", "-", given='{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}')
@@ -244,7 +246,7 @@ async def test_an_agent_changes_keys_of_its_own_on_its_own_node_alone(api: ApiLa
         api.kubectl("delete", "node", "other")
 
 
-async def test_an_agent_changes_counts_of_extended_resources_in_its_own_nodes_status_alone(api: ApiLab) -> None:
+async def test_an_agent_may_change_only_extended_resources_in_its_own_nodes_status(api: ApiLab) -> None:
     client = Client(api.credentials)
     await until_guarded(client)
     api.kubectl("create", "-f", "-", given='{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}')
@@ -278,7 +280,7 @@ async def test_an_agent_changes_counts_of_extended_resources_in_its_own_nodes_st
         api.kubectl("delete", "node", "other")
 
 
-async def test_what_the_kubelet_reports_late_is_written_at_once(api: ApiLab) -> None:
+async def test_resource_counts_are_written_before_the_kubelets_next_report(api: ApiLab) -> None:
     notice = Notice(RealClock(), Intervals(), lambda: None)
     agent = Listener(notice=notice)
     name = ResourceName("example.com/gpu")
@@ -298,7 +300,7 @@ async def test_what_the_kubelet_reports_late_is_written_at_once(api: ApiLab) -> 
         assert agent.problems == {}
 
 
-async def test_the_state_is_written_and_kept(api: ApiLab) -> None:
+async def test_the_state_label_is_written_and_restored(api: ApiLab) -> None:
     async with following(api.credentials) as agent:
         agent.vgpu_states.set(PENDING)
         await until(lambda: api.node_field(STATE) == "pending", lambda: agent)
@@ -311,7 +313,7 @@ async def test_the_state_is_written_and_kept(api: ApiLab) -> None:
         assert agent.codes == []
 
 
-async def test_a_state_that_comes_while_the_server_is_away_is_written_later(api: ApiLab) -> None:
+async def test_a_state_during_an_outage_is_written_after_the_outage(api: ApiLab) -> None:
     async with following(api.credentials) as agent:
         await until(lambda: agent.desired.config is not None, lambda: agent)
         api.cluster.stop("apiserver")
@@ -323,7 +325,7 @@ async def test_a_state_that_comes_while_the_server_is_away_is_written_later(api:
         await until(lambda: not agent.problems, lambda: agent.problems)
 
 
-async def test_under_roles_that_permit_updates_alone_nothing_of_others_is_lost(api: ApiLab) -> None:
+async def test_with_roles_that_only_permit_updates_no_change_of_others_is_lost(api: ApiLab) -> None:
     """NVIDIA's roles: get, list, watch, update. Another writes to the node all the while, and updates conflict."""
     role = '[{"op": "replace", "path": "/rules/0/verbs", "value": ["get", "list", "watch", "update"]}]'
     api.kubectl("patch", "clusterrole", ACCOUNT, "--type=json", "-p", role)
@@ -372,7 +374,7 @@ current-context: lab
     return path
 
 
-def test_the_agent_goes_on_with_what_it_observed_before_its_restart(node: LabNode, api: ApiLab, tmp_path: Path) -> None:
+def test_a_restarted_agent_keeps_the_desired_state_it_observed(node: LabNode, api: ApiLab, tmp_path: Path) -> None:
     options = ("--node-name", NODE, "--kubeconfig", str(kubeconfig(api, tmp_path)))
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
@@ -405,6 +407,6 @@ def notes(host: Path) -> set[ReasonCode]:
     )
 
 
-async def test_that_there_is_no_kind_gpunode_is_observed(api: ApiLab) -> None:
+async def test_a_missing_gpunode_kind_is_observed(api: ApiLab) -> None:
     async with following(api.credentials, gpu_nodes=True) as agent:
         await until(lambda: agent.kind_is_there is False, lambda: agent.problems)

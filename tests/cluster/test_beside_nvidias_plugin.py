@@ -168,7 +168,7 @@ def resource(name: str) -> str:
     return f"nvidia.com/NVIDIA_A10-{name}"
 
 
-def test_a_label_changes_what_the_plugin_beside_offers(node: LabNode, image: None) -> None:  # noqa: ARG001
+def test_a_label_changes_the_resources_of_nvidias_device_plugin(node: LabNode, image: None) -> None:  # noqa: ARG001
     with operated(node) as there:
         there.until(f"{CONFIG}.state", "success")
         there.until(PLUGIN, "true")

@@ -18,7 +18,7 @@ def until_known(user: Install, kind: str) -> None:
     raise AssertionError(f"{kind} is not served")
 
 
-def test_installed_upgraded_and_gone(user: Install) -> None:
+def test_a_release_is_installed_upgraded_and_uninstalled(user: Install) -> None:
     # What an older release has left: a kind, and an object of it.
     user.kubectl("apply", "-f", "-", given=older("gpunodes.yaml"))
     until_known(user, "gpunodes.gpuvirt.io")
@@ -75,7 +75,7 @@ def test_installed_upgraded_and_gone(user: Install) -> None:
     user.kubectl("wait", "--for=create", "daemonset/gpuvirt-node", "-n", NAMESPACE, "--timeout=60s")
 
 
-def test_what_is_of_nvidias_operator_is_left_as_it_is(user: Install) -> None:
+def test_objects_of_nvidias_operator_are_left_unchanged(user: Install) -> None:
     user.kubectl("apply", "-f", "-", given=older("clusterpolicies.yaml"))
     until_known(user, "clusterpolicies.nvidia.com")
     policy = (ROOT / "tests/apiserver/guidepolicy.yaml").read_text()

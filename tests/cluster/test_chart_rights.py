@@ -43,7 +43,7 @@ MADE = """{"user": {"username": "system:serviceaccount:n:x"}, "verb": "patch", "
  "objectRef": {"resource": "r", "apiGroup": "g", "namespace": "n", "name": "one"}}"""
 
 
-def test_rights_and_requests_are_compared() -> None:
+def test_granted_rights_are_compared_with_requests() -> None:
     documents: list[Plain] = yaml.safe_load(ROLES)
     granted = rights_in(documents)
     assert {(one.resource, one.verb, one.name, one.namespace) for one in granted} == {
@@ -208,7 +208,7 @@ def second_release(walk: Walk) -> None:
 @pytest.mark.ring("cluster")
 @pytest.mark.ring("helm")
 @pytest.mark.xdist_group("cluster")
-def test_every_right_is_used_and_nothing_else_is_asked_for(user: Install, node: LabNode) -> None:
+def test_every_granted_right_is_used_and_no_other_right_is_needed(user: Install, node: LabNode) -> None:
     log = user.cluster.audit_log
     begin = log.stat().st_size if log.exists() else 0
     walk = Walk(user, node)

@@ -45,7 +45,7 @@ def stored(api: ApiLab, name: str) -> StoredPolicy:
     return msgspec.json.decode(api.kubectl("get", "clusterpolicy", name, "-o", "json"), type=StoredPolicy)
 
 
-def test_every_known_field_is_taken_and_fields_of_newer_versions_are_kept(policies: ApiLab) -> None:
+def test_every_known_field_is_accepted_and_fields_of_newer_versions_are_kept(policies: ApiLab) -> None:
     given = yaml.safe_load((GIVEN / "fullpolicy.yaml").read_text())
     given["metadata"]["name"] = "full"
     policies.kubectl("apply", "--validate=strict", "-f", "-", given=yaml.safe_dump(given))
@@ -58,7 +58,7 @@ def test_every_known_field_is_taken_and_fields_of_newer_versions_are_kept(polici
     policies.kubectl("delete", "clusterpolicy", "full")
 
 
-def test_the_guides_values_are_taken_and_printed(policies: ApiLab) -> None:
+def test_the_guides_values_are_accepted_and_printed(policies: ApiLab) -> None:
     policy = read_policy(stored(policies, "cluster-policy"))
     assert isinstance(policy, ClusterPolicy)
     assert policy.spec.vgpu_manager.version == "510.73.06"
@@ -97,7 +97,7 @@ def test_the_guides_values_are_taken_and_printed(policies: ApiLab) -> None:
         ({"vgpuManager": {"env": [{"value": "x"}]}}, "name: Required value"),
     ],
 )
-def test_what_can_not_be_is_refused_with_what_to_do(policies: ApiLab, spec: Plain, said: str) -> None:
+def test_an_invalid_spec_is_refused_with_the_fix(policies: ApiLab, spec: Plain, said: str) -> None:
     assert said in refusal(policies, spec)
 
 
@@ -117,11 +117,11 @@ def test_what_can_not_be_is_refused_with_what_to_do(policies: ApiLab, spec: Plai
         {"vfioManager": {"resources": {"limits": {"cpu": 1, "memory": "1.5Gi", "example.com/x": "2e3"}}}},
     ],
 )
-def test_what_can_be_is_taken(policies: ApiLab, spec: Plain) -> None:
+def test_a_valid_spec_is_accepted(policies: ApiLab, spec: Plain) -> None:
     assert refusal(policies, spec) == ""
 
 
-def test_a_misspelt_field_of_the_vm_half_is_reported_by_kubectl(policies: ApiLab) -> None:
+def test_a_misspelt_field_of_the_vm_components_is_reported_by_kubectl(policies: ApiLab) -> None:
     given = yaml.safe_load((GIVEN / "guidepolicy.yaml").read_text())
     given["spec"]["sandboxWorkloads"]["defaultWorkloads"] = "vm-vgpu"
     done = policies.cluster.kubectl("apply", "--dry-run=server", "-f", "-", given=yaml.safe_dump(given))

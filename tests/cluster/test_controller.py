@@ -16,7 +16,7 @@ WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
 CONTAINER, PASSTHROUGH, VGPU = (set(SETS[one]) for one in Workload)
 
 
-def test_a_node_becomes_what_its_label_says_and_waits_for_vms(node: LabNode) -> None:
+def test_a_node_changes_to_its_labelled_workload_and_waits_for_vms(node: LabNode) -> None:
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with controlled(node) as cluster, cluster.controller(), node.simulated_host("4xT4"), node.nodes_kept():
         cluster.apply_policy({})
@@ -51,7 +51,7 @@ def test_a_node_becomes_what_its_label_says_and_waits_for_vms(node: LabNode) -> 
             assert "gpuvirt.io/node" not in cluster.labels()
 
 
-def test_the_numbers_of_the_gpu_operators_guide(node: LabNode) -> None:
+def test_vgpu_counts_of_the_gpu_operators_guide(node: LabNode) -> None:
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with controlled(node) as cluster, cluster.controller(), node.simulated_host("2xA10-sriov"), node.nodes_kept():
         cluster.apply_policy({})
@@ -63,7 +63,7 @@ def test_the_numbers_of_the_gpu_operators_guide(node: LabNode) -> None:
             cluster.until_said("True Reconciled")
 
 
-def test_another_controller_goes_on_where_one_was_killed_and_after_an_outage(node: LabNode) -> None:
+def test_a_second_controller_takes_over_after_a_kill_and_after_an_outage(node: LabNode) -> None:
     with controlled(node) as cluster, cluster.controller() as first:
         cluster.apply_policy({})
         cluster.label(f"{PRESENT}=true")
@@ -82,7 +82,7 @@ def test_another_controller_goes_on_where_one_was_killed_and_after_an_outage(nod
                 cluster.until_deployed(VGPU)
 
 
-def test_the_younger_of_two_policies_says_that_it_does_not_count(node: LabNode) -> None:
+def test_the_younger_of_two_policies_reports_that_it_is_ignored(node: LabNode) -> None:
     with controlled(node) as cluster, cluster.controller():
         cluster.apply_policy({})
         cluster.until_said("NoGPUNodes")
@@ -95,7 +95,7 @@ def test_the_younger_of_two_policies_says_that_it_does_not_count(node: LabNode) 
         ]
 
 
-def test_beside_nvidias_operator_nothing_is_done_but_to_nodes_for_vms_and_that_when_told(node: LabNode) -> None:
+def test_beside_nvidias_operator_only_vm_nodes_are_changed_and_only_with_coexist(node: LabNode) -> None:
     lease = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

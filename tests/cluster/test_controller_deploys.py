@@ -40,7 +40,7 @@ def rows(shown: str) -> list[list[str]]:
     return [line.split()[2:5] for line in shown.splitlines() if line.startswith(NODE)]
 
 
-def test_labels_are_all_that_a_node_needs(node: LabNode, image: None) -> None:  # noqa: ARG001
+def test_labelling_a_node_deploys_the_agent_and_creates_vgpus(node: LabNode, image: None) -> None:  # noqa: ARG001
     with deploying(node) as cluster:
         node.until_allocatable(BIG, 4)
         cluster.label("nvidia.com/vgpu.config=A10-4Q")

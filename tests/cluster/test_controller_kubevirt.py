@@ -70,7 +70,7 @@ def administered(node: LabNode) -> Iterator[Admin]:
             yield Admin(cluster)
 
 
-def test_vms_may_have_what_nodes_offer_whatever_an_admin_does_beside_it(node: LabNode) -> None:
+def test_kubevirt_permits_the_offered_resources_despite_admin_changes(node: LabNode) -> None:
     with administered(node) as admin:
         admin.make({"developerConfiguration": {"featureGates": ["Sidecar"]}})
         node.until_allocatable(HALF, 8)
@@ -90,7 +90,7 @@ def test_vms_may_have_what_nodes_offer_whatever_an_admin_does_beside_it(node: La
         assert admin.configuration() == {"developerConfiguration": gates}
 
 
-def test_what_kubevirt_provides_itself_is_not_offered_twice(node: LabNode) -> None:
+def test_a_resource_that_kubevirt_provides_is_withheld(node: LabNode) -> None:
     with administered(node) as admin:
         admin.make(
             {"permittedHostDevices": {"mediatedDevices": [{"mdevNameSelector": "GRID T4-8Q", "resourceName": HALF}]}}
@@ -117,7 +117,7 @@ def registered(node: LabNode, since: int) -> list[str]:
     return [one["resource"] for one in said if one["message"] == "registered"]
 
 
-def test_what_kubevirt_provides_itself_is_never_registered_and_a_restart_changes_nothing(node: LabNode) -> None:
+def test_a_resource_that_kubevirt_provides_is_never_registered_even_after_a_restart(node: LabNode) -> None:
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig), "--await-controller")
     log = node.cluster.folder / "log/agent.log"
     since = len(log.read_text()) if log.exists() else 0
@@ -146,7 +146,7 @@ def test_what_kubevirt_provides_itself_is_never_registered_and_a_restart_changes
         assert HALF not in node.kubectl("get", "node", NODE, "-o", "jsonpath={.status.capacity}")
 
 
-def test_who_takes_it_back_three_times_has_their_way_and_nothing_is_with_vgpus(node: LabNode) -> None:
+def test_after_three_reverts_the_patch_stops_and_no_vgpus_are_created(node: LabNode) -> None:
     with administered(node) as admin:
         admin.make({})
         node.until_allocatable(HALF, 8)

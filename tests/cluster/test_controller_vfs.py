@@ -25,7 +25,7 @@ def gpus(node: LabNode, field: str) -> set[str]:
     return set(node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={{.status.gpus[*].{field}}}").split())
 
 
-def test_without_sriov_manage_nothing_is_removed_and_the_driver_that_brings_it_stays(node: LabNode) -> None:
+def test_without_sriov_manage_vgpus_and_the_vgpu_driver_stay(node: LabNode) -> None:
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with controlled(node) as cluster, cluster.controller(), node.simulated_host("2xA10-sriov"), node.nodes_kept():
         cluster.apply_policy({})
@@ -47,7 +47,7 @@ def test_without_sriov_manage_nothing_is_removed_and_the_driver_that_brings_it_s
             assert vgpus(node) == there
 
 
-def test_the_label_goes_once_gpus_have_left_and_comes_back_with_a_rollback(node: LabNode) -> None:
+def test_the_vgpu_driver_label_is_removed_after_gpus_left_and_restored_by_a_rollback(node: LabNode) -> None:
     driver = f"{DEPLOY}{VGPU_DRIVER}"
     with controlled(node) as cluster, cluster.controller():
         cluster.apply_policy({})

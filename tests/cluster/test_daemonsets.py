@@ -82,7 +82,7 @@ def daemon_set(node: LabNode, image: None, request: pytest.FixtureRequest) -> It
         yield found
 
 
-def test_pods_get_their_gpus_through_a_rolling_upgrade(daemon_set: DaemonSet) -> None:
+def test_pods_get_gpus_during_a_rolling_upgrade(daemon_set: DaemonSet) -> None:
     node = daemon_set.node
     node.until_allocatable(A10, 2)
     node.start("keeps", PodRequest({A10: 1}, SLEEP))
@@ -101,7 +101,7 @@ def test_pods_get_their_gpus_through_a_rolling_upgrade(daemon_set: DaemonSet) ->
     assert node.status("keeps").containerStatuses[0].restartCount == 0
 
 
-def test_the_agents_pages_answer_in_its_pod(daemon_set: DaemonSet) -> None:
+def test_http_endpoints_of_the_agent_answer_in_its_pod(daemon_set: DaemonSet) -> None:
     daemon_set.node.until_allocatable(A10, 2)
     address = daemon_set.kubectl("get", "pods", "-o", "jsonpath={.items[0].status.podIP}")
     page = daemon_set.node.run("asks", PodRequest({}, f"wget -q -O - http://{address}:9410/metrics"))

@@ -67,7 +67,7 @@ async def discovering(api: ApiLab, kernel: SimKernel) -> AsyncIterator[Discovery
     await RealClock().sleep(0.1)
 
 
-async def test_labels_come_change_come_back_and_go(api: ApiLab) -> None:
+async def test_discovery_labels_are_set_updated_restored_and_removed(api: ApiLab) -> None:
     kernel = build_host(load_host("2xA10"))
     kernel.tree.remove(OS_RELEASE)
     kernel.tree.place(OS_RELEASE, constant('ID=ubuntu\nVERSION_ID="22.04"\n'))
@@ -88,7 +88,7 @@ async def test_labels_come_change_come_back_and_go(api: ApiLab) -> None:
     assert said(api) == ("true", "rhcos", ""), "they stay while nobody looks"
 
 
-async def test_by_hand_labels_are_written_once(api: ApiLab) -> None:
+async def test_the_one_shot_command_writes_labels_once(api: ApiLab) -> None:
     client = Client(api.credentials)
     await label_once(client, NODE, {PRESENT_LABEL: "true", OS_VERSION_LABEL: None}, RealClock())
     assert said(api) == ("true", "", "")
@@ -98,7 +98,7 @@ async def test_by_hand_labels_are_written_once(api: ApiLab) -> None:
         await label_once(client, NodeName("other"), {PRESENT_LABEL: "true"}, RealClock())
 
 
-async def test_a_discoverer_changes_its_labels_on_its_own_node_alone(api: ApiLab) -> None:
+async def test_a_discoverer_may_change_only_its_labels_on_its_own_node(api: ApiLab) -> None:
     client = Client(api.credentials)
     api.kubectl("create", "-f", "-", given='{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other"}}')
 
@@ -129,7 +129,7 @@ async def test_a_discoverer_changes_its_labels_on_its_own_node_alone(api: ApiLab
         api.kubectl("delete", "node", "other")
 
 
-def test_its_pod_needs_no_more_than_its_manifest_gives_it(api: ApiLab, node: LabNode, image: None) -> None:  # noqa: ARG001
+def test_the_discoverer_pod_runs_with_the_rights_of_its_manifest(api: ApiLab, node: LabNode, image: None) -> None:  # noqa: ARG001
     text = (ROOT / "deploy/discover.yaml").read_text().replace("image: gpuvirt:0.1.0", f"image: {PREFIX}/{NAME}")
     manifest = text.replace("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never")
     host = platform.freedesktop_os_release()

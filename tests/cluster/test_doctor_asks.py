@@ -47,7 +47,7 @@ def found(node: LabNode) -> list[str]:
     return [one["code"] for result in results if result["area"] == "kubevirt" for one in result["findings"]]
 
 
-def test_what_the_cluster_permits(node: LabNode) -> None:
+def test_doctor_reads_the_permitted_devices_of_the_cluster(node: LabNode) -> None:
     kubevirt = {
         "apiVersion": "kubevirt.io/v1",
         "kind": "KubeVirt",

@@ -51,7 +51,7 @@ def want(node: LabNode, spec: str) -> None:
     node.kubectl("patch", "gpunode", NODE, "--type=merge", "-p", f'{{"spec": {spec}}}')
 
 
-def test_an_agent_reports_and_obeys(node: LabNode) -> None:
+def test_an_agent_reports_its_gpunode_and_applies_its_spec(node: LabNode) -> None:
     with reporting(node):
         node.until(lambda: row(node) == [NODE, "4", "vgpu", "7", "0", "True", "Reconciled"], lambda: str(row(node)))
         want(node, '{"mode": "passthrough"}')
@@ -78,7 +78,7 @@ def test_an_agent_reports_and_obeys(node: LabNode) -> None:
         assert "GPU" in node.kubectl("explain", "gpunode.status.gpus")
 
 
-async def test_an_agent_writes_its_own_gpunode_alone(node: LabNode, tmp_path: Path) -> None:
+async def test_an_agent_may_write_only_its_own_gpunode(node: LabNode, tmp_path: Path) -> None:
     api = ApiLab(node.cluster, tmp_path)
     install_kind(node)
     api.apply_roles()

@@ -19,7 +19,7 @@ def install(lab: Cluster) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_one_try_installs_all_kinds_and_the_next_changes_nothing(lab: Cluster) -> None:
+def test_a_single_run_installs_all_kinds_and_the_next_run_changes_nothing(lab: Cluster) -> None:
     """The API server answers with `conditions: null` while it has not looked at a new kind."""
     first = install(lab)
     assert (first.returncode, first.stderr) == (0, "")

@@ -120,14 +120,14 @@ ADMIN = f"token: {TOKEN}"
         pytest.param(f"{CHECKED}, extensions: null", f"{ADMIN}, exec: null, as-groups: null", id="nulls"),
     ],
 )
-async def test_what_kubectl_takes_is_taken(place: Place, cluster: str, user: str) -> None:
+async def test_a_kubeconfig_that_kubectl_accepts_is_accepted(place: Place, cluster: str, user: str) -> None:
     theirs, ours = await both(place, place.kubeconfig(cluster, user))
     assert (theirs.returncode, theirs.stdout) == (0, "namespace/default\n"), theirs.stderr
     said = "namespace default: admits privileged pods\n"
     assert (ours.returncode, ours.stdout, ours.stderr) == (0, said, "")
 
 
-async def test_a_server_that_is_not_checked_is_one_line(place: Place) -> None:
+async def test_an_unchecked_server_certificate_is_warned_about_on_a_single_line(place: Place) -> None:
     theirs, ours = await both(place, place.kubeconfig("SERVER, insecure-skip-tls-verify: true", ADMIN))
     assert (theirs.returncode, ours.returncode) == (0, 0)
     assert len(ours.stderr.splitlines()) == 1
@@ -150,7 +150,7 @@ async def test_a_server_that_is_not_checked_is_one_line(place: Place) -> None:
         (CHECKED, "exec: {apiVersion: client.authentication.k8s.io/v1alpha1, command: ./plugin}", "exec.apiVersion"),
     ],
 )
-async def test_what_kubectl_refuses_is_refused(place: Place, cluster: str, user: str, said: str) -> None:
+async def test_a_kubeconfig_that_kubectl_refuses_is_refused(place: Place, cluster: str, user: str, said: str) -> None:
     theirs, ours = await both(place, place.kubeconfig(cluster, user))
     assert theirs.returncode != 0
     assert "auth-provider" not in user or "has been removed" in theirs.stderr

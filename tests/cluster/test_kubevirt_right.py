@@ -108,7 +108,7 @@ def dependencies(node: LabNode, request: pytest.FixtureRequest) -> Dependencies:
     return Dependencies(node)
 
 
-async def test_a_kubevirt_is_put_right_and_put_back(dependencies: Dependencies) -> None:
+async def test_a_kubevirt_is_patched_and_restored(dependencies: Dependencies) -> None:
     theirs = entry("8086:56C0", "intel.com/flex", None)
     spec: Plain = {"configuration": {"permittedHostDevices": {"pciHostDevices": [theirs]}}}
     dependencies.make("KubeVirt", spec)
@@ -128,7 +128,7 @@ async def test_a_kubevirt_is_put_right_and_put_back(dependencies: Dependencies) 
 
 
 @pytest.mark.parametrize("version", ["v1.8.0", "v0.58.2"])
-async def test_the_admins_patch_before_beside_and_twice(dependencies: Dependencies, version: str) -> None:
+async def test_the_guides_patch_converges_before_beside_and_twice(dependencies: Dependencies, version: str) -> None:
     dependencies.make("KubeVirt", {"configuration": {"developerConfiguration": {"featureGates": []}}})
     dependencies.is_of_version(version)
     assert dependencies.admin_patches().strip() == "kubevirt.kubevirt.io/kubevirt patched"
@@ -140,7 +140,7 @@ async def test_the_admins_patch_before_beside_and_twice(dependencies: Dependenci
     assert not dependencies.history.stopped
 
 
-async def test_what_another_has_written_meanwhile_comes_first(dependencies: Dependencies) -> None:
+async def test_a_stale_patch_is_refused_after_another_writer(dependencies: Dependencies) -> None:
     dependencies.make("KubeVirt", {})
     dependencies.is_of_version("v1.8.0")
     late = await dependencies.plan()
@@ -154,7 +154,7 @@ async def test_what_another_has_written_meanwhile_comes_first(dependencies: Depe
     assert dependencies.history.reverts == ()
 
 
-async def test_a_text_that_is_applied_again_and_again_is_not_fought(dependencies: Dependencies) -> None:
+async def test_patching_stops_after_a_manifest_is_applied_repeatedly(dependencies: Dependencies) -> None:
     spec: Plain = {"configuration": {}}
     dependencies.make("KubeVirt", spec)
     dependencies.is_of_version("v1.8.0")
@@ -166,7 +166,7 @@ async def test_a_text_that_is_applied_again_and_again_is_not_fought(dependencies
     assert (done.writes, done.stops_vgpu_changes) == ((), True)
 
 
-async def test_hcos_lists_take_what_we_add(dependencies: Dependencies) -> None:
+async def test_hyperconverged_lists_accept_gpuvirts_entries(dependencies: Dependencies) -> None:
     dependencies.make("KubeVirt", {}, labels={"app.kubernetes.io/managed-by": "hco-operator"})
     dependencies.is_of_version("v1.8.0")
     dependencies.make("HyperConverged", {}, "hco.kubevirt.io/v1beta1")
@@ -186,7 +186,7 @@ async def test_hcos_lists_take_what_we_add(dependencies: Dependencies) -> None:
     assert dependencies.found("hyperconverged", "spec") == before
 
 
-async def test_an_uninstall_takes_it_back(dependencies: Dependencies) -> None:
+async def test_an_uninstall_restores_the_kubevirt(dependencies: Dependencies) -> None:
     spec: Plain = {"configuration": {"developerConfiguration": {"featureGates": ["Theirs"]}}}
     dependencies.make("KubeVirt", spec)
     dependencies.is_of_version("v0.58.2")
@@ -216,7 +216,7 @@ async def test_an_uninstall_takes_it_back(dependencies: Dependencies) -> None:
     assert dependencies.node.kubectl("get", "configmaps", "-o", "name").split() == ["configmap/kube-root-ca.crt"]
 
 
-async def test_vms_are_read_for_the_names_of_their_devices(dependencies: Dependencies) -> None:
+async def test_device_names_are_read_from_vms(dependencies: Dependencies) -> None:
     dependencies.node.cluster.kubectl("apply", "--namespace", dependencies.node.namespace, "-f", "-", given=VMI)
     instances = await dependencies.client.list(INSTANCES.collection)
     vms = await dependencies.client.list(VIRTUAL_MACHINES.collection)

@@ -109,7 +109,7 @@ def column(place: Place) -> list[str]:
     return place.kubectl("get", "gpunode", NODE, "--no-headers").split()[5:7]
 
 
-def test_a_misspelt_label_is_reported_everywhere_and_changes_nothing(node: LabNode) -> None:
+def test_a_misspelt_label_is_reported_by_all_outlets_and_changes_nothing(node: LabNode) -> None:
     with running(node) as place:
         node.until_allocatable(HALF, 8)
         place.cluster.until_said("True Reconciled")
@@ -140,7 +140,7 @@ def test_a_misspelt_label_is_reported_everywhere_and_changes_nothing(node: LabNo
         )
 
 
-def test_a_policy_that_names_no_config_map_says_so(node: LabNode) -> None:
+def test_a_policy_with_a_missing_config_map_reports_it(node: LabNode) -> None:
     with controlled(node) as cluster, cluster.controller():
         cluster.apply_policy({"vgpuDeviceManager": {"enabled": True, "config": {"name": "my-config"}}})
         cluster.until_said("False ConfigInvalid")

@@ -36,7 +36,7 @@ def until(node: LabNode, state: str) -> None:
     node.until(lambda: told(node, "labels", STATE) == state, lambda: told(node, "annotations", REASON))
 
 
-def test_a_node_changes_what_it_is_for_and_a_pod_keeps_its_gpu(node: LabNode) -> None:
+def test_a_node_changes_its_workload_and_a_pod_keeps_its_gpu(node: LabNode) -> None:
     with following(node):
         is_for(node, "vm-passthrough")
         node.until_allocatable(WHOLE, 4)

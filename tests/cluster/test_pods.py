@@ -19,7 +19,7 @@ RTX2060 = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A"
 SLEEP = "env | grep PCI_RESOURCE; sleep 1000"
 
 
-def test_pods_get_one_gpu_and_two(node: LabNode) -> None:
+def test_pods_get_the_requested_number_of_gpus(node: LabNode) -> None:
     with node.simulated_host("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
         one = node.run("one", PodRequest({A10: 1}))
@@ -30,7 +30,7 @@ def test_pods_get_one_gpu_and_two(node: LabNode) -> None:
         assert two[1:] == ["12", "22", "vfio"]
 
 
-def test_cdi_devices_arrive(node: LabNode) -> None:
+def test_cdi_devices_reach_the_container(node: LabNode) -> None:
     """The runtime applies what the answer names: without the spec it can't start the container, and says which."""
     with node.simulated_host("2xA10"), node.agent("cdi: answers"):
         node.until_allocatable(A10, 2)
@@ -46,7 +46,7 @@ def test_cdi_devices_arrive(node: LabNode) -> None:
         node.until(lambda: f"unresolvable CDI devices {A10}=0000:" in events(), events)
 
 
-def test_a_pod_that_asks_for_what_the_kubelet_does_not_know_gets_none(node: LabNode) -> None:
+def test_a_pod_that_requests_an_unknown_resource_starts_without_devices(node: LabNode) -> None:
     """The scheduler goes by the node's status, which says more than the kubelet knows after it lost its checkpoint."""
     said = '{"status": {"capacity": {"example.com/none": "1"}, "allocatable": {"example.com/none": "1"}}}'
     node.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", said)
@@ -69,7 +69,7 @@ def test_allocatable_follows_health_and_hotplug(node: LabNode) -> None:
         node.until_allocatable(A10, 1)
 
 
-def test_a_device_that_is_refused_says_why_in_the_pods_status(node: LabNode) -> None:
+def test_the_reason_of_a_refused_device_is_in_the_pods_status(node: LabNode) -> None:
     with node.simulated_host("2xA10") as host, node.agent():
         node.until_allocatable(A10, 2)
         for address in ("0000:65:00.0", "0000:ca:00.0"):
@@ -82,7 +82,7 @@ def test_a_device_that_is_refused_says_why_in_the_pods_status(node: LabNode) -> 
             assert "NoDriver: 0000:" in found.message
 
 
-def test_after_a_restart_of_the_kubelet_all_is_back(node: LabNode) -> None:
+def test_after_a_kubelet_restart_resources_are_registered_again(node: LabNode) -> None:
     with node.simulated_host("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
         node.start("keeps", PodRequest({A10: 1}, SLEEP))
@@ -120,7 +120,7 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
             assert node.status("keeps").phase == "Running"
 
 
-def test_gpus_go_back_to_the_host_and_a_pods_gpu_stays_until_it_ends(node: LabNode) -> None:
+def test_gpus_return_to_the_host_and_a_pods_gpu_stays_until_the_pod_ends(node: LabNode) -> None:
     def drivers() -> dict[str, str]:
         """What the GPUs are bound to; on their way from one to the other they are bound to nothing."""
         links = {one: node.host / "sys/bus/pci/devices" / one / "driver" for one in ("0000:65:00.0", "0000:ca:00.0")}
@@ -144,7 +144,7 @@ def test_gpus_go_back_to_the_host_and_a_pods_gpu_stays_until_it_ends(node: LabNo
             assert set(drivers().values()) == {"vfio-pci"}
 
 
-def test_two_pods_never_share_and_pods_that_ended_free_what_they_had(node: LabNode) -> None:
+def test_pods_never_share_a_gpu_and_ended_pods_free_theirs(node: LabNode) -> None:
     with node.simulated_host("4xRTX2060"), node.agent():
         node.until_allocatable(RTX2060, 4)
         names = [f"vm-{number}" for number in range(6)]
@@ -164,14 +164,14 @@ def test_two_pods_never_share_and_pods_that_ended_free_what_they_had(node: LabNo
         assert len(set[str].union(*(node.devices(name) for name in running()))) == 4
 
 
-def test_an_init_container_and_the_app_have_the_same_device(node: LabNode) -> None:
+def test_an_init_container_and_the_app_container_get_the_same_device(node: LabNode) -> None:
     with node.simulated_host("2xA10"), node.agent():
         node.until_allocatable(A10, 2)
         app = node.run("both", PodRequest({A10: 1}, init={A10: 1}))
         assert app[0] == node.output("both", "first")[0]
 
 
-def test_two_gpus_come_from_one_numa_node(node: LabNode) -> None:
+def test_two_gpus_come_from_the_same_numa_node(node: LabNode) -> None:
     with node.simulated_host("4xRTX2060"), node.agent():
         node.until_allocatable(RTX2060, 4)
         assert devices_of(node.run("pair", PodRequest({RTX2060: 2}))) in (
@@ -180,7 +180,7 @@ def test_two_gpus_come_from_one_numa_node(node: LabNode) -> None:
         )
 
 
-def test_the_command_shows_who_holds_what(node: LabNode) -> None:
+def test_gpuvirt_devices_shows_the_pod_of_each_gpu(node: LabNode) -> None:
     with node.simulated_host("2xA10") as host, node.agent():
         node.until_allocatable(A10, 2)
         node.start("vm", PodRequest({A10: 1}, SLEEP))

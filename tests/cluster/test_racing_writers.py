@@ -41,7 +41,7 @@ def passing_on(lab: Cluster) -> Callable[[Call], Reply]:
 
 
 @pytest.mark.parametrize("there", [True, False])
-async def test_an_uninstall_takes_a_lease_that_another_program_writes_at_the_same_time(
+async def test_an_uninstall_acquires_a_lease_that_another_program_writes_concurrently(
     lab: Cluster, tmp_path: Path, there: bool
 ) -> None:
     """Each time that the lease is read, another writer writes first, three times; where there is none, it makes it."""

@@ -37,7 +37,7 @@ IMAGES = {
     ],
     ids=["full", "defaults", "nri"],
 )
-def test_the_api_server_takes_all_that_is_rendered(
+def test_the_api_server_accepts_all_rendered_manifests(
     lab: Cluster, tmp_path_factory: pytest.TempPathFactory, policy: ClusterPolicy, site: Site
 ) -> None:
     api = ApiLab(lab, tmp_path_factory.mktemp("rendered"))
@@ -50,7 +50,7 @@ def test_the_api_server_takes_all_that_is_rendered(
     assert len(said.splitlines()) == len(manifests)
 
 
-def test_a_node_is_ready_for_containers_once_it_offers_gpus(lab: Cluster, tmp_path: Path) -> None:
+def test_validation_succeeds_after_the_node_offers_gpus(lab: Cluster, tmp_path: Path) -> None:
     asked = ("--node-name", NODE, "--kubeconfig", str(lab.kubeconfig), "--validations-dir", str(tmp_path))
     refused = ran("validate", "plugin", *asked)
     assert refused.returncode == 1

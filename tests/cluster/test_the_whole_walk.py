@@ -120,7 +120,7 @@ def admin(user: Install, node: LabNode) -> Iterator[Admin]:
         node.kubectl("delete", "namespace", "kubevirt", "--wait=true", "--ignore-not-found")
 
 
-def test_the_guide_from_the_patch_to_twelve_vgpus_and_back(admin: Admin) -> None:
+def test_the_gpu_operators_kubevirt_guide_works_from_install_to_uninstall(admin: Admin) -> None:
     before = admin.configuration()
     release = installs(admin)
     makes_vgpus(admin)

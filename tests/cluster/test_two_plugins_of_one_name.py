@@ -19,7 +19,7 @@ def withhold(node: LabNode, *, withheld: bool) -> None:
     want(node, json.dumps({"mode": "unmanaged", "withheld": [entry] if withheld else []}))
 
 
-def test_kubevirts_list_stands_while_ours_is_withheld(node: LabNode) -> None:
+def test_kubevirts_device_plugin_keeps_its_devices_while_gpuvirt_withholds_the_resource(node: LabNode) -> None:
     with reporting(node):
         node.until(lambda: row(node)[-1:] == ["Reconciled"], lambda: str(row(node)))
         want(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
@@ -34,7 +34,7 @@ def test_kubevirts_list_stands_while_ours_is_withheld(node: LabNode) -> None:
         node.until_allocatable(HALF, 8)
 
 
-def test_an_agent_that_ends_takes_kubevirts_plugin_with_it(node: LabNode) -> None:
+def test_ending_the_agent_unregisters_kubevirts_plugin_of_the_same_resource(node: LabNode) -> None:
     """A fault of the kubelet's, which takes the one for the other: the reference says so."""
     with reporting(node) as agent:
         node.until(lambda: row(node)[-1:] == ["Reconciled"], lambda: str(row(node)))

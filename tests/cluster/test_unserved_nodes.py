@@ -23,7 +23,7 @@ def agents_parts(state: str) -> list[list[str]]:
     return [[part, "no", state] for part in parts]
 
 
-def test_a_node_that_is_switched_off_counts_for_nothing_and_comes_back(node: LabNode, image: None) -> None:  # noqa: ARG001
+def test_a_disabled_node_does_not_count_until_it_is_enabled_again(node: LabNode, image: None) -> None:  # noqa: ARG001
     with deploying(node) as cluster:
         cluster.until_said("True Reconciled")
         cluster.label(f"{OPERANDS}=false")
@@ -47,7 +47,7 @@ def test_a_node_that_is_switched_off_counts_for_nothing_and_comes_back(node: Lab
         cluster.until_said("True Reconciled")
 
 
-def test_a_controller_that_does_not_know_its_image_says_so_everywhere(node: LabNode) -> None:
+def test_a_controller_without_an_image_is_reported_by_all_outlets(node: LabNode) -> None:
     log = node.cluster.folder / "log/controller.log"
     with controlled(node) as cluster, node.nodes_kept():
         written = len(log.read_bytes()) if log.exists() else 0
@@ -67,7 +67,7 @@ def test_a_controller_that_does_not_know_its_image_says_so_everywhere(node: LabN
             until_shown(cluster, ["device-plugin", "no", "ImageUnknown"], ["driver", "no", "OsUnknown"])
 
 
-def test_a_driver_that_can_not_be_rendered_and_components_that_are_off_are_reported(node: LabNode) -> None:
+def test_an_unrenderable_driver_and_disabled_components_are_reported(node: LabNode) -> None:
     manager = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}
     off = {name: {"enabled": False} for name in ("driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd")}
     with controlled(node) as cluster, node.nodes_kept():

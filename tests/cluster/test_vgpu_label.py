@@ -37,7 +37,7 @@ def told(node: LabNode, what: str) -> str:
     return node.kubectl("get", "node", NODE, "-o", f"jsonpath={{{what}}}")
 
 
-def test_a_label_switches_what_the_node_has(node: LabNode) -> None:
+def test_a_label_changes_the_vgpus_of_the_node(node: LabNode) -> None:
     with change(node):
         node.until_allocatable(resource("12Q"), 4)
         node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
@@ -54,7 +54,7 @@ def test_a_label_switches_what_the_node_has(node: LabNode) -> None:
         assert len(devices_of(node.run("vm", PodRequest({resource("8Q"): 2}, SHOW)))) == 2
 
 
-def test_no_pod_that_was_bound_before_a_switch_is_refused(node: LabNode) -> None:
+def test_pods_bound_before_a_vgpu_change_are_admitted(node: LabNode) -> None:
     """The queue is longer than the node has room for, so pods are bound all the while."""
     names = [f"queued-{number}" for number in range(40)]
 
@@ -73,7 +73,7 @@ def test_no_pod_that_was_bound_before_a_switch_is_refused(node: LabNode) -> None
         print(f"of {bound} pods that were bound, {refused} were refused")  # noqa: T201
 
 
-def test_what_a_pod_has_stays_until_it_ends(node: LabNode) -> None:
+def test_a_vgpu_of_a_pod_stays_until_the_pod_ends(node: LabNode) -> None:
     with change(node):
         node.until_allocatable(resource("12Q"), 4)
         node.make_nodes()
@@ -92,7 +92,7 @@ def test_what_a_pod_has_stays_until_it_ends(node: LabNode) -> None:
         node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
 
 
-def test_a_config_that_there_is_not_fails_with_the_reason(node: LabNode) -> None:
+def test_an_unknown_config_fails_with_the_reason(node: LabNode) -> None:
     with change(node):
         node.until_allocatable(resource("12Q"), 4)
         want(node, "A10-13Q")

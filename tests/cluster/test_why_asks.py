@@ -126,7 +126,7 @@ def reporting(node: LabNode) -> Iterator[Admin]:
         yield Admin(node)
 
 
-def test_a_pod_without_kubevirt(node: LabNode, tmp_path: Path) -> None:
+def test_why_explains_a_pod_without_kubevirt(node: LabNode, tmp_path: Path) -> None:
     with reporting(node) as admin:
         assert admin.code("vm/vm-a") == "KubeVirtNotInstalled"
         pod = admin.make_launcher("vm-a", A10)
@@ -146,7 +146,7 @@ def test_a_pod_without_kubevirt(node: LabNode, tmp_path: Path) -> None:
         assert admin.ask("vm/vm-a", kubeconfig=tenant).returncode == 1
 
 
-def test_a_refusal_of_ours_in_the_kubelets_words(node: LabNode) -> None:
+def test_why_finds_gpuvirts_refusal_in_the_kubelets_message(node: LabNode) -> None:
     with reporting(node) as admin:
         for address in ("0000:65:00.0", "0000:ca:00.0"):
             (node.host / "sys/bus/pci/drivers/vfio-pci/unbind").write_text(address)
@@ -157,7 +157,7 @@ def test_a_refusal_of_ours_in_the_kubelets_words(node: LabNode) -> None:
         assert admin.code(f"pod/{pod}") == ("NoDriver" if "NoDriver: " in said else "AdmissionRefused"), said
 
 
-def test_a_vm_from_its_definition_to_its_devices(node: LabNode) -> None:
+def test_why_explains_a_vm_from_creation_to_its_devices(node: LabNode) -> None:
     with reporting(node) as admin:
         install(node, SOURCES[-1])
         admin.make_kubevirt([])

@@ -62,7 +62,7 @@ def reasons(facts: Facts) -> Mapping[str, set[ReasonCode]]:
     return found
 
 
-def test_a_node_opens_many_times_and_binds_once(host: CdevHost) -> None:
+def test_a_vfio_device_node_opens_many_times_and_binds_once(host: CdevHost) -> None:
     ready(host)
     first = host.open_devices(GPU)
     assert failure(host, GPU) == errno.EINVAL
@@ -71,7 +71,7 @@ def test_a_node_opens_many_times_and_binds_once(host: CdevHost) -> None:
     host.open_devices(GPU).end()
 
 
-def test_one_process_has_all_of_a_group(host: CdevHost) -> None:
+def test_a_second_process_cannot_bind_a_device_of_the_same_group(host: CdevHost) -> None:
     ready(host)
     first = host.open_devices(GPU)
     assert failure(host, AUDIO) == errno.EPERM
@@ -79,7 +79,7 @@ def test_one_process_has_all_of_a_group(host: CdevHost) -> None:
     host.open_devices(GPU, AUDIO).end()
 
 
-def test_a_native_driver_and_a_vm_keep_each_other_out_of_a_group(host: CdevHost) -> None:
+def test_a_native_driver_and_a_vm_exclude_each_other_in_a_group(host: CdevHost) -> None:
     bind(host, GPU, "vfio-pci")
     assert failure(host, GPU) == errno.EPERM
     assert write(host, "/sys/bus/pci/drivers/snd_hda_intel/unbind", AUDIO) == 0
@@ -90,7 +90,7 @@ def test_a_native_driver_and_a_vm_keep_each_other_out_of_a_group(host: CdevHost)
     assert write(host, "/sys/bus/pci/drivers_probe", AUDIO) == 0
 
 
-def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(host: CdevHost) -> None:
+def test_unbind_of_a_device_in_use_sends_a_vfio_request_and_blocks_until_release(host: CdevHost) -> None:
     node, other = ready(host)
     vm = host.open_devices(GPU, AUDIO)
     job = host.start_write(UNBIND, GPU)
@@ -107,7 +107,7 @@ def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(hos
     assert job.answer(LONG_S) == Answer()
 
 
-def test_unbind_of_a_device_that_is_merely_open_sleeps_and_asks_no_process(host: CdevHost) -> None:
+def test_unbind_of_an_open_unbound_device_blocks_and_sends_no_vfio_request(host: CdevHost) -> None:
     ready(host)
     process = host.open_devices(GPU, bind=False)
     job = host.start_write(UNBIND, GPU)
@@ -117,7 +117,7 @@ def test_unbind_of_a_device_that_is_merely_open_sleeps_and_asks_no_process(host:
     assert job.answer(LONG_S) == Answer()
 
 
-def test_users_are_found_by_the_node_of_their_device(host: CdevHost) -> None:
+def test_processes_are_found_by_the_device_node(host: CdevHost) -> None:
     node, _ = ready(host)
     vm = host.open_devices(GPU)
     users = with_users(host.kernel, scan(host.kernel)).users
@@ -126,13 +126,13 @@ def test_users_are_found_by_the_node_of_their_device(host: CdevHost) -> None:
     vm.end()
 
 
-def test_a_group_without_a_node_is_no_lease(host: CdevHost) -> None:
+def test_a_group_without_a_node_cannot_be_leased(host: CdevHost) -> None:
     ready(host)
     with pytest.raises(LeaseUnavailableError, match="No such file"), host.kernel.lease(group_of(host, GPU)):
         pass
 
 
-def test_a_lease_keeps_everybody_out(host: CdevHost) -> None:
+def test_a_lease_excludes_all_other_users(host: CdevHost) -> None:
     names = ready(host)
     with host.kernel.lease_devices(names):
         assert failure(host, GPU) == errno.EINVAL
@@ -141,7 +141,7 @@ def test_a_lease_keeps_everybody_out(host: CdevHost) -> None:
     host.open_devices(GPU, AUDIO).end()
 
 
-def test_a_device_in_use_can_not_be_leased_and_its_user_is_not_asked_for_it(host: CdevHost) -> None:
+def test_a_device_in_use_cannot_be_leased_and_its_vm_gets_no_vfio_request(host: CdevHost) -> None:
     names = ready(host)
     vm = host.open_devices(GPU, AUDIO)
     with pytest.raises(DeviceBusyError), host.kernel.lease_devices(names):
@@ -150,13 +150,13 @@ def test_a_device_in_use_can_not_be_leased_and_its_user_is_not_asked_for_it(host
     vm.end()
 
 
-def test_the_use_of_a_device_beside_one_with_a_native_driver_is_unknown(host: CdevHost) -> None:
+def test_the_use_of_a_device_beside_a_native_driver_is_unknown(host: CdevHost) -> None:
     bind(host, GPU, "vfio-pci")
     with pytest.raises(LeaseUnavailableError), host.kernel.lease_devices([cdev_of(host, GPU)]):
         pass
 
 
-def test_unbind_under_a_lease_waits_for_nothing(host: CdevHost) -> None:
+def test_unbind_under_a_lease_does_not_block(host: CdevHost) -> None:
     names = ready(host)
     with host.kernel.lease_devices(names):
         assert write(host, UNBIND, GPU) == 0
@@ -167,7 +167,7 @@ def test_unbind_under_a_lease_waits_for_nothing(host: CdevHost) -> None:
     assert host.kernel.readlink(HostPath(f"{DEVICE}/driver")).endswith("/nvidia")
 
 
-def test_under_a_lease_a_native_driver_gets_none_before_all_are_free(host: CdevHost) -> None:
+def test_a_lease_keeps_native_drivers_off_until_the_whole_group_is_free(host: CdevHost) -> None:
     names = ready(host)
     with host.kernel.lease_devices(names):
         assert write(host, UNBIND, GPU) == 0
@@ -176,7 +176,7 @@ def test_under_a_lease_a_native_driver_gets_none_before_all_are_free(host: CdevH
     assert write(host, "/sys/bus/pci/drivers_probe", GPU) == 0
 
 
-def test_a_device_that_a_process_has_merely_open_can_be_leased_and_unbind_waits_for_them(host: CdevHost) -> None:
+def test_an_open_unbound_device_can_be_leased_and_unbind_blocks(host: CdevHost) -> None:
     """A VM that is about to start looks like that, so the open files are looked through as well."""
     names = ready(host)
     process = host.open_devices(GPU, bind=False)
@@ -200,7 +200,7 @@ def mdev(host: CdevHost) -> Iterator[str]:
         assert write(host, f"/sys/bus/mdev/devices/{UUID}/remove", "1") == 0
 
 
-def test_an_mdev_is_in_no_group(host: CdevHost, mdev: str) -> None:
+def test_an_mdev_has_no_group_node(host: CdevHost, mdev: str) -> None:
     assert not exists(host, f"/sys/bus/mdev/devices/{UUID}/iommu_group")
     assert exists(host, f"{NODES}/{mdev}")
     found = scan(host.kernel)
@@ -208,7 +208,7 @@ def test_an_mdev_is_in_no_group(host: CdevHost, mdev: str) -> None:
     assert not found.unread
 
 
-def test_an_mdev_in_use_vanishes_at_once_and_keeps_its_capacity(host: CdevHost, mdev: str) -> None:
+def test_a_removed_mdev_in_use_vanishes_from_sysfs_and_keeps_its_capacity(host: CdevHost, mdev: str) -> None:
     left = HostPath(f"{TYPE}/available_instances")
     before = int(host.kernel.read(left))
     vm = host.open_devices(UUID)
@@ -230,7 +230,7 @@ def test_an_mdev_is_removed_under_a_lease(host: CdevHost, mdev: str) -> None:
     assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")
 
 
-def test_where_there_are_both_a_bound_device_makes_its_group_busy(both: CdevHost) -> None:
+def test_with_both_node_kinds_a_bound_device_makes_its_group_busy(both: CdevHost) -> None:
     ready(both)
     vm = both.open_devices(GPU)
     with pytest.raises(DeviceBusyError), both.kernel.lease(group_of(both, GPU)):
@@ -242,7 +242,7 @@ def test_where_there_are_both_a_bound_device_makes_its_group_busy(both: CdevHost
     vm.end()
 
 
-def test_where_there_are_both_an_open_group_keeps_devices_from_being_bound(both: CdevHost) -> None:
+def test_with_both_node_kinds_an_open_group_blocks_binding_devices(both: CdevHost) -> None:
     names = ready(both)
     with both.kernel.lease(group_of(both, GPU)):
         assert failure(both, GPU) == errno.EBUSY
@@ -251,7 +251,7 @@ def test_where_there_are_both_an_open_group_keeps_devices_from_being_bound(both:
         assert write(both, UNBIND, GPU) == 0
 
 
-def test_where_there_are_both_a_device_that_is_merely_open_does_not_show_at_its_group(both: CdevHost) -> None:
+def test_with_both_node_kinds_an_open_unbound_device_does_not_make_its_group_busy(both: CdevHost) -> None:
     ready(both)
     process = both.open_devices(GPU, bind=False)
     with both.kernel.lease(group_of(both, GPU)):

@@ -66,7 +66,7 @@ def read(host: Host, path: str) -> bytes:
         (f"{DEVICE}/vendor/x", "x", errno.ENOTDIR),
     ],
 )
-def test_pci(host: Host, path: str, text: str, expected: int) -> None:
+def test_pci_writes(host: Host, path: str, text: str, expected: int) -> None:
     assert write(host, path, text) == expected
 
 
@@ -85,7 +85,7 @@ def test_binding_takes_an_override_and_a_probe(host: Host) -> None:
     assert driver(host, GPU) == "vfio-pci", "what is bound stays bound"
 
 
-def test_vfio_devices_have_names_also_where_they_have_no_nodes(host: Host) -> None:
+def test_vfio_devices_have_names_without_device_nodes(host: Host) -> None:
     bind(host, IDLE, "vfio-pci")
     names = host.kernel.listdir(HostPath(f"{BUS}/devices/{IDLE}/vfio-dev"))
     assert [name.rstrip("0123456789") for name in names] == ["vfio"]
@@ -100,20 +100,20 @@ def test_binding_takes_an_override_or_a_bind(host: Host) -> None:
     assert driver(host, IDLE) == "vfio-pci"
 
 
-def test_an_override_by_a_driver_that_is_not_there(host: Host) -> None:
+def test_a_driver_override_with_an_unknown_driver_binds_nothing(host: Host) -> None:
     assert write(host, f"{BUS}/devices/{IDLE}/driver_override", "hello") == 0
     assert write(host, f"{BUS}/drivers_probe", IDLE) == 0
     assert driver(host, IDLE) is None
 
 
-def test_uevent_says_what_a_function_is(host: Host) -> None:
+def test_uevent_of_a_function(host: Host) -> None:
     assert read(host, f"{DEVICE}/uevent").decode() == (
         "DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:2330\nPCI_SUBSYS_ID=10DE:16C1\nPCI_SLOT_NAME=0000:03:00.0\n"
         "MODALIAS=pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n"
     )
 
 
-def test_removed_from_the_bus_and_found_again(host: Host) -> None:
+def test_a_function_is_removed_and_rescanned(host: Host) -> None:
     group = group_of(host, GPU)
     bind(host, GPU, "vfio-pci")
     assert write(host, f"{DEVICE}/remove", "2") == 0
@@ -125,7 +125,7 @@ def test_removed_from_the_bus_and_found_again(host: Host) -> None:
     assert driver(host, GPU) == "nvidia"
 
 
-def test_a_native_driver_gets_no_function_of_a_group_that_a_vm_has(host: Host) -> None:
+def test_a_native_driver_cannot_bind_a_function_of_a_group_in_use_by_a_vm(host: Host) -> None:
     bind(host, TWIN, "vfio-pci")
     assert write(host, f"{BUS}/drivers/snd_hda_intel/unbind", AUDIO) == 0
     vm = host.start_vm(group_of(host, TWIN))
@@ -137,7 +137,7 @@ def test_a_native_driver_gets_no_function_of_a_group_that_a_vm_has(host: Host) -
     assert driver(host, AUDIO) == "snd_hda_intel"
 
 
-def test_a_function_that_comes_back_to_a_group_that_a_vm_has_gets_no_driver(host: Host) -> None:
+def test_a_rescanned_function_of_a_group_in_use_by_a_vm_gets_no_driver(host: Host) -> None:
     bind(host, TWIN, "vfio-pci")
     assert write(host, f"{BUS}/devices/{AUDIO}/remove", "1") == 0
     vm = host.start_vm(group_of(host, TWIN))
@@ -147,7 +147,7 @@ def test_a_function_that_comes_back_to_a_group_that_a_vm_has_gets_no_driver(host
     vm.end()
 
 
-def test_a_native_driver_gets_a_function_of_a_group_that_is_only_leased(host: Host) -> None:
+def test_a_native_driver_can_bind_a_function_of_a_leased_group(host: Host) -> None:
     bind(host, TWIN, "vfio-pci")
     assert write(host, f"{BUS}/drivers/snd_hda_intel/unbind", AUDIO) == 0
     with host.kernel.lease(group_of(host, TWIN)):
@@ -186,7 +186,7 @@ def test_creating_an_mdev(host: Host, text: str, expected: int) -> None:
     assert exists(host, f"{MDEVS}/{text[:36]}") == (expected == 0 and text != "")
 
 
-def test_a_type_says_what_it_is(host: Host) -> None:
+def test_attributes_of_an_mdev_type(host: Host) -> None:
     folder = f"{TYPES}/nvidia-222"
     assert read(host, f"{folder}/name") == b"GRID T4-1B\n"
     assert read(host, f"{folder}/device_api") == b"vfio-pci\n"
@@ -195,7 +195,7 @@ def test_a_type_says_what_it_is(host: Host) -> None:
     assert list(host.kernel.listdir(HostPath(f"{folder}/devices"))) == [UUID]
 
 
-def test_an_mdev_twice_or_too_many(host: Host) -> None:
+def test_creating_a_duplicate_or_excess_mdev_fails(host: Host) -> None:
     assert (left(host, "nvidia-222"), left(host, "nvidia-223")) == (24, 12)
     assert write(host, CREATE_LARGE, UUID) == 0
     assert write(host, CREATE_LARGE, UUID.upper()) == errno.EEXIST
@@ -224,7 +224,7 @@ def test_removing_an_mdev(host: Host) -> None:
     assert left(host, "nvidia-222") == 24
 
 
-def test_the_types_and_mdevs_of_a_gpu_go_with_its_driver(host: Host) -> None:
+def test_unbinding_a_gpu_removes_its_mdev_types_and_mdevs(host: Host) -> None:
     assert write(host, CREATE, UUID) == 0
     bind(host, PARENT, "vfio-pci")
     assert not exists(host, f"/sys/class/mdev_bus/{PARENT}")
@@ -234,7 +234,7 @@ def test_the_types_and_mdevs_of_a_gpu_go_with_its_driver(host: Host) -> None:
     assert left(host, "nvidia-222") == 24
 
 
-def test_a_driver_stays_until_the_users_of_its_mdevs_let_go(host: Host) -> None:
+def test_unbinding_a_driver_blocks_until_its_mdevs_are_released(host: Host) -> None:
     assert write(host, CREATE, UUID) == 0
     vm = host.start_vm(group_of(host, UUID))
     job = host.start_write(f"{BUS}/drivers/nvidia/unbind", PARENT)

@@ -50,7 +50,7 @@ def listed(host: GuestHost) -> Iterator[tuple[str, str, str, str | None]]:
         yield match["address"], match["class_code"], match["id"], drivers[0] if drivers else None
 
 
-def test_the_scan_finds_what_lspci_prints(guest: GuestHost) -> None:
+def test_the_scan_finds_the_functions_that_lspci_prints(guest: GuestHost) -> None:
     bind(guest, GPU, "vfio-pci")
     found = scan(guest.kernel)
     ours = [(one.address, f"{one.class_code >> 8:04x}", str(one.id), one.driver) for one in found.functions.values()]
@@ -72,7 +72,7 @@ def shared(functions: Mapping[PciAddress, PciFunction]) -> set[frozenset[PciAddr
     return {frozenset(group) for group in groups.values()}
 
 
-def test_the_simulated_host_is_this_one(guest: GuestHost) -> None:
+def test_the_simulated_host_equals_the_guest(guest: GuestHost) -> None:
     """Not compared: boot ids, numbers of groups, and the functions of QEMU's own board on bus 0."""
     real, simulated = scan(guest.kernel), scan(MemoryHost().kernel)
     ours, theirs = cards(simulated), cards(real)
@@ -89,14 +89,14 @@ def test_the_simulated_host_is_this_one(guest: GuestHost) -> None:
     assert real.platform.iommufd == simulated.platform.iommufd
 
 
-def test_the_model_makes_the_same_of_both(guest: GuestHost) -> None:
+def test_the_inventories_of_guest_and_simulated_host_are_equal(guest: GuestHost) -> None:
     real, simulated = (build_inventory(scan(kernel)).gpus for kernel in (guest.kernel, MemoryHost().kernel))
     assert {one: (gpu.mode, gpu.siblings) for one, gpu in real.items()} == {
         one: (gpu.mode, gpu.siblings) for one, gpu in simulated.items()
     }
 
 
-def test_sigkill_does_not_end_a_writer_that_sleeps(guest: GuestHost) -> None:
+def test_sigkill_does_not_end_a_blocked_writer(guest: GuestHost) -> None:
     """A caller that sleeps in the mounted simulator can be killed: FUSE lets it go. Here nothing helps but the user."""
     bind(guest, GPU, "vfio-pci")
     bind(guest, AUDIO, "vfio-pci")
@@ -115,7 +115,7 @@ def test_sigkill_does_not_end_a_writer_that_sleeps(guest: GuestHost) -> None:
     assert not exists(guest, f"/sys/bus/pci/devices/{GPU}/driver"), "what it was to do was done all the same"
 
 
-def test_the_users_of_a_group_are_found(guest: GuestHost) -> None:
+def test_processes_that_use_a_group_are_found(guest: GuestHost) -> None:
     bind(guest, GPU, "vfio-pci")
     bind(guest, AUDIO, "vfio-pci")
     group = group_of(guest, GPU)
@@ -143,7 +143,7 @@ def test_uevents_arrive(guest: GuestHost) -> None:
 MDEV = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
 
 
-def test_gpus_behind_one_bridge_are_of_use_only_together(guest: GuestHost) -> None:
+def test_gpus_behind_the_same_bridge_can_only_be_used_together(guest: GuestHost) -> None:
     bind(guest, T4, "vfio-pci")
     group = group_of(guest, T4)
     assert group == group_of(guest, OTHER_T4)
@@ -155,7 +155,7 @@ def test_gpus_behind_one_bridge_are_of_use_only_together(guest: GuestHost) -> No
     guest.start_vm(group).end()
 
 
-def test_virtual_functions_are_read_as_such(guest: GuestHost) -> None:
+def test_virtual_functions_are_recognized(guest: GuestHost) -> None:
     assert write(guest, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "2") == 0
     functions = scan(guest.kernel).functions
     vfs = functions[SRIOV].virtfns
@@ -170,7 +170,7 @@ def test_virtual_functions_are_read_as_such(guest: GuestHost) -> None:
     assert scan(guest.kernel).functions[SRIOV].virtfns == ()
 
 
-def test_a_parent_that_is_no_gpu_is_odd_and_counts_otherwise(guest: GuestHost) -> None:
+def test_an_mdev_parent_that_is_no_gpu_is_malformed_and_answers_eusers(guest: GuestHost) -> None:
     """The kernel counts the mdevs of a driver that does not: EUSERS, where drivers themselves answer ENOSPC."""
     guest.guest.run("insmod", "/mnt/share/mdpy.ko")
     try:
@@ -185,7 +185,7 @@ def test_a_parent_that_is_no_gpu_is_odd_and_counts_otherwise(guest: GuestHost) -
         guest.guest.run("rmmod", "mdpy")
 
 
-def test_the_doctor_sees_what_is_so(guest: GuestHost, tmp_path: Path) -> None:
+def test_doctor_findings_match_the_guest(guest: GuestHost, tmp_path: Path) -> None:
     """The guest has an IOMMU that remaps interrupts, no KVM, and a GPU whose audio function was left with the host."""
     bind(guest, GPU, "vfio-pci")
     around = Surroundings(

@@ -34,27 +34,27 @@ def test_a_group_whose_devices_have_native_drivers_has_no_node(host: Host) -> No
         pass
 
 
-def test_unbind_succeeds_while_only_our_own_group_is_open(host: Host, group: IommuGroup) -> None:
+def test_unbind_succeeds_under_our_own_lease(host: Host, group: IommuGroup) -> None:
     with host.kernel.lease(group):
         assert write(host, UNBIND, GPU) == 0
     assert not exists(host, f"{DEVICE}/driver")
 
 
-def test_unbind_succeeds_while_a_group_is_open_and_none_of_its_devices_is(host: Host, group: IommuGroup) -> None:
+def test_unbind_succeeds_while_a_group_is_open_without_open_devices(host: Host, group: IommuGroup) -> None:
     vm = host.start_vm(group, devices=False)
     assert write(host, UNBIND, GPU) == 0
     assert not vm.asked_back()
     vm.end()
 
 
-def test_the_node_goes_with_the_last_function_of_the_group(host: Host, group: IommuGroup) -> None:
+def test_the_group_node_vanishes_with_the_last_vfio_function(host: Host, group: IommuGroup) -> None:
     for function in (GPU, AUDIO):
         assert exists(host, f"/dev/vfio/{group}")
         assert write(host, UNBIND, function) == 0
     assert not exists(host, f"/dev/vfio/{group}")
 
 
-def test_unbind_of_a_device_in_use_asks_its_user_and_sleeps_until_it_lets_go(host: Host, group: IommuGroup) -> None:
+def test_unbind_of_a_device_in_use_sends_a_vfio_request_and_blocks_until_release(host: Host, group: IommuGroup) -> None:
     vm = host.start_vm(group)
     job = host.start_write(UNBIND, GPU)
     assert vm.asked_back(LONG_S), "the VM has lost its GPU"
@@ -73,7 +73,7 @@ NO_LONGER = (6, 12)
 
 
 @pytest.mark.parametrize("attribute", ["driver_override", "uevent"])
-def test_meanwhile_reading_these_sleeps(host: Host, group: IommuGroup, attribute: str) -> None:
+def test_during_a_blocked_unbind_reads_of_these_paths_block(host: Host, group: IommuGroup, attribute: str) -> None:
     vm = host.start_vm(group)
     unbind = host.start_write(UNBIND, GPU)
     assert vm.asked_back(LONG_S)
@@ -88,7 +88,7 @@ def test_meanwhile_reading_these_sleeps(host: Host, group: IommuGroup, attribute
 
 
 @pytest.mark.parametrize("attribute", ["driver_override", "reset"])
-def test_meanwhile_writing_these_sleeps(host: Host, group: IommuGroup, attribute: str) -> None:
+def test_during_a_blocked_unbind_writes_to_these_paths_block(host: Host, group: IommuGroup, attribute: str) -> None:
     vm = host.start_vm(group)
     unbind = host.start_write(UNBIND, GPU)
     assert vm.asked_back(LONG_S)
@@ -100,7 +100,7 @@ def test_meanwhile_writing_these_sleeps(host: Host, group: IommuGroup, attribute
     assert written.answer(LONG_S) is not None
 
 
-def test_meanwhile_all_else_is_fine(host: Host, group: IommuGroup) -> None:
+def test_during_a_blocked_unbind_all_other_paths_answer(host: Host, group: IommuGroup) -> None:
     vm = host.start_vm(group)
     job = host.start_write(UNBIND, GPU)
     assert vm.asked_back(LONG_S)
@@ -114,7 +114,7 @@ def test_meanwhile_all_else_is_fine(host: Host, group: IommuGroup) -> None:
     assert job.answer(LONG_S) == Answer()
 
 
-def test_a_vm_cannot_start_on_a_group_with_a_native_driver_in_it(host: Host) -> None:
+def test_a_vm_cannot_open_a_group_with_a_native_driver(host: Host) -> None:
     bind(host, GPU, "vfio-pci")
     bind(host, AUDIO, "snd_hda_intel")
     with pytest.raises(PermissionError):
@@ -123,7 +123,7 @@ def test_a_vm_cannot_start_on_a_group_with_a_native_driver_in_it(host: Host) -> 
     host.start_vm(group_of(host, GPU)).end()
 
 
-def test_a_vm_on_a_busy_group_fails_and_takes_nothing_from_the_first(host: Host, group: IommuGroup) -> None:
+def test_a_second_vm_on_a_busy_group_fails_and_the_first_vm_is_unaffected(host: Host, group: IommuGroup) -> None:
     first = host.start_vm(group)
     with pytest.raises(OSError, match=r".") as failure:
         host.start_vm(group)
@@ -147,13 +147,13 @@ def mdev(host: Host) -> IommuGroup:
     return group_of(host, UUID)
 
 
-def test_an_mdev_whose_group_only_we_have_open_is_removed(host: Host, mdev: IommuGroup) -> None:
+def test_an_mdev_under_our_own_lease_is_removed(host: Host, mdev: IommuGroup) -> None:
     with host.kernel.lease(mdev):
         assert write(host, REMOVE, "1") == 0
     assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")
 
 
-def test_an_mdev_in_use_vanishes_at_once_and_keeps_its_capacity(host: Host, mdev: IommuGroup) -> None:
+def test_a_removed_mdev_in_use_vanishes_from_sysfs_and_keeps_its_capacity(host: Host, mdev: IommuGroup) -> None:
     left = int(host.kernel.read(LEFT))
     vm = host.start_vm(mdev)
     job = host.start_write(REMOVE, "1")

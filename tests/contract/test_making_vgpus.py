@@ -32,7 +32,7 @@ def live(host: Host) -> tuple[LiveVgpu, ...]:
     return scan(host.kernel).vgpu_hosts[PARENT].live
 
 
-def test_what_was_made_is_found_and_removed_under_a_lease(host: Host) -> None:
+def test_a_created_vgpu_is_found_and_removed_under_a_lease(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, LARGE, UUID)
     (made,) = live(host)
     assert (made.id, made.type, made.slot, made.type_id) == (UUID, LARGE, PARENT, "nvidia-223")
@@ -43,7 +43,7 @@ def test_what_was_made_is_found_and_removed_under_a_lease(host: Host) -> None:
     assert live(host) == ()
 
 
-def test_a_full_gpu_and_another_size_and_a_uuid_that_is_taken(host: Host) -> None:
+def test_creating_fails_on_a_full_gpu_for_another_size_and_for_a_used_uuid(host: Host) -> None:
     for number in range(12):
         MDEV.create(host.kernel, PARENT, LARGE, uuid(number))
     for type_, one, expected in (
@@ -57,7 +57,7 @@ def test_a_full_gpu_and_another_size_and_a_uuid_that_is_taken(host: Host) -> Non
     assert len(live(host)) == 12
 
 
-def test_a_type_that_is_not_offered_is_reported_with_those_that_are(host: Host) -> None:
+def test_an_unknown_type_is_reported_with_the_available_types(host: Host) -> None:
     with pytest.raises(VgpuUnavailableError, match=r"07:01.0 does not offer .* A10-4Q now; .* GRID T4-1B, GRID T4-2B"):
         MDEV.create(host.kernel, PARENT, VgpuType("NVIDIA A10-4Q"), UUID)
     bind(host, PARENT, "vfio-pci")
@@ -65,7 +65,7 @@ def test_a_type_that_is_not_offered_is_reported_with_those_that_are(host: Host) 
         MDEV.create(host.kernel, PARENT, LARGE, UUID)
 
 
-def test_one_that_is_gone_or_another_is_not_removed(host: Host) -> None:
+def test_a_removed_or_replaced_vgpu_is_not_removed(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, LARGE, UUID)
     (first,) = live(host)
     MDEV.remove(host.kernel, first)
@@ -77,7 +77,7 @@ def test_one_that_is_gone_or_another_is_not_removed(host: Host) -> None:
     assert [one.type for one in live(host)] == [SMALL]
 
 
-def test_one_whose_group_is_open_can_not_be_leased_and_its_vm_is_not_asked_for_it(host: Host) -> None:
+def test_a_vgpu_in_use_cannot_be_leased_and_its_vm_gets_no_vfio_request(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, LARGE, UUID)
     group = group_of(host, UUID)
     vm = host.start_vm(group)
@@ -92,7 +92,7 @@ def vfs(host: Host) -> tuple[PciAddress, ...]:
     return scan(host.kernel).functions[SRIOV].virtfns
 
 
-def test_vfs_go_on_and_off_by_the_kernel_where_there_is_no_program(host: Host) -> None:
+def test_vfs_are_enabled_and_disabled_by_sysfs_without_sriov_manage(host: Host) -> None:
     assert (sriov.read_total(host.kernel, SRIOV), sriov.count_vfs(host.kernel, SRIOV)) == (4, 0)
     sriov.enable_vfs(host.kernel, NO_TOOLS, SRIOV)
     functions, found = scan(host.kernel).functions, vfs(host)
@@ -122,27 +122,27 @@ def test_vfs_go_on_and_off_by_the_kernel_where_there_is_no_program(host: Host) -
         ("0", "two", errno.EINVAL, 0),
     ],
 )
-def test_numbers_of_vfs(host: Host, before: str, text: str, expected: int, after: int) -> None:
+def test_errnos_of_writes_to_sriov_numvfs(host: Host, before: str, text: str, expected: int, after: int) -> None:
     assert write(host, NUMVFS, before) == 0
     assert write(host, NUMVFS, text) == expected
     assert sriov.count_vfs(host.kernel, SRIOV) == after
     assert int(host.kernel.read(HostPath(NUMVFS))) == after
 
 
-def test_a_driver_must_have_the_gpu_and_make_vfs(host: Host) -> None:
+def test_enabling_vfs_needs_a_driver_that_supports_sriov(host: Host) -> None:
     assert write(host, f"/sys/bus/pci/devices/{SRIOV}/driver/unbind", SRIOV) == 0
     assert write(host, NUMVFS, "2") == errno.ENOENT
     bind(host, SRIOV, "vfio-pci")
     assert write(host, NUMVFS, "2") == errno.ENOENT
 
 
-def test_vfs_go_with_the_driver_that_made_them(host: Host) -> None:
+def test_unbinding_the_pf_driver_removes_its_vfs(host: Host) -> None:
     assert write(host, NUMVFS, "2") == 0
     assert write(host, f"/sys/bus/pci/devices/{SRIOV}/driver/unbind", SRIOV) == 0
     assert vfs(host) == ()
 
 
-def test_a_vf_in_use_delays_its_removal_and_its_user_is_asked(host: Host) -> None:
+def test_disabling_a_vf_in_use_blocks_and_sends_a_vfio_request(host: Host) -> None:
     assert write(host, NUMVFS, "2") == 0
     first = vfs(host)[0]
     bind(host, first, "vfio-pci")
@@ -155,6 +155,6 @@ def test_a_vf_in_use_delays_its_removal_and_its_user_is_asked(host: Host) -> Non
     assert vfs(host) == ()
 
 
-def test_no_vfs_where_there_can_be_none(host: Host) -> None:
+def test_vfs_cannot_be_enabled_without_sriov(host: Host) -> None:
     with pytest.raises(VfsUnchangedError, match="it has no SR-IOV"):
         sriov.enable_vfs(host.kernel, NO_TOOLS, PARENT)

@@ -84,7 +84,7 @@ def mover(host: Host, tmp_path: Path) -> Mover:
     return Mover(host.kernel, tmp_path / "state")
 
 
-def test_a_gpu_goes_with_its_audio_function_and_comes_back_to_its_drivers(mover: Mover) -> None:
+def test_a_gpu_and_its_audio_function_move_to_vfio_and_back(mover: Mover) -> None:
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
     assert originaldrivers.read(mover.site.original_drivers).drivers == {GPU: "nvidia", AUDIO: "snd_hda_intel"}
@@ -96,7 +96,7 @@ def test_a_gpu_goes_with_its_audio_function_and_comes_back_to_its_drivers(mover:
     assert originaldrivers.read(mover.site.original_drivers).drivers == {}
 
 
-def test_a_gpu_that_no_driver_takes_is_never_said_to_be_back(mover: Mover) -> None:
+def test_a_gpu_without_a_native_driver_is_never_reported_as_returned(mover: Mover) -> None:
     """A host whose modules.alias names no module for it keeps it on VFIO; one without that file has to try."""
     assert mover.move(DesiredDriver.PASSTHROUGH, IDLE) == []
     assert mover.drivers(IDLE) == ["vfio-pci"]
@@ -109,7 +109,7 @@ def test_a_gpu_that_no_driver_takes_is_never_said_to_be_back(mover: Mover) -> No
     assert mover.drivers(IDLE) == ["vfio-pci"]
 
 
-def test_a_gpu_that_a_vm_has_is_not_touched_and_the_vm_is_not_asked_for_it(host: Host, mover: Mover) -> None:
+def test_a_gpu_of_a_vm_is_not_unbound_and_the_vm_gets_no_vfio_request(host: Host, mover: Mover) -> None:
     mover.move(DesiredDriver.PASSTHROUGH, GPU)
     vm = host.start_vm(group_of(host, GPU))
     mover.steps.clear()
@@ -121,7 +121,7 @@ def test_a_gpu_that_a_vm_has_is_not_touched_and_the_vm_is_not_asked_for_it(host:
     vm.end()
 
 
-def test_no_force_moves_what_a_vm_has(host: Host, mover: Mover) -> None:
+def test_force_does_not_unbind_a_gpu_of_a_vm(host: Host, mover: Mover) -> None:
     mover.move(DesiredDriver.PASSTHROUGH, GPU)
     vm = host.start_vm(group_of(host, GPU))
     forced = inputs(forced=True)
@@ -130,14 +130,14 @@ def test_no_force_moves_what_a_vm_has(host: Host, mover: Mover) -> None:
     vm.end()
 
 
-def test_half_a_group_that_another_program_has_left_is_made_whole(host: Host, mover: Mover) -> None:
+def test_a_partly_bound_group_is_completed(host: Host, mover: Mover) -> None:
     bind(host, GPU, "vfio-pci")
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     assert mover.drivers(GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
     host.start_vm(group_of(host, GPU)).end()
 
 
-def test_gpus_of_one_group_go_together_or_not_at_all(mover: Mover) -> None:
+def test_gpus_of_the_same_group_move_together_or_not_at_all(mover: Mover) -> None:
     (refused,) = mover.move(DesiredDriver.PASSTHROUGH, T4)
     assert refused.code is ReasonCode.FOREIGN_ENDPOINT
     assert OTHER_T4 in refused.message
@@ -150,13 +150,13 @@ def test_gpus_of_one_group_go_together_or_not_at_all(mover: Mover) -> None:
     assert mover.drivers(T4, OTHER_T4) == ["nvidia", "nvidia"]
 
 
-def test_a_listed_neighbour_moves_along_and_comes_back(mover: Mover) -> None:
+def test_a_listed_function_of_the_same_group_moves_along_and_back(mover: Mover) -> None:
     listed = inputs(allowed=frozenset({OTHER_T4}))
     assert mover.move(DesiredDriver.PASSTHROUGH, T4, orders=listed) == []
     assert mover.drivers(T4, OTHER_T4) == ["vfio-pci", "vfio-pci"]
 
 
-def test_where_devices_have_nodes_a_device_that_is_merely_open_is_in_use(cdevs: CdevHost, tmp_path: Path) -> None:
+def test_with_device_nodes_an_open_unbound_device_is_in_use(cdevs: CdevHost, tmp_path: Path) -> None:
     """A VM that is about to start looks like that."""
     mover = Mover(cdevs.kernel, tmp_path / "state")
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
@@ -168,7 +168,7 @@ def test_where_devices_have_nodes_a_device_that_is_merely_open_is_in_use(cdevs: 
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
 
 
-def test_where_devices_have_nodes_one_that_a_vm_has_is_not_touched(cdevs: CdevHost, tmp_path: Path) -> None:
+def test_with_device_nodes_a_device_of_a_vm_is_not_unbound(cdevs: CdevHost, tmp_path: Path) -> None:
     mover = Mover(cdevs.kernel, tmp_path / "state")
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     vm = cdevs.open_devices(GPU, AUDIO)
@@ -177,7 +177,7 @@ def test_where_devices_have_nodes_one_that_a_vm_has_is_not_touched(cdevs: CdevHo
     vm.end()
 
 
-def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
+def test_a_second_process_may_not_change_the_same_isolation_unit(mover: Mover, host: Host) -> None:
     seen = driver_state(mover.site, NOBODY)
     unit = seen.inventory.gpus[H100].unit
 
@@ -193,7 +193,7 @@ def test_a_unit_is_moved_by_one_at_a_time(mover: Mover, host: Host) -> None:
 
 
 @GROUP_NODES_ALONE
-def test_a_vm_is_seen_without_its_groups_node_in_our_dev(host: Host, tmp_path: Path) -> None:
+def test_a_vm_is_detected_without_its_group_node_in_the_agents_dev(host: Host, tmp_path: Path) -> None:
     """A container has a `/dev` of its own: no lease, but the kernel tells the node's number."""
     assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
     vm = host.start_vm(group_of(host, GPU))
@@ -207,7 +207,7 @@ def test_a_vm_is_seen_without_its_groups_node_in_our_dev(host: Host, tmp_path: P
 
 
 @GROUP_NODES_ALONE
-def test_nothing_is_unbound_where_neither_node_nor_processes_are_seen(host: Host, tmp_path: Path) -> None:
+def test_nothing_is_unbound_if_neither_group_nodes_nor_processes_are_visible(host: Host, tmp_path: Path) -> None:
     assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
     vm = host.start_vm(group_of(host, GPU))
     blind = Mover(ContainerKernel(host.kernel, has_nodes=False, sees_host=False), tmp_path / "state")
@@ -220,13 +220,13 @@ def test_nothing_is_unbound_where_neither_node_nor_processes_are_seen(host: Host
 
 
 @SHOWS_PROCESSES
-def test_a_gpu_is_not_taken_from_its_driver_where_processes_are_not_seen(host: Host, tmp_path: Path) -> None:
+def test_a_gpu_is_not_unbound_from_its_native_driver_if_processes_are_not_visible(host: Host, tmp_path: Path) -> None:
     blind = Mover(ContainerKernel(host.kernel, sees_host=False), tmp_path / "state")
     assert {reason.code for reason in blind.move(DesiredDriver.PASSTHROUGH, GPU)} == {ReasonCode.PROCESSES_NOT_VISIBLE}
     assert blind.steps == []
 
 
-def test_a_pf_on_vfio_stays_there_while_it_has_vfs(host: Host, mover: Mover) -> None:
+def test_a_pf_on_vfio_is_not_unbound_while_it_has_vfs(host: Host, mover: Mover) -> None:
     """Unbinding it takes its VFs away, whoever has them: VFIO asks their users to give them back."""
     assert mover.move(DesiredDriver.PASSTHROUGH, SRIOV) == []
     assert write(host, "/sys/module/vfio_pci/parameters/enable_sriov", "Y") == 0
@@ -250,7 +250,7 @@ def test_a_pf_on_vfio_stays_there_while_it_has_vfs(host: Host, mover: Mover) -> 
 
 
 @pytest.mark.parametrize("iommufd", [True, False])
-def test_a_variant_driver_is_known_by_its_vfio_device(tmp_path: Path, *, iommufd: bool) -> None:
+def test_a_variant_driver_is_recognized_by_its_vfio_device(tmp_path: Path, *, iommufd: bool) -> None:
     """A driver that no list has: out of tree, or newer than gpuvirt."""
     host = MemoryHost(iommufd=iommufd)
     host.load_driver("acme_vfio_pci")
@@ -258,7 +258,7 @@ def test_a_variant_driver_is_known_by_its_vfio_device(tmp_path: Path, *, iommufd
 
 
 @GROUP_NODES_ALONE
-def test_a_variant_driver_of_no_list_keeps_what_a_vm_has(host: Host, mover: Mover) -> None:
+def test_a_device_of_a_vm_on_an_unlisted_variant_driver_is_not_unbound(host: Host, mover: Mover) -> None:
     """In the guest it is a driver of the lab's own, on the kernel's vfio-pci-core."""
     if isinstance(host, MemoryHost):
         host.load_driver(VARIANT)
@@ -286,7 +286,7 @@ def check_variant(host: Host, mover: Mover, driver: str) -> None:
     assert mover.drivers(GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
 
 
-def test_a_gpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(host: Host, tmp_path: Path, short_path: Path) -> None:
+def test_commands_do_not_unbind_a_gpu_allocated_to_a_pod(host: Host, tmp_path: Path, short_path: Path) -> None:
     """By the account that commands ask: first a VM has the GPU open, then only its pod is there."""
     account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
     mover, asked = Mover(host.kernel, tmp_path / "state"), Inputs(account.account)

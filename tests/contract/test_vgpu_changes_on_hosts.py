@@ -98,9 +98,7 @@ def vm_on(host: Host, vgpu: VgpuId) -> Vm:
 
 
 @pytest.mark.parametrize("gpu", [RTX, T4])
-def test_from_one_size_to_another_and_back_with_the_same_ids(
-    host: Host, makes_vgpus: VgpuHost, gpu: PciAddress
-) -> None:
+def test_changing_the_size_and_back_restores_the_same_ids(host: Host, makes_vgpus: VgpuHost, gpu: PciAddress) -> None:
     before = left(host, gpu)
     assert makes_vgpus.apply_vgpus(gpu, large=2) == ()
     first = makes_vgpus.types(gpu)
@@ -118,7 +116,7 @@ def test_from_one_size_to_another_and_back_with_the_same_ids(
     assert left(host, gpu) == before
 
 
-def test_fewer_and_more_of_a_type_leave_the_others_where_they_are(makes_vgpus: VgpuHost) -> None:
+def test_a_changed_count_leaves_the_other_vgpus_alone(makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=3)
     had = makes_vgpus.types(RTX)
     assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
@@ -130,7 +128,7 @@ def test_fewer_and_more_of_a_type_leave_the_others_where_they_are(makes_vgpus: V
     assert makes_vgpus.types(RTX) == had
 
 
-def test_what_a_vm_has_stays_and_goes_when_it_has_ended(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_a_vgpu_of_a_vm_stays_and_is_removed_after_the_vm_ends(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=3)
     _, mine, _ = makes_vgpus.ids(RTX)
     group = group_of(host, mine)
@@ -147,7 +145,7 @@ def test_what_a_vm_has_stays_and_goes_when_it_has_ended(host: Host, makes_vgpus:
     assert Counter(makes_vgpus.types(RTX).values()) == {SMALL: 2}
 
 
-def test_what_merely_has_its_group_open_stays_too(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_a_vgpu_whose_group_is_open_without_devices_stays_too(host: Host, makes_vgpus: VgpuHost) -> None:
     """A VM that is about to start looks like that."""
     makes_vgpus.apply_vgpus(RTX, large=1)
     (mine,) = makes_vgpus.ids(RTX)
@@ -160,7 +158,7 @@ def test_what_merely_has_its_group_open_stays_too(host: Host, makes_vgpus: VgpuH
     assert makes_vgpus.apply_vgpus(RTX) == ()
 
 
-def test_a_vm_that_starts_after_the_look_is_found_by_the_lease(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_the_lease_finds_a_vm_that_starts_after_the_snapshot(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=3)
     _, second, _ = makes_vgpus.ids(RTX)
     vms: list[Vm] = []
@@ -178,7 +176,7 @@ def test_a_vm_that_starts_after_the_look_is_found_by_the_lease(host: Host, makes
     vm.end()
 
 
-def test_what_another_program_removes_and_a_pod_has_is_waited_for(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_a_pods_vgpu_that_another_program_is_removing_is_waited_for(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=2)
     mine, other = makes_vgpus.ids(RTX)
     makes_vgpus.given = inputs(holdings=(Holding(RTX, mine, LARGE, "pod default/vm", seen_this_boot=True),))
@@ -196,7 +194,7 @@ def test_what_another_program_removes_and_a_pod_has_is_waited_for(host: Host, ma
     assert makes_vgpus.ids(RTX) == [mine, other]
 
 
-def test_what_another_program_removes_and_no_pod_is_known_to_have_stands_in_the_way(
+def test_a_vgpu_without_a_pod_that_another_program_is_removing_blocks_creation(
     host: Host, makes_vgpus: VgpuHost
 ) -> None:
     """The kernel says no more of it than that another size does not fit."""
@@ -212,7 +210,7 @@ def test_what_another_program_removes_and_no_pod_is_known_to_have_stands_in_the_
     assert Counter(makes_vgpus.types(RTX).values()) == {SMALL: 1}
 
 
-def test_the_id_of_what_another_program_removes_is_taken_until_it_is_gone(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_the_id_of_a_vgpu_that_another_program_is_removing_stays_taken(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=2)
     before = makes_vgpus.types(RTX)
     mine, other = makes_vgpus.ids(RTX)
@@ -227,7 +225,7 @@ def test_the_id_of_what_another_program_removes_is_taken_until_it_is_gone(host: 
     assert makes_vgpus.types(RTX) == before
 
 
-def test_more_than_fits_brings_back_what_was_there(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_more_vgpus_than_fit_roll_back_to_the_previous_vgpus(host: Host, makes_vgpus: VgpuHost) -> None:
     assert makes_vgpus.apply_vgpus(RTX, small=3) == ()
     before = makes_vgpus.types(RTX)
     assert failed_to_make(makes_vgpus.apply_vgpus(RTX, large=13), "nvidia-223", errno.ENOSPC)
@@ -240,7 +238,7 @@ class Killed(Exception):  # noqa: N818
     """The process is no more."""
 
 
-def test_a_vgpu_changes_that_is_killed_before_any_step_is_followed_by_one_that_ends_it(makes_vgpus: VgpuHost) -> None:
+def test_the_next_change_completes_a_change_that_was_killed_before_any_step(makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, small=2)
     desired = makes_vgpus.types(RTX)
     makes_vgpus.apply_vgpus(RTX, large=2)
@@ -260,7 +258,7 @@ def test_a_vgpu_changes_that_is_killed_before_any_step_is_followed_by_one_that_e
         assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
 
 
-def test_one_vgpu_is_removed_alone_unless_a_vm_has_it(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_a_single_vgpu_is_removed_by_hand_unless_a_vm_uses_it(host: Host, makes_vgpus: VgpuHost) -> None:
     makes_vgpus.apply_vgpus(RTX, large=2)
     first, second = makes_vgpus.ids(RTX)
     vm = vm_on(host, first)
@@ -276,7 +274,7 @@ def test_one_vgpu_is_removed_alone_unless_a_vm_has_it(host: Host, makes_vgpus: V
     vm.end()
 
 
-def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
+def test_commands_do_not_remove_a_vgpu_allocated_to_a_pod(
     host: Host, makes_vgpus: VgpuHost, tmp_path: Path, short_path: Path
 ) -> None:
     """By the account that commands ask: first a VM has the vGPU open, then only its pod is there."""
@@ -306,12 +304,12 @@ def test_a_vgpu_that_the_kubelet_gave_to_a_pod_stays_for_commands(
     assert mine not in makes_vgpus.types(RTX)
 
 
-def test_a_gpu_for_vms_is_not_with_vgpus(host: Host, makes_vgpus: VgpuHost) -> None:
+def test_a_passthrough_gpu_gets_no_vgpus(host: Host, makes_vgpus: VgpuHost) -> None:
     assert host.start_write(f"/sys/bus/pci/devices/{RTX}/driver/unbind", RTX).answer(LONG_S) == Answer()
     assert codes(makes_vgpus.apply_vgpus(RTX, large=1)) == [ReasonCode.NO_VGPU_HOST]
 
 
-def test_where_groups_have_no_nodes_vgpus_are_made_and_none_is_removed(cdevs: CdevHost, tmp_path: Path) -> None:
+def test_without_group_nodes_vgpus_are_created_but_never_removed(cdevs: CdevHost, tmp_path: Path) -> None:
     """An mdev is in no group there: what says who has it, and what is held, are groups."""
     makes_vgpus = VgpuHost(cdevs, tmp_path / "state")
     assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
