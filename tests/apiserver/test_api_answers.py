@@ -1,4 +1,4 @@
-"""What an API server answers: lines in pieces, and failures that say what to do."""
+"""Responses of an API server: lines that arrive in pieces, and errors with their fix."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ def test_lines_are_the_same_however_the_stream_is_split(lines: list[bytes], size
 
 
 def test_an_unterminated_line_is_not_yielded() -> None:
-    """A connection that breaks in the middle of an event leaves none."""
+    """A connection that breaks within an event yields no line."""
     assert list(Lines().feed(b'{"type": "MODI')) == []
 
 
@@ -81,7 +81,7 @@ def test_a_retry_after_header_is_honoured(header: str, wait_s: float) -> None:
 
 @given(st.binary(max_size=2000))
 def test_any_error_response_is_reported_on_a_single_short_line(body: bytes) -> None:
-    """A proxy's page in the API server's place, for instance."""
+    """The response may be a proxy's page."""
     text = str(failure(Asked("list", NODES), 502, body))
     assert "\n" not in text
     assert len(text) < 400

@@ -1,4 +1,4 @@
-"""Nobody answers, or something that is no API server: the agent does all else, and says what is wrong."""
+"""Without an API server the agent does everything else and reports the problem."""
 
 import asyncio
 import socket
@@ -40,7 +40,7 @@ def closed_port() -> int:
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[Credentials]:
-    """Give the address of something that says one thing to whoever connects, and hangs up."""
+    """Serve a fixed response to each connection and close it; return its credentials."""
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
@@ -73,7 +73,7 @@ async def test_a_closed_port_and_missing_files_are_unreachable(tmp_path: Path) -
 
 @asynccontextmanager
 async def node_beside(cluster: ClusterTask, folder: Path) -> AsyncIterator[Cluster]:
-    """Run an agent with a cluster's side, and a kubelet."""
+    """Run an agent with an API server task, and a kubelet."""
     kernel = build_host(load_host("2xA10"))
     options = replace(options_for(kernel, folder), node_name=NodeName("node01"), cluster=cluster)
     async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:

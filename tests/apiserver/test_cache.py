@@ -1,4 +1,4 @@
-"""What a list and a watch have said, in whatever order they say it: the reflector's state machine."""
+"""The reflector's state machine: lists and watch events in any order."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def known(cache: Cache[Node]) -> dict[ObjectKey, Node] | None:
 
 
 def after(*came: Input[Node], cache: Cache[Node] | None = None) -> tuple[Cache[Node], Sequence[Delta[Node]]]:
-    """Where inputs lead, and all news on the way."""
+    """Return the cache after these inputs, and all deltas."""
     now: Cache[Node] = cache or Cache()
     delta = []
     for one in came:
@@ -62,7 +62,7 @@ def bookmark(version: int) -> Watched[Node]:
 
 
 def test_an_empty_list_is_a_delta_once() -> None:
-    """That there is nothing was heard, which is other than not having heard."""
+    """An observed empty list differs from no observation."""
     cache, delta = after(Listed((), "5"), Ended(LONG_S), Failed(), Listed((), "9"))
     assert known(cache) == {}
     assert [dict(one.objects) for one in delta] == [{}]
@@ -88,7 +88,7 @@ def test_a_failed_watch_keeps_the_objects_and_resumes_at_its_version() -> None:
 
 
 def test_a_kind_that_reappears_is_reported_again_even_if_unchanged() -> None:
-    """Listeners take a kind that is not there for one without objects, and would go on with none."""
+    """Listeners treat a missing kind as a kind without objects, and would continue with none."""
     listed = Listed((node("a", 1),), "5")
     cache, _ = after(listed, Failed(missing=True))
     assert (known(cache), cache.version) == ({key("a"): node("a", 1)}, None)
@@ -149,7 +149,7 @@ def test_backoff_is_within_its_bounds(chance: float, failures: int) -> None:
 
 
 class World:
-    """The server's objects and what the mirror knows of them; a consumer applies what news call changed and removed."""
+    """The server's objects and the cache; a consumer applies changed and removed keys."""
 
     def __init__(self) -> None:
         self.truth: dict[ObjectKey, Node] = {}

@@ -1,4 +1,4 @@
-"""ClusterPolicies as they are stored, read."""
+"""Decoding of stored ClusterPolicies."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Another writer is faster: what is written is written from a fresh read, however often that happens."""
+"""With concurrent writers, each write is retried from a fresh read."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +24,7 @@ Object = dict[str, dict[str, object]]
 
 
 class Hasty(RealClock):
-    """Waits for nothing, but lets others go on."""
+    """Never waits, but yields to other tasks."""
 
     @override
     async def sleep(self, seconds: float, /) -> None:
@@ -32,7 +32,7 @@ class Hasty(RealClock):
 
 
 class Peer:
-    """An API server's objects, and another writer that changes one each time that it is read: `rivals` times."""
+    """An API server's objects, and a writer that changes an object on each read, `rivals` times."""
 
     def __init__(self, rivals: int, objects: dict[str, Object] | None = None) -> None:
         self.objects: dict[str, Object] = objects if objects is not None else {}

@@ -1,4 +1,4 @@
-"""How a kubeconfig's server is reached: through proxies, by another name, unchecked, and as whom."""
+"""Connections to a kubeconfig's server: proxies, server names, unchecked certificates, impersonation."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ async def get(client: Client) -> None:
 async def test_a_proxy_reaches_a_server_whose_name_only_the_proxy_resolves(
     tmp_path: Path, authority: Authority, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's certificate is checked through the proxy, and so is an HTTPS proxy's own, by the system's list."""
+    """The client checks the server's certificate through the proxy, and an HTTPS proxy's by the system's CAs."""
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     inside = authority.server("inside", alternatives="DNS:api.inside")
     cluster = f"server: 'https://api.inside:6443', certificate-authority: {authority.certificate}"

@@ -1,4 +1,4 @@
-"""As whom, and where: a pod's service account and kubeconfigs."""
+"""Credentials of a pod's service account and of kubeconfigs."""
 
 import base64
 import ssl
@@ -189,7 +189,7 @@ def test_secrets_are_not_printed(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module", name="pair")
 def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    """A certificate and its key."""
+    """Create a certificate and its key."""
     folder = tmp_path_factory.mktemp("pair")
     made = ["-keyout", "key.pem", "-out", "cert.pem"]
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *made]

@@ -1,4 +1,4 @@
-"""Credential plugins: real programs that a kubeconfig names, against a server that checks what they give."""
+"""Credential plugins: real programs named by a kubeconfig, against a server that checks their credentials."""
 
 import asyncio
 import base64
@@ -55,7 +55,7 @@ class Folder:
         program.chmod(0o755)
 
     def credentials(self, port: int, user: str = "", *, version: str = V1, mode: str = "Never") -> Credentials:
-        """Return what the kubeconfig says."""
+        """Return the credentials of the kubeconfig."""
         (self.path / "config").write_text(f"""
 current-context: x
 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
@@ -82,7 +82,7 @@ users:
 
     @property
     def runs(self) -> int:
-        """How often the plugin ran."""
+        """The number of plugin runs."""
         file = self.path / "runs"
         return len(file.read_text().splitlines()) if file.exists() else 0
 
@@ -149,7 +149,7 @@ async def test_concurrent_requests_share_a_plugin_failure_and_the_next_request_r
 
 
 def test_a_command_ends_at_once_if_the_plugin_fails(folder: Folder) -> None:
-    """It asks for several kinds at once, and the others are given up."""
+    """The command requests several kinds at once, and cancels the other requests."""
     folder.plugin("#!/bin/sh\nexit 7\n")
     folder.credentials(1)
     command = [sys.executable, "-m", "gpuvirt", "status", "--kubeconfig", str(folder.path / "config")]
@@ -159,7 +159,7 @@ def test_a_command_ends_at_once_if_the_plugin_fails(folder: Folder) -> None:
 
 
 class Later(RealClock):
-    """A clock that is set by hand."""
+    """A clock that tests set."""
 
     ahead = timedelta()
 

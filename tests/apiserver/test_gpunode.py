@@ -1,4 +1,4 @@
-"""A node's picture as the status of its GpuNode, and a spec as a request."""
+"""A node's view as the status of its GpuNode, and the GpuNode's spec as a request."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -34,7 +34,7 @@ EMPTY = GpuNode(metadata=Metadata(name="node01", generation=3))
 
 
 def picture(*against: Reason, allocated_to: str | None = None) -> NodeView:
-    """Return a node with one GPU that carries one vGPU."""
+    """Return the view of a node with one GPU that carries one vGPU."""
     vgpu = VgpuView(VGPU, "NVIDIA A10-4Q", GPU, A10_4Q, reasons=against)
     device = DeviceView(DeviceId(VGPU), not against, 0, None, GPU, reasons=against, allocated_to=allocated_to)
     gpu = GpuView(GPU, "10de:2236", "gpu", "GA102GL [A10]", Mode.VGPU, "nvidia", None, 0, None, None, vgpus=(vgpu,))
@@ -103,7 +103,7 @@ class Hears:
 
 
 def test_a_deleted_gpunode_keeps_its_desired_state() -> None:
-    """Somebody may delete it, or its whole kind, while VMs run by it."""
+    """An admin may delete it, or its whole kind, while VMs run."""
     agent = Hears()
     observe = observe_gpu_node(agent.listener, KEY)
     observe(Delta({}))

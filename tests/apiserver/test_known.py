@@ -1,4 +1,4 @@
-"""What is known of an object that is watched and written at once, in whatever order the two are heard."""
+"""The state of an object that is watched and written concurrently, in any order of events."""
 
 import asyncio
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def test_a_watch_event_during_a_conflicting_write_is_not_lost() -> None:
 
 @dataclass
 class Beside:
-    """An API server at which somebody else makes the GpuNode; the watch says so before the agent's try is answered."""
+    """An API server at which another writer creates the GpuNode, and the watch reports it before the response."""
 
     keeper: GpuNodeKeeper
     patched: int = 0
@@ -91,7 +91,7 @@ async def test_a_gpunode_that_another_writer_creates_concurrently_gets_its_statu
 
 @dataclass
 class Older(Beside):
-    """An API server whose kind does not know `status.invalid` yet, and drops it."""
+    """An API server whose kind lacks `status.invalid`, and drops it."""
 
     @override
     async def patch(self, *arguments: object, **options: object) -> GpuNode:

@@ -1,4 +1,4 @@
-"""A node's label and ConfigMap as a request, and a state as its label: what is said, and what is never made up."""
+"""A node's label and ConfigMap as a request, and the node's state as its label."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ def test_the_workload_label_is_a_request_of_its_own() -> None:
 
 
 def test_a_deleted_node_keeps_its_desired_state() -> None:
-    """Its VMs run while somebody deletes it to have it registered again."""
+    """Its VMs run while an admin deletes the Node to register it again."""
     before = NodeRequest(Observed("A10-4Q"), Observed(None))
     assert before.updated(request_of_node(None)) == before
 

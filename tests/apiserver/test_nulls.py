@@ -1,4 +1,4 @@
-"""Go programs write null for what is absent: every shape of an API object reads it so, and nothing else changes."""
+"""Go programs write null for absent fields: every shape of an API object reads null as absent."""
 
 import importlib
 import pkgutil
@@ -46,7 +46,7 @@ def _structs(of: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 
 def shapes() -> list[type[msgspec.Struct]]:
-    """Every shape that an object is read into: those with metadata, and the documents that have none."""
+    """Every shape that an object is decoded into: shapes with metadata, and documents without."""
     for module in pkgutil.walk_packages(gpuvirt.cluster.__path__, f"{gpuvirt.cluster.__name__}."):
         importlib.import_module(module.name)
     here = (one for one in _structs(msgspec.Struct) if one.__module__.startswith(f"{gpuvirt.cluster.__name__}."))
@@ -84,7 +84,7 @@ def takes_null(of: inspect.Type) -> bool:
 
 
 def pairs(of: inspect.Type) -> st.SearchStrategy[Pair]:
-    """Return documents of a type, each with nulls and without."""
+    """Return documents of a type, each with nulls and without nulls."""
     match of:
         case inspect.Metadata():
             return pairs(of.type)
@@ -163,7 +163,7 @@ def test_null_as_a_list_item_is_not_dropped() -> None:
 
 
 def test_raw_fields_keep_their_nulls() -> None:
-    """Fields of other programs are written back, and what somebody has set to null is no default."""
+    """Fields of other programs are written back unchanged, and an explicit null is no default."""
     stored = nulls.decode(b'{"metadata":{"labels":null},"spec":{"a":null,"b":[null]}}', StoredObject)
     assert bytes(stored.spec) == b'{"a":null,"b":[null]}'
     policy = nulls.decode(
@@ -184,7 +184,7 @@ def test_a_node_whose_labels_are_null_can_be_patched() -> None:
 
 
 def test_nulls_in_user_files_and_state_files_are_faults() -> None:
-    """A person who wrote nothing behind a key meant something, and our own files never have it."""
+    """A user who wrote a key without a value made a mistake, and our own files never contain null."""
     with pytest.raises(ConfigError, match="got `null`"):
         documents.parse("labels:", Metadata, where="f")
     with pytest.raises(DamagedError, match="got `null`"):
@@ -192,7 +192,7 @@ def test_nulls_in_user_files_and_state_files_are_faults() -> None:
 
 
 def test_a_document_without_relevant_nulls_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pods and nodes have nulls that nobody reads; they cost nothing."""
+    """Pods and nodes have nulls in fields that gpuvirt does not decode; they cost nothing."""
     monkeypatch.delattr(nulls, "removed")
     body = b'{"metadata":{"name":"a"},"status":{"conditions":[{"type":"Ready","lastProbeTime":null}],"allocatable":{}}}'
     assert nulls.decode(body, Node).metadata.name == "a"

@@ -1,4 +1,4 @@
-"""A mapping of objects that never changes, beside a `dict` that does."""
+"""An immutable mapping of objects, compared with a `dict`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""VMs, pods and nodes as the API server writes them, turned into what `gpuvirt why` decides from."""
+"""VMs, pods and nodes as the API server returns them, converted to the evidence of `gpuvirt why`."""
 
 import json
 from typing import TypeVar

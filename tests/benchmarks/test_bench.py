@@ -1,4 +1,4 @@
-"""`make bench` as a person runs it: it measures, and prints its table and nothing else."""
+"""`make bench` as a user runs it: it measures, and prints only its table."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The chart as helm renders it, and what tests look up in that."""
+"""The chart as helm renders it, and look-ups in the rendering."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Manifest = Mapping[str, Plain]
 
 
 def at(content: Plain | Manifest, *steps: str | int) -> Plain:
-    """Return what stands in a document at some place; None where there is nothing."""
+    """Return the value at a path of a document; None if it is absent."""
     for step in steps:
         if isinstance(content, Mapping) and isinstance(step, str):
             content = content.get(step)
@@ -30,13 +30,13 @@ def at(content: Plain | Manifest, *steps: str | int) -> Plain:
 
 
 def items(content: Plain) -> list[Plain]:
-    """Return a list of a document; none is an empty one."""
+    """Return a list of a document; an absent list is empty."""
     assert content is None or isinstance(content, list)
     return content or []
 
 
 def said(content: str) -> str:
-    """Return what helm says on one line."""
+    """Return helm's output on one line."""
     return " ".join(content.split())
 
 
@@ -51,22 +51,22 @@ class Rendered:
         return {str(at(one, "metadata", "name")): one for one in self.manifests if one["kind"] == kind}
 
     def one(self, kind: str, name: str) -> Manifest:
-        """Return one object."""
+        """Return the object of a kind and name."""
         return self.named(kind)[name]
 
     @property
     def policy(self) -> Plain:
-        """What is wanted of all nodes: the ClusterPolicy that a Job writes."""
+        """The ClusterPolicy that a Job applies."""
         text = at(self.one("ConfigMap", "gpuvirt-policy"), "data", "clusterpolicy.yaml")
         policy: Plain = yaml.safe_load(str(text))
         return policy
 
     def hooks(self) -> Sequence[Manifest]:
-        """Return what is there for a while alone."""
+        """Return the hook objects."""
         return [one for one in self.manifests if at(one, "metadata", "annotations", "helm.sh/hook")]
 
     def pods(self) -> Mapping[str, Plain]:
-        """Return the specs of all pods, by what makes them."""
+        """Return the specs of all pods by the names of their workloads."""
         makers = {"Deployment", "DaemonSet", "Job"}
         found = (one for one in self.manifests if one["kind"] in makers)
         return {str(at(one, "metadata", "name")): at(one, "spec", "template", "spec") for one in found}
@@ -90,7 +90,7 @@ class Helm:
         return Rendered([one for one in yaml.safe_load_all(done.stdout) if one])
 
     def refusal(self, *values: str) -> str:
-        """Return what is said against values."""
+        """Return helm's error message about values."""
         done = self.run("template", "x", str(CHART), *(f"--set={value}" for value in values))
         assert done.returncode != 0, done.stdout
         return said(done.stderr)

@@ -1,4 +1,4 @@
-"""What helm makes of the chart and of values."""
+"""The manifests that helm renders of the chart and values."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ CONTAINER_PARTS = ("driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", 
 
 
 def policy(rendered: Rendered) -> ClusterPolicy:
-    """Return the policy as the controller reads it."""
+    """Return the policy as the controller decodes it."""
     content = msgspec.json.encode(rendered.policy)
     read = read_policy(msgspec.json.decode(content, type=StoredPolicy))
     assert isinstance(read, ClusterPolicy), read

@@ -1,4 +1,4 @@
-"""The chart's values, their schema, and the kind that they go into; no helm is needed for it."""
+"""The chart's values, their schema, and the policy's kind; these tests need no helm."""
 
 import json
 from collections.abc import Iterator
@@ -33,13 +33,13 @@ ELSEWHERE = {
 
 
 def resolved(schema: Plain) -> Plain:
-    """Return a schema, or what it refers to."""
+    """Return a schema, or the schema that it refers to."""
     reference = at(schema, "$ref")
     return at(SCHEMA, *reference.removeprefix("#/").split("/")) if isinstance(reference, str) else schema
 
 
 def keys(schema: Plain, before: str = "") -> Iterator[tuple[str, Plain]]:
-    """Yield all keys that a schema names, with theirs."""
+    """Yield all paths that a schema names."""
     properties = at(schema, "properties")
     for name, one in properties.items() if isinstance(properties, dict) else ():
         inner = resolved(one)

@@ -1,4 +1,4 @@
-"""The agent as a process of its own, as a DaemonSet runs it."""
+"""The agent as a separate process, as a DaemonSet runs it."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ PLUGIN = ["-c", "from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin 
 
 
 class Place:
-    """A host and a kubelet's folder, both below one that is neither."""
+    """A host folder and a kubelet folder, both outside the real root."""
 
     def __init__(self, folder: Path) -> None:
         self.host = folder / "host"

@@ -1,4 +1,4 @@
-"""The commands, as a person gives them."""
+"""The commands, as a user calls them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`gpuvirt doctor` and `gpuvirt why`, as a person gives them."""
+"""`gpuvirt doctor` and `gpuvirt why`, as a user calls them."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ class On(Protocol):
 
 @pytest.fixture(scope="module", name="on")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
-    """Run a command on a host that is a folder."""
+    """Run a command on a host that was exported to a folder."""
     folder = tmp_path_factory.mktemp("machines")
 
     def on(simulated: str, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -1,4 +1,4 @@
-"""What commands print as JSON is what docs/reference.md says of it."""
+"""The JSON that commands print matches docs/reference.md."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ WITHOUT_TABLES = {
 
 
 def table(heading: str) -> Mapping[str, str]:
-    """Return the rows of the table with a heading."""
+    """Return the rows of the table below a heading."""
     rows = REFERENCE.partition(f"{heading}\n|---|---|\n")[2].partition("\n\n")[0].partition("\n<!--")[0]
     cells = (re.split(r"(?<!\\)\|", row.strip("|"), maxsplit=1) for row in rows.splitlines())
     return {name.strip().strip("`").replace("\\|", "|"): text.strip() for name, text in cells}
@@ -59,7 +59,7 @@ OBJECTS = {
 
 
 def fits(value: Plain, words: str) -> bool:
-    """Return whether a value is what the words say."""
+    """Return whether a value has the documented shape."""
     alternatives = re.split(r" or (?![^(]*\))", words)
     return any(_fits(value, alternative) for alternative in alternatives)
 

@@ -1,4 +1,4 @@
-"""`nvidia-k8s-vgpu-dm` as NVIDIA's operator starts it: what it needs, what it takes and does not do, how it ends."""
+"""`nvidia-k8s-vgpu-dm` as NVIDIA's operator starts it: required options, ignored options, exit codes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What `make demo` sets up: a .venv without pip, whose commands run the sources of the tree."""
+"""`make demo` sets up a .venv without pip, whose commands run the sources of the tree."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ TREE = Path(__file__).parent.parent.parent
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree under a path that is longer than the kernel lets a script's first line be, with a space in it."""
+    """A tree whose path has a space and is longer than the kernel's limit for a script's first line."""
     folder = tmp_path / f"a tree {'x' * 200}"
     (folder / "tools").mkdir(parents=True)
     shutil.copy(TREE / "tools/run_venv.py", folder / "tools")
@@ -28,7 +28,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["gpuvirt", "nvidia-kubevirt-gpu-device-plugin", "vfio-manage", "nvidia-vgpu-dm"])
 def test_venv_commands_run_the_sources_of_the_tree(tree: Path, name: str) -> None:
-    """What they need beside the sources comes from the Python that runs the tests."""
+    """Dependencies come from the Python that runs the tests."""
     done = subprocess.run(
         [tree / ".venv/bin" / name, "--help"],
         env={"PYTHONPATH": sysconfig.get_path("purelib"), "PATH": "/usr/bin:/bin", "COLUMNS": "80"},

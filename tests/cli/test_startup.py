@@ -1,4 +1,4 @@
-"""What the command line loads before a command is called, and how shells complete it."""
+"""Which modules the command line loads before it calls a command, and how shells complete it."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.commandline import GPUVIRT, PATH, ran
 
 
 def loaded_by(*arguments: str) -> set[str]:
-    """Return the modules that a command line has loaded when it has ended."""
+    """Return the modules that a command line has loaded when it exits."""
     script = (
         "import sys\nfrom gpuvirt.cli.main import run\n"
         f"try: run({list(arguments)!r})\n"
@@ -54,7 +54,7 @@ def test_a_mistyped_command_is_reported_with_a_suggestion() -> None:
 
 
 def completed(line: str) -> list[str]:
-    """Return what bash is given for the last word of a line."""
+    """Return bash's completions of the last word of a line."""
     words = line.split(" ")
     environment = {"_GPUVIRT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     done = subprocess.run(GPUVIRT, capture_output=True, text=True, check=True, env={"PATH": PATH, **environment})

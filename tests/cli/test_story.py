@@ -1,4 +1,4 @@
-"""The demo's story, where things take longer than usual."""
+"""The demo on slow hosts and kubelets."""
 
 import asyncio
 from collections.abc import AsyncIterator

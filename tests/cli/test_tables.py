@@ -1,4 +1,4 @@
-"""Tables on terminals of several widths: nothing is cut, what identifies a row is whole, reasons stand below."""
+"""Tables on terminals of several widths: no cell is cut, identifying columns never wrap, reasons follow below."""
 
 import re
 from collections.abc import Mapping
@@ -104,12 +104,12 @@ def test_tables_fit_the_terminal_and_break_no_word(
 
 
 def _words(text: str) -> list[str]:
-    """Return what is shown, without the time."""
+    """Return the words of the output without the time."""
     return [word.rstrip(":") for word in re.sub(r"as of [\d: -]+ UTC", "", text).split()]
 
 
 def _headings(whole: str) -> set[str]:
-    """Return what need not be said: the heading of a column that says nothing."""
+    """Return the headings of columns that are omitted because they are empty."""
     return {"-", *next(iter(whole.splitlines()), "").split()}
 
 

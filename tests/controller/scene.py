@@ -1,4 +1,4 @@
-"""A cluster as the controller knows it, built object by object."""
+"""A cluster as the controller observes it, built object by object."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ def node(workload: str | None = None, name: str = "node01", **labels: str) -> No
 
 @dataclass(frozen=True)
 class Scene:
-    """What is there."""
+    """All observed objects."""
 
     nodes: Sequence[Node] = ()
     policies: Sequence[StoredPolicy] = (policy(),)

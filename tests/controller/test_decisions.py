@@ -1,4 +1,4 @@
-"""What follows from a picture of the cluster: specs, statuses, news, and what is not done."""
+"""The specs, statuses and events that the controller derives from an observed cluster."""
 
 from collections.abc import Mapping
 from dataclasses import replace

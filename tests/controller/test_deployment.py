@@ -1,4 +1,4 @@
-"""Operands that are to be there and are not, are otherwise, or are there and are not to be."""
+"""Operands that are missing, differ from the desired state, or are no longer desired."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def stored(write: ApplyObject, *, edited: str = "", status: DaemonSetStatus | No
 
 
 def there(decisions: Decisions, *pods: Pod, status: DaemonSetStatus | None = None, edited: str = "") -> There:
-    """Return what is there once all was applied; `edited` changes the DaemonSet by hand: `old->new`."""
+    """Return the objects after all are applied; `edited` changes the DaemonSet by hand: `old->new`."""
     found: dict[Resource, dict[ObjectKey, StoredObject]] = {}
     for write in applied(decisions).values():
         is_set = isinstance(write.content, DaemonSet)
@@ -63,7 +63,7 @@ def there(decisions: Decisions, *pods: Pod, status: DaemonSetStatus | None = Non
 
 
 def whole(scene: Scene, home: Home = DEPLOYS) -> Decisions:
-    """Return what is decided until nothing is lacking any more, as one decision."""
+    """Return all decisions until no object is missing, as one decision."""
     writes = list[Write]()
     while True:
         decisions = scene.decided(home)
@@ -80,7 +80,7 @@ def again(before: There) -> Decisions:
 
 
 def agent_pod(decisions: Decisions, *, ready: bool = True, template: str | None = None) -> Pod:
-    """Return a pod of the agent's DaemonSet, of now or with another template."""
+    """Return a pod of the agent's DaemonSet, of the current or another template."""
     content = applied(decisions)["daemonsets/gpuvirt-node"].content
     assert isinstance(content, DaemonSet)
     labels = dict(content.spec.template.metadata.labels)

@@ -1,4 +1,4 @@
-"""Who may lead, by what a lease says and for how long it was not seen to change."""
+"""Which controller may lead, by the lease and by how long the lease was unchanged."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Which kinds are ours, and what an install refuses before it asks any API server."""
+"""Which kinds belong to gpuvirt, and what an install refuses before it calls the API server."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Each way in which a ClusterPolicy, or a node without an agent, is invalid is said by all outlets of a controller."""
+"""All outlets of a controller report each invalid ClusterPolicy and each node without an agent."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ THERE = There({config_maps(HOME.namespace): {key_of(one): one for one in MAPS}})
 
 @dataclass(frozen=True)
 class Case:
-    """A policy, or a node, that is invalid."""
+    """An invalid policy or node."""
 
     says: tuple[str, ...]
     fields: Mapping[str, Plain] | None = None
@@ -127,7 +127,7 @@ def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCap
 
 
 def test_an_unreadable_policy_changes_nothing_and_hides_no_node() -> None:
-    """What agents report counts whether or not the policy can be read."""
+    """Reports of agents count whether or not the policy can be parsed."""
     broken = Scene(nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], there=THERE)
     decided = broken.decided(DEPLOYS)
     assert {type(one) for one in decided.writes} == {PatchPolicyStatus}

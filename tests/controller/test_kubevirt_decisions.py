@@ -1,4 +1,4 @@
-"""KubeVirt beside all else that the controller decides: what is kept before it is written, withheld, and said."""
+"""KubeVirt among the controller's decisions: what is stored before a patch, withheld, and reported."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ NOTHING_ASKED: Requesting = {kind.name: Observed(()) for kind in DEVICE_KINDS}
 
 
 def vgpu_node() -> OwnedGpuNode:
-    """Return a GpuNode with vGPUs that are as they are wanted."""
+    """Return a GpuNode whose vGPUs are in their desired state."""
     ready = Condition(type="Ready", status="True", reason="Reconciled", last_transition_time="2026-01-01T00:00:00Z")
     resource = Offered(
         name=T4_8Q, healthy=2, allocated=0, registered=True, kind=ResourceKind.VGPU, mdev_name_selectors=("GRID T4-8Q",)
@@ -52,7 +52,7 @@ def scene(document: Fields, kept: StoredObject | None = None) -> Scene:
 
 
 def kept_by(decisions: Decisions) -> StoredObject | None:
-    """Return the ConfigMap that was written, as the API server has it then."""
+    """Return the ConfigMap that was written, as the API server stores it."""
     for one in decisions.writes:
         if isinstance(one, ApplyObject) and one.target.name == HISTORY:
             assert isinstance(one.content, ConfigMap)

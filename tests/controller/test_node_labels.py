@@ -1,4 +1,4 @@
-"""Which labels nodes get: the exact sets, what is left alone, what heals, and what waits for VMs."""
+"""Which labels nodes get: the exact sets, labels that are kept, restored, or wait for VMs."""
 
 import pytest
 from hypothesis import example, given
@@ -25,7 +25,7 @@ GPU = "0000:65:00.0"
 def labelled(
     labels: dict[str, str], *, defaults: Defaults = ON, gpu_node: GpuNode | None = None, around: Around = NOTHING_AROUND
 ) -> dict[str, str]:
-    """Return a node's labels after one pass, with an agent that has seen what is wanted."""
+    """Return a node's labels after one pass, with an agent that has observed the desired state."""
     placement = leaving(placement_of(labels, gpu_node, defaults), labels, gpu_node, spec_is_due=False)
     return patched(labels, keys_of(Metadata(labels=labels), placement, around))
 

@@ -1,4 +1,4 @@
-"""Nodes that nothing serves, or that are switched off: what the ClusterPolicy and `gpuvirt status` say of them."""
+"""Nodes without operands and disabled nodes, in the ClusterPolicy's status and in `gpuvirt status`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,13 +52,13 @@ def pod(app: str, name: str = "node01", *, is_ready: bool = True) -> Pod:
 
 
 def against(scene: Scene, home: Home = DEPLOYS) -> str:
-    """Return what speaks against the one node of a scene."""
+    """Return the problem of the only node of a scene."""
     (verdict,) = scene.decided(home).nodes
     return verdict.against or ""
 
 
 def shown(scene: Scene, home: Home = DEPLOYS) -> Sequence[Row]:
-    """Return what `gpuvirt status` shows of a scene."""
+    """Return the rows of `gpuvirt status` for a scene."""
     choice = choose(scene.policies)
     assert choice is not None
     assert isinstance(choice.policy, ClusterPolicy)
@@ -68,7 +68,7 @@ def shown(scene: Scene, home: Home = DEPLOYS) -> Sequence[Row]:
 
 
 def said(scene: Scene, home: Home = DEPLOYS) -> set[tuple[str, str]]:
-    """Return the component and state of all that `gpuvirt status` shows as not well."""
+    """Return the component and state of all unready rows of `gpuvirt status`."""
     return {(row.component, row.state) for row in shown(scene, home) if not row.ready}
 
 

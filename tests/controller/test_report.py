@@ -1,4 +1,4 @@
-"""What an admin sees of a cluster: a row for each component of each node, by what agents and pods say."""
+"""`gpuvirt status`: a row for each component of each node, from the reports of agents and from pods."""
 
 from gpuvirt.cluster.kinds.core import ContainerState, ContainerStatus, Node, Pod, PodSpec, PodStatus, Waiting
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Offered, Status, Totals

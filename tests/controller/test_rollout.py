@@ -1,4 +1,4 @@
-"""Upgrades of the agent: one node first, and never more nodes at once than are allowed."""
+"""Upgrades of the agent: one node first, then never more nodes at once than maxUnavailable."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -62,7 +62,7 @@ class Fleet:
     random: Random = field(default_factory=lambda: Random(0))  # noqa: S311
 
     def step(self, size: int, most: int) -> bool:
-        """Let the controller act once, then something happen; return whether all is done."""
+        """Let the controller act once, then change a pod at random; return whether the upgrade is complete."""
         plan = rollout(self.pods.values(), NEW, desired=size, most_unavailable=most)
         for one in plan.delete:
             self.pods.pop(int(one.spec.node_name.removeprefix("node")))

@@ -1,4 +1,4 @@
-"""What was answered to a write and what the watch says: the later of the two counts, whichever comes first."""
+"""A write's response and watch events: the newer version counts, in any order of arrival."""
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.cache import Delta

@@ -1,4 +1,4 @@
-"""What was decided is written: some at a time, failures by themselves, and only what still counts."""
+"""The writer: limited concurrency, separate retries, and no superseded write."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ def label(node: str, value: str = "x") -> PatchNode:
 
 @dataclass
 class Server:
-    """Takes writes, or refuses them; may be slow."""
+    """Accepts or refuses writes; may be slow."""
 
     done: list[tuple[str, str | None]] = field(default_factory=list)
     refuses: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""What the controller does is said in a line each: what changes, and why."""
+"""Each write of the controller has a log line with the change and the reason."""
 
 from gpuvirt.cluster.keys import Keys, Patch
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Withheld

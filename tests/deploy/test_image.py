@@ -1,4 +1,4 @@
-"""`docker build` without Docker: every target of the Dockerfile is built, and what is wrong with it is a failure."""
+"""`docker build` without Docker: each target of the Dockerfile is built, and its faults are reported."""
 
 import json
 import shutil
@@ -26,14 +26,14 @@ class Image:
     archive: Path
 
     def config(self) -> Mapping[str, object]:
-        """Return what a container of it starts as."""
+        """Return the configuration of its containers."""
         with tarfile.open(self.archive) as tar:
             (manifest,) = json.load(_member(tar, "manifest.json"))
             found: Mapping[str, object] = json.load(_member(tar, manifest["Config"]))["config"]
             return found
 
     def files(self) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-        """Yield all files of all layers, with what a regular file holds."""
+        """Yield all files of all layers, with the content of regular files."""
         with tarfile.open(self.archive) as tar:
             (manifest,) = json.load(_member(tar, "manifest.json"))
             for name in manifest["Layers"]:
@@ -44,7 +44,7 @@ class Image:
 
 
 def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
-    """Return a file of an archive, some of whose names are links to others."""
+    """Return a file of an archive in which some names are links to others."""
     found = tar.extractfile(name)
     assert found is not None
     return found
@@ -52,7 +52,7 @@ def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A copy of this tree, to break."""
+    """A copy of this tree that tests may break."""
     return shutil.copytree(ROOT, tmp_path / "clone", ignore=NOT_IN_A_CLONE)
 
 

@@ -1,4 +1,4 @@
-"""`deploy/vgpu-manager/build`, with a builder that only writes down what it is asked and what it is given."""
+"""`deploy/vgpu-manager/build`, with a builder that only records its arguments and input files."""
 
 import json
 import os
@@ -32,7 +32,7 @@ print("the builder's own words")
 
 
 class Call(msgspec.Struct):
-    """What the builder was asked, and where."""
+    """A call of the builder: arguments and folder."""
 
     arguments: list[str]
     folder: str

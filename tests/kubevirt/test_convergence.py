@@ -1,4 +1,4 @@
-"""For any KubeVirt or HyperConverged: one step and no second, others' words untouched, and nobody refused again."""
+"""For any KubeVirt or HyperConverged, one patch converges, keeps entries of others and refuses no running VM."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -22,12 +22,12 @@ HCO_LABELS: Plain = {"app.kubernetes.io/managed-by": "hco-operator"}
 
 
 def plain(found: object) -> Plain:
-    """Return what was drawn as what it is."""
+    """Return a generated value with the JSON type."""
     return cast("Plain", found)
 
 
 def fields(found: object) -> Fields:
-    """Return what was drawn as what it is."""
+    """Return a generated mapping with the JSON type."""
     return cast("Fields", found)
 
 
@@ -129,7 +129,7 @@ def permits(cluster: Cluster, name: str) -> bool:
 
 
 def without_empty(document: Plain) -> Plain:
-    """Return a document without what says nothing, and without the API server's numbers."""
+    """Return a document without empty fields and without the API server's version numbers."""
     if isinstance(document, dict):
         inner = {key: without_empty(value) for key, value in document.items()}
         return {
@@ -141,7 +141,7 @@ def without_empty(document: Plain) -> Plain:
 
 
 def is_part(part: list[Plain], whole: list[Plain]) -> bool:
-    """Return whether all of `part` is in `whole`, in that order."""
+    """Return whether `whole` contains all items of `part` in the same order."""
     rest = iter(whole)
     return all(any(one == other for other in rest) for one in part)
 

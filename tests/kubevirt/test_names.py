@@ -1,4 +1,4 @@
-"""What VMs ask for by name, in whatever kind of object, and what nodes offer."""
+"""Device names that VMs request in any kind of object, and the resources that nodes offer."""
 
 import msgspec
 import pytest

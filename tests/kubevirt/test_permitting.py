@@ -1,4 +1,4 @@
-"""KubeVirt permits what nodes offer: what is written, what is left alone, and what is said of both."""
+"""KubeVirt permits the resources that nodes offer: what is patched, kept and reported."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def permitting(*pci: Fields, **more: Plain) -> Fields:
 
 
 def converged(cluster: Cluster) -> Plain:
-    """Return the document after one step; there is no second."""
+    """Return the document after one patch; assert that a second patch is empty."""
     cluster.step()
     assert cluster.plan.patch == ()
     return cluster.subject

@@ -1,4 +1,4 @@
-"""What is taken back again and again is not written for ever, whatever is restarted meanwhile."""
+"""A patch that is reverted repeatedly is not written forever, even if the controller restarts."""
 
 from copy import deepcopy
 from datetime import timedelta
@@ -10,7 +10,7 @@ from tests.kubevirts import BEGINNING, Cluster, codes, kubevirt
 
 
 def reverted(times: int) -> Cluster:
-    """Return a cluster in which somebody has taken back what was written; the controller restarts each time."""
+    """Return a cluster in which each patch has been reverted; the controller restarts after each."""
     cluster = Cluster(kubevirt())
     own = deepcopy(cluster.document["spec"])
     for _ in range(times):
@@ -39,7 +39,7 @@ def test_three_reverts_stop_patching() -> None:
 
 
 def test_a_patch_reverted_before_the_watch_shows_it_counts() -> None:
-    """The picture is of the latest versions alone: it may never have shown what was written."""
+    """The watch may deliver only the latest version, so it may never have shown the patch."""
     cluster = Cluster(kubevirt())
     for _ in range(3):
         done = cluster.plan

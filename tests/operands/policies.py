@@ -1,4 +1,4 @@
-"""Policies for tests: the full one, and whatever the API server would take."""
+"""Policies for tests: the full policy, and any policy that the API server would accept."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,13 +26,13 @@ QUANTITIES = st.sampled_from([1, 0, "200Mi", "500m", "1.5"])
 
 
 def given(name: str) -> dict[str, dict[str, Plain]]:
-    """Return a policy that lies beside the API server's tests."""
+    """Return a policy of the API server's tests."""
     found: dict[str, dict[str, Plain]] = yaml.safe_load((GIVEN / name).read_text())
     return found
 
 
 def policy_of(spec: object) -> ClusterPolicy:
-    """Return a policy with a spec, as the API server has stored it."""
+    """Return a policy with a spec, as the API server stores it."""
     written = {"metadata": {"name": "cluster-policy", "uid": "0000-1111"}, "spec": spec}
     found = read_policy(msgspec.json.decode(msgspec.json.encode(written), type=StoredPolicy))
     assert isinstance(found, ClusterPolicy), found
@@ -45,12 +45,12 @@ def sandbox(**parts: object) -> ClusterPolicy:
 
 
 def full() -> ClusterPolicy:
-    """Return the policy that has every field."""
+    """Return the policy that sets every field."""
     return policy_of(given("fullpolicy.yaml")["spec"])
 
 
 def specs() -> st.SearchStrategy[object]:
-    """Return specs of all shapes that the schema has."""
+    """Return specs of all shapes that the schema allows."""
     return _values(structural(Spec))
 
 

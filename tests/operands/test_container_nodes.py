@@ -1,4 +1,4 @@
-"""What a policy comes to on nodes for containers: NVIDIA's images, told where things are, after gpuvirt's checks."""
+"""Operands of container nodes: NVIDIA's images with their paths, after gpuvirt's checks."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def variables(container: Container) -> dict[str, str | None]:
 
 
 def places(found: DaemonSet) -> dict[str, str]:
-    """Return where the main container sees what of the host."""
+    """Return the mount path of each host path in the main container."""
     volumes = {one.name: one.host_path.path for one in found.spec.template.spec.volumes if one.host_path is not None}
     return {one.mount_path: volumes[one.name] for one in main_of(found).volume_mounts if one.name in volumes}
 

@@ -1,4 +1,4 @@
-"""What a policy comes to: the agent, the vGPU manager, and what all DaemonSets have in common."""
+"""Operands that a policy renders: the agent, the vGPU manager, and common settings of all DaemonSets."""
 
 from dataclasses import replace
 
@@ -258,7 +258,7 @@ def test_any_policy_renders(spec: object) -> None:
 
 
 def check(found: DaemonSet) -> None:
-    """What the API server asks of each."""
+    """Check what the API server requires of each object."""
     template = found.spec.template
     assert found.spec.selector.match_labels.items() <= template.metadata.labels.items()
     volumes = [one.name for one in template.spec.volumes]

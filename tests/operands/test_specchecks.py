@@ -1,4 +1,4 @@
-"""What a policy may not say, where NVIDIA's CustomResourceDefinition has let it through."""
+"""Invalid policies that NVIDIA's CustomResourceDefinition accepts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is set and not acted on is told, and what is acted on makes a difference: the table and the renderers agree."""
+"""Unsupported fields are reported and supported fields change the rendering: table and renderers agree."""
 
 import json
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ OTHER: dict[str, Plain] = {
 
 
 def leaves(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Plain]]:
-    """Yield each field, with a value that no test and no default has."""
+    """Yield each field with a value that no test and no default has."""
     if schema.properties:
         for name, inner in schema.properties.items():
             yield from leaves(inner, (*path, name))

@@ -1,4 +1,4 @@
-"""A simulated host whose GPUs a test carves."""
+"""A simulated host on which a test creates vGPUs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from tests.changes import NOBODY, change_vgpus, plan_vgpus
 
 
 class VgpuHost:
-    """Carves the GPUs of a host."""
+    """Changes the vGPUs of a host."""
 
     def __init__(self, simulated: str, folder: Path) -> None:
         self.kernel: SimKernel = build_host(load_host(simulated))
@@ -60,7 +60,7 @@ class VgpuHost:
         return nvidiasmi.read_modes(self.tools, gpu)
 
     def asked(self) -> list[tuple[str, ...]]:
-        """What nvidia-smi was called with."""
+        """The arguments of all nvidia-smi calls."""
         return [command[1:] for command in self.tools.commands if command[0] == "nvidia-smi"]
 
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's vgpu-device-manager ships: as facts of ours, and its own file where that lies beside the repository."""
+"""The default config of NVIDIA's vgpu-device-manager: our facts, and NVIDIA's file if it lies beside the repository."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,12 +16,12 @@ Configs = Mapping[str, tuple[Entry, ...]]
 
 
 def sources() -> list[Path]:
-    """Return where the configs can be read; never none."""
+    """Return the paths from which the configs can be read; at least one."""
     return [FACTS, *FILES]
 
 
 def read(path: Path) -> Configs:
-    """Return the configs of the facts or of a file, without where they stand."""
+    """Return the configs of the facts or of a file, without their positions."""
     configs = dict(_facts(path)) if path == FACTS else vgpuconfig.parse(path.read_text(), where=path.name).configs
     return {name: tuple(_placeless(entry) for entry in entries) for name, entries in configs.items()}
 

@@ -1,4 +1,4 @@
-"""The catalog agrees with itself, with what is documented, and with the PCI ID database that we ship."""
+"""The catalog is consistent with itself, with NVIDIA's documentation, and with the shipped PCI ID database."""
 
 from itertools import pairwise
 
@@ -146,7 +146,7 @@ def test_documented_numbers(device: str, name: str, most: int) -> None:
 
 @pytest.mark.parametrize("gpu", ["M6", "M10", "M60", "P4", "P6", "P40", "P100", "P100C", "P100X"])
 def test_maxwell_and_pascal_cards_have_the_types_that_sources_document(gpu: str) -> None:
-    """No C-series, of which only names are known, and no mixed-size mode, of which only the host can tell."""
+    """They have no documented C-series, and only the host reports whether they mix sizes."""
     (card,) = catalog.cards_called(gpu)
     assert not card.is_mig
     assert {one.profile.series for one in card.types()} == {Series.A, Series.B, Series.Q}

@@ -1,4 +1,4 @@
-"""Every type of every card of the catalog can be asked for by its name, is made, is seen to be there, and goes away."""
+"""Every type of every card of the catalog can be requested by name, is created, is observed and is removed."""
 
 from collections import Counter
 from pathlib import Path
@@ -29,7 +29,7 @@ EVERY = [(card, one) for card in catalog.cards() for one in card.types() if not 
 
 
 def host_with(card: Card, framework: Framework) -> HostSpec:
-    """Return a host with one such card, which knows the types of the catalog."""
+    """Return a host with one such card, whose driver offers the types of the catalog."""
     types = tuple(
         VgpuTypeSpec(id=number, name=VgpuType(f"NVIDIA {one.profile.text}"), size=f"{one.profile.gb}G", most=one.most)
         for number, one in enumerate(card.types(), 1)

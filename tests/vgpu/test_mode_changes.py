@@ -1,4 +1,4 @@
-"""GPUs change their modes, GPU instances and scheduler for the desired vGPUs, while nobody is hurt by it."""
+"""GPUs change modes, GPU instances and scheduler for the desired vGPUs without harming vGPUs in use."""
 
 import errno
 from collections import Counter
@@ -33,7 +33,7 @@ EQUAL_SHARE = Scheduler(SchedulerPolicy.EQUAL_SHARE, 4)
 
 
 def words(host: VgpuHost) -> list[str]:
-    """Return the steps by what they do: `remove`, `switch`..."""
+    """Return the kinds of the steps: `remove`, `switch`..."""
     return [step.split(": ")[1].split()[0] for step in host.steps]
 
 
@@ -76,7 +76,7 @@ def test_without_a_desired_mode_the_gpu_accepts_the_sizes_of_its_current_mode(a1
 
 
 def test_free_vgpus_make_room_for_a_larger_vgpu_and_are_created_again(a10: VgpuHost) -> None:
-    """Where they lie is not known: here, across both places of an A10-12Q."""
+    """Their placements are unknown; here they lie across both placements of an A10-12Q."""
     assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-4Q": 4}, Sizes.MIXED)) == ()
     a10.desired_vgpus(MIXED, DesiredVgpus({"A10-4Q": 3}, Sizes.MIXED))
     before = a10.types(MIXED)
@@ -215,7 +215,7 @@ def test_more_instances_than_fit_are_refused_before_anything_goes(a30: VgpuHost)
 
 
 def test_a_mig_mode_pending_a_reset_is_reported_and_the_vgpus_are_restored(a30: VgpuHost) -> None:
-    """nvidia-smi ends well where somebody has the GPU open; that somebody came after the last look."""
+    """nvidia-smi exits with 0 while a process has the GPU open; here the process starts after the last snapshot."""
     a30.apply_types(SHARED, {"A30-12C": 2})
     before = a30.types(SHARED)
 
@@ -245,7 +245,7 @@ def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: VgpuHost) -> None:
 
 
 def test_compute_instances_of_another_program_are_destroyed_with_their_gpu_instance(a30: VgpuHost) -> None:
-    """As `nvidia-smi mig -cgi ... -C` makes them; one that a process has is refused by the driver."""
+    """As `nvidia-smi mig -cgi ... -C` creates them; the driver refuses to destroy one that a process uses."""
     vgpu_host = a30.kernel.vfs.carriers[CUT].vgpu_host
     vgpu_host.computing.update(one.id for one in vgpu_host.instances)
     assert a30.apply_types(CUT, {"A30-4-24C": 1}) == ()
@@ -253,7 +253,7 @@ def test_compute_instances_of_another_program_are_destroyed_with_their_gpu_insta
 
 
 def test_a_vgpu_that_another_program_creates_meanwhile_keeps_the_gpu_instances(a30: VgpuHost) -> None:
-    """It may stand on the instance that is to go."""
+    """The new vGPU may use the instance that is about to be destroyed."""
     steps: list[str] = []
 
     def make(step: Step | RollBack) -> None:
@@ -271,7 +271,7 @@ def test_a_vgpu_that_another_program_creates_meanwhile_keeps_the_gpu_instances(a
 
 
 def test_mig_backed_vgpus_are_created_by_the_vendor_vfio_framework(tmp_path: Path) -> None:
-    """There, a GPU without room names no type, not even that of what it carries."""
+    """This framework lists no types on a full GPU, not even the type of the GPU's own vGPUs."""
     host, gpu = VgpuHost("8xH100", tmp_path), PciAddress("0000:9d:00.0")
     for desired_vgpus in (
         DesiredVgpus({"H100XM-1-10C": 3, "H100XM-4-40C": 1}),

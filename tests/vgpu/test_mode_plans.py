@@ -1,4 +1,4 @@
-"""Plans for GPUs whose mode, GPU instances and placements decide what they carry: any way leads there, without harm."""
+"""Plans for GPUs whose vGPUs depend on mode, GPU instances and placements converge without harm."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ def planned(one: GpuState, desired_vgpus: DesiredVgpus) -> VgpuPlan:
 
 
 class Gpu:
-    """An A30 that carries plans out, and fails where a real one would."""
+    """An A30 that executes plans, and fails where a real GPU would fail."""
 
     def __init__(self, one: GpuState) -> None:
         assert one.smi is not None
@@ -174,7 +174,7 @@ def carried(one: GpuState) -> Counter[str]:
 
 
 def used(one: GpuState, *ids: VgpuId) -> GpuState:
-    """Return the board where a VM runs on some of its vGPUs."""
+    """Return the GPU state with VMs on some of its vGPUs."""
     return replace(one, users=dict.fromkeys(ids, ("pod default/vm-a",)), running=frozenset(ids))
 
 
@@ -261,7 +261,7 @@ def test_a_scheduler_that_could_not_be_parsed_is_read_again() -> None:
 
 
 def test_a_pod_whose_vm_does_not_run_yet_does_not_keep_the_scheduler() -> None:
-    """After a restart of the host pods have their vGPUs at once, and the driver has forgotten its scheduler."""
+    """After a reboot of the host, pods have their vGPUs at once, but the driver has lost its scheduler setting."""
     desired_vgpus = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
     one = after(board(), planned(board(), DesiredVgpus({"A30-4C": 2})))
     held = replace(one, users=dict.fromkeys((vgpu.id for vgpu in one.host.live), ("pod default/vm-a",)))
@@ -284,7 +284,7 @@ def test_mixed_sizes_fit_exactly_if_their_placements_can_be_laid_out(counts: dic
 
 
 def _laid_out(desired: list[int], places: Mapping[int, tuple[int, ...]], taken: int) -> bool:
-    """Try every placement, one vGPU after another."""
+    """Try every placement of one vGPU after another."""
     if not desired:
         return True
     span = (1 << desired[0]) - 1
@@ -302,7 +302,7 @@ def test_cards_without_placements_are_checked_by_counts() -> None:
 
 
 def in_mig_mode(*instances: GpuInstance, vgpus: tuple[str, ...] = ()) -> GpuState:
-    """Return a board with such instances, and with vGPUs of such types on them."""
+    """Return a GPU state with such GPU instances and with vGPUs of such types."""
     modes = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=instances)
     slots = zip(vgpus, VFS, strict=False)
     live = tuple(LiveVgpu(VgpuId(f"vgpu-{slot}"), NAMES[name], slot, None) for name, slot in slots)

@@ -1,4 +1,4 @@
-"""Names of vGPU types: read, written, and met by what hosts call them."""
+"""Names of vGPU types: parsed, written, and matched with the names of hosts."""
 
 import pytest
 from hypothesis import given

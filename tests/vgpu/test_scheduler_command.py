@@ -1,4 +1,4 @@
-"""`gpuvirt vgpu scheduler`: what it shows, sets, refuses, and keeps for the next load of the driver."""
+"""`gpuvirt vgpu scheduler`: what it shows, sets, refuses, and persists for the next load of the driver."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ class Place:
         self.roots.local(FILE).parent.mkdir(parents=True)
 
     def set(self, gpu: str, desired: Scheduler, *, persist: bool = False, dry_run: bool = False) -> int:
-        """Return how the command ends."""
+        """Return the exit code of the command."""
         try:
             order = Order(desired, persist=persist, dry_run=dry_run)
             schedulers.set_(self.here, self.roots, gpu, order, as_json=True)

@@ -1,4 +1,4 @@
-"""vGPU configs are applied on simulated hosts: the desired vGPUs exist afterwards, and those in use still do."""
+"""vGPU configs on simulated hosts: the desired vGPUs exist afterwards, and vGPUs in use are kept."""
 
 import errno
 import os
@@ -68,7 +68,7 @@ def test_a_vgpu_of_a_vm_stays_and_vfio_sends_the_vm_no_request(tmp_path: Path) -
 
 
 def test_a_vgpu_of_a_vm_that_starts_after_the_plan_is_not_touched(tmp_path: Path) -> None:
-    """It came after the look that the plan was made from: the lease finds it."""
+    """The VM starts after the snapshot of the plan; the lease detects it."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=2)
     first, second = sorted(host.types(T4))
@@ -88,7 +88,7 @@ def test_a_vgpu_of_a_vm_that_starts_after_the_plan_is_not_touched(tmp_path: Path
 
 
 def test_a_vgpu_whose_device_node_is_unknown_is_not_removed(tmp_path: Path) -> None:
-    """A VM may have it open by that node, and nobody could be seen to."""
+    """A VM may have it open by that node, and the agent cannot see the VM."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_8Q=1)
     (mine,) = before = host.types(T4)
@@ -101,7 +101,7 @@ def test_a_vgpu_whose_device_node_is_unknown_is_not_removed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("users", [2, 8])
 def test_the_lease_protects_vgpus_of_vms_that_no_snapshot_shows(tmp_path: Path, users: int) -> None:
-    """An agent without the host's processes sees nobody who has a group open; a lease does."""
+    """An agent that cannot see the host's processes finds no user of a group; a lease does."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_2Q=8)
     there = sorted(host.types(T4))
@@ -158,7 +158,7 @@ def test_vfs_are_enabled_for_vgpus_whose_parents_are_vfs(tmp_path: Path) -> None
 
 
 def test_a_gpu_that_a_process_uses_gets_no_vfs(tmp_path: Path) -> None:
-    """Its driver would let it go for a moment."""
+    """Enabling VFs detaches the GPU's driver for a moment."""
     host = VgpuHost("2xA10-vgpu", tmp_path)
     number = next(
         line.partition(":")[2].strip()
@@ -256,7 +256,7 @@ def test_a_gpu_unplugged_since_the_inventory_is_reported(tmp_path: Path) -> None
 
 
 def test_a_gpu_whose_isolation_unit_has_another_lock_by_now_is_not_changed(tmp_path: Path) -> None:
-    """It shares its group with a function that was not there when its unit was looked for."""
+    """It shares its group with a function that appeared after its isolation unit was determined."""
     host = VgpuHost("4xT4", tmp_path)
     first = observe(host.site, host.given, None).inventory
     before = host.types(T4)
@@ -310,7 +310,7 @@ def test_vfs_stay_while_a_vf_is_or_may_be_in_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("on_vf", [True, False])
 def test_vfs_that_a_host_process_uses_stay(tmp_path: Path, *, on_vf: bool) -> None:
-    """All VFs of a set go at once, and a native driver's users hold nothing that could be leased."""
+    """All VFs of a GPU are disabled together, and users of a native driver hold nothing that could be leased."""
     host = VgpuHost("2xFlex170", tmp_path)
     assert host.apply_types(FLEX, {"16 VFs": 1}) == ()
     vfs = scan(host.kernel).functions[FLEX].virtfns

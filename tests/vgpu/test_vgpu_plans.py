@@ -1,4 +1,4 @@
-"""What is removed and made so that a GPU carries what is wanted: the least, and nothing that anybody has."""
+"""Plans for desired vGPUs remove and create as few vGPUs as possible, and never a vGPU in use."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ SIZES = {A10_4Q: 4, A10_8Q: 8, A10_12Q: 12, A10_12C: 12}
 
 
 def board(*slots: PciAddress, framework: Framework = Framework.MDEV) -> GpuState:
-    """Return an empty A10 whose vGPUs go on these functions."""
+    """Return an empty A10 whose vGPUs have these functions as parents."""
     return GpuState(VgpuHost(GPU, framework, {slot: dict.fromkeys(MOST, 1) for slot in slots}), most=MOST)
 
 
 def after(one: GpuState, plan: VgpuPlan) -> GpuState:
-    """Return the board when a plan was carried out; fail where no GPU would do that."""
+    """Return the GPU state after a plan; fail where no real GPU would execute it."""
     live = {vgpu.id: vgpu for vgpu in one.host.live}
     for step in plan.steps:
         if isinstance(step, RemoveVgpu):
@@ -161,7 +161,7 @@ def test_a_vgpu_of_another_program_is_adopted_with_its_id() -> None:
 
 @BOARDS
 def test_after_a_reboot_the_ids_that_pods_were_given_exist_again(empty: GpuState) -> None:
-    """The kubelet starts containers again from the answer that it kept, with the ids in it."""
+    """The kubelet restarts containers with the stored allocation, which contains the ids."""
     before = with_vgpus(empty, {A10_4Q: 6})
     had = before.host.live[4]
     assert isinstance(had.type, str)
@@ -177,7 +177,7 @@ def test_an_id_that_another_program_chose_is_restored_after_a_reboot() -> None:
 
 
 def test_a_vgpu_that_another_program_is_removing_still_takes_its_capacity() -> None:
-    """A held mdev is no longer shown as soon as its removal starts, and still takes its part of the GPU."""
+    """Sysfs hides an mdev in use as soon as its removal starts, but the mdev still takes its share of the GPU."""
     two = with_vgpus(board(GPU), {A10_12Q: 2})
     shown, hidden = two.host.live
     one = replace(two, host=replace(two.host, live=(shown,)), leaving={hidden.id: A10_12Q})
@@ -220,7 +220,7 @@ def test_an_unread_attribute_changes_nothing() -> None:
 
 
 def test_vfs_that_split_a_gpu_evenly_change_together() -> None:
-    """AMD's and Intel's VFs split a GPU evenly: the whole set is one vGPU of the report."""
+    """AMD's and Intel's VFs split a GPU evenly: the whole set is reported as one vGPU."""
     sets = {VgpuType(f"{number} VFs"): 1 for number in (2, 4, 8)}
     one = GpuState(VgpuHost(GPU, Framework.SRIOV_VF, {GPU: sets}))
     one = replace(one, host=replace(one.host, live=(LiveVgpu(VgpuId(GPU), VgpuType("4 VFs"), GPU, None),)))
@@ -230,7 +230,7 @@ def test_vfs_that_split_a_gpu_evenly_change_together() -> None:
 
 
 def test_counts_of_several_names_of_one_type_add_up() -> None:
-    """`DC-1-24QGFX` and `DC-1-24Q` are one type to the host, as are its own name and that of configs."""
+    """The host treats `DC-1-24QGFX` and `DC-1-24Q` as one type, and its own name and a config's name too."""
     function = PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200)
     desired_vgpus = DesiredVgpus({"A10-4Q": 2, "NVIDIA A10-4Q": 1})
     plan = plan_gpu(function, board(*VFS), desired_vgpus)

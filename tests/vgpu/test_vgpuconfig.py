@@ -1,4 +1,4 @@
-"""vGPU configs: what NVIDIA's vgpu-device-manager rejects is refused, what it never matches is said, with the place."""
+"""vGPU configs: errors of NVIDIA's vgpu-device-manager are refused, entries that never match are reported by path."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The built-in configs: right on every card, and a superset of those that NVIDIA ships."""
+"""The built-in configs are correct on every card, and a superset of NVIDIA's configs."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_every_config_that_nvidia_ships_is_built_in(path: Path) -> None:
 
 @pytest.mark.parametrize("path", shipped.sources(), ids=lambda path: path.name)
 def test_a_type_name_of_two_cards_has_a_count_for_each_card(path: Path) -> None:
-    """Types of two cards are called DC. Theirs have one number, of the card that has more; ours have one for each."""
+    """Two cards have types called DC. NVIDIA has the larger card's count; gpuvirt has a count for each card."""
     theirs = {name: entries for name, entries in shipped.read(path).items() if name.startswith("DC-")}
     assert len(theirs) == 75
     for name, (entry,) in theirs.items():
@@ -145,7 +145,7 @@ def test_default_config_prints_all_builtin_configs() -> None:
 
 
 class OriginalEntry(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
-    """An entry as vgpu-device-manager has it; what else there is, it refuses."""
+    """An entry as vgpu-device-manager defines it; it refuses unknown fields."""
 
     devices: str
     vgpu_devices: dict[str, int]

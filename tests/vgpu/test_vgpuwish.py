@@ -1,4 +1,4 @@
-"""What configs want of a node's GPUs, and of which they want nothing."""
+"""Which vGPUs a config requests of a node's GPUs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ def entries(text: str) -> tuple[Entry, ...]:
 
 
 def told(text: str, *devices: PciId | ConfigGpu) -> tuple[Mapping[int, str], list[NoteCode]]:
-    """Return the types that each GPU is to have, by its index, and the codes of the notes."""
+    """Return the desired types of each GPU by its index, and the codes of the notes."""
     desired_by_gpu = configchoice.desired(entries(text), gpus(*devices))
     types = {
         int(gpu[5:7], 16): " ".join(f"{one}:{n}" for one, n in desired_vgpus.types.items())
