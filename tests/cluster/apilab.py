@@ -1,4 +1,4 @@
-"""The lab's API server for tests of what speaks to it: as whom, through what, and what is heard of it."""
+"""The lab's API server for tests of its clients: accounts, proxies and observed state."""
 
 import asyncio
 import itertools
@@ -62,7 +62,7 @@ class ApiLab:
         self.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(chosen))
 
     def token_of(self, account: str = ACCOUNT, node: str = NODE) -> str:
-        """Return a token as the kubelet of a node gives it to a pod."""
+        """Return a token as the kubelet of a node mounts it into a pod."""
         bound = ("--bound-object-kind=Node", f"--bound-object-name={node}")
         return self.kubectl("create", "token", account, "--namespace", NAMESPACE, *bound).strip()
 
@@ -75,7 +75,7 @@ class ApiLab:
         return self.kubectl("get", "node", NODE, "-o", f"jsonpath={{{path}}}")
 
     def set_configs(self, text: str | None) -> None:
-        """Have the ConfigMap hold a text, or not be there."""
+        """Set the text of the ConfigMap, or delete it."""
         self.kubectl("delete", "configmap", MAPS, "--namespace", NAMESPACE, "--ignore-not-found")
         if text is not None:
             literal = f"--from-literal=config.yaml={text}"
@@ -84,7 +84,7 @@ class ApiLab:
 
 @dataclass
 class Listener:
-    """An agent, as far as the cluster's side is concerned."""
+    """An agent, reduced to its observation of the API server."""
 
     desired: NodeRequest = field(default_factory=NodeRequest)
     vgpu_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
@@ -124,7 +124,7 @@ class Listener:
 
 
 class Proxy:
-    """Stands between an agent and the API server, and breaks what goes through."""
+    """A proxy between an agent and the API server that breaks connections."""
 
     def __init__(self) -> None:
         self.open = True
@@ -132,7 +132,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
 
     def cut(self) -> None:
-        """Break all connections, in the middle of whatever is said."""
+        """Break all connections in the middle of a response."""
         for writer in tuple(self._writers):
             writer.transport.abort()
 
@@ -163,7 +163,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxied(credentials: Credentials) -> AsyncIterator[tuple[Proxy, Credentials]]:
-    """Give a proxy, and credentials that lead through it."""
+    """Run a proxy; return it with credentials that connect through it."""
     proxy, tasks = Proxy(), set[asyncio.Task[None]]()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,7 +184,7 @@ async def proxied(credentials: Credentials) -> AsyncIterator[tuple[Proxy, Creden
 async def following(
     credentials: Credentials, listener: Listener | None = None, *, gpu_nodes: bool = False
 ) -> AsyncIterator[Listener]:
-    """Run the cluster's side for as long as the context lasts."""
+    """Observe the API server for as long as the context lasts."""
     listener = listener or Listener()
     side = ClusterSide(credentials, NODE, MAPS, gpu_nodes=gpu_nodes)
     async with asyncio.TaskGroup() as group:
@@ -198,7 +198,7 @@ async def following(
 
 
 async def until(met: Callable[[], bool], seen: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     clock = RealClock()
     deadline_s = clock.monotonic_s() + within_s
     while not met():
@@ -207,7 +207,7 @@ async def until(met: Callable[[], bool], seen: Callable[[], object], within_s: f
 
 
 async def until_guarded(client: Client) -> None:
-    """Wait until the role and the admission policy of an account of ours count, which the API server hears of later."""
+    """Wait until the role and the admission policy of an account are in force, which takes the API server a while."""
     for number in itertools.count():
         try:
             changed = {"metadata": {"annotations": {"example.com/guarded": str(number)}}}

@@ -1,4 +1,4 @@
-"""The chart's users on the lab's node: helm, kubectl, nodes that are but said to be there, and nothing left of it."""
+"""Users of the chart on the lab's node: helm, kubectl, nodes without a kubelet, and a cleanup."""
 
 import io
 import json
@@ -55,7 +55,7 @@ class Install:
         self.kubectl("apply", "--server-side", "-f", "-", given=json.dumps(manifest))
 
     def get(self, what: str, path: str) -> str:
-        """Return a field of an object in the release's namespace, empty where it is not there."""
+        """Return a field of an object in the release's namespace, empty if it is absent."""
         return self.cluster.kubectl("get", what, "-n", NAMESPACE, "-o", f"jsonpath={{{path}}}").stdout
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -70,7 +70,7 @@ class Install:
         return done.stdout
 
     def pods(self) -> str:
-        """What is to be seen of the pods when something went wrong."""
+        """Describe the pods for a failed test."""
         logs = Path("/var/log/pods").glob(f"{NAMESPACE}_*/*/*.log")
         said = "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in logs)
         return self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide").stdout + said
@@ -98,14 +98,14 @@ class Install:
         return self.must("list", "-n", NAMESPACE, "--short").split()
 
     def clear(self) -> None:
-        """Take away all releases and all that has come of them, pods too."""
+        """Delete all releases and all their objects, including pods."""
         for release in self.releases():
             self.run("uninstall", release, "-n", NAMESPACE, "--no-hooks", "--wait")
         self.cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true")
 
     @contextmanager
     def simulated_host(self, node: LabNode, name: str) -> Iterator[None]:
-        """Have a host for the node; whatever is installed meanwhile goes before it does."""
+        """Mount a host for the node; all releases are removed before the host is."""
         with node.simulated_host(name), node.nodes_kept():
             try:
                 yield
@@ -113,7 +113,7 @@ class Install:
                 self.clear()
 
     def cluster_wide(self) -> set[str]:
-        """Return the names of all objects that are in no namespace."""
+        """Return the names of all cluster-scoped objects."""
         kinds = self.kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").split()
         chosen = [kind for kind in kinds if not kind.startswith(NOT_LOOKED_AT)]
         return set(self.kubectl("get", ",".join(chosen), "-o", "name").split())
@@ -122,13 +122,13 @@ class Install:
         return self.kubectl("get", "crd", name, "-o", f"jsonpath={{{path}}}")
 
     def labels(self, node: str) -> Mapping[str, str]:
-        """Return the labels of a node that are ours, NVIDIA's or NFD's."""
+        """Return the labels of a node that belong to gpuvirt, NVIDIA or NFD."""
         found = msgspec.json.decode(self.kubectl("get", "node", node, "-o", "json"), type=_Node)
         return {key: value for key, value in found.metadata.labels.items() if key.startswith(OURS)}
 
     @contextmanager
     def node_without_kubelet(self, name: str, labels: Mapping[str, str]) -> Iterator[None]:
-        """Have a node that is nothing but an object: what belongs on it is made, and goes nowhere."""
+        """Create a Node object without a kubelet: its pods are created and never start."""
         self.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
         try:
             yield
@@ -137,7 +137,7 @@ class Install:
 
 
 def on_simulated_host(node: LabNode) -> tuple[str, ...]:
-    """Return values by which agents take the mounted host for their host."""
+    """Return values that make agents use the mounted host as their host."""
     env = "sandboxDevicePlugin.env[0]"
     return (
         f"hostPaths.driverInstallDir={node.host}",
@@ -148,7 +148,7 @@ def on_simulated_host(node: LabNode) -> tuple[str, ...]:
 
 @contextmanager
 def chart_user(lab: Cluster) -> Iterator[Install]:
-    """Give a cluster that has no program of ours, and end what was installed in it."""
+    """Give a cluster without gpuvirt, and remove all releases afterwards."""
     user = Install(lab, built())
     for manifest in ("node.yaml", "discover.yaml"):
         lab.kubectl("delete", "-f", str(ROOT / "deploy" / manifest), "--ignore-not-found", "--wait=true")
@@ -160,7 +160,7 @@ def chart_user(lab: Cluster) -> Iterator[Install]:
 
 
 def older(name: str) -> str:
-    """Return a kind of ours as an older release might have left it: without what its columns print."""
+    """Return a kind of gpuvirt as of an older release: without printer columns."""
     manifest = yaml.safe_load((ROOT / "deploy" / name).read_text())
     manifest["metadata"].pop("labels")
     manifest["spec"]["versions"][0].pop("additionalPrinterColumns")
@@ -168,7 +168,7 @@ def older(name: str) -> str:
 
 
 def import_vgpu_manager(cluster: Cluster, tag: str) -> str:
-    """Give the node an image in the place of NVIDIA's vGPU manager, which does nothing; return its repository."""
+    """Load an image that stands in for NVIDIA's vGPU manager and does nothing; return its repository."""
     layer = io.BytesIO(busybox(Path("/bin/busybox")))
     program = b"#!/bin/sh\nexec sleep 1000000\n"
     with tarfile.open(fileobj=layer, mode="a") as tar:
@@ -183,7 +183,7 @@ def import_vgpu_manager(cluster: Cluster, tag: str) -> str:
 
 @contextmanager
 def no_log_left() -> Iterator[None]:
-    """Take `/dev/log` away afterwards, which containerd makes for a pod that mounts it, where there was none."""
+    """Remove `/dev/log` afterwards, which containerd creates for a pod that mounts it, if it did not exist."""
     log = Path("/dev/log")
     there = log.exists()
     try:

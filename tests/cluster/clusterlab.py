@@ -1,4 +1,4 @@
-"""A real node for tests: pods by kubectl, a mounted host as its hardware, and the agent beside it or in a pod."""
+"""A real node for tests: pods by kubectl, a mounted host as hardware, the agent as a process or in a pod."""
 
 import json
 import os
@@ -38,14 +38,14 @@ class ContainerEnd(msgspec.Struct):
 
 
 class ContainerState(msgspec.Struct, frozen=True):
-    """What tests show of a container's state when something else was expected."""
+    """Fields of a container's state that a failed test shows."""
 
     waiting: ContainerEnd | None = None
     terminated: ContainerEnd | None = None
 
 
 class ContainerStatus(msgspec.Struct):
-    """What tests read of a container's status."""
+    """Fields of a container's status that tests read."""
 
     name: str
     ready: bool = False
@@ -54,7 +54,7 @@ class ContainerStatus(msgspec.Struct):
 
 
 class PodStatus(msgspec.Struct):
-    """What tests read of a pod's status."""
+    """Fields of a pod's status that tests read."""
 
     phase: str = ""
     reason: str = ""
@@ -63,26 +63,26 @@ class PodStatus(msgspec.Struct):
 
 
 class Pod(msgspec.Struct):
-    """What tests read of a pod."""
+    """Fields of a pod that tests read."""
 
     status: PodStatus
 
 
 class NodeStatus(msgspec.Struct):
-    """What tests read of a node's status."""
+    """Fields of a node's status that tests read."""
 
     allocatable: dict[str, str] = {}
     capacity: dict[str, str] = {}
 
 
 class NodeMetadata(msgspec.Struct):
-    """What tests read of a node's metadata."""
+    """Fields of a node's metadata that tests read."""
 
     labels: dict[str, str] = {}
 
 
 class Node(msgspec.Struct):
-    """What tests read of a node."""
+    """Fields of a Node that tests read."""
 
     metadata: NodeMetadata
     status: NodeStatus
@@ -90,7 +90,7 @@ class Node(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
-    """What a pod asks for, and what it does."""
+    """The devices that a pod requests, and its command."""
 
     limits: Mapping[str, int]
     script: str = SHOW
@@ -99,7 +99,7 @@ class PodRequest:
 
 
 class LabNode:
-    """The cluster's node, and a namespace of its own for one test."""
+    """The cluster's node, and a namespace for one test."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster = cluster
@@ -111,7 +111,7 @@ class LabNode:
 
     @contextmanager
     def simulated_host(self, name: str) -> Iterator[Path]:
-        """Mount a simulated host, and have its nodes in the real `/dev`, where containers get them from."""
+        """Mount a simulated host, and create its device nodes in the real `/dev`, where containers get them from."""
         self.host.mkdir(exist_ok=True)
         command = [*GPUVIRT, "sim", "mount", "--host", name, "--vgpu-manager", "none", str(self.host)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
@@ -127,14 +127,14 @@ class LabNode:
                 clear_nodes()
 
     def make_nodes(self) -> None:
-        """Have the host's nodes in the real `/dev` that are not there yet: those of vGPUs come while it runs."""
+        """Create the host's missing device nodes in the real `/dev`: those of vGPUs appear at run time."""
         for node in (self.host / "dev/vfio").iterdir():
             if not (VFIO / node.name).exists():
                 os.mknod(VFIO / node.name, stat.S_IFCHR | 0o600, NULL)
 
     @contextmanager
     def nodes_kept(self) -> Iterator[None]:
-        """Make them as they come, for as long as the context lasts."""
+        """Create device nodes as they appear, for as long as the context lasts."""
         over = threading.Event()
 
         def keep() -> None:
@@ -178,11 +178,11 @@ class LabNode:
     # --- pods
 
     def start(self, name: str, desired: PodRequest) -> None:
-        """Make a pod."""
+        """Create a pod."""
         self.apply(self._pod(name, desired))
 
     def start_all(self, desired_by_gpu: Mapping[str, PodRequest]) -> None:
-        """Make many pods at once."""
+        """Create many pods at once."""
         self.apply({"apiVersion": "v1", "kind": "List", "items": [self._pod(*one) for one in desired_by_gpu.items()]})
 
     def _pod(self, name: str, desired: PodRequest) -> Mapping[str, object]:
@@ -199,7 +199,7 @@ class LabNode:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
     def run(self, name: str, desired: PodRequest) -> Sequence[str]:
-        """Make a pod, wait until it has ended well, and return what it printed."""
+        """Create a pod, wait until it succeeds, and return its output."""
         self.start(name, desired)
         self.until(lambda: self.status(name).phase in {"Succeeded", "Failed"}, lambda: str(self.status(name)))
         assert self.status(name).phase == "Succeeded", (self.status(name), self.output(name))
@@ -212,12 +212,12 @@ class LabNode:
         return msgspec.json.decode(found, type=Pod).status
 
     def output(self, name: str, container: str = "compute") -> Sequence[str]:
-        """Return what a container has printed, from the kubelet's own files."""
+        """Return the output of a container, from the kubelet's log files."""
         logs = Path("/var/log/pods").glob(f"{self.namespace}_{name}_*/{container}/0.log")
         return [line.split(" ", 3)[3] for log in logs for line in log.read_text().splitlines()]
 
     def devices(self, name: str) -> set[str]:
-        """Return the devices that a pod prints its environment of; it may be at it still."""
+        """Return the devices of a pod that prints its environment; the pod may still run."""
 
         def printed() -> Sequence[str]:
             return [line for line in self.output(name) if "PCI_RESOURCE" in line]
@@ -230,7 +230,7 @@ class LabNode:
         self.kubectl("delete", "pod", name, "--grace-period=0", "--force", "--wait=true")
 
     def apply(self, manifest: Mapping[str, object]) -> None:
-        """Make what a manifest describes."""
+        """Apply a manifest."""
         done = self.cluster.kubectl("apply", "-f", "-", given=json.dumps(manifest))
         assert done.returncode == 0, done.stderr
 
@@ -243,7 +243,7 @@ class LabNode:
     # --- the node
 
     def allocatable(self, resource: str) -> int:
-        """Return how many of a resource the scheduler sees."""
+        """Return the allocatable count of a resource in the Node's status."""
         return int(self.node().status.allocatable.get(resource, "0"))
 
     def node(self) -> Node:
@@ -253,14 +253,14 @@ class LabNode:
         return msgspec.json.decode(found, type=Node)
 
     def counted(self, resource: str) -> int:
-        """Return how many of a resource the kubelet admits pods by; none while it does not answer."""
+        """Return the kubelet's own allocatable count of a resource; empty while it does not answer."""
         try:
             return sum(1 for name, _ in ask_allocatable(POD_RESOURCES) if name == resource)
         except PodResourcesUnknownError:
             return 0
 
     def until_counted(self, resource: str, count: int) -> None:
-        """Wait until the kubelet counts so many: what the scheduler sees may be from before its restart."""
+        """Wait for a count of the kubelet; the Node's status may be from before its restart."""
         self.until(lambda: self.counted(resource) == count, lambda: f"{resource}: {self.counted(resource)}")
 
     def until_allocatable(self, resource: str, count: int) -> None:
@@ -273,7 +273,7 @@ class LabNode:
         self.until(lambda: self.allocatable(resource) == count, lambda: f"{resource}: {self.allocatable(resource)}")
 
     def until(self, met: Callable[[], bool], seen: Callable[[], str]) -> None:
-        """Wait until something is so."""
+        """Wait until a condition holds."""
         deadline = time.monotonic() + PATIENCE_S  # noqa: TID251  other programs' time
         while not met():
             assert time.monotonic() < deadline, seen()  # noqa: TID251
@@ -281,14 +281,14 @@ class LabNode:
 
 
 def devices_of(lines: Sequence[str]) -> set[str]:
-    """Return the devices that a pod has printed its environment of."""
+    """Return the devices in a pod's printed environment."""
     (line,) = (line for line in lines if "PCI_RESOURCE" in line)
     return set(line.partition("=")[2].split(","))
 
 
 @contextmanager
 def lab_node(cluster: Cluster, namespace: str) -> Iterator[LabNode]:
-    """Give a namespace that lasts as long as the context, on a node whose device plugins are all gone."""
+    """Give a namespace for the duration of the context, on a node without device plugins."""
     node = LabNode(cluster, namespace)
     assert cluster.kubectl("create", "namespace", namespace).returncode == 0
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
@@ -302,7 +302,7 @@ def lab_node(cluster: Cluster, namespace: str) -> Iterator[LabNode]:
 
 
 def _forget_plugins(cluster: Cluster) -> None:
-    """Start the kubelet again without what it knows of device plugins, unless there has been none."""
+    """Restart the kubelet without its device plugins, unless it has none."""
     folder = KUBELET_ROOT / "device-plugins"
     if cluster.runs("kubelet") and {path.name for path in folder.iterdir()} <= {"kubelet.sock"}:
         return

@@ -1,4 +1,4 @@
-"""Controllers on the lab's API server, as processes, and what they are told."""
+"""Controllers on the lab's API server, as processes, and their policies."""
 
 import json
 import signal
@@ -30,14 +30,14 @@ ALL_ON: Mapping[str, object] = {
 
 
 class ControlledNode:
-    """The lab's node, as its controller and an admin have it."""
+    """The lab's node, from the view of its controller and an admin."""
 
     def __init__(self, node: LabNode) -> None:
         self.node = node
         self._applied: list[str] = []
 
     def apply_policy(self, fields: Mapping[str, object], name: str = "cluster-policy") -> None:
-        """Have a ClusterPolicy."""
+        """Apply a ClusterPolicy."""
         kind = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": name}}
         self.node.apply({**kind, "spec": {**ALL_ON, **fields}})
 
@@ -62,7 +62,7 @@ class ControlledNode:
         return self.node.node().metadata.labels
 
     def deployed(self) -> set[str]:
-        """Return which operands the node is labelled for."""
+        """Return the operands for which the node is labelled."""
         prefix = "nvidia.com/gpu.deploy."
         return {
             key.removeprefix(prefix)
@@ -71,21 +71,21 @@ class ControlledNode:
         }
 
     def until_deployed(self, operands: set[str]) -> None:
-        """Wait until the node is labelled for exactly these."""
+        """Wait until the node is labelled for exactly these operands."""
         self.node.until(lambda: self.deployed() == operands, lambda: f"{self.deployed()}; {self.said()}")
 
     def said(self, policy: str = "cluster-policy") -> str:
-        """Return what `Ready` says of the policy: its status, reason and message."""
+        """Return the policy's `Ready` condition: its status, reason and message."""
         ready = '{range .status.conditions[?(@.type=="Ready")]}{.status} {.reason} {.message}{end}'
         done = self.node.cluster.kubectl("get", "clusterpolicy", policy, "-o", f"jsonpath={ready}")
         return done.stdout
 
     def until_said(self, text: str, policy: str = "cluster-policy") -> None:
-        """Wait until the policy says something."""
+        """Wait until the policy's condition contains a text."""
         self.node.until(lambda: text in self.said(policy), lambda: self.said(policy))
 
     def apply_agent_access(self) -> None:
-        """Have the agent's account with its rights in the controller's namespace, as an install brings it."""
+        """Create the agent's account and rights in the controller's namespace, as an install does."""
         kept = [
             one
             for one in yaml.safe_load_all((ROOT / "deploy/node.yaml").read_text())
@@ -96,7 +96,7 @@ class ControlledNode:
         self._apply(text)
 
     def apply_operand_access(self) -> None:
-        """Have the accounts of NVIDIA's operands with their rights, as an install brings them."""
+        """Create the accounts and rights of NVIDIA's operands, as an install does."""
         self._apply("\n---\n".join(encoded(one).decode() for one in accounts(NAMESPACE)))
 
     def _apply(self, text: str) -> None:
@@ -105,7 +105,7 @@ class ControlledNode:
         self._applied.append(text)
 
     def clear(self) -> None:
-        """Take away what was applied, which a chart would find another's, and what controllers keep."""
+        """Delete the applied objects, which a chart would refuse to adopt, and the controllers' stored state."""
         for text in self._applied:
             self.node.cluster.kubectl("delete", "--ignore-not-found", "-f", "-", given=text)
         for kind in ("daemonsets", "configmaps", "leases"):
@@ -123,16 +123,16 @@ class ControlledNode:
         return done.stdout
 
     def status(self) -> str:
-        """Return what `gpuvirt status` prints, be all well or not yet."""
+        """Return the output of `gpuvirt status`, whatever its exit code."""
         return self._run("status").stdout
 
     def components(self) -> list[list[str]]:
-        """Return what `gpuvirt status` tells programs: each component, whether it is ready, and its state."""
+        """Return the JSON of `gpuvirt status`: each component, whether it is ready, and its state."""
         found = json.loads(self._run("status", "-o", "json").stdout)
         return [[one["component"], "yes" if one["ready"] else "no", one["state"]] for one in found["components"]]
 
     def report(self, *, vfs: int, mode: str) -> None:
-        """Write a GpuNode's status as an agent does that sees a GPU so."""
+        """Write a GpuNode's status as an agent that observes such a GPU."""
         generation = self.node.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.metadata.generation}")
         status = (
             f'{{"status": {{"observedGeneration": {generation},'
@@ -147,7 +147,7 @@ class ControlledNode:
 
 @contextmanager
 def controlled(node: LabNode) -> Iterator[ControlledNode]:
-    """Have the API server know our kinds, with the controller's namespace."""
+    """Install gpuvirt's kinds and the controller's namespace."""
     kinds = ("deploy/gpunodes.yaml", "deploy/clusterpolicies.yaml")
     for file in kinds:
         node.kubectl("apply", "-f", str(ROOT / file))

@@ -1,4 +1,4 @@
-"""What tests, and the programs that they run, leave in the lab's cluster: taken away, whatever the order of tests."""
+"""Remove everything that tests and their programs leave in the lab's cluster, so that their order does not matter."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -39,7 +39,7 @@ class _Kinds(msgspec.Struct):
 
 
 def clear(cluster: Cluster) -> None:
-    """Take away all kinds that are not Kubernetes' own, with their objects, and from all nodes what is not."""
+    """Delete all custom kinds with their objects, and all foreign keys of nodes."""
     if msgspec.json.decode(_listed(cluster, KINDS), type=_Kinds).items:
         done = cluster.kubectl("delete", "crd", "--all", "--wait=true", "--timeout=60s")
         assert done.returncode == 0, done.stderr

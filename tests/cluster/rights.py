@@ -40,7 +40,7 @@ class Right:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Asked:
-    """What an account has asked for."""
+    """A request of an account."""
 
     account: str
     group: str
@@ -75,7 +75,7 @@ class _Metadata(msgspec.Struct):
 
 
 class _Object(msgspec.Struct, rename="camel"):
-    """A role, a binding, or anything else."""
+    """A role, a binding, or any other object."""
 
     kind: str
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
@@ -108,7 +108,7 @@ class _Event(msgspec.Struct, rename="camel"):
 
 
 def rights_in(documents: Iterable[Plain]) -> frozenset[Right]:
-    """Return what the bindings among manifests give by the roles among them, one right a verb, kind and name."""
+    """Return the rights that the bindings and roles among manifests grant, one for each verb, kind and name."""
     found = [msgspec.convert(one, _Object) for one in documents if one is not None and _is_of_rbac(one)]
     roles = {(one.kind, one.metadata.name): one.rules or [] for one in found if one.kind.endswith("Role")}
     return frozenset(
@@ -123,12 +123,12 @@ def rights_in(documents: Iterable[Plain]) -> frozenset[Right]:
 
 
 def asked_in(lines: Iterable[str]) -> frozenset[Asked]:
-    """Return what the events of an audit log ask for."""
+    """Return the requests in the events of an audit log."""
     return frozenset(asked for line in lines for asked in _asked(msgspec.json.decode(line, type=_Event)))
 
 
 def unused(granted: Iterable[Right], asked: Iterable[Asked]) -> list[Right]:
-    """Return rights that nobody has made use of."""
+    """Return the rights that no request used."""
     requests = list(asked)
     return sorted(one for one in granted if not any(one.permits(request) for request in requests))
 

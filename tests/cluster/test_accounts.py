@@ -1,4 +1,4 @@
-"""The kubelet's two accounts of who has what: one body for the real kubelet's, and for the simulated one's."""
+"""The kubelet's two sources of allocations: the same test for the real and the simulated kubelet."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ BOTH = [DeviceId("0000:65:00.0"), DeviceId("0000:ca:00.0")]
 
 
 async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
-    """What stands in both accounts when a pod has two devices, one on each NUMA node."""
+    """Both sources when a pod has two devices, one on each NUMA node."""
     content = checkpoint.parse(paths.checkpoint.read_bytes())
     assert content.checksum == checksum(content.data)
     # The kubelet keeps sets: the order of what it writes and asks for is another each time.
@@ -44,7 +44,7 @@ async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
 
 
 async def ended(paths: KubeletPaths) -> bool:
-    """What both say when the pod has ended, and a list was sent again."""
+    """Both sources after the pod ended and a device list was sent again."""
     api = PodResources(paths.pod_resources_socket)
     told = await api.consumers()
     await api.close()

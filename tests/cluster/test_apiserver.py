@@ -1,4 +1,4 @@
-"""What speaks to the API server, with a real one: desired state and reports through all that goes wrong in between."""
+"""Clients of a real API server: desired state and reports survive outages, restarts and broken connections."""
 
 import asyncio
 import time
@@ -113,7 +113,7 @@ async def test_broken_connections_lose_no_event(api: ApiLab) -> None:
 
 
 async def test_deletions_during_an_outage_are_observed_after_the_api_server_restarts(api: ApiLab) -> None:
-    """A server that starts keeps no older versions, so no watch ever tells of a deletion before it."""
+    """A started server keeps no older versions, so no watch reports earlier deletions."""
     api.label(f"{CONFIG_LABEL}=A10-4Q")
     api.set_configs("version: v1")
     desired = NodeRequest(Observed("A10-4Q"), Observed(ConfigText("version: v1", WHERE)), Observed(None))
@@ -255,7 +255,7 @@ async def test_an_agent_may_change_only_extended_resources_in_its_own_nodes_stat
         return await client.patch(NODES, name, {"status": status}, PatchType.MERGE, Node, part="status")
 
     async def is_refused(name: str, status: object) -> bool:
-        """Return whether a change is refused; the kubelet may have taken the count away, and then nothing changes."""
+        """Return whether a change is refused; the kubelet may have removed the count, and then nothing changes."""
         for _ in range(5):
             await patch(NODE, counts)
             try:
@@ -286,7 +286,7 @@ async def test_resource_counts_are_written_before_the_kubelets_next_report(api: 
     name = ResourceName("example.com/gpu")
 
     def said() -> str:
-        """What the status says; the kubelet takes away what no plugin of its own has."""
+        """The count in the Node's status; the kubelet removes counts without a plugin."""
         return api.node_field(r".status.allocatable.example\.com/gpu") or "0"
 
     async with following(api.credentials, agent):
@@ -326,7 +326,7 @@ async def test_a_state_during_an_outage_is_written_after_the_outage(api: ApiLab)
 
 
 async def test_with_roles_that_only_permit_updates_no_change_of_others_is_lost(api: ApiLab) -> None:
-    """NVIDIA's roles: get, list, watch, update. Another writes to the node all the while, and updates conflict."""
+    """NVIDIA's roles: get, list, watch, update. Another writer changes the node meanwhile, and updates conflict."""
     role = '[{"op": "replace", "path": "/rules/0/verbs", "value": ["get", "list", "watch", "update"]}]'
     api.kubectl("patch", "clusterrole", ACCOUNT, "--type=json", "-p", role)
     other, names = admin(api), [f"example.com/other-{number}" for number in range(60)]
@@ -400,7 +400,7 @@ def test_a_restarted_agent_keeps_the_desired_state_it_observed(node: LabNode, ap
 
 
 def notes(host: Path) -> set[ReasonCode]:
-    """What is wrong with the node, as its agent says."""
+    """The problems that the agent reports for the node."""
     path = host / "run/gpuvirt/node.json"
     return (
         {note.code for note in msgspec.json.decode(path.read_bytes(), type=NodeView).notes} if path.exists() else set()

@@ -134,7 +134,7 @@ class Operated:
         return self.node.kubectl("--namespace", NAMESPACE, *pods, "-o", "jsonpath={.items[*].metadata.uid}")
 
     def said(self) -> str:
-        """What a failed test shows."""
+        """Output for a failed test."""
         logs = self.node.cluster.kubectl("--namespace", NAMESPACE, "logs", "daemonset/nvidia-vgpu-device-manager")
         return f"{[(key, self.label(key)) for key in KEYS]}\n{self.plugin()}\n{logs.stdout}{logs.stderr}"
 

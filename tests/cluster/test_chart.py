@@ -1,4 +1,4 @@
-"""The chart on a real API server, with our image: installed, upgraded and uninstalled as its users do."""
+"""The chart on a real API server, with our image: install, upgrade and uninstall."""
 
 import time
 
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark
 
 
 def until_known(user: Install, kind: str) -> None:
-    """Wait until a kind is served; `kubectl wait` alone fails at one that has no condition yet."""
+    """Wait until a kind is served; `kubectl wait` fails on a kind without conditions."""
     for _ in range(120):
         if user.cluster.kubectl("wait", "--for=condition=Established", "crd", kind, "--timeout=1s").returncode == 0:
             return

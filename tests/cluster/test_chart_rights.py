@@ -1,4 +1,4 @@
-"""What the chart's accounts may do is what they do: every right is used, and nothing else is asked for."""
+"""The chart's accounts use each of their rights, and request nothing else."""
 
 import json
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ class Walk:
         self.node.until(lambda: said() == "", said)
 
     def install(self, *values: str) -> str:
-        """Install, and take down what that grants."""
+        """Install the chart, and record the granted rights."""
         release = self.user.installed("sandboxWorkloads.enabled=true", *on_simulated_host(self.node), *values)
         for part in ("manifest", "hooks"):
             text = self.user.must("get", part, release, "-n", NAMESPACE)
@@ -97,7 +97,7 @@ class Walk:
         return release
 
     def take_down_made(self) -> None:
-        """Take down what the controller grants."""
+        """Record the rights that the controller grants."""
         found = json.loads(self.user.kubectl("get", "roles,rolebindings", "-n", NAMESPACE, "-o", "json"))
         self.granted |= rights_in(found["items"])
 
@@ -130,7 +130,7 @@ def install_kubevirt(node: LabNode) -> None:
 
 
 def first_release(walk: Walk) -> None:
-    """Vms' and containers' operands come, are edited, upgraded, switched off and on; HCO has KubeVirt; all goes."""
+    """Operands are deployed, edited, upgraded, disabled and enabled; HCO owns KubeVirt; the release is removed."""
     user, node = walk.user, walk.node
     release = walk.install("psa.enabled=true", "dcgm.enabled=true", "dcgm.repository=registry.example/none")
     user.kubectl("label", "node", NODE, f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
@@ -173,7 +173,7 @@ def operands_come_and_go(walk: Walk) -> None:
 
 
 def agents_do_their_part(walk: Walk) -> None:
-    """What happens where the controller is away, and what a node for containers is asked."""
+    """Requests of agents while the controller is stopped, and of a container node."""
     user = walk.user
     walk.scale(0)
     user.kubectl("delete", "gpunode", NODE)
@@ -191,7 +191,7 @@ def agents_do_their_part(walk: Walk) -> None:
 
 
 def second_release(walk: Walk) -> None:
-    """Install soon after an uninstall, and uninstall where nobody leads, with all kinds."""
+    """Install soon after an uninstall, and uninstall without a leader, with all kinds."""
     user, node = walk.user, walk.node
     node.kubectl("delete", "hyperconverged", "--all")
     node.kubectl("label", "kubevirt", "kubevirt", "app.kubernetes.io/managed-by-")

@@ -1,4 +1,4 @@
-"""ClusterPolicy on a real API server: what it takes, what it keeps, and what it refuses with which words."""
+"""ClusterPolicy on a real API server: accepted, kept and refused fields, and the error texts."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ INCOMPLETE = "an image needs all of repository, image and version"
 
 @pytest.fixture(scope="module")
 def policies(running_lab: Cluster, tmp_path_factory: pytest.TempPathFactory) -> ApiLab:
-    """An API server that knows ClusterPolicies, and has the one of the GPU Operator's guide."""
+    """An API server with the ClusterPolicy kind and the policy of the GPU Operator's guide."""
     clear(running_lab)
     api = ApiLab(running_lab, tmp_path_factory.mktemp("policies"))
     api.kubectl("apply", "-f", str(ROOT / "deploy/clusterpolicies.yaml"))

@@ -1,4 +1,4 @@
-"""The controller on a real API server: labels become what a real node's GPUs are, and nothing is lost on the way."""
+"""The controller on a real API server: labels decide the mode of a real node's GPUs, without losing VMs."""
 
 import signal
 

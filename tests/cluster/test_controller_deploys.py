@@ -1,4 +1,4 @@
-"""Everything from a label to a pod's vGPU, with agents that the controller deploys, upgrades and takes away."""
+"""From a label to a pod's vGPU, with agents that the controller deploys, upgrades and removes."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ IMAGE = f"{PREFIX}/{NAME}"
 
 
 def policy(cluster: ControlledNode, **more: object) -> Mapping[str, object]:
-    """Return a policy by which agents take the mounted host for their host."""
+    """Return a policy that makes agents use the mounted host as their host."""
     plugin = {"enabled": True, "env": [{"name": "GPUVIRT_HOST_ROOT", "value": "/run/nvidia/driver"}]}
     return {"hostPaths": {"driverInstallDir": str(cluster.node.host)}, "sandboxDevicePlugin": {**plugin, **more}}
 
@@ -36,7 +36,7 @@ def deploying(node: LabNode) -> Iterator[ControlledNode]:
 
 
 def rows(shown: str) -> list[list[str]]:
-    """Return component, ready and state of the node, of what `gpuvirt status` has printed."""
+    """Return component, ready and state of each row of `gpuvirt status`."""
     return [line.split()[2:5] for line in shown.splitlines() if line.startswith(NODE)]
 
 

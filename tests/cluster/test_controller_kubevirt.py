@@ -21,14 +21,14 @@ GATE = (
 
 
 class Admin:
-    """Who has KubeVirt, and changes it by hand."""
+    """An admin who has KubeVirt and changes it by hand."""
 
     def __init__(self, cluster: ControlledNode) -> None:
         self.cluster = cluster
         self.node = cluster.node
 
     def make(self, configuration: Mapping[str, object]) -> None:
-        """Have a KubeVirt of a version that has all fields."""
+        """Create a KubeVirt of a version that has all fields."""
         metadata = {"name": "kubevirt", "namespace": self.node.namespace}
         kind = {"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": metadata}
         self.node.apply({**kind, "spec": {"configuration": configuration}})
@@ -41,7 +41,7 @@ class Admin:
         return found
 
     def permitted(self) -> Mapping[str, tuple[str, bool]]:
-        """Return the names that are permitted, with their selectors, and whether somebody else provides them."""
+        """Return the permitted resources with their selectors, and whether they have an external provider."""
         lists = self.configuration().get("permittedHostDevices") or {}
         assert isinstance(lists, dict)
         return {
@@ -50,7 +50,7 @@ class Admin:
         }
 
     def said(self) -> str:
-        """Return what the policy says of KubeVirt."""
+        """Return the policy's KubeVirt condition."""
         path = r'{range .status.conditions[?(@.type=="KubeVirtConfigured")]}{.status} {.reason} {.message}{end}'
         return self.node.kubectl("get", "clusterpolicy", "cluster-policy", "-o", f"jsonpath={path}")
 
@@ -111,7 +111,7 @@ def test_a_resource_that_kubevirt_provides_is_withheld(node: LabNode) -> None:
 
 
 def registered(node: LabNode, since: int) -> list[str]:
-    """Return what agents have registered with the kubelet, by their log from a place on."""
+    """Return the resources that agents registered with the kubelet, from their log since an offset."""
     lines = (node.cluster.folder / "log/agent.log").read_text()[since:].splitlines()
     said = [json.loads(line) for line in lines if line.startswith("{")]
     return [one["resource"] for one in said if one["message"] == "registered"]

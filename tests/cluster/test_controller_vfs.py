@@ -1,4 +1,4 @@
-"""The vGPU driver's label on a real API server: it stays until vGPUs and VFs are gone, and comes back with them."""
+"""The vGPU driver's label on a real API server: it stays until vGPUs and VFs are removed, and is restored with them."""
 
 import pytest
 from lab.cluster.settings import NODE
@@ -17,7 +17,7 @@ TRIES = 40
 
 
 def vgpus(node: LabNode) -> dict[str, int]:
-    """Return the vGPUs that there are, each with what tells it from a later one of the same id."""
+    """Return the existing vGPUs, each with an identity that differs for a later vGPU of the same id."""
     return {one.name: one.stat().st_ino for one in (node.host / "sys/bus/mdev/devices").iterdir()}
 
 

@@ -1,4 +1,4 @@
-"""Our manifests with our own image: the agent in a pod, with what its manifest gives it and no more."""
+"""Our manifests with our image: the agent in a pod, with only the rights and mounts of its manifest."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ class DaemonSet:
         return done.stdout
 
     def logs(self) -> str:
-        """What its pods have said."""
+        """The logs of its pods."""
         files = Path("/var/log/pods").glob(f"{self.namespace}_{self.name}-*/agent/*.log")
         return "\n".join(file.read_text()[-3000:] for file in files)
 
@@ -63,7 +63,7 @@ class DaemonSet:
 
 
 def _adapted(manifest: Mapping[str, object], host: Path) -> Manifest:
-    """Return a manifest with the lab's image, and the mounted host as the host that the agent looks at."""
+    """Return a manifest with the lab's image, and with the mounted host as the agent's host."""
     text = yaml.safe_dump(dict(manifest)).replace("image: gpuvirt:0.1.0", f"image: {PREFIX}/{NAME}")
     adapted: Manifest = yaml.safe_load(text.replace("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never"))
     if adapted["kind"] != "DaemonSet":

@@ -1,4 +1,4 @@
-"""The discoverer on a real API server, and as its manifest runs it: labels come, change, come back, and go."""
+"""The discoverer on a real API server and by its manifest: labels are set, changed, restored and removed."""
 
 import asyncio
 import platform
@@ -49,7 +49,7 @@ def api(lab: Cluster, tmp_path: Path) -> ApiLab:
 
 
 def said(api: ApiLab) -> tuple[str, ...]:
-    """What the node's three labels say."""
+    """The values of the node's three labels."""
     return tuple(api.node_field(".metadata.labels." + label.replace(".", r"\.")) for label in LABELS)
 
 
@@ -150,6 +150,6 @@ def is_nvidias(function: Path) -> bool:
 
 
 def logs() -> str:
-    """What its pod has said."""
+    """The log of its pod."""
     files = Path("/var/log/pods").glob(f"{NAMESPACE}_{ACCOUNT}-*/discover/*.log")
     return "\n".join(file.read_text()[-3000:] for file in files)

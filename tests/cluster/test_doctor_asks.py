@@ -1,4 +1,4 @@
-"""Doctor asks a real API server for the KubeVirts of its cluster."""
+"""Doctor reads the KubeVirts of a real cluster."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ CRD = {
 
 
 def found(node: LabNode) -> list[str]:
-    """Return the codes of what doctor finds of KubeVirt."""
+    """Return the codes of doctor's findings about KubeVirt."""
     command = [
         *GPUVIRT,
         "doctor",

@@ -1,4 +1,4 @@
-"""A container node that still has vGPUs: NVIDIA's driver is not installed there until they are gone."""
+"""A container node that still has vGPUs gets NVIDIA's driver only after they are removed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ CHECK = "gpus-unused-validation"
 
 
 def parts(**on: object) -> Mapping[str, object]:
-    """Return a policy's parts for containers, all of them off but those that are named."""
+    """Return a policy's container components, all disabled except the named ones."""
     names = ("driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", "gfd", "validator")
     return {**{name: {"enabled": False} for name in names}, **on}
 

@@ -1,4 +1,4 @@
-"""GpuNode on a real API server: the agent makes its own, keeps its status, and obeys its spec."""
+"""GpuNode on a real API server: the agent creates its own, updates its status, and applies its spec."""
 
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ WHOLE, HALF = "nvidia.com/TU104GL_TESLA_T4", "nvidia.com/GRID_T4-8Q"
 
 
 def install_kind(node: LabNode) -> None:
-    """Have the API server know GpuNodes, and wait until it does."""
+    """Install the GpuNode kind, and wait until it is served."""
     node.kubectl("apply", "-f", str(ROOT / "deploy/gpunodes.yaml"))
     node.until(lambda: node.cluster.kubectl("get", "gpunodes").returncode == 0, lambda: "the kind is not served yet")
 
 
 @contextmanager
 def reporting(node: LabNode, config: str = "") -> Iterator["subprocess.Popen[str]"]:
-    """Run an agent in a cluster that knows GpuNodes; it gives the agent's process."""
+    """Run an agent in a cluster with GpuNodes; yield the agent's process."""
     install_kind(node)
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with node.simulated_host("4xT4"), node.agent(config, asks) as agent, node.nodes_kept():
@@ -42,7 +42,7 @@ def row(node: LabNode) -> list[str]:
 
 
 def against(node: LabNode) -> str:
-    """Return what speaks against the node, as its condition says it."""
+    """Return the message of the node's condition."""
     message = r'{.status.conditions[?(@.type=="Ready")].message}'
     return node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={message}")
 

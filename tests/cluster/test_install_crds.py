@@ -1,4 +1,4 @@
-"""`gpuvirt install crds` on a real API server that knows none of our kinds, as a first `helm install` runs it."""
+"""`gpuvirt install crds` on a real API server without gpuvirt's kinds, as a first `helm install` runs it."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Kubeconfigs on a real API server: gpuvirt takes what kubectl takes, and refuses what it refuses."""
+"""Kubeconfigs on a real API server: gpuvirt accepts and refuses the same ones as kubectl."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ echo '{"apiVersion": "'$VERSION'", "kind": "ExecCredential", "status": {"token":
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The lab's API server, and a folder with what kubeconfigs name."""
+    """The lab's API server, and a folder with the files that kubeconfigs name."""
 
     lab: Cluster
     folder: Path
@@ -39,7 +39,7 @@ class Place:
 
     @property
     def words(self) -> Mapping[str, str]:
-        """What stands for what in the kubeconfigs of tests."""
+        """Placeholders in the kubeconfigs of tests, and their values."""
         ca = (self.folder / "ca.crt").read_bytes()
         jane = Pair(self.folder / "jane.crt", self.folder / "jane.key")
         return {
@@ -90,7 +90,7 @@ async def ran(*command: str, environment: Mapping[str, str] | None = None) -> su
 
 
 async def both(place: Place, path: Path) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
-    """Return what kubectl says and what we say by a kubeconfig."""
+    """Return the results of kubectl and of gpuvirt with a kubeconfig."""
     kubectl = str(place.lab.binaries / "kubectl")
     options = ("--kubeconfig", str(path))
     theirs = await ran(kubectl, "get", "namespace", "default", "-o", "name", *options)
@@ -160,7 +160,7 @@ async def test_a_kubeconfig_that_kubectl_refuses_is_refused(place: Place, cluste
 
 
 async def test_several_kubeconfigs_and_a_context_by_name(place: Place) -> None:
-    """The context stands in one file, its cluster and its user, with a path of their own, in another."""
+    """The context is in one file; its cluster and its user, with a relative path, are in another."""
     first, second = place.folder / "first", place.folder / "deeper/second"
     second.parent.mkdir()
     (second.parent / "ca.pem").write_bytes((place.folder / "ca.crt").read_bytes())

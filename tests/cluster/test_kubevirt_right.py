@@ -1,4 +1,4 @@
-"""KubeVirt kept right on a real API server: our patches, an admin's beside them, and who is faster."""
+"""KubeVirt patches on a real API server: gpuvirt's, an admin's beside them, and concurrent writers."""
 
 import json
 from datetime import UTC, datetime
@@ -48,7 +48,7 @@ spec: {domain: {devices: {gpus: [{deviceName: nvidia.com/GA102GL_A10, name: gpu1
 
 
 class Dependencies:
-    """The controller, as far as it has to do with one KubeVirt."""
+    """The controller, reduced to one KubeVirt."""
 
     def __init__(self, node: LabNode) -> None:
         self.node = node
@@ -57,7 +57,7 @@ class Dependencies:
         self.history = History()
 
     async def scene(self) -> KubeVirtPicture:
-        """What is there now."""
+        """The objects at this moment."""
         kubevirt = await self.client.get(self._of(KUBEVIRTS), "kubevirt", KubeVirt)
         found = await self.client.list(Collection(self._of(HYPER_CONVERGEDS), HyperConverged))
         return KubeVirtPicture(kubevirt, OFFERED, self.names, Observed(found.items), mdevs=True)
@@ -73,7 +73,7 @@ class Dependencies:
         self.history = done.landed(after.metadata)
 
     async def converge(self) -> None:
-        """Write once; there is nothing to be written after that."""
+        """Write once; assert that a second plan is empty."""
         done = await self.plan()
         if done.writes:
             await self.send(done)
@@ -88,7 +88,7 @@ class Dependencies:
         self.node.apply({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
 
     def is_of_version(self, version: str) -> None:
-        """Have KubeVirt say its version."""
+        """Set the version in KubeVirt's status."""
         status = json.dumps({"status": {"observedKubeVirtVersion": version}})
         self.node.kubectl("patch", "kubevirt", "kubevirt", "--subresource=status", "--type=merge", "-p", status)
 
@@ -103,7 +103,7 @@ class Dependencies:
 
 @pytest.fixture(params=SOURCES)
 def dependencies(node: LabNode, request: pytest.FixtureRequest) -> Dependencies:
-    """A cluster with KubeVirt's kinds, by what we know of them and by its own manifests."""
+    """A cluster with KubeVirt's kinds, by our facts and by KubeVirt's manifests."""
     install(node, request.param)
     return Dependencies(node)
 

@@ -1,4 +1,4 @@
-"""A misspelt label on a real API server: everybody who can be asked says so, and no device changes."""
+"""A misspelt label on a real API server: all outlets report it, and no device changes."""
 
 import json
 import socket
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """A node with its agent and its controller, and how each can be asked."""
+    """A node with its agent and its controller, and the outlets of both."""
 
     node: LabNode
     cluster: ControlledNode
@@ -95,7 +95,7 @@ OUTLETS: Mapping[str, Callable[[Place], str]] = {
 
 @contextmanager
 def running(node: LabNode) -> Iterator[Place]:
-    """Run a controller and an agent whose metrics can be asked for."""
+    """Run a controller and an agent with metrics."""
     agent_port, controller_port = free_port(), free_port()
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig), "--listen", f"127.0.0.1:{agent_port}")
     with controlled(node) as cluster, node.simulated_host("4xT4"), node.nodes_kept():

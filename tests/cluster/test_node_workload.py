@@ -1,4 +1,4 @@
-"""One real node is for whole GPUs, then for vGPUs, then for containers, while a pod keeps what it has."""
+"""One real node changes from whole GPUs to vGPUs to containers, while a pod keeps its GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The agent with a real kubelet: what pods get, what the node shows, and what is left when things end."""
+"""The agent with a real kubelet: devices of pods, counts of the node, and the state after pods end."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def test_pods_get_the_requested_number_of_gpus(node: LabNode) -> None:
 
 
 def test_cdi_devices_reach_the_container(node: LabNode) -> None:
-    """The runtime applies what the answer names: without the spec it can't start the container, and says which."""
+    """Without the CDI spec the runtime refuses the container and names the missing device."""
     with node.simulated_host("2xA10"), node.agent("cdi: answers"):
         node.until_allocatable(A10, 2)
         assert node.run("with", PodRequest({A10: 2}))[1:] == ["12", "22", "vfio"]
@@ -47,7 +47,7 @@ def test_cdi_devices_reach_the_container(node: LabNode) -> None:
 
 
 def test_a_pod_that_requests_an_unknown_resource_starts_without_devices(node: LabNode) -> None:
-    """The scheduler goes by the node's status, which says more than the kubelet knows after it lost its checkpoint."""
+    """The scheduler trusts the node's status, which may outlive the kubelet's checkpoint."""
     said = '{"status": {"capacity": {"example.com/none": "1"}, "allocatable": {"example.com/none": "1"}}}'
     node.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", said)
     printed = node.run("without", PodRequest({"example.com/none": 1}, "env | grep PCI_RESOURCE || echo none"))
@@ -122,7 +122,7 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
 
 def test_gpus_return_to_the_host_and_a_pods_gpu_stays_until_the_pod_ends(node: LabNode) -> None:
     def drivers() -> dict[str, str]:
-        """What the GPUs are bound to; on their way from one to the other they are bound to nothing."""
+        """The drivers of the GPUs; during a move a GPU has no driver."""
         links = {one: node.host / "sys/bus/pci/devices" / one / "driver" for one in ("0000:65:00.0", "0000:ca:00.0")}
         return {one: os.path.realpath(link).rpartition("/")[2] for one, link in links.items()}
 

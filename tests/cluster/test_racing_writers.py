@@ -1,4 +1,4 @@
-"""A second writer that is faster, on a real API server: nothing of ours ends with a conflict."""
+"""A faster concurrent writer on a real API server: gpuvirt's writes never fail with a conflict."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ MANIFEST = "{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: g
 
 
 def passing_on(lab: Cluster) -> Callable[[Call], Reply]:
-    """Return what passes requests on to the lab's API server."""
+    """Return a handler that forwards requests to the lab's API server."""
     context = ssl.create_default_context(cafile=str(lab.folder / "certs/apiserver.crt"))
 
     def answer(call: Call) -> Reply:
@@ -44,7 +44,7 @@ def passing_on(lab: Cluster) -> Callable[[Call], Reply]:
 async def test_an_uninstall_acquires_a_lease_that_another_program_writes_concurrently(
     lab: Cluster, tmp_path: Path, there: bool
 ) -> None:
-    """Each time that the lease is read, another writer writes first, three times; where there is none, it makes it."""
+    """Before each of three reads of the lease another writer changes it, or creates it if it is absent."""
     lab.kubectl("delete", "lease", "gpuvirt-controller", "--namespace", "default", "--ignore-not-found")
     if there:
         assert lab.kubectl("apply", "--namespace", "default", "-f", "-", given=MANIFEST).returncode == 0

@@ -1,4 +1,4 @@
-"""What a policy is rendered into, before a real API server."""
+"""A real API server accepts the manifests that a policy renders."""
 
 import json
 from dataclasses import replace

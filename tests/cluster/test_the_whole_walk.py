@@ -53,18 +53,18 @@ class Admin:
         self.node = node
 
     def types(self, line: str) -> str:
-        """Run a command as the guide has it, without quotes; return its output."""
+        """Run a command of the guide; return its output without quotes."""
         return self.user.kubectl(*line.split()[1:]).strip()
 
     def allocatable(self) -> Plain:
-        """Return what the guide's jq leaves of `kubectl get node -o json`."""
+        """Return the output of the guide's jq filter on `kubectl get node -o json`."""
         found: Plain = json.loads(self.types(f"kubectl get node {NODE} -o json"))
         counts = at(found, "status", "allocatable")
         assert isinstance(counts, dict)
         return {name: count for name, count in counts.items() if name.startswith("nvidia.com/") and count != "0"}
 
     def offers(self, resource: str, count: int) -> None:
-        """Wait until the node offers so many of one resource, and nothing else of NVIDIA's."""
+        """Wait until the node offers this count of one resource, and no other resource of NVIDIA."""
         self.node.until(lambda: self.allocatable() == {resource: str(count)}, lambda: str(self.allocatable()))
 
     def configuration(self) -> Plain:
@@ -72,7 +72,7 @@ class Admin:
         return at(found, "spec", "configuration")
 
     def permits(self, *names: str) -> None:
-        """Wait until KubeVirt permits these vGPU types, and leaves them to us."""
+        """Wait until KubeVirt permits these vGPU types with an external provider."""
         desired = [entry(f"NVIDIA {one}", f"nvidia.com/NVIDIA_{one}", key="mdevNameSelector") for one in names]
 
         def found() -> Plain:
@@ -81,13 +81,13 @@ class Admin:
         self.node.until(lambda: found() == desired, lambda: str(found()))
 
     def status(self) -> list[list[str]]:
-        """Return what stands in the place of `kubectl get pods -n gpu-operator`: component, ready, state."""
+        """Return the counterpart of `kubectl get pods -n gpu-operator`: component, ready, state."""
         asks = ("--kubeconfig", str(self.user.cluster.kubeconfig), "-n", NAMESPACE)
         shown = gpuvirt("status", *asks).stdout.splitlines()
         return [line.split()[2:5] for line in shown if line.startswith(NODE)]
 
     def placed(self) -> dict[str, set[str]]:
-        """Return which DaemonSets have made a pod for which node, be it started or not."""
+        """Return the DaemonSets that created a pod for each node, whether or not it started."""
         found: dict[str, set[str]] = {}
         pods: Plain = json.loads(self.types(f"kubectl get pods -n {NAMESPACE} -o json"))
         items = at(pods, "items")
@@ -101,7 +101,7 @@ class Admin:
 
 @pytest.fixture
 def admin(user: Install, node: LabNode) -> Iterator[Admin]:
-    """Somebody with a node of two A10s, and KubeVirt."""
+    """An admin with a node of two A10s, and KubeVirt."""
     install(node, SOURCES[-1])
     admin = Admin(user, node)
     try:
@@ -139,7 +139,7 @@ def test_the_gpu_operators_kubevirt_guide_works_from_install_to_uninstall(admin:
 
 
 def installs(admin: Admin) -> str:
-    """Follow the guide until helm has ended; return the release's name."""
+    """Follow the guide until helm exits; return the release's name."""
     assert admin.types(PATCH) == "kubevirt.kubevirt.io/kubevirt patched"
     assert admin.types(f"kubectl label node {NODE} --overwrite {WORKLOAD}=vm-vgpu") == f"node/{NODE} labeled"
     assert admin.types(f"kubectl create namespace {NAMESPACE}") == f"namespace/{NAMESPACE} created"
@@ -194,7 +194,7 @@ def changes_vgpus_again(admin: Admin) -> None:
 
 
 def vms_are_taken(admin: Admin) -> None:
-    """The API server accepts each VM of the guides and of our examples, but for a version that it no longer serves."""
+    """The API server accepts each VM of the guides and of our examples, except of a removed API version."""
     create = ("create", "--dry-run=server", "--validate=strict", "-f")
     texts = (Path(__file__).with_name("vms.yaml"), *sorted((ROOT / "examples").glob("vm-*.yaml")))
     manifests = (one for text in texts for one in yaml.safe_load_all(text.read_text()))
@@ -210,7 +210,7 @@ def vms_are_taken(admin: Admin) -> None:
 
 @contextmanager
 def nodes_beside(admin: Admin) -> Iterator[None]:
-    """Have a node for containers, and one for whole GPUs, both without a kubelet."""
+    """Create a container node and a passthrough node, both without a kubelet."""
     labels = {PRESENT: "true", "kubernetes.io/os": "linux", **OS}
     _, containers, whole = NODES
     with (

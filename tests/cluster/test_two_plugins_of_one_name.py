@@ -1,4 +1,4 @@
-"""A real kubelet to which KubeVirt registers a resource of ours: what it makes of two plugins of one name."""
+"""A real kubelet to which KubeVirt registers a resource of gpuvirt: two plugins of the same name."""
 
 import json
 import signal
@@ -35,7 +35,7 @@ def test_kubevirts_device_plugin_keeps_its_devices_while_gpuvirt_withholds_the_r
 
 
 def test_ending_the_agent_unregisters_kubevirts_plugin_of_the_same_resource(node: LabNode) -> None:
-    """A fault of the kubelet's, which takes the one for the other: the reference says so."""
+    """A bug of the kubelet, which confuses the two plugins; docs/reference.md describes it."""
     with reporting(node) as agent:
         node.until(lambda: row(node)[-1:] == ["Reconciled"], lambda: str(row(node)))
         withhold(node, withheld=True)

@@ -1,4 +1,4 @@
-"""Nodes that nothing serves, on a real API server: what the ClusterPolicy and `gpuvirt status` say of them."""
+"""Nodes without operands on a real API server, in the ClusterPolicy's status and in `gpuvirt status`."""
 
 import pytest
 from lab.cluster.settings import NODE
@@ -14,7 +14,7 @@ OURS = ("--image", IMAGE, "--image-pull-policy", "Never")
 
 
 def until_shown(cluster: ControlledNode, *expected: list[str]) -> None:
-    """Wait until `gpuvirt status` shows exactly these components, with whether they are ready, and their states."""
+    """Wait until `gpuvirt status` shows exactly these components, their readiness and their states."""
     cluster.node.until(lambda: cluster.components() == list(expected), cluster.status)
 
 

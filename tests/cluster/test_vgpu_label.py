@@ -23,7 +23,7 @@ def resource(name: str) -> str:
 
 @contextmanager
 def change(node: LabNode) -> Iterator[None]:
-    """Run an agent that carves."""
+    """Run an agent that changes vGPUs."""
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with node.simulated_host("2xA10-sriov"), node.agent("mode: vgpu", asks):
         yield
@@ -55,7 +55,7 @@ def test_a_label_changes_the_vgpus_of_the_node(node: LabNode) -> None:
 
 
 def test_pods_bound_before_a_vgpu_change_are_admitted(node: LabNode) -> None:
-    """The queue is longer than the node has room for, so pods are bound all the while."""
+    """The queue is longer than the node's capacity, so pods are bound continuously."""
     names = [f"queued-{number}" for number in range(40)]
 
     def ended(phase: str) -> int:

@@ -22,32 +22,32 @@ STARTED = {"runStrategy": "Always"}
 
 
 class Admin:
-    """Who has VMs, and asks why they lack their GPUs. There is no KubeVirt, so its objects are made by hand."""
+    """An admin who runs `gpuvirt why`. There is no KubeVirt, so its objects are created by hand."""
 
     def __init__(self, node: LabNode) -> None:
         self.node = node
 
     def make_vm(self, name: str, device: str, spec: Mapping[str, object]) -> None:
-        """Have a VM that requests a device."""
+        """Create a VM that requests a device."""
         domain = {"devices": {"gpus": [{"name": "gpu1", "deviceName": device}]}}
         template = {"spec": {"domain": domain}}
         self._make("VirtualMachine", name, {**spec, "template": template})
 
     def make_vmi(self, name: str, device: str) -> None:
-        """Have its VMI."""
+        """Create its VMI."""
         self._make(
             "VirtualMachineInstance", name, {"domain": {"devices": {"gpus": [{"name": "a", "deviceName": device}]}}}
         )
 
     def report_phase(self, name: str, phase: str) -> None:
-        """Have a VMI's status say its phase; KubeVirt's own manifest has no subresource for it."""
+        """Set the phase in a VMI's status; KubeVirt's own manifest has no subresource for it."""
         patch = ("patch", "vmi", name, "--type=merge", "-p", f'{{"status": {{"phase": "{phase}"}}}}')
         known = self.node.cluster.kubectl("-n", self.node.namespace, *patch, "--subresource=status")
         if known.returncode != 0:
             self.node.kubectl(*patch)
 
     def make_kubevirt(self, permitted: list[str]) -> None:
-        """Have a KubeVirt that permits devices by name."""
+        """Create a KubeVirt that permits devices by name."""
         entries = [
             {"pciVendorSelector": "10DE:2236", "resourceName": name, "externalResourceProvider": True}
             for name in permitted
@@ -55,7 +55,7 @@ class Admin:
         self._make("KubeVirt", "kubevirt", {"configuration": {"permittedHostDevices": {"pciHostDevices": entries}}})
 
     def make_launcher(self, vm: str, device: str, count: int = 1, on_node: str = "") -> str:
-        """Have the pod that KubeVirt makes of a VMI, and return its name; `on_node` passes the scheduler by."""
+        """Create the pod that KubeVirt creates for a VMI, and return its name; `on_node` bypasses the scheduler."""
         name = f"virt-launcher-{vm}-x7k2p"
         container = {
             "name": "compute",
@@ -77,14 +77,14 @@ class Admin:
         return name
 
     def why(self, target: str, namespace: str = "") -> tuple[int, Mapping[str, object]]:
-        """Return how `gpuvirt why` ends, and its JSON."""
+        """Return the exit code of `gpuvirt why`, and its JSON."""
         done = self.ask(target, "-o", "json", "-n", namespace or self.node.namespace)
         assert done.stdout, done.stderr
         found: Mapping[str, object] = json.loads(done.stdout)
         return done.returncode, found
 
     def ask(self, *arguments: str, kubeconfig: Path | None = None) -> "subprocess.CompletedProcess[str]":
-        """Run `gpuvirt why` as the cluster's admin, or by another kubeconfig."""
+        """Run `gpuvirt why` as the cluster's admin, or with another kubeconfig."""
         asks = ("--kubeconfig", str(kubeconfig or self.node.cluster.kubeconfig))
         return subprocess.run([*GPUVIRT, "why", *arguments, *asks], capture_output=True, text=True, check=False)
 
@@ -101,13 +101,13 @@ class Admin:
         return folder / "tenant"
 
     def code(self, target: str, namespace: str = "") -> str:
-        """Return the code of the blocker, empty where there is none."""
+        """Return the code of the blocker, empty without a blocker."""
         _, found = self.why(target, namespace)
         blocker = found["blocker"]
         return str(blocker["code"]) if isinstance(blocker, dict) else ""
 
     def until(self, target: str, code: str) -> None:
-        """Wait until a blocker is named, or none."""
+        """Wait for a blocker of this code, or for none."""
         self.node.until(lambda: self.code(target) == code, lambda: self.ask(target, "-n", self.node.namespace).stdout)
 
     def _make(self, kind: str, name: str, spec: Mapping[str, object]) -> None:

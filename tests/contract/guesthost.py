@@ -49,7 +49,7 @@ class GuestJob:
 
 
 class GuestVm:
-    """The agent in the guest, which has a group open."""
+    """A process in the guest that has a group open."""
 
     def __init__(self, channel: Channel, number: int) -> None:
         self._channel = channel
@@ -87,12 +87,12 @@ class GuestHost:
         return GuestJob(self.guest.channel, self.guest.channel.number("caller_read", path))
 
     def start_writer(self, path: str, text: str) -> GuestJob:
-        """Write from a process that can be named."""
+        """Start a write in a process whose id is known."""
         return GuestJob(self.guest.channel, self.guest.channel.number("caller_write", path, text))
 
 
 class Guests:
-    """The guests of a run, one of each flavour, and the next one where one is of no use any more."""
+    """One guest of each flavour for a run, replaced if it becomes unusable."""
 
     def __init__(self) -> None:
         self._lives: dict[Flavour, ExitStack] = {}
@@ -108,7 +108,7 @@ class Guests:
             life.close()
 
     def fresh(self, flavour: Flavour = Flavour.GROUPS) -> GuestHost:
-        """Return a guest whose devices are as at the beginning."""
+        """Return a guest whose devices are in their initial state."""
         guest = self._guests.get(flavour)
         if guest is None or not guest.restore():
             life = self._lives.setdefault(flavour, ExitStack())

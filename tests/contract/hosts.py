@@ -32,29 +32,29 @@ LONG_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a read or a write ended."""
+    """The result of a read or a write."""
 
     errno: int = 0
     data: bytes = b""
 
 
 class Job(Protocol):
-    """A read or a write that may sleep."""
+    """A read or a write that may block."""
 
     def answer(self, within_s: float) -> Answer | None:
-        """Return how it ended, None while it has not."""
+        """Return the result, None while it blocks."""
         ...
 
 
 class Vm(Protocol):
-    """A VM, or what else has a group open."""
+    """A VM, or another process that has a group open."""
 
     def asked_back(self, within_s: float = 0.0) -> bool:
-        """Return whether it is asked to give a device back (VFIO's request event), by now or in time."""
+        """Return whether VFIO has requested a device back (VFIO's request event), now or within the time."""
         ...
 
     def end(self) -> None:
-        """Let go of everything."""
+        """Close all files."""
         ...
 
 
@@ -63,29 +63,29 @@ class Host(Protocol):
 
     @property
     def kernel(self) -> Kernel:
-        """Its kernel, for calls that answer."""
+        """The kernel of the host, for calls that do not block."""
         ...
 
     @property
     def series(self) -> tuple[int, int]:
-        """The kernel's series, where a newer one answers otherwise."""
+        """The kernel's series, for behaviour that differs by version."""
         ...
 
     @property
     def patience_s(self) -> float:
-        """How long a call must have slept to count as asleep."""
+        """How long a call must block to count as blocked."""
         ...
 
     def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Vm:
-        """Open a group, and all its devices unless told not to; raise OSError as the kernel does."""
+        """Open a group, and by default all its devices; raise OSError as the kernel does."""
         ...
 
     def start_write(self, path: str, text: str) -> Job:
-        """Write from a caller of its own."""
+        """Start a write in a thread or process of its own."""
         ...
 
     def start_read(self, path: str) -> Job:
-        """Read from a caller of its own."""
+        """Start a read in a thread or process of its own."""
         ...
 
 
@@ -97,7 +97,7 @@ def group_of(host: Host, device: str) -> IommuGroup:
 
 
 def until_free(host: Host, group: IommuGroup) -> None:
-    """Wait until a group can be opened: the mounted kernel hears of a file's end a moment after it was closed."""
+    """Wait until a group can be opened: the mounted kernel learns of a closed file a moment later."""
     deadline = time.monotonic() + LONG_S  # noqa: TID251  another process's time
     while True:
         try:
@@ -108,7 +108,7 @@ def until_free(host: Host, group: IommuGroup) -> None:
 
 
 def write(host: Host, path: str, text: str) -> int:
-    """Write, and return the errno of the answer, 0 for none."""
+    """Write, and return the errno, 0 on success."""
     answer = host.start_write(path, text).answer(LONG_S)
     assert answer is not None, f"writing {text!r} to {path} sleeps"
     return answer.errno
@@ -121,7 +121,7 @@ def exists(host: Host, path: str) -> bool:
 
 
 def bind(host: Host, address: PciAddress, driver: str) -> None:
-    """Give a function to a driver, as an admin does by hand."""
+    """Bind a function to a driver, as an admin does by hand."""
     device = f"/sys/bus/pci/devices/{address}"
     assert write(host, f"{device}/driver_override", driver) == 0
     if exists(host, f"{device}/driver"):
@@ -189,10 +189,10 @@ class MemoryVm:
 
 
 class CdevHost(Host, Protocol):
-    """A host whose kernel has nodes of single VFIO devices."""
+    """A host whose kernel has a node for each VFIO device."""
 
     def open_devices(self, *devices: str, bind: bool = True) -> Vm:
-        """Open devices by their own nodes, and bind them to an iommufd unless told not to; raise as the kernel does."""
+        """Open devices by their own nodes, and by default bind them to an iommufd; raise as the kernel does."""
         ...
 
 
@@ -212,7 +212,7 @@ class MemoryHost(ThreadCallers):
         super().__init__(self._sim)
 
     def load_driver(self, driver: str) -> None:
-        """Have one more driver in the kernel."""
+        """Load another driver into the kernel."""
         self._sim.pci.add_driver(driver)
 
     def open_devices(self, *devices: str, bind: bool = True) -> Vm:
@@ -247,7 +247,7 @@ class MountHost(ThreadCallers):
         self._server = server
 
     def tell(self, *words: str) -> int:
-        """Have something happen on the host; return the server's answer."""
+        """Send a command to the host; return the server's reply."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         print(*words, file=self._server.stdin, flush=True)

@@ -17,20 +17,20 @@ from gpuvirt.sim.mounted.nodes import Nodes
 
 
 def say(line: str) -> None:
-    """Print a line for whoever started us."""
+    """Print a line for the parent process."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 class Director:
-    """Makes things happen."""
+    """Executes commands."""
 
     def __init__(self, kernel: SimKernel) -> None:
         self._kernel = kernel
         self._processes: dict[int, tuple[Process, int]] = {}
 
     def do(self, word: str, number: int, how: str) -> int:
-        """Do one thing, and return its number."""
+        """Execute a command, and return its number."""
         if word == "start":
             asked = len(self._kernel.vfio.requests)
             process = self._kernel.start_vm(IommuGroup(number), devices=how == "devices")
@@ -45,7 +45,7 @@ class Director:
         return 0
 
     def obey(self) -> None:
-        """Do what is said, until nobody says anything any more."""
+        """Execute commands until standard input is closed."""
         for line in sys.stdin:
             word, number, how = (*line.split(), "")[:3]
             try:
@@ -56,7 +56,7 @@ class Director:
 
 
 def main() -> None:
-    """Mount at the folder that is given."""
+    """Mount at the given folder."""
     kernel = build_host(load_host(str(Path(__file__).parent / "host.yaml")), wait=True)
     threading.Thread(target=Director(kernel).obey, daemon=True).start()
     serve(kernel, Path(sys.argv[1]), Nodes.FILES, lambda: say("ready"))

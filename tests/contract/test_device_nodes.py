@@ -33,26 +33,26 @@ NODES = "/dev/vfio/devices"
 
 @pytest.fixture
 def host(cdevs: CdevHost) -> CdevHost:
-    """Nodes of devices, and none of groups."""
+    """A kernel with device nodes and without group nodes."""
     return cdevs
 
 
 def ready(host: CdevHost) -> tuple[str, str]:
-    """Give a GPU with its audio function to vfio-pci, and return the names of their nodes."""
+    """Bind a GPU and its audio function to vfio-pci, and return the names of their nodes."""
     bind(host, GPU, "vfio-pci")
     bind(host, AUDIO, "vfio-pci")
     return cdev_of(host, GPU), cdev_of(host, AUDIO)
 
 
 def failure(host: CdevHost, *devices: str) -> int | None:
-    """Return with which errno devices can't be opened and bound."""
+    """Return the errno of opening and binding devices."""
     with pytest.raises(OSError, match=r".") as failed:
         host.open_devices(*devices)
     return failed.value.errno
 
 
 def reasons(facts: Facts) -> Mapping[str, set[ReasonCode]]:
-    """Return why devices are not offered."""
+    """Return the reasons for which devices are not offered."""
     inventory = build_inventory(facts)
     names = Naming(PciIds((pciids.shipped(),)))
     found: defaultdict[str, set[ReasonCode]] = defaultdict(set)
@@ -177,7 +177,7 @@ def test_a_lease_keeps_native_drivers_off_until_the_whole_group_is_free(host: Cd
 
 
 def test_an_open_unbound_device_can_be_leased_and_unbind_blocks(host: CdevHost) -> None:
-    """A VM that is about to start looks like that, so the open files are looked through as well."""
+    """A starting VM is in this state, so gpuvirt also searches the open files of processes."""
     names = ready(host)
     process = host.open_devices(GPU, bind=False)
     with host.kernel.lease_devices(names):

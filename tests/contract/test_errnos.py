@@ -1,4 +1,4 @@
-"""What each write to a PCI function or an mdev is answered with."""
+"""The errno of each write to a PCI function or an mdev."""
 
 import errno
 
@@ -20,7 +20,7 @@ OVERRIDE = f"{DEVICE}/driver_override"
 
 
 def driver(host: Host, address: PciAddress) -> str | None:
-    """Return the name of the driver that has a function."""
+    """Return the name of a function's driver."""
     folder = f"{BUS}/devices/{address}"
     return (
         host.kernel.readlink(HostPath(f"{folder}/driver")).rpartition("/")[2]

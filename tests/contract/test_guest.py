@@ -1,4 +1,4 @@
-"""What only a real kernel shows: that we read it as others do, that its sleepers can't be woken, what it tells."""
+"""Tests that need a real kernel: equal scans, blocked processes that no signal ends, uevents."""
 
 import errno
 import re
@@ -60,12 +60,12 @@ def test_the_scan_finds_the_functions_that_lspci_prints(guest: GuestHost) -> Non
 
 
 def cards(facts: Facts) -> Mapping[PciAddress, PciFunction]:
-    """Return the functions behind the root ports: the others are the board's, and the simulated host has none."""
+    """Return the functions behind the root ports: the others are of QEMU's board, which the simulated host lacks."""
     return {address: one for address, one in facts.functions.items() if not address.startswith("0000:00:")}
 
 
 def shared(functions: Mapping[PciAddress, PciFunction]) -> set[frozenset[PciAddress]]:
-    """Return who shares a group with whom; the kernel numbers groups as it meets them, so numbers say nothing."""
+    """Return the functions of each group; group numbers depend on the scan order, so they are not compared."""
     groups: defaultdict[object, set[PciAddress]] = defaultdict(set)
     for address, one in functions.items():
         groups[one.iommu_group].add(address)
@@ -73,7 +73,7 @@ def shared(functions: Mapping[PciAddress, PciFunction]) -> set[frozenset[PciAddr
 
 
 def test_the_simulated_host_equals_the_guest(guest: GuestHost) -> None:
-    """Not compared: boot ids, numbers of groups, and the functions of QEMU's own board on bus 0."""
+    """Not compared: boot ids, group numbers, and the functions of QEMU's own board on bus 0."""
     real, simulated = scan(guest.kernel), scan(MemoryHost().kernel)
     ours, theirs = cards(simulated), cards(real)
     assert list(ours) == list(theirs)
@@ -97,7 +97,7 @@ def test_the_inventories_of_guest_and_simulated_host_are_equal(guest: GuestHost)
 
 
 def test_sigkill_does_not_end_a_blocked_writer(guest: GuestHost) -> None:
-    """A caller that sleeps in the mounted simulator can be killed: FUSE lets it go. Here nothing helps but the user."""
+    """FUSE lets a blocked caller of the mounted simulator be killed. Here only the device's user can end the wait."""
     bind(guest, GPU, "vfio-pci")
     bind(guest, AUDIO, "vfio-pci")
     vm = guest.start_vm(group_of(guest, GPU))
@@ -171,7 +171,7 @@ def test_virtual_functions_are_recognized(guest: GuestHost) -> None:
 
 
 def test_an_mdev_parent_that_is_no_gpu_is_malformed_and_answers_eusers(guest: GuestHost) -> None:
-    """The kernel counts the mdevs of a driver that does not: EUSERS, where drivers themselves answer ENOSPC."""
+    """The kernel counts the mdevs of a driver that does not: EUSERS, while drivers themselves answer ENOSPC."""
     guest.guest.run("insmod", "/mnt/share/mdpy.ko")
     try:
         create = "/sys/class/mdev_bus/mdpy/mdev_supported_types/mdpy-vga/create"
@@ -186,7 +186,7 @@ def test_an_mdev_parent_that_is_no_gpu_is_malformed_and_answers_eusers(guest: Gu
 
 
 def test_doctor_findings_match_the_guest(guest: GuestHost, tmp_path: Path) -> None:
-    """The guest has an IOMMU that remaps interrupts, no KVM, and a GPU whose audio function was left with the host."""
+    """The guest has an IOMMU that remaps interrupts, no KVM, and a GPU whose audio function is not on VFIO."""
     bind(guest, GPU, "vfio-pci")
     around = Surroundings(
         kubelet=KubeletPaths(tmp_path), settings=Settings(), ids=PciIds((pciids.shipped(),)), clock=RealClock()

@@ -1,4 +1,4 @@
-"""Devices in use: what is measured in the table of lab/kernel/README.md, line by line."""
+"""Devices in use: the measurements in the table of lab/kernel/README.md, line by line."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""Back ends make and remove vGPUs, and VFs go on and off, on each host in the same way and with the same errnos."""
+"""Back ends create and remove vGPUs, and VFs are enabled and disabled, with the same errnos on each host."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""GPUs are moved between drivers on each host in the same way, and nobody who uses one is asked to give it back."""
+"""GPUs move between drivers in the same way on each host, and no VM ever gets a VFIO request."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ GROUP_NODES_ALONE = pytest.mark.parametrize("host", ["memory", *GUESTS[:1]], ind
 
 
 class NoTools:
-    """Everything that these hosts need is loaded."""
+    """No tools: the hosts have all modules loaded."""
 
     def modprobe(self, module: str) -> None:
         raise ToolError(f"{module} should be there")
@@ -97,7 +97,7 @@ def test_a_gpu_and_its_audio_function_move_to_vfio_and_back(mover: Mover) -> Non
 
 
 def test_a_gpu_without_a_native_driver_is_never_reported_as_returned(mover: Mover) -> None:
-    """A host whose modules.alias names no module for it keeps it on VFIO; one without that file has to try."""
+    """A host whose modules.alias names no module keeps it on VFIO; without that file gpuvirt must try."""
     assert mover.move(DesiredDriver.PASSTHROUGH, IDLE) == []
     assert mover.drivers(IDLE) == ["vfio-pci"]
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_a_listed_function_of_the_same_group_moves_along_and_back(mover: Mover) 
 
 
 def test_with_device_nodes_an_open_unbound_device_is_in_use(cdevs: CdevHost, tmp_path: Path) -> None:
-    """A VM that is about to start looks like that."""
+    """A starting VM is in this state."""
     mover = Mover(cdevs.kernel, tmp_path / "state")
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
     process = cdevs.open_devices(GPU, bind=False)
@@ -194,7 +194,7 @@ def test_a_second_process_may_not_change_the_same_isolation_unit(mover: Mover, h
 
 @GROUP_NODES_ALONE
 def test_a_vm_is_detected_without_its_group_node_in_the_agents_dev(host: Host, tmp_path: Path) -> None:
-    """A container has a `/dev` of its own: no lease, but the kernel tells the node's number."""
+    """A container has its own `/dev`: no lease, but sysfs shows the node's number."""
     assert Mover(host.kernel, tmp_path / "state").move(DesiredDriver.PASSTHROUGH, GPU) == []
     vm = host.start_vm(group_of(host, GPU))
     blind = Mover(ContainerKernel(host.kernel, has_nodes=False), tmp_path / "state")
@@ -227,7 +227,7 @@ def test_a_gpu_is_not_unbound_from_its_native_driver_if_processes_are_not_visibl
 
 
 def test_a_pf_on_vfio_is_not_unbound_while_it_has_vfs(host: Host, mover: Mover) -> None:
-    """Unbinding it takes its VFs away, whoever has them: VFIO asks their users to give them back."""
+    """Unbinding the PF removes its VFs even if VMs use them: VFIO requests the devices back."""
     assert mover.move(DesiredDriver.PASSTHROUGH, SRIOV) == []
     assert write(host, "/sys/module/vfio_pci/parameters/enable_sriov", "Y") == 0
     assert write(host, f"/sys/bus/pci/devices/{SRIOV}/sriov_numvfs", "2") == 0
@@ -251,7 +251,7 @@ def test_a_pf_on_vfio_is_not_unbound_while_it_has_vfs(host: Host, mover: Mover) 
 
 @pytest.mark.parametrize("iommufd", [True, False])
 def test_a_variant_driver_is_recognized_by_its_vfio_device(tmp_path: Path, *, iommufd: bool) -> None:
-    """A driver that no list has: out of tree, or newer than gpuvirt."""
+    """A driver that no list contains: out of tree, or newer than gpuvirt."""
     host = MemoryHost(iommufd=iommufd)
     host.load_driver("acme_vfio_pci")
     check_variant(host, Mover(host.kernel, tmp_path / "state"), "acme_vfio_pci")
@@ -259,7 +259,7 @@ def test_a_variant_driver_is_recognized_by_its_vfio_device(tmp_path: Path, *, io
 
 @GROUP_NODES_ALONE
 def test_a_device_of_a_vm_on_an_unlisted_variant_driver_is_not_unbound(host: Host, mover: Mover) -> None:
-    """In the guest it is a driver of the lab's own, on the kernel's vfio-pci-core."""
+    """In the guest it is the lab's own driver, on the kernel's vfio-pci-core."""
     if isinstance(host, MemoryHost):
         host.load_driver(VARIANT)
     check_variant(host, mover, VARIANT)
@@ -287,7 +287,7 @@ def check_variant(host: Host, mover: Mover, driver: str) -> None:
 
 
 def test_commands_do_not_unbind_a_gpu_allocated_to_a_pod(host: Host, tmp_path: Path, short_path: Path) -> None:
-    """By the account that commands ask: first a VM has the GPU open, then only its pod is there."""
+    """By the allocations that commands read: first a VM has the GPU open, then only its pod exists."""
     account = PodAccount(host.kernel, HostRoots.under(tmp_path), KubeletPaths(short_path / "k"), ledgers=())
     mover, asked = Mover(host.kernel, tmp_path / "state"), Inputs(account.account)
     assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []

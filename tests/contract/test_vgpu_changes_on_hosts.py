@@ -1,4 +1,4 @@
-"""vGPUs are created and removed in the same way on each host, and a vGPU in use is never asked for."""
+"""vGPUs are created and removed in the same way on each host, and a VM never gets a VFIO request for its vGPU."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
 
 
 class VgpuHost:
-    """Carves GPUs of a host."""
+    """Changes vGPUs of a host."""
 
     def __init__(self, host: Host, folder: Path) -> None:
         self.site = Site(host.kernel, NO_TOOLS, folder / "drivers.json", folder / "locks")
@@ -48,13 +48,13 @@ class VgpuHost:
         large: int = 0,
         tell: Callable[[Step | RollBack], None] | None = None,
     ) -> tuple[Reason, ...]:
-        """Have a GPU carry so many; return why it does not."""
+        """Give a GPU these vGPUs; return the reasons of a failure."""
         self.steps.clear()
         desired_vgpus = DesiredVgpus({"T4-1B": small, "T4-2B": large})
         return change_vgpus(self.site, gpu, desired_vgpus, self.given, tell or self.steps.append)
 
     def types(self, gpu: PciAddress) -> Mapping[VgpuId, object]:
-        """What a GPU carries."""
+        """The types of a GPU's vGPUs."""
         return {one.id: one.type for one in scan(self.site.kernel).vgpu_hosts[gpu].live}
 
     def ids(self, gpu: PciAddress) -> list[VgpuId]:
@@ -71,13 +71,13 @@ def codes(reasons: tuple[Reason, ...]) -> list[ReasonCode]:
 
 
 def failed_to_make(reasons: tuple[Reason, ...], type_id: str, number: int) -> bool:
-    """Return whether the one thing that is said is which write failed, and how."""
+    """Return whether the only reason is a failed write to this type, with this errno."""
     path = f"/sys/class/mdev_bus/{RTX}/mdev_supported_types/{type_id}/create"
     return [(one.code, one.places) for one in reasons] == [(ReasonCode.STEP_FAILED, (Seen(path, os.strerror(number)),))]
 
 
 def left(host: Host, gpu: PciAddress) -> dict[str, int]:
-    """Return how many more of each type a GPU's driver says it can make."""
+    """Return the remaining capacity of each type, by a GPU's driver."""
     types = f"/sys/class/mdev_bus/{gpu}/mdev_supported_types"
     return {
         type_id: int(host.kernel.read(HostPath(f"{types}/{type_id}/available_instances")))
@@ -86,7 +86,7 @@ def left(host: Host, gpu: PciAddress) -> dict[str, int]:
 
 
 def start_removal(host: Host, vgpu: VgpuId) -> Job:
-    """Have somebody else remove a vGPU that a VM has, and see that it is on its way out."""
+    """Let another program remove a vGPU of a VM, and wait until the removal has started."""
     job = host.start_write(f"/sys/bus/mdev/devices/{vgpu}/remove", "1")
     assert job.answer(host.patience_s) is None
     assert not exists(host, f"/sys/bus/mdev/devices/{vgpu}")
@@ -146,7 +146,7 @@ def test_a_vgpu_of_a_vm_stays_and_is_removed_after_the_vm_ends(host: Host, makes
 
 
 def test_a_vgpu_whose_group_is_open_without_devices_stays_too(host: Host, makes_vgpus: VgpuHost) -> None:
-    """A VM that is about to start looks like that."""
+    """A starting VM is in this state."""
     makes_vgpus.apply_vgpus(RTX, large=1)
     (mine,) = makes_vgpus.ids(RTX)
     group = group_of(host, mine)
@@ -197,7 +197,7 @@ def test_a_pods_vgpu_that_another_program_is_removing_is_waited_for(host: Host, 
 def test_a_vgpu_without_a_pod_that_another_program_is_removing_blocks_creation(
     host: Host, makes_vgpus: VgpuHost
 ) -> None:
-    """The kernel says no more of it than that another size does not fit."""
+    """The kernel only reports that another size does not fit."""
     makes_vgpus.apply_vgpus(RTX, large=2)
     mine, other = makes_vgpus.ids(RTX)
     vm = vm_on(host, mine)
@@ -235,7 +235,7 @@ def test_more_vgpus_than_fit_roll_back_to_the_previous_vgpus(host: Host, makes_v
 
 
 class Killed(Exception):  # noqa: N818
-    """The process is no more."""
+    """The process was killed."""
 
 
 def test_the_next_change_completes_a_change_that_was_killed_before_any_step(makes_vgpus: VgpuHost) -> None:
@@ -277,7 +277,7 @@ def test_a_single_vgpu_is_removed_by_hand_unless_a_vm_uses_it(host: Host, makes_
 def test_commands_do_not_remove_a_vgpu_allocated_to_a_pod(
     host: Host, makes_vgpus: VgpuHost, tmp_path: Path, short_path: Path
 ) -> None:
-    """By the account that commands ask: first a VM has the vGPU open, then only its pod is there."""
+    """By the allocations that commands read: first a VM has the vGPU open, then only its pod exists."""
     assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
     mine, other = makes_vgpus.ids(RTX)
     before = observe(makes_vgpus.site, NOBODY, None).inventory
@@ -310,7 +310,7 @@ def test_a_passthrough_gpu_gets_no_vgpus(host: Host, makes_vgpus: VgpuHost) -> N
 
 
 def test_without_group_nodes_vgpus_are_created_but_never_removed(cdevs: CdevHost, tmp_path: Path) -> None:
-    """An mdev is in no group there: what says who has it, and what is held, are groups."""
+    """An mdev has no group there, and both users and leases are found by groups."""
     makes_vgpus = VgpuHost(cdevs, tmp_path / "state")
     assert makes_vgpus.apply_vgpus(RTX, large=2) == ()
     before = makes_vgpus.types(RTX)

@@ -1,4 +1,4 @@
-"""A process that is killed while the kernel blocks its write: it ends, and the writer keeps the lock of the unit."""
+"""A process that is killed while the kernel blocks its write exits, and the blocked writer keeps the unit's lock."""
 
 import time
 from collections.abc import Callable
@@ -28,12 +28,12 @@ class Changers:
         return self._host.guest.run("sh", "-c", script)
 
     def start(self, name: str, unit: PciAddress, path: str) -> int:
-        """Have a device unbound; return the process."""
+        """Start to unbind a device; return the process."""
         command = f"python3 -m lab.kernel.inside.changer /tmp/agent /tmp/units {unit} {path} {unit}"
         return int(self._run(f"cd /mnt/share; {command} > /tmp/{name} 2>&1 < /dev/null & echo $!"))
 
     def said(self, name: str) -> list[str]:
-        """Return what it has said so far."""
+        """Return its output so far."""
         return self._run(f"cat /tmp/{name}").split("\n")[:-1]
 
     def kill(self, pid: int) -> None:
@@ -41,7 +41,7 @@ class Changers:
         self._run(f"kill -9 {pid}")
 
     def has_ended(self, pid: int) -> bool:
-        """Return whether it is gone, or waits only to be reaped with nothing open."""
+        """Return whether it has exited, or is a zombie without open files."""
         if str(pid) not in self._host.kernel.listdir(PROC):
             return True
         return self._host.kernel.read(HostPath(f"/proc/{pid}/stat")).rpartition(b")")[2].split()[0] == b"Z"

@@ -1,4 +1,4 @@
-"""Each thing that can be wrong with a host: it is found, told with its place, and what mends it."""
+"""Each fault of a host is found and reported with its path and its fix."""
 
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_runtimes(path: str, text: str, code: FindingCode | None, fix: str) -> N
 
 
 def test_every_check_has_a_host_with_a_finding() -> None:
-    """Those of the kubelet and of KubeVirt are in files of their own."""
+    """Faults of the kubelet and of KubeVirt are in files of their own."""
     told = {
         result.check
         for bad in BAD.values()
@@ -138,7 +138,7 @@ def test_a_finding_shows_the_evidence_of_its_reason(seen: Seen, text: str) -> No
 
 
 def test_doctor_reports_the_reasons_of_gpuvirt_devices() -> None:
-    """A reason that `gpuvirt devices` gives is a finding, with the same code, unless it is told of the whole host."""
+    """A reason of `gpuvirt devices` is a finding with the same code, unless it concerns the whole host."""
     for bad in BAD.values():
         kernel = bad.build()
         report = examine(kernel)

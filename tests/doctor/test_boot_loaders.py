@@ -1,4 +1,4 @@
-"""The exact way to give the kernel an argument, by the boot loader that lies on the host."""
+"""The exact commands that set a kernel argument, for the boot loader of the host."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The kubelet's part of the way: socket, registration, counts, policies."""
+"""Doctor's checks of the kubelet: socket, registration, counts, policies."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ GPUS = ["0000:65:00.0", "0000:ca:00.0"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a kubelet that listens and places processors by NUMA node."""
+    """The folder of a kubelet that listens and aligns CPUs by NUMA node."""
     (tmp_path / "device-plugins").mkdir()
     (tmp_path / "device-plugins/kubelet.sock").touch()
     (tmp_path / "config.yaml").write_text("cpuManagerPolicy: static\ntopologyManagerPolicy: best-effort\n")
@@ -28,13 +28,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def count(folder: Path, *devices: str) -> None:
-    """Have the kubelet count devices."""
+    """Let the kubelet count devices."""
     data = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {A10: devices}}, "Checksum": 1}
     (folder / "device-plugins/kubelet_internal_checkpoint").write_text(json.dumps(data))
 
 
 def with_agent(folder: Path, because: Reason | None = None) -> Evidence:
-    """Return the evidence of a node whose agent has registered all it offers, or has not, because of something."""
+    """Return the evidence of a node whose agent has registered its resources, or has not, for a reason."""
     seen = evidence(host(), folder)
     resources = tuple(
         replace(one, registered=because is None, not_registered_because=because) for one in seen.view.resources

@@ -1,4 +1,4 @@
-"""KubeVirt's part of the way: what it permits, who offers it, who makes mediated devices."""
+"""Doctor's checks of KubeVirt: permitted devices, their provider, and the creator of mediated devices."""
 
 from collections.abc import Sequence
 from pathlib import Path

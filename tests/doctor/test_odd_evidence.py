@@ -1,4 +1,4 @@
-"""What can't be read, or reads as nothing it could be: told as such, not taken for absent, not the end of doctor."""
+"""Unreadable and malformed evidence: it is reported as unknown, never as absent, and doctor goes on."""
 
 import errno
 from collections.abc import Callable
@@ -37,7 +37,7 @@ FILES = PlatformSpec(
 
 
 def sick() -> SimKernel:
-    """Return a host that has all that doctor reads, and a VM."""
+    """Return a host that has every path that doctor reads, and a VM."""
     kernel = host(FILES)
     kernel.start_vm(IommuGroup(12))
     return kernel

@@ -1,4 +1,4 @@
-"""What a container runtime's files together say of CDI: containerd's with their imports, CRI-O's each by itself."""
+"""CDI in the merged files of a container runtime: containerd's with imports, CRI-O's one by one."""
 
 import errno
 
@@ -105,7 +105,7 @@ def test_an_unreadable_import_is_reported(path: str) -> None:
     ],
 )
 def test_imported_values_override_the_importing_file(own: str, imported: str, level: Level, seen: str) -> None:
-    """Where the versions of containerd read the same files differently, that is told."""
+    """If containerd's versions read the same files differently, doctor reports that."""
     kernel = with_files({OWN: IMPORTS + own, f"{FOLDER}/x.toml": "version = 2\n" + imported})
     (told,) = said(kernel)
     assert told.level is level

@@ -1,4 +1,4 @@
-"""One device's way to a VM, and the one thing that blocks it."""
+"""The steps from a device to a VM, and the blocker."""
 
 import os
 from collections.abc import Callable
@@ -167,7 +167,7 @@ def test_text_that_is_no_target(text: str) -> None:
 
 
 class TestWithAgent:
-    """Where agent and kubelet run."""
+    """With a running agent and kubelet."""
 
     @staticmethod
     async def walk(node: Cluster, folder: Path, target: str, kubevirt: str | None = None) -> Way:

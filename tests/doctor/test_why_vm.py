@@ -1,4 +1,4 @@
-"""Why a VM, a VMI or a pod lacks its GPUs: each thing that can be in the way, and the one that is named."""
+"""Why a VM, a VMI or a pod lacks its GPUs: each possible obstacle, and the blocker that is named."""
 
 from dataclasses import replace
 

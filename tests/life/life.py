@@ -66,7 +66,7 @@ class Pod:
 
 
 class Life(RuleBasedStateMachine):
-    """The rules and what must hold; a subclass says with which rig."""
+    """The rules and invariants; a subclass names the rig."""
 
     def make_rig(self, kernel: SimKernel) -> Rig:
         raise NotImplementedError
@@ -97,7 +97,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def something_happens_to_the_host(self, data: st.DataObject) -> None:
-        """One accident or act; a single rule, so that a host is not hopeless before any pod has come."""
+        """One accident or action; a single rule, so that pods come before the host is hopeless."""
         data.draw(
             st.sampled_from(
                 [
@@ -175,7 +175,7 @@ class Life(RuleBasedStateMachine):
         self.kernel.faults.fail(HostPath(data.draw(st.sampled_from(folders))), errno.EIO)
 
     def stranger_comes(self, data: st.DataObject) -> None:
-        """Somebody starts a VM by hand."""
+        """A user starts a VM by hand."""
         group = IommuGroup(data.draw(st.sampled_from([12, 27, 30])))
         if not any(group in pod.groups for pod in self.pods.values()):
             try:
@@ -210,7 +210,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def kubelet_hears(self) -> None:
-        """The kubelet has the newest lists; between two of these it goes by old ones."""
+        """The kubelet gets the newest device lists; until the next call it uses these."""
         self.listed = {
             resource.name: [device.id for device in resource.devices if device.healthy]
             for resource in self.rig.view.resources
@@ -218,7 +218,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data(), counts=st.lists(st.integers(1, 2), min_size=1, max_size=4), start=st.booleans())
     def admit_some(self, data: st.DataObject, counts: list[int], start: bool) -> None:
-        """Pods come in bursts, and the kubelet goes by the lists that it has."""
+        """Pods arrive in bursts, and the kubelet allocates from the lists that it has."""
         for count in counts:
             resources = sorted(name for name, devices in self.listed.items() if devices)
             if resources:
@@ -248,7 +248,7 @@ class Life(RuleBasedStateMachine):
             self.start(pod)
 
     def check_given(self, chosen: list[DeviceId], groups: set[IommuGroup]) -> None:
-        """What was given is free at this very moment, by the host's own account."""
+        """An allocated device is free at this moment, by the host's own state."""
         for device in chosen:
             function = self.kernel.pci.functions.get(PciAddress(device))
             if function is not None:
@@ -357,7 +357,7 @@ class Life(RuleBasedStateMachine):
             assert not [path for path in self.kernel.reads if path.endswith(("/driver_override", "/uevent"))]
 
     def everything_recovers(self) -> None:
-        """All is put right on the host, and all pods end: then all is offered again, healthy, and nobody holds it."""
+        """The host is repaired and all pods end: then all devices are offered, healthy and free again."""
         for pod in self.pods.values():
             for process in pod.processes:
                 self.kernel.end_vm(process)

@@ -1,4 +1,4 @@
-"""Two ways of playing an agent's life: its conclusions alone, and the whole agent in virtual time."""
+"""Two ways to run an agent's life: its conclusions alone, and the whole agent in virtual time."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ def spec_of(resources: Iterable[ResourceName]) -> NodeSpec:
 
 
 class Rig(Protocol):
-    """An agent that is played with."""
+    """An agent that the rules drive."""
 
     kernel: SimKernel
 
@@ -45,7 +45,7 @@ class Rig(Protocol):
     def view(self) -> NodeView: ...
 
     def look(self) -> None:
-        """Let enough time pass that everything was looked at."""
+        """Let enough time pass for the agent to scan everything."""
         ...
 
     def pass_time(self, seconds: float) -> None: ...
@@ -53,7 +53,7 @@ class Rig(Protocol):
     def report_account(self, held: Consumers | None) -> None: ...
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
-        """Have the cluster say that these are not to be offered, and no others."""
+        """Let the cluster withhold these resources, and no others."""
         ...
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment: ...
@@ -82,7 +82,7 @@ def site_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> Site:
 
 
 class Conclusions:
-    """What the agent knows and concludes, without tasks or time: thousands of steps a second."""
+    """The agent's state and conclusions without tasks or time: thousands of steps a second."""
 
     def __init__(self, kernel: SimKernel) -> None:
         self.kernel = kernel

@@ -14,7 +14,7 @@ from tests.thoroughness import examples
 
 
 class AgentLife(Life):
-    """Played with tasks, timers and files."""
+    """The life with tasks, timers and files."""
 
     @override
     def make_rig(self, kernel: SimKernel) -> Rig:

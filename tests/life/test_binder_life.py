@@ -1,4 +1,4 @@
-"""GPUs moved to and fro while VMs and processes come and go: no VM is ever asked for its GPU."""
+"""GPUs move between drivers while VMs and processes come and go: no VM ever gets a VFIO request for its GPU."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -31,11 +31,11 @@ NUMBERS = st.integers(0, 7)
 
 
 class Killed(Exception):  # noqa: N818
-    """The process is no more."""
+    """The process was killed."""
 
 
 class Moving(RuleBasedStateMachine):
-    """One host, whose GPUs somebody moves."""
+    """A host whose GPUs move between drivers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Moving(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, desired_vgpus=st.sampled_from(DesiredDriver), after=st.integers(0, 6))
     def crash(self, number: int, desired_vgpus: DesiredDriver, after: int) -> None:
-        """Move a GPU, and be killed between two steps."""
+        """Move a GPU, and kill the process between two steps."""
         gpu = self.gpus[number % len(self.gpus)]
         unit = driver_state(self.site, NOBODY).inventory.gpus[gpu].unit
         taken: list[Step | RollBack] = []
@@ -85,7 +85,7 @@ class Moving(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, bind=st.booleans())
     def start_vm(self, number: int, *, bind: bool) -> None:
-        """Start one on all devices of a group, by its node or by theirs; or have it open them, and no more yet."""
+        """Start a VM on all devices of a group, by group node or device nodes, or only open the devices."""
         groups = sorted(self.kernel.vfio.groups)
         group = groups[number % len(groups)]
         devices = list(self.kernel.vfio.groups[group].vfio_devices)

@@ -1,4 +1,4 @@
-"""The life of what the agent concludes, thousands of steps of it."""
+"""The life of the agent's conclusions, with thousands of steps."""
 
 import pytest
 from hypothesis import settings
@@ -11,7 +11,7 @@ from tests.thoroughness import examples
 
 
 class ConclusionsLife(Life):
-    """Played without tasks or time."""
+    """The life without tasks or time."""
 
     @override
     def make_rig(self, kernel: SimKernel) -> Rig:

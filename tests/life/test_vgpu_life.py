@@ -1,4 +1,4 @@
-"""vGPUs change while VMs and pods come and go, and changes are killed: nobody is ever asked for a vGPU."""
+"""vGPUs change while VMs and pods come and go, and changes are killed: no VM ever gets a VFIO request for a vGPU."""
 
 import errno
 from collections import Counter
@@ -46,11 +46,11 @@ NUMBERS = st.integers(0, 40)
 
 
 class Killed(Exception):  # noqa: N818
-    """The process is no more."""
+    """The process was killed."""
 
 
 class VgpuLife(RuleBasedStateMachine):
-    """One host, whose GPUs somebody carves."""
+    """A host whose vGPUs change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class VgpuLife(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(0, 5))
     def crash(self, number: int, size: int, after: int) -> None:
-        """Carve a GPU, and be killed between two steps."""
+        """Change the vGPUs of a GPU, and kill the process between two steps."""
         taken: list[str] = []
 
         def tell(step: Step | RollBack) -> None:
@@ -133,7 +133,7 @@ class VgpuLife(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(1, 9))
     def fail(self, number: int, size: int, after: int) -> None:
-        """Carve a GPU, and have one call of nvidia-smi fail: what was there is there again."""
+        """Change the vGPUs of a GPU and let one call of nvidia-smi fail: the previous vGPUs exist afterwards."""
         gpu, desired_vgpus = self.gpus[number % len(self.gpus)], self.desired_vgpus(size, number)
         left = iter(range(after))
 
@@ -151,7 +151,7 @@ class VgpuLife(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def start_vm(self, number: int) -> None:
-        """Start one on a vGPU that none has; of no pod, as one that somebody runs by hand."""
+        """Start a VM on a free vGPU; without a pod, like a VM that a user runs by hand."""
         had = {vgpu for _, vgpu in self.vms}
         free = [vgpu for vgpu, _, _ in self.live() if vgpu not in had]
         if free:
@@ -166,7 +166,7 @@ class VgpuLife(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def admit_pod(self, number: int) -> None:
-        """A pod has been given a vGPU, and its VM is not there yet."""
+        """A pod gets a vGPU, and its VM has not started."""
         if live := self.live():
             vgpu, vgpu_type, gpu = live[number % len(live)]
             self.pods[vgpu] = Holding(gpu, vgpu, VgpuType(vgpu_type), "pod default/vm", seen_this_boot=True)
@@ -178,7 +178,7 @@ class VgpuLife(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def somebody_removes(self, number: int) -> None:
-        """What nobody has goes, by another program."""
+        """Another program removes a free vGPU."""
         had = {*self.pods, *(vgpu for _, vgpu in self.vms)}
         free = [vgpu for vgpu, _, _ in self.live() if vgpu not in had]
         if free:

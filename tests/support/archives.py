@@ -1,4 +1,4 @@
-"""What tests of archives share: one packed of a host, in memory."""
+"""Archives for tests: a host packed in memory."""
 
 import io
 from collections.abc import Mapping

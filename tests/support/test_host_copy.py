@@ -1,4 +1,4 @@
-"""What is read of a host for an archive, and what never is."""
+"""Paths of a host that an archive copies, and paths that are never read."""
 
 import errno
 import re

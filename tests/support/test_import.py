@@ -1,4 +1,4 @@
-"""Hosts become test hosts: what an archive shows, the host made of it shows."""
+"""Archives become simulated hosts that show the same devices."""
 
 import errno
 import random
@@ -64,7 +64,7 @@ def test_importing_an_imported_host_changes_nothing(simulated: Simulated, name: 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
 def test_an_imported_host_updates_vgpu_capacity_as_a_kernel_does(simulated: Simulated, name: str) -> None:
-    """What can still be made is what the host said, and changes as vGPUs come and go."""
+    """The remaining capacity equals the host's, and changes as vGPUs are created and removed."""
     kernel = simulated(name)
     copy = build_host(imported(kernel).spec)
     host = next(host for host in scan(kernel).vgpu_hosts.values() if host.live)
@@ -163,7 +163,7 @@ def test_an_intel_gpu_whose_mdev_types_have_no_names() -> None:
 
 
 def test_mixed_sizes_keep_the_hosts_own_counts() -> None:
-    """Newer managers mix sizes on one GPU, which the simulator's rule does not: the host's numbers win."""
+    """Newer drivers mix sizes on one GPU, which the simulator's rule does not: the host's numbers win."""
     kernel = build_host(load_host("4xT4"))
     gpu = PciAddress("0000:86:00.0")
     folder = f"/sys/class/mdev_bus/{gpu}/mdev_supported_types"
@@ -249,7 +249,7 @@ def hosts(draw: st.DrawFn) -> HostSpec:
 
 
 def apply_vgpus(kernel: SimKernel, chance: random.Random) -> None:
-    """Make vGPUs as somebody would."""
+    """Create vGPUs as an admin would."""
     for host in list(scan(kernel).vgpu_hosts.values()):
         for slot, counts in host.slots.items():
             if counts and chance.random() < 0.5:
@@ -273,7 +273,7 @@ def _try(kernel: SimKernel, path: HostPath, text: str) -> None:
 
 
 def misfortune(kernel: SimKernel, chance: random.Random) -> None:
-    """Let happen what happens to hosts."""
+    """Let random faults happen on a host."""
     for address in list(kernel.pci.functions):
         fate = chance.randrange(8)
         if fate == 0:

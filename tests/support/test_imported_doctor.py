@@ -1,4 +1,4 @@
-"""What doctor says of a host, it says of the host that is made of it."""
+"""Doctor's findings on a host equal its findings on the imported host."""
 
 import errno
 import io
@@ -45,7 +45,7 @@ OF_PROCESSES = {FindingCode.CPUS_ON_OTHER_NODE, ReasonCode.IN_USE_ELSEWHERE}
 
 
 def said(kernel: SimKernel) -> list[Finding]:
-    """Return what doctor says, but of processes."""
+    """Return doctor's findings, except those about processes."""
     return [one for one in findings(examine(kernel)) if one.code not in OF_PROCESSES]
 
 

@@ -1,4 +1,4 @@
-"""No secret passes: whatever a host's files hold, an archive of it has what decides on devices, and no more."""
+"""Archives contain no secrets: of any file of a host, only the settings that affect devices are kept."""
 
 import gzip
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def files_of(archive: bytes) -> bytes:
 
 @pytest.mark.parametrize("hiding", [(), ("--hide-names",)])
 def test_an_archive_contains_no_secrets(root: Path, tmp_path: Path, hiding: tuple[str, ...]) -> None:
-    """Neither in the copy of the host nor in what doctor says of it."""
+    """Neither in the copy of the host nor in doctor's report."""
     planted = [path for path in FILES if PLANTED in (root / path.lstrip("/")).read_text()]
     assert planted == list(FILES)
     done = called("support", "--host-root", str(root), "-o", "-", *hiding, cwd=tmp_path, environment={"TOKEN": PLANTED})
@@ -108,13 +108,13 @@ cdi_spec_dirs = ["/etc/cdi", "(left-out)"]
 
 @pytest.mark.parametrize("path", KEPT)
 def test_files_are_redacted(path: str) -> None:
-    """One of no kind that is known is not told at all."""
+    """A file of an unknown kind is left out."""
     kernel = host(PlatformSpec(files=FILES | {"/etc/kernel/anything": PLANTED}))
     assert Discreet(kernel).read(HostPath(path)).decode() == KEPT[path]
 
 
 def test_redacting_twice_changes_nothing() -> None:
-    """An imported host is looked at through the same eyes."""
+    """An imported host is read through the same redaction."""
     once = host(PlatformSpec(files=FILES))
     paths = [HostPath(path) for path in FILES if not path.startswith(("/proc/1/", "/boot", "/etc/kernel", "/etc/def"))]
     told = {path: Discreet(once).read(path).decode() for path in paths}

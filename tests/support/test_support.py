@@ -1,4 +1,4 @@
-"""`gpuvirt support`: one archive, with what is needed, without what nobody should send."""
+"""`gpuvirt support`: an archive with the necessary evidence and without secrets."""
 
 import io
 import json
@@ -239,7 +239,7 @@ def test_wrong_usage_is_reported_without_a_traceback(tmp_path: Path, arguments: 
 
 @pytest.mark.parametrize("name", ["4xT4", "4xL40S"])
 def test_gpuvirt_devices_shows_the_same_for_an_unpacked_archive_and_its_host(tmp_path: Path, name: str) -> None:
-    """And those of the host that is made of it."""
+    """The imported host shows the same devices, too."""
     simulated = tmp_path / "simulated"
     export(build_host(load_host(name)), simulated)
     assert run("support", "--host-root", str(simulated), "-o", "a.tar.gz", cwd=tmp_path).returncode == 0
