@@ -268,7 +268,7 @@ def test_the_agents_roles_equal_those_of_the_plain_manifests(helm: Helm, name: s
     kinds = {"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     chosen = [one for one in manifests if one["kind"] in kinds | {"Role", "RoleBinding"}]
     assert kinds <= {one["kind"] for one in chosen}
-    # Which ConfigMap it is, the policy says: that is the controller's to write.
+    # The policy names the ConfigMap, so the controller creates this role.
     chosen = [one for one in chosen if one["kind"] in kinds or one["metadata"]["name"] != "gpuvirt-node"]
     for desired in chosen:
         found = rendered.one(desired["kind"], desired["metadata"]["name"])

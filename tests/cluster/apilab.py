@@ -147,7 +147,7 @@ class Proxy:
                     group.create_task(self._pass(reader, out))
                     group.create_task(self._pass(upstream, writer))
         except OSError:
-            pass  # the API server is away, and so are we
+            pass  # the API server is stopped, so the proxy is unreachable, too
         finally:
             for one in filter(None, (writer, out)):
                 one.transport.abort()
@@ -193,7 +193,7 @@ async def following(
             yield listener
         finally:
             running.cancel()
-    # A TLS connection that is cancelled just as it begins is ended by asyncio once its handshake is through.
+    # asyncio closes a TLS connection that is cancelled at its start only after the handshake.
     await RealClock().sleep(0.1)
 
 

@@ -139,7 +139,7 @@ class LabNode:
 
         def keep() -> None:
             while not over.wait(0.1):
-                with suppress(OSError):  # they come and go meanwhile
+                with suppress(OSError):  # device nodes appear and vanish meanwhile
                     self.make_nodes()
 
         keeper = threading.Thread(target=keep)
@@ -264,10 +264,10 @@ class LabNode:
         self.until(lambda: self.counted(resource) == count, lambda: f"{resource}: {self.counted(resource)}")
 
     def until_allocatable(self, resource: str, count: int) -> None:
-        """Wait until the kubelet counts so many, and the scheduler sees it.
+        """Wait for the same count in the kubelet and in the Node's status.
 
-        The kubelet first: where one was just started, the scheduler's count is of the one before it, and a pod that
-        asks for a resource of which the kubelet knows nothing is started without any (seen with 1.36.3).
+        The kubelet first: just after its restart the Node's status has the previous count, and the kubelet starts a pod
+        that requests an unregistered resource without any device (seen with 1.36.3).
         """
         self.until_counted(resource, count)
         self.until(lambda: self.allocatable(resource) == count, lambda: f"{resource}: {self.allocatable(resource)}")

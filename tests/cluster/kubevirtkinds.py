@@ -1,7 +1,7 @@
-"""KubeVirt's kinds for a real API server: the fields that count, by facts, and its own manifests where they lie.
+"""KubeVirt's kinds for a real API server: the relevant fields by facts, and KubeVirt's own manifests if present.
 
-They lie in the folder that GPUVIRT_KUBEVIRT_CRDS names, or beside the repository. HCO's kind is by facts alone; its
-lists are told apart by their selectors (x-kubernetes-list-type: map), and KubeVirt's are one value each.
+The manifests are in the folder that GPUVIRT_KUBEVIRT_CRDS names, or beside the repository. HCO's kind is by facts only;
+its lists are keyed by their selectors (x-kubernetes-list-type: map), and KubeVirt's are atomic.
 """
 
 import json

@@ -48,10 +48,10 @@ def clear(cluster: Cluster) -> None:
 
 
 def _clear_node(cluster: Cluster, node: _Node) -> None:
-    """Take away labels, annotations, and counts of resources.
+    """Remove labels, annotations, and counts of resources.
 
-    A kubelet that is started again without its checkpoint leaves the counts of before in its Node for ever (seen with
-    1.36.3), so a test would see what an earlier one's device plugin has offered.
+    A kubelet that restarts without its checkpoint leaves the previous counts in its Node forever (seen with 1.36.3), so
+    a test would see the counts of an earlier test's device plugin.
     """
     found, counts = node.metadata, node.status
     _patch(cluster, found.name, "metadata", {"labels": _gone(found.labels), "annotations": _gone(found.annotations)})

@@ -1,7 +1,7 @@
-"""What roles let accounts do, what accounts have asked for as an audit log has it, and what of these does not match.
+"""Compare the rights that roles grant to accounts with the requests of the accounts in an audit log.
 
 Source: rbac.authorization.k8s.io/v1, audit.k8s.io/v1. A list or watch of one object by a field selector on its name is
-written down with that name, as RBAC looks at it. A patch that makes an object needs `create`, too: it is answered 201.
+logged with that name, as RBAC checks it. A patch that creates an object also needs `create`: its response is 201.
 """
 
 from collections.abc import Iterable, Iterator
@@ -134,10 +134,10 @@ def unused(granted: Iterable[Right], asked: Iterable[Asked]) -> list[Right]:
 
 
 def outside(granted: Iterable[Right], asked: Iterable[Asked]) -> list[Asked]:
-    """Return requests that no right is for.
+    """Return requests that no right covers.
 
-    One that a right is for may be refused all the same: while a release comes or goes, pods are there a moment before
-    or after their roles (seen with a controller that asked for its lease).
+    A covered request may be refused all the same: during an install or uninstall, pods run a moment before or after
+    their roles exist (seen with a controller that requested its lease).
     """
     rights = list(granted)
     return sorted(one for one in asked if not any(right.permits(one) for right in rights))

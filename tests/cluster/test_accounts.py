@@ -24,7 +24,7 @@ async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
     """Both sources when a pod has two devices, one on each NUMA node."""
     content = checkpoint.parse(paths.checkpoint.read_bytes())
     assert content.checksum == checksum(content.data)
-    # The kubelet keeps sets: the order of what it writes and asks for is another each time.
+    # The kubelet stores sets: the order of its devices differs each time.
     assert {name: sorted(ids or ()) for name, ids in (content.data.registered_devices or {}).items()} == {A10: BOTH}
     (entry,) = content.data.pod_device_entries or []
     assert (entry.pod_uid, entry.container_name, entry.resource_name) == (uid, "compute", A10)

@@ -19,7 +19,7 @@ def until_known(user: Install, kind: str) -> None:
 
 
 def test_a_release_is_installed_upgraded_and_uninstalled(user: Install) -> None:
-    # What an older release has left: a kind, and an object of it.
+    # An older release left a kind, and an object of the kind.
     user.kubectl("apply", "-f", "-", given=older("gpunodes.yaml"))
     until_known(user, "gpunodes.gpuvirt.io")
     kept = "{apiVersion: gpuvirt.io/v1alpha1, kind: GpuNode, metadata: {name: elsewhere}, spec: {mode: passthrough}}"
@@ -40,7 +40,7 @@ def test_a_release_is_installed_upgraded_and_uninstalled(user: Install) -> None:
         account = f"--as=system:serviceaccount:{NAMESPACE}:gpuvirt-controller"
         assert user.cluster.kubectl("auth", "can-i", verb, what, "-n", NAMESPACE, account).stdout.strip() == "no"
 
-    # A kind that is not there any more comes back with an upgrade, and the values reach the policy.
+    # An upgrade recreates a deleted kind, and the values reach the policy.
     user.kubectl("delete", "crd", "gpunodes.gpuvirt.io", "--wait=true")
     before.remove("gpunode.gpuvirt.io/elsewhere")
     manager = ("enabled=true", "repository=registry.example/own", "version=510.73.06", "imagePullSecrets={name}")
@@ -68,10 +68,10 @@ def test_a_release_is_installed_upgraded_and_uninstalled(user: Install) -> None:
     assert user.cluster_wide() - before <= kinds | {f"namespace/{NAMESPACE}"}
     assert user.kubectl("get", "daemonsets,services,roles,rolebindings", "-n", NAMESPACE, "-o", "name") == ""
 
-    # What was left is taken over by a release of another name.
+    # A release of another name adopts the remaining objects.
     again = user.install("sandboxWorkloads.enabled=true")
     assert again.returncode == 0, f"{again.stderr}\n{user.pods()}"
-    # Soon, though the uninstall keeps controllers from leading for minutes.
+    # Soon, although the uninstall prevents controllers from leading for minutes.
     user.kubectl("wait", "--for=create", "daemonset/gpuvirt-node", "-n", NAMESPACE, "--timeout=60s")
 
 
@@ -82,9 +82,9 @@ def test_objects_of_nvidias_operator_are_left_unchanged(user: Install) -> None:
     user.kubectl("apply", "-f", "-", given=policy)
     refused = user.install("sandboxWorkloads.enabled=true")
     assert refused.returncode != 0
-    # Helm prints what the Job said, but for here: the lab's node has a name that is not to be resolved.
-    assert "ClusterPolicy cluster-policy: $.metadata.labels: belongs to another installation" in user.pods()
-    assert "to let this one write it from the chart's values: kubectl label" in user.pods()
+    # Helm usually prints the Job's log. Not here: the name of the lab's node cannot be resolved.
+    assert "ClusterPolicy cluster-policy: $.metadata.labels: is another installation's" in user.pods()
+    assert "to have it written from the chart's values: kubectl label" in user.pods()
     user.must("uninstall", *user.releases(), "-n", NAMESPACE, "--wait", "--no-hooks")
     spec = user.kubectl("get", "clusterpolicy", "cluster-policy", "-o", "jsonpath={.spec.vgpuManager.version}")
     assert spec == "510.73.06"

@@ -50,7 +50,7 @@ def test_every_known_field_is_accepted_and_fields_of_newer_versions_are_kept(pol
     given["metadata"]["name"] = "full"
     policies.kubectl("apply", "--validate=strict", "-f", "-", given=yaml.safe_dump(given))
     found = stored(policies, "full")
-    # The server takes null away where a value may not be null.
+    # The API server drops null if the field is not nullable.
     del given["spec"]["daemonsets"]["tolerations"][0]["tolerationSeconds"]
     assert plain_spec(found) == given["spec"]
     assert isinstance(read_policy(found), ClusterPolicy)

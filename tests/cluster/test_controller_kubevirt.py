@@ -138,7 +138,7 @@ def test_a_resource_that_kubevirt_provides_is_never_registered_even_after_a_rest
                 node.until(lambda: node.kubectl(*withheld) == HALF, lambda: node.kubectl(*withheld))
                 vgpus = ("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.vgpus}")
                 node.until(lambda: node.kubectl(*vgpus) == "8", lambda: node.kubectl(*vgpus))
-        with node.agent("", asks):  # and nobody answers
+        with node.agent("", asks):  # and no process answers
             node.until_allocatable(QUARTER, 0)
         found = registered(node, since)
         assert QUARTER in found

@@ -63,7 +63,7 @@ async def discovering(api: ApiLab, kernel: SimKernel) -> AsyncIterator[Discovery
             yield discovery
         finally:
             running.cancel()
-    # A TLS connection that is cancelled just as it begins is ended by asyncio once its handshake is through.
+    # asyncio closes a TLS connection that is cancelled at its start only after the handshake.
     await RealClock().sleep(0.1)
 
 

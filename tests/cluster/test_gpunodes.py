@@ -99,7 +99,7 @@ async def test_an_agent_may_write_only_its_own_gpunode(node: LabNode, tmp_path: 
 
     for content in (new("other"), new(NODE, spec={"mode": "vgpu"})):
         found = await refusal(content)
-        while found is None or "gpuvirt's agent may" not in str(found):  # the policy is not loaded yet
+        while found is None or "gpuvirt's agent may" not in str(found):  # the admission policy is not in force yet
             node.kubectl("delete", "gpunodes", "--all")
             found = await refusal(content)
     owned = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": NODE, "finalizers": ["example.com/stay"]}}

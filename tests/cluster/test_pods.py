@@ -37,7 +37,7 @@ def test_cdi_devices_reach_the_container(node: LabNode) -> None:
         assert node.run("with", PodRequest({A10: 2}))[1:] == ["12", "22", "vfio"]
         specs = node.host / "run/cdi"
         shutil.rmtree(specs)
-        specs.touch()  # else the agent makes them again
+        specs.touch()  # otherwise the agent creates them again
         node.start("without", PodRequest({A10: 2}))
 
         def events() -> str:
@@ -62,7 +62,7 @@ def test_allocatable_follows_health_and_hotplug(node: LabNode) -> None:
         (host / "sys/bus/pci/devices/0000:ca:00.0/remove").write_text("1")
         node.until_allocatable(A10, 0)
         pci = host / "sys/bus/pci"
-        (pci / "rescan").write_text("1")  # it comes back with its native driver
+        (pci / "rescan").write_text("1")  # the GPU returns with its native driver
         (pci / "devices/0000:ca:00.0/driver_override").write_text("vfio-pci")
         (pci / "drivers/nvidia/unbind").write_text("0000:ca:00.0")
         (pci / "drivers_probe").write_text("0000:ca:00.0")
@@ -78,7 +78,7 @@ def test_the_reason_of_a_refused_device_is_in_the_pods_status(node: LabNode) -> 
         node.until(lambda: node.status("late").phase in {"Failed", "Pending"}, lambda: str(node.status("late")))
         found = node.status("late")
         if found.phase == "Failed" and "no healthy devices present" not in found.message:
-            # Else the scheduler or the kubelet has already heard that the devices are unhealthy.
+            # Otherwise the scheduler or the kubelet already knows that the devices are unhealthy.
             assert "NoDriver: 0000:" in found.message
 
 
@@ -104,7 +104,7 @@ def test_an_agent_that_is_killed_and_upgraded_disturbs_no_pod(node: LabNode) -> 
             first.send_signal(signal.SIGKILL)
         with node.agent():
             mine = node.devices("keeps")
-            for number in range(5):  # pods are admitted while the kubelet takes the new plugin
+            for number in range(5):  # pods are admitted while the kubelet registers the new plugin
                 node.start(f"next-{number}", PodRequest({A10: 1}, "env | grep PCI_RESOURCE"))
 
             def ended() -> dict[str, PodStatus]:

@@ -35,7 +35,7 @@ def test_kubevirts_device_plugin_keeps_its_devices_while_gpuvirt_withholds_the_r
 
 
 def test_ending_the_agent_unregisters_kubevirts_plugin_of_the_same_resource(node: LabNode) -> None:
-    """A bug of the kubelet, which confuses the two plugins; docs/reference.md describes it."""
+    """A bug of the kubelet, which confuses the two plugins; the reference documents it."""
     with reporting(node) as agent:
         node.until(lambda: row(node)[-1:] == ["Reconciled"], lambda: str(row(node)))
         withhold(node, withheld=True)

@@ -37,7 +37,7 @@ def test_a_disabled_node_does_not_count_until_it_is_enabled_again(node: LabNode,
         cluster.label(f"{OPERANDS}-")
         cluster.until_said("True Reconciled")
 
-        # An agent that is gone, though its node is to have one.
+        # A missing agent on a node that needs one.
         node.kubectl("taint", "node", NODE, "only=others:NoExecute")
         try:
             cluster.until_said(f"node {NODE}: PodMissing: DaemonSet gpuvirt-node has no pod on this node")

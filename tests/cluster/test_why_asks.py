@@ -153,7 +153,7 @@ def test_why_finds_gpuvirts_refusal_in_the_kubelets_message(node: LabNode) -> No
         pod = admin.make_launcher("vm-a", A10, on_node=NODE)
         node.until(lambda: node.status(pod).phase == "Failed", lambda: str(node.status(pod)))
         said = node.status(pod).message
-        # Where the agent was faster, the kubelet refuses by itself.
+        # If the agent was faster, the kubelet itself refuses.
         assert admin.code(f"pod/{pod}") == ("NoDriver" if "NoDriver: " in said else "AdmissionRefused"), said
 
 

@@ -1,7 +1,7 @@
-"""A real kernel in a guest as a host of the contract tests; the tests run outside, and only calls go in.
+"""A real kernel in a guest as a host of the contract tests; the tests run outside, and only calls go into it.
 
-One guest of each flavour serves a whole run. Between tests its devices are brought back to their beginning; where that
-is impossible, since a writer sleeps that nobody can wake, another guest is booted.
+One guest of each flavour serves a whole run. Between tests its devices are reset to their initial state. If a blocked
+writer makes that impossible, another guest is booted.
 """
 
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Hosts to put the same questions to: the simulated kernel in memory, and mounted; a real one in a guest (`guesthost`).
+"""Hosts of the contract tests: the simulated kernel in memory and mounted, and a real kernel in a guest (`guesthost`).
 
 Where their answers differ, the simulator is wrong.
 """

@@ -1,6 +1,6 @@
-"""A mounted simulated host that is told, on standard input, what happens on it.
+"""A mounted simulated host that executes commands from standard input.
 
-start GROUP devices|group, asked_back PROCESS SECONDS, end PROCESS; each is answered with a line of JSON.
+start GROUP devices|group, asked_back PROCESS SECONDS, end PROCESS; the reply to each is a line of JSON.
 """
 
 import json

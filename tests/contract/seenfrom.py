@@ -20,7 +20,7 @@ class ContainerKernel:
 
     @property
     def pids(self) -> frozenset[int]:
-        """None of the host's: in the guest one process plays the VM and gpuvirt."""
+        """No host process: in the guest the same process acts as the VM and as gpuvirt."""
         return frozenset()
 
     def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:

@@ -1,6 +1,6 @@
-"""Kernels with a node for each VFIO device (VFIO_DEVICE_CDEV, from 6.6 on): what is exclusive, and what is a lease.
+"""Kernels with a node for each VFIO device (VFIO_DEVICE_CDEV, from 6.6 on): exclusive opens, and leases.
 
-Each line of the second table of lab/kernel/README.md is a test here. A mounted simulator can't take part: VFIO's ioctls
+Each line of the second table of lab/kernel/README.md is a test here. The mounted simulator is left out: VFIO's ioctls
 don't pass through FUSE.
 """
 

@@ -162,7 +162,7 @@ def test_virtual_functions_are_recognized(guest: GuestHost) -> None:
     assert len(vfs) == 2
     for vf in vfs:
         assert functions[vf].id == functions[SRIOV].id
-        # QEMU 7.2 makes them when they are switched on, with the class of what it emulates, an NVMe disk.
+        # QEMU 7.2 creates VFs when they are enabled, with the class of the emulated device, an NVMe disk.
         assert functions[vf].kind is FunctionKind.OTHER
         assert guest.kernel.readlink(HostPath(f"/sys/bus/pci/devices/{vf}/physfn")).endswith(f"/{SRIOV}")
     assert len({functions[one].iommu_group for one in (SRIOV, *vfs)}) == 3

@@ -79,4 +79,4 @@ def test_an_agent_killed_while_the_kernel_blocks_its_write_is_replaced(guests: G
         return "unit" in changers.said("later")
 
     until(is_free)
-    until(lambda: changers.said("later")[2:] == ["errno 19"])  # ENODEV: the first one's write has ended well
+    until(lambda: changers.said("later")[2:] == ["errno 19"])  # ENODEV: the write of the first process has succeeded

@@ -168,7 +168,7 @@ def test_an_unreadable_kubevirt_sets_a_condition() -> None:
     assert (found.ready, found.reason) == (False, "KubeVirtStateUnknown")
     assert forbidden in found.message
     assert Scene([node()], kubevirt=KubeVirtObserved()).decided().progress.kubevirt is None
-    # Where there is no KubeVirt, nobody misses what can't be read of its VMs.
+    # Without KubeVirt, unreadable VM kinds do not matter.
     without = KubeVirtObserved(kubevirts={}, problems=(forbidden,))
     assert Scene([node()], kubevirt=without).decided().progress.kubevirt is None
 

@@ -94,7 +94,7 @@ def test_agents_deployed_by_other_means_need_no_image() -> None:
     assert against(Scene([offers]), HOME) == ""
 
 
-# Nodes that are switched off
+# Disabled nodes
 
 
 @pytest.mark.parametrize("workload", list(Workload))
@@ -125,7 +125,7 @@ def test_beside_nvidias_operator_the_disabling_label_is_gpuvirts_own() -> None:
     assert [verdict.name for verdict in found.nodes] == ["node01"]
 
 
-# Components that are off, and drivers without an operating system
+# Disabled components, and drivers without an operating system
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_
     assert "OsUnknown" not in against(by_host)
 
 
-# Agents that are gone
+# Missing agents
 
 
 def test_the_report_of_an_agent_without_a_pod_does_not_count() -> None:

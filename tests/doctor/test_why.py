@@ -176,7 +176,7 @@ class TestWithAgent:
         surroundings = replace(
             around(folder, None, kubevirts), clock=CLOCK, state_file=folder / "node.json", procs=(folder / "proc",)
         )
-        # In another thread, since the kubelet that is asked runs in this one.
+        # In another thread, since the simulated kubelet runs in this one.
         seen = await ThreadWorker("doctor").run(lambda: gather(node.kernel, surroundings), name="gather", timeout_s=60)
         return walk(seen, target)
 

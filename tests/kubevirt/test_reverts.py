@@ -53,7 +53,7 @@ def test_a_patch_reverted_before_the_watch_shows_it_counts() -> None:
 def test_patching_resumes_after_an_admin_applies_the_patch() -> None:
     cluster = reverted(3)
     stopped = cluster.step()
-    cluster.write(stopped.patch)  # by hand, from what was shown
+    cluster.write(stopped.patch)  # by hand, from the shown patch
     plan = cluster.step()
     assert plan.reasons == ()
     assert not plan.stops_vgpu_changes

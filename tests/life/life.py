@@ -1,6 +1,6 @@
-"""A node's life, as hypothesis plays it, and what must hold through all of it.
+"""The life of a node as a hypothesis state machine, and its invariants.
 
-People and accidents on the host, pods that come and go, a kubelet that is slow to hear, an agent that is killed.
+Admins and accidents on the host, pods that start and end, a kubelet that reads lists late, an agent that is killed.
 """
 
 import errno
@@ -137,7 +137,7 @@ class Life(RuleBasedStateMachine):
                 self.kernel.rebind(function.address, data.draw(DRIVERS))
             except WouldBlock:
                 self.human_requests += 1
-            except OSError as error:  # a VM has its group: no native driver gets it
+            except OSError as error:  # a VM has the group open: no native driver can bind the GPU
                 if error.errno != errno.EBUSY or not self.in_use(function.group):
                     raise
 
@@ -231,7 +231,7 @@ class Life(RuleBasedStateMachine):
             return
         preferred = self.rig.prefer(resource, free, count)
         assert set(preferred) <= set(free)
-        chosen = list(dict.fromkeys([*preferred, *free]))[:count]  # as the kubelet does where it gets too few
+        chosen = list(dict.fromkeys([*preferred, *free]))[:count]  # as the kubelet does if it has too few devices
         try:
             answer = self.rig.allocate(resource, chosen)
         except AllocationRefusedError as error:
@@ -317,7 +317,7 @@ class Life(RuleBasedStateMachine):
     def agent_is_killed(self, torn: int | None) -> None:
         self.rig.kill(torn)
 
-    # --- what must hold
+    # --- invariants
 
     def in_use(self, group: IommuGroup | None) -> bool:
         return (

@@ -190,7 +190,7 @@ class WholeAgent:
     def kill(self, torn: int | None) -> None:
         stored = self._ledger.read_bytes() if self._ledger.exists() else b""
         self._stop()
-        self._ledger.write_bytes(stored[:torn])  # what its last moments have written was never written
+        self._ledger.write_bytes(stored[:torn])  # a crash loses the last writes
         self._start()
 
     def _stop(self) -> None:

@@ -24,7 +24,7 @@ from gpuvirt.sim.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs
 from tests.thoroughness import examples
 
-pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples, on a busy computer
+pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples on a busy host
 
 HOSTS = ("4xT4", "4xRTX2060", "2xRTX4090-one-group", "2xA10", "8xMI300X")
 NUMBERS = st.integers(0, 7)
@@ -123,7 +123,7 @@ class Moving(RuleBasedStateMachine):
     @rule(number=NUMBERS, driver=st.sampled_from(["vfio-pci", "nvidia", None]))
     def somebody_rebinds(self, number: int, driver: str | None) -> None:
         gpu = self.gpus[number % len(self.gpus)]
-        if not self.processes and not self.vms:  # else it is them who are harmed by it
+        if not self.processes and not self.vms:  # otherwise the processes would be harmed
             with suppress(OSError):
                 self.kernel.rebind(gpu, driver)
 

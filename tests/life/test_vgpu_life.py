@@ -32,7 +32,7 @@ from gpuvirt.sim.tools import SimTools
 from tests.changes import change_vgpus, inputs
 from tests.thoroughness import examples
 
-pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples, on a busy computer
+pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples on a busy host
 
 SIZES = ((), ("4Q",), ("8Q",), ("1Q",))
 HOSTS = {
@@ -68,7 +68,7 @@ class VgpuLife(RuleBasedStateMachine):
         spec = load_host(host)
         slots = [
             replace(slot, vfs=min(slot.vfs, 6)) for slot in spec.slots
-        ]  # looks at more take longer, and show no more
+        ]  # more GPUs take longer and show nothing new
         self.kernel = build_host(replace(spec, slots=tuple(slots)))
         self.card, self.sizes = HOSTS[host]
         folder = Path(self.folder.name)
@@ -85,9 +85,9 @@ class VgpuLife(RuleBasedStateMachine):
         return [(one.id, str(one.type), host.gpu) for host in hosts for one in host.live]
 
     def desired_vgpus(self, size: int, number: int) -> DesiredVgpus:
-        """Return one or two of a size, or one of each; on an A10 with or without a word on mixed sizes.
+        """Return one or two vGPUs of a size, or one of each size; on an A10 sometimes with a desired size mode.
 
-        Of a GPU that carries nothing, now and then that it is to be had whole.
+        For a GPU without vGPUs, sometimes passthrough is desired.
         """
         sizes = self.sizes[size % len(self.sizes)]
         if not sizes and number % 2:
@@ -108,7 +108,7 @@ class VgpuLife(RuleBasedStateMachine):
             )
             assert not (desired_vgpus.whole and self.kernel.pci.functions[gpu].virtfns)
         failed = ReasonCode.STEP_FAILED in {reason.code for reason in reasons}
-        # Beside one in use, whose place nobody knows, mixed sizes may not fit though they could.
+        # Beside a vGPU in use, whose placement is unknown, mixed sizes may be refused although they would fit.
         assert not failed or (self.card == "A10" and (self.vms or self.pods))
         if failed:
             return

@@ -201,7 +201,7 @@ def test_tags_of_operating_systems(identity: str, version: str, tag: str) -> Non
     assert os_tag(identity, version) == tag
 
 
-# --- what all have in common
+# --- common settings
 
 
 def test_common_daemonset_settings_apply_to_all_daemonsets() -> None:
@@ -275,5 +275,5 @@ def check(found: DaemonSet) -> None:
 def test_the_full_policy_renders_without_a_fault() -> None:
     found = render(full(), ALL_KINDS)
     assert found.faults == ()
-    # Its NRI plugin shows GPUs to pods, in the place of RuntimeClasses.
+    # The NRI plugin gives GPUs to pods in place of RuntimeClasses.
     assert found.operands == set(OperandName) - {OperandName.RUNTIME_CLASSES}

@@ -89,7 +89,7 @@ def with_field(path: tuple[str, ...], value: Plain) -> dict[str, Plain]:
     if path[-2:] == ("kernelModuleConfig", "name"):
         inner["name"] = "params"
     parent = spec.get(path[0])
-    # What is off by default says nothing until it is on.
+    # A component that is disabled by default is reported only if it is enabled.
     if isinstance(parent, dict) and path[0] in {"gds", "gdrcopy", "nodeStatusExporter"}:
         parent["enabled"] = True
     if path[-2:-1] in {("rdma",), ("hpcJobMapping",)}:

@@ -55,7 +55,7 @@ def test_the_unpacked_host_folder_is_a_host(simulated: Simulated, tmp_path: Path
     assert found == scan(kernel)
 
 
-# --- archives of strangers
+# --- malicious and foreign archives
 
 
 def tar_of(*members: tuple[tarfile.TarInfo, bytes], manifest: bytes | None = None) -> bytes:

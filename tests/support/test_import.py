@@ -99,7 +99,7 @@ def test_bridges_are_imported_above_their_devices(simulated: Simulated) -> None:
     assert {address: function.folder for address, function in made.pci.functions.items()} == folders
 
 
-# Hosts as they really are.
+# Realistic hosts.
 
 
 def test_a_kernel_before_6_1_has_no_vfio_dev_folders(simulated: Simulated) -> None:
@@ -180,7 +180,7 @@ def test_a_type_that_no_vf_lists_is_imported_without_a_name() -> None:
     assert build_inventory(shown_by(made)).vgpus.keys() == build_inventory(scan(kernel)).vgpus.keys()
 
 
-# What can't be shown is said.
+# Losses are reported.
 
 
 @pytest.mark.parametrize("attribute", ["driver", "iommu_group", "numa_node", "subsystem_vendor", "config", "revision"])
@@ -222,7 +222,7 @@ def test_a_vgpu_on_a_vf_that_is_not_listed_is_left_out(simulated: Simulated) -> 
     assert len(shown_by(made).vgpu_hosts[PciAddress("0000:07:00.0")].live) == 3
 
 
-# Whatever a host is like.
+# Any host.
 
 CARDS = st.sampled_from(["A10", "T4", "RTX2060", "RTX4090", "A100-NVSwitch", "MI300X", "nvme", "root-port", "L40S"])
 

@@ -135,7 +135,7 @@ def test_a_damaged_driver_record_counts_as_absent(simulated: Simulated) -> None:
     assert import_host(kernel, "a test").spec == import_host(ArchivedKernel(opened(simulated("2xA10"))), "a test").spec
 
 
-# Whatever a host is like.
+# Any host.
 
 FUNCTIONS = ("0000:65:00.0", "0000:ca:00.0")
 OF_GPUS = "/sys/bus/pci/devices"

@@ -56,7 +56,7 @@ def test_no_two_cards_have_the_same_ids() -> None:
 
 
 def test_ids_are_those_of_nvidia_cards_in_the_shipped_database() -> None:
-    # The database is of July 2025: these came later.
+    # The shipped database is of July 2025; these cards are newer.
     later = {parse_pci_id(one) for one in ("10de:2bb9", "10de:2c3a", "10de:3182", "10de:2337")}
     devices = {one.device for card in CARDS for one in card.ids}
     assert {one.vendor for one in devices} == {NVIDIA}
@@ -209,7 +209,7 @@ def test_a_card_with_its_own_device_id_is_found_by_any_subsystem_id() -> None:
 @pytest.mark.parametrize(
     ("device", "name", "profile", "each"),
     [
-        # The original takes the framebuffer for the GPU instance's: 1g.2gb, which no card has.
+        # NVIDIA's program uses the framebuffer as the GPU instance's size: 1g.2gb, which no card has.
         ("10de:2bb5", "DC-1-2Q", "1g.24gb+gfx", 12),
         ("10de:2bb5", "DC-1-2QGFX", "1g.24gb+gfx", 12),
         ("10de:2bb5", "DC-4-24Q", "4g.96gb+gfx", 4),

@@ -69,7 +69,7 @@ def test_every_type_of_every_card_is_created_by_its_name_and_removed(
         config = ConfigName(desired_counts.profile.text, Source(Origin.SETTINGS, "settings"))
         desired_vgpus = resolve(config, Book(), config_gpus(seen.inventory, {GPU: board})).desired_by_gpu[GPU]
         if framework is Framework.VENDOR_VFIO and desired_counts.most > 32:
-            return  # it has no more VFs here
+            return  # the simulated card has no more VFs
         assert apply_vgpus(site, desired_vgpus) == []
         after = observe(site, NOBODY, None)
         live = Counter(str(vgpu.live.type) for vgpu in after.inventory.vgpus.values())

@@ -354,7 +354,7 @@ def test_a_scheduler_that_the_desired_mode_supports_is_accepted(a10: VgpuHost) -
     assert found.policy is SchedulerPolicy.FIXED_SHARE
 
 
-# --- what is asked of nvidia-smi
+# --- calls of nvidia-smi
 
 
 def test_nvidia_smi_runs_only_if_the_desired_state_needs_its_report(a10: VgpuHost, a30: VgpuHost, t4: VgpuHost) -> None:

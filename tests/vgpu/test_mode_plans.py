@@ -189,7 +189,7 @@ def test_every_plan_reaches_the_desired_state_and_keeps_vgpus_in_use(
         one = used(one, *data.draw(st.sets(st.sampled_from(ids)) if ids else st.just(set())))
         plan = planned(one, desired_vgpus)
         assert plan.refusals == ()
-        one = after(one, plan)  # asserts that no step touches what is used, and that each can be taken
+        one = after(one, plan)  # asserts that no step touches a vGPU in use, and that each step is possible
         again = planned(one, desired_vgpus)
         assert again.steps == (), "a plan that was carried out leaves nothing to do"
         assert {reason.code for reason in again.pending} <= {ReasonCode.VGPU_IN_USE}
@@ -344,5 +344,7 @@ def test_gpu_instances_that_exceed_the_memory_slices_are_refused() -> None:
 @pytest.mark.parametrize("card", [one for one in catalog.cards() if one.is_mig], ids=lambda one: one.board)
 def test_every_card_has_as_many_placements_as_gpu_instances(card: catalog.Card) -> None:
     for one in card.types():
-        if one.gpu_instance is not None and not one.gpu_instance.profile.endswith("+me"):  # one GPU has one of these
+        if one.gpu_instance is not None and not one.gpu_instance.profile.endswith(
+            "+me"
+        ):  # a GPU has a single +me instance
             assert len(starts(card, one.gpu_instance.profile)) * one.gpu_instance.each == one.most

@@ -101,7 +101,7 @@ def test_every_plan_reaches_the_desired_vgpus_and_keeps_vgpus_in_use(
         one = used(one, *data.draw(st.sets(st.sampled_from(ids)) if ids else st.just(set())))
         plan = plan_vgpus(one, desired)
         assert plan.refusals == ()
-        one = after(one, plan)  # asserts that no step touches what is used
+        one = after(one, plan)  # asserts that no step touches a vGPU in use
         again = plan_vgpus(one, desired)
         assert again.steps == (), "a plan that was carried out leaves nothing to do"
         assert {reason.code for reason in again.pending} <= {ReasonCode.VGPU_IN_USE}

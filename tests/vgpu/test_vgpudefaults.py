@@ -159,7 +159,7 @@ class OriginalFile(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
 
 def test_nvidias_device_manager_parses_the_printed_configs_with_one_entry_a_board() -> None:
     text = called("vgpu", "default-config").stdout.decode()
-    # Of YAML it reads 1.1, as PyYAML does by itself.
+    # NVIDIA's program reads YAML 1.1, as PyYAML does.
     read = msgspec.convert(yaml.safe_load(text), OriginalFile)
     assert read.version == "v1"
     assert all(entry.devices == "all" for entries in read.vgpu_configs.values() for entry in entries)

@@ -71,15 +71,15 @@ T4_4Q = "{devices: all, vgpu-devices: {T4-4Q: 4}}"
         ("{devices: all, vgpu-devices: {}}", [A10, UNKNOWN], {0: "", 1: ""}, []),
         ("{devices: all, device-filter: '0x223610DE', vgpu-devices: {A10-4Q: 1}}", [T4, A10], {1: "A10-4Q:1"}, []),
         ("{devices: [0], device-filter: '0x223610DE', vgpu-devices: {A10-4Q: 1}}", [A10, A10], {0: "A10-4Q:1"}, []),
-        # Of a mixed node, `all` means all cards that the types are of.
+        # On a mixed node, `all` means all cards that have the types.
         (A10_4Q, [A10, T4], {0: "A10-4Q:6"}, [NoteCode.OTHER_CARD]),
         (f"{A10_4Q}, {T4_4Q}", [A10, T4], {0: "A10-4Q:6", 1: "T4-4Q:4"}, []),
-        # Whom an entry picks by name gets what it says: the host will say that it can't be made.
+        # An entry that selects a GPU by index applies; the host reports later that the type is unavailable.
         ("{devices: [1], vgpu-devices: {A10-4Q: 6}}", [A10, T4], {1: "A10-4Q:6"}, []),
-        # Of two for one card the last counts, as in the original.
+        # Of two entries for the same card the last counts, as in NVIDIA's program.
         (f"{A10_4Q}, {A10_4Q.replace('4Q: 6', '8Q: 3')}", [A10, UNKNOWN], {0: "A10-8Q:3", 1: "A10-8Q:3"}, []),
         ("{devices: [-1, 0], vgpu-devices: {A10-4Q: 6}}", [A10], {0: "A10-4Q:6"}, []),
-        # A card that the catalog doesn't know may be one of these.
+        # A card that the catalog lacks may have these types.
         (A10_4Q, [UNKNOWN], {0: "A10-4Q:6"}, []),
         (f"{A10_4Q}, {T4_4Q}", [UNKNOWN], {}, [NoteCode.CARD_UNDECIDED]),
         ("{devices: [0, 7], vgpu-devices: {A10-4Q: 6}}", [A10], {0: "A10-4Q:6"}, [NoteCode.NO_SUCH_GPU]),
@@ -144,7 +144,7 @@ BOTH = ", ".join(
         (None, ("NVIDIA A2-1B",), "A2-8Q:2"),
         (PciId(0x1028, 0x0001), (), None),
         (None, (), None),
-        # The host's own word counts for more than the catalog's ids.
+        # The host's type names take precedence over the catalog's ids.
         (PciId(0x10DE, 0x14A9), ("NVIDIA A2-1B",), "A2-8Q:2"),
     ],
 )
