@@ -89,7 +89,9 @@ async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> No
         await node.until_registered()
         await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.notes})
         assert await node.agent.allocator.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
-        assert node.agent.desired == NodeRequest(config=Observed("A10-4Q")), "no answer takes nothing away"
+        assert node.agent.desired == NodeRequest(config=Observed("A10-4Q")), (
+            "an unreachable API server removes no device"
+        )
 
 
 async def test_a_failing_api_server_task_is_restarted_and_the_agent_goes_on(short_path: Path) -> None:

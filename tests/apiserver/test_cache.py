@@ -123,7 +123,7 @@ def test_backoff_grows_to_half_a_minute_and_resets_after_a_successful_watch() ->
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
     assert pauses[-1] == MOST_PAUSE_S
     listed, _ = after(Failed(expired=True), Listed((), "9"), cache=cache)
-    assert pause_s(listed, 1.0) == 0.0, "what was listed is watched at once"
+    assert pause_s(listed, 1.0) == 0.0, "a watch follows a list without a pause"
     mended, _ = after(bookmark(10), Failed(), cache=listed)
     assert pause_s(mended, 1.0) == 0.5
     broken, _ = after(Failed(after_s=LONG_S), cache=cache)
@@ -176,7 +176,9 @@ class World:
 
     def take(self, came: Input[Node]) -> None:
         result = step(self.cache, came)
-        assert self.cache.objects is None or result.cache.objects is not None, "what was heard once is never unheard"
+        assert self.cache.objects is None or result.cache.objects is not None, (
+            "observed objects never become unknown again"
+        )
         self.cache = result.cache
         if result.delta is not None:
             self.applied |= {one: result.delta.objects[one] for one in result.delta.changed}

@@ -112,7 +112,7 @@ async def test_a_token_is_cached_until_the_server_answers_401(
         assert (folder.runs, tokens(api)) == (1, ["Bearer token-1"] * 2)
         valid = {"Bearer token-2"}
         await client.get(NODES, "node01", Node)
-        assert tokens(api)[2:] == ["Bearer token-1", "Bearer token-2"], "a request is sent again with a new token, once"
+        assert tokens(api)[2:] == ["Bearer token-1", "Bearer token-2"], "a request is repeated once with a new token"
         valid = set()
         with pytest.raises(UnauthorizedError):
             await client.get(NODES, "node01", Node)

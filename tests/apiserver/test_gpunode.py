@@ -55,7 +55,7 @@ def test_a_node_view_becomes_a_full_gpunode_status() -> None:
     ready = condition(status, "Ready")
     assert (ready.status, ready.reason, ready.observed_generation) == ("True", "Reconciled", 3)
     assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
-    assert [gpu.vfs for gpu in status.gpus] == [None], "a picture of an earlier agent"
+    assert [gpu.vfs for gpu in status.gpus] == [None], "the status of an earlier agent"
 
 
 def test_an_unhealthy_gpu_sets_ready_false_with_its_reason() -> None:
@@ -114,10 +114,10 @@ def test_a_deleted_gpunode_keeps_its_desired_state() -> None:
     observe(Delta({}, removed=frozenset({KEY})))
     assert agent.desired.spec == desired
     observe(Delta({KEY: GpuNode(metadata=Metadata(name="node01", generation=1))}))
-    assert agent.desired.spec == desired, "the agent has made it again, and nobody has said that GPUs are to move"
+    assert agent.desired.spec == desired, "the agent recreated the GpuNode, and no spec asks to move GPUs"
     restarted = observe_gpu_node(agent.listener, KEY)
     restarted(Delta({}))
-    assert agent.desired.spec == desired, "it was deleted while the agent was away"
+    assert agent.desired.spec == desired, "the GpuNode was deleted while the agent was stopped"
 
 
 def test_labels_and_settings_apply_again_after_a_spec_is_removed() -> None:

@@ -109,7 +109,7 @@ async def test_a_status_whose_fields_the_api_server_drops_is_written_once() -> N
     async with asyncio.TaskGroup() as group:
         running = group.create_task(server.keeper.run(views, lambda _: None))
         await clock.advance(60)
-        assert server.patched <= 2, "the time of its conditions is known once it was answered"
+        assert server.patched <= 2, "the write's response has the transition times"
         views.set(NodeView(at=BEGINNING, looked=True, invalid=(unknown_workload("other"),)))
         written = server.patched
         await clock.advance(60)

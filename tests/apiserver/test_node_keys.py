@@ -108,7 +108,7 @@ def test_patching_a_node_sets_the_state_and_keeps_all_other_fields(
     assert patch is not None
     written = msgspec.json.encode(patched(fields, patch))
     node = msgspec.json.decode(written, type=Node)
-    assert patch_of([state_keys(desired)], node.metadata) is None, "what was written says it"
+    assert patch_of([state_keys(desired)], node.metadata) is None, "the written labels show the state"
     assert len(node.metadata.annotations.get(REASON_ANNOTATION, "")) <= MOST_REASON + 3
     others = {name: text for name, text in node.metadata.labels.items() if name != STATE_LABEL}
     assert others == labels
@@ -152,8 +152,8 @@ def test_operands_count_as_running_while_labels_or_pods_show_them() -> None:
     running, paused = {PLUGIN: "true", VALIDATOR: "false"}, {PLUGIN: PAUSED_FOR_VGPUS, VALIDATOR: "false"}
     assert observed_of(running, [pod]) == OperandsObserved((PLUGIN,), ("gpu-operator/nvidia-sandbox-validator-x2vkq",))
     assert observed_of(paused, []) == OperandsObserved()
-    assert observed_of(None, []) is None, "the node is not there"
-    assert observed_of(paused, None) is None, "the pods were not heard yet"
+    assert observed_of(None, []) is None, "the node is absent"
+    assert observed_of(paused, None) is None, "the pods are unknown"
 
 
 def test_components_of_the_agent_write_separate_keys() -> None:

@@ -56,7 +56,7 @@ def test_the_guides_first_install_command_renders(helm: Helm) -> None:
     assert (spec.vgpu_manager.enabled, spec.vfio_manager.enabled) == (False, True)
     assert (spec.vgpu_device_manager.enabled, spec.sandbox_device_plugin.enabled) == (True, True)
     parts = (spec.driver, spec.toolkit, spec.device_plugin, spec.dcgm, spec.dcgm_exporter, spec.gfd)
-    assert [part.enabled for part in parts] == [True] * len(parts), "node A has all of them"
+    assert [part.enabled for part in parts] == [True] * len(parts), "the guide's node A has all these operands"
     assert [image_of(part, "$.spec", {}, "") for part in (*parts, spec.driver.manager)] == [
         "nvcr.io/nvidia/driver:595.91.07",
         "nvcr.io/nvidia/k8s/container-toolkit:v1.20.0",
@@ -247,7 +247,7 @@ def test_roles_allow_no_kubevirt_patch_if_unmanaged_but_allow_the_uninstall_to_r
     for kind in ("kubevirts", "hyperconvergeds"):
         assert may("controller")[kind] == ["list", "watch", "patch"]
         assert may("controller", off)[kind] == ["list", "watch"]
-        assert may("uninstall", off)[kind] == ["list", "patch"], "what was written before"
+        assert may("uninstall", off)[kind] == ["list", "patch"], "the previous values"
 
 
 def test_secrets_pull_the_images_of_all_our_pods(helm: Helm) -> None:
@@ -291,7 +291,7 @@ def test_the_discoverer_is_rendered_if_no_other_program_discovers_nodes(helm: He
         rendered = helm.template(*values)
         kinds = ("DaemonSet", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
         names = {"gpuvirt-discover" in rendered.named(kind) for kind in kinds}
-        assert len(names) == 1, "all of it, or nothing"
+        assert len(names) == 1, "either all objects of the discoverer or none"
         return names.pop()
 
     assert discovers()

@@ -76,7 +76,7 @@ def test_the_schemas_types_equal_those_of_the_policy_crd(key: str) -> None:
     found = SPEC
     for step in key.split("."):
         found = at(found, "properties", step)
-    assert isinstance(found, dict), "the API server would refuse it, or drop it"
+    assert isinstance(found, dict), "the API server would refuse or drop the value"
     schema = KEYS[key]
     types = at(schema, "type")
     if types is not None:

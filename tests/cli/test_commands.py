@@ -136,7 +136,7 @@ def test_devices_shows_the_schedulers_that_the_agent_reports(tmp_path: Path) -> 
     kernel = build_host(load_host("4xT4"))
     export(kernel, tmp_path)
     without = ran("devices", "--host-root", str(tmp_path))
-    assert "SCHEDULER" not in without.stdout, "by hand nobody is asked"
+    assert "SCHEDULER" not in without.stdout, "without an agent nvidia-smi is not queried"
     seen = snapshot.take(kernel, Settings(), IDS, RealClock())
     first, second, *others = seen.gpus
     best = replace(first, scheduler=SchedulerView(SchedulerPolicy.BEST_EFFORT, None))

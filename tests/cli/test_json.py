@@ -194,7 +194,7 @@ def test_host_commands_print_the_documented_json(hosts: Mapping[str, Path], comm
             continue
         printed.append(json.loads(done.stdout))
         assert fits(printed[-1], PRINTS[command]), (name, done.stdout)
-    assert any(printed), "something was printed on one host at least"
+    assert any(printed), "the command printed output on at least one host"
 
 
 KUBECONFIG = """

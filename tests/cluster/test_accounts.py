@@ -38,7 +38,7 @@ async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
     api = PodResources(paths.pod_resources_socket)
     told, counted = await api.consumers(), await api.allocatable()
     await api.close()
-    assert {one for one in counted if one[0] == A10} == {(A10, device) for device in BOTH}, "given away or not"
+    assert {one for one in counted if one[0] == A10} == {(A10, device) for device in BOTH}, "allocated or free"
     names = {key: (consumer.pod, consumer.container) for key, consumer in told.items()}
     assert names == {(A10, device): (pod, "compute") for device in BOTH}
 

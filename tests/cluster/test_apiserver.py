@@ -127,7 +127,7 @@ async def test_deletions_during_an_outage_are_observed_after_the_api_server_rest
         api.label(f"{CONFIG_LABEL}=A10-8Q")
         api.cluster.stop("apiserver")
         await until(lambda: len(observed.codes) >= 2, lambda: observed.codes)
-        assert observed.desired == desired, "while nobody answers, it stays as it was"
+        assert observed.desired == desired, "the state stays during the outage"
         await asyncio.to_thread(api.cluster.restart_after_outage)  # noqa: TID251  the agent's loop goes on meanwhile
         with pytest.raises(GoneError):
             async with Client(api.credentials).watch(maps, last, for_s=5) as events:
@@ -307,7 +307,7 @@ async def test_the_state_label_is_written_and_restored(api: ApiLab) -> None:
         assert api.node_field(REASON) == PENDING.reason
         agent.vgpu_states.set(SUCCESS)
         await until(lambda: api.node_field(STATE) == "success", lambda: agent)
-        assert api.node_field(REASON) == "", "what needs no reason has none"
+        assert api.node_field(REASON) == "", "a success has no reason annotation"
         api.label(f"{STATE_LABEL}=failed")
         await until(lambda: api.node_field(STATE) == "success", lambda: agent)
         assert agent.codes == []

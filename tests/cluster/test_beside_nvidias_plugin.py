@@ -182,7 +182,7 @@ def test_a_label_changes_the_resources_of_nvidias_device_plugin(node: LabNode, i
         node.until(lambda: there.label(PLUGIN) == "paused-for-vgpu-change", there.said)
         node.until_allocatable(resource("4Q"), 6)
         print(f"a label beside another's plugin took {time.monotonic() - began:.1f} s")  # noqa: T201, TID251
-        assert there.plugin() != before, "it was away meanwhile"
+        assert there.plugin() != before, "the plugin was stopped during the change"
         assert (there.label(PLUGIN), there.label(VALIDATOR)) == ("true", "true")
         there.until(f"{CONFIG}.state", "pending")
         assert node.status("keeps").phase == "Running"

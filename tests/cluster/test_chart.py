@@ -31,7 +31,7 @@ def test_a_release_is_installed_upgraded_and_uninstalled(user: Install) -> None:
     assert "kubectl get gpunodes" in done.stdout
     (release,) = user.releases()
     columns = ".spec.versions[0].additionalPrinterColumns[*].name"
-    assert "Modes" in user.crd("gpunodes.gpuvirt.io", columns).split(), "brought up to date"
+    assert "Modes" in user.crd("gpunodes.gpuvirt.io", columns).split(), "the kind was updated"
     assert user.kubectl("get", "gpunode", "elsewhere", "-o", "jsonpath={.spec.mode}") == "passthrough"
     ready = user.kubectl("get", "clusterpolicy", "cluster-policy", "-o", "jsonpath={.spec.sandboxWorkloads.enabled}")
     assert ready == "true"
@@ -60,7 +60,7 @@ def test_a_release_is_installed_upgraded_and_uninstalled(user: Install) -> None:
     assert "gpuvirt-controller" in user.kubectl("get", "pdb", "-n", NAMESPACE, "-o", "name")
 
     second = user.install()
-    assert second.returncode != 0, "there is one gpuvirt a cluster"
+    assert second.returncode != 0, "a cluster has a single gpuvirt"
     assert user.releases() == [release]
 
     user.must("uninstall", release, "-n", NAMESPACE, "--wait", "--timeout=200s")

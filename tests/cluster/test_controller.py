@@ -42,7 +42,7 @@ def test_a_node_changes_to_its_labelled_workload_and_waits_for_vms(node: LabNode
             (gpu,) = mine
             cluster.until_said(f"the node becomes container once these GPUs are free: {gpu} (passthrough, used by pod")
             node.until_allocatable("nvidia.com/GRID_T4-4Q", 0)
-            assert cluster.deployed() == VGPU, "a driver for containers would reach into the VM"
+            assert cluster.deployed() == VGPU, "a container driver would unbind the VM's GPU"
             assert node.devices("keeps") == mine
             assert "Draining" in node.kubectl("describe", "node", NODE)
             node.delete("keeps")
@@ -114,13 +114,15 @@ def test_beside_nvidias_operator_only_vm_nodes_are_changed_and_only_with_coexist
         with cluster.controller("--coexist"):
             node.until(lambda: cluster.labels().get("gpuvirt.io/node") == "true", lambda: str(cluster.labels()))
             assert cluster.labels()["nvidia.com/gpu.deploy.operands"] == "false"
-            assert cluster.labels()["nvidia.com/gpu.deploy.driver"] == "true", "NVIDIA's to take away"
+            assert cluster.labels()["nvidia.com/gpu.deploy.driver"] == "true", (
+                "NVIDIA's operator removes its own labels"
+            )
             mode = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.mode}")
             node.until(lambda: node.cluster.kubectl(*mode).stdout == "vgpu", lambda: node.cluster.kubectl(*mode).stderr)
             cluster.label(f"{WORKLOAD}=container")
             asked = node.cluster.kubectl
             node.until(lambda: asked(*mode).stdout == "container", lambda: asked(*mode).stderr)
-            assert cluster.labels()["gpuvirt.io/node"] == "true", "no agent has said that it carries no vGPUs"
+            assert cluster.labels()["gpuvirt.io/node"] == "true", "no agent has reported that the node has no vGPUs"
             cluster.report(vfs=0, mode="container")
             node.until(lambda: "gpuvirt.io/node" not in cluster.labels(), lambda: str(cluster.labels()))
             assert "nvidia.com/gpu.deploy.operands" not in cluster.labels()

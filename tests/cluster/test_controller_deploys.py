@@ -78,4 +78,4 @@ def test_labelling_a_node_deploys_the_agent_and_creates_vgpus(node: LabNode, ima
         assert ours == {WORKLOAD, "nvidia.com/vgpu.config"}, "an admin's"
         assert node.kubectl("get", "gpunodes", "-o", "name") == ""
         assert node.status("keeps").phase == "Running"
-        assert len(list((node.host / "sys/bus/mdev/devices").iterdir())) == 12, "devices stay as they are"
+        assert len(list((node.host / "sys/bus/mdev/devices").iterdir())) == 12, "devices are unchanged"

@@ -85,7 +85,7 @@ async def test_discovery_labels_are_set_updated_restored_and_removed(api: ApiLab
         await until(lambda: said(api) == ("", "rhcos", ""), discovery.missing)
         kernel.plug_in(PciAddress("0000:65:00.0"))
         await until(lambda: said(api) == ("true", "rhcos", ""), discovery.missing)
-    assert said(api) == ("true", "rhcos", ""), "they stay while nobody looks"
+    assert said(api) == ("true", "rhcos", ""), "the labels stay while no discoverer runs"
 
 
 async def test_the_one_shot_command_writes_labels_once(api: ApiLab) -> None:

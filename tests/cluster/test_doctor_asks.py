@@ -55,7 +55,7 @@ def test_doctor_reads_the_permitted_devices_of_the_cluster(node: LabNode) -> Non
         "spec": {"configuration": {"permittedHostDevices": {"pciHostDevices": []}}},
     }
     with node.simulated_host("2xA10"):
-        assert "NotPermitted" not in found(node), "KubeVirt is not there"
+        assert "NotPermitted" not in found(node), "there is no KubeVirt"
         node.apply(CRD)
         node.until(lambda: node.cluster.kubectl("get", "kubevirts").returncode == 0, lambda: "the kind is not served")
         node.apply(kubevirt)

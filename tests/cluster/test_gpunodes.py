@@ -74,7 +74,7 @@ def test_an_agent_reports_its_gpunode_and_applies_its_spec(node: LabNode) -> Non
         assert "container and vgpu can't be on one node" in refused.stderr
         node.kubectl("delete", "gpunode", NODE)
         node.until(lambda: row(node)[:2] == [NODE, "4"], lambda: str(row(node)))
-        assert node.allocatable(HALF) == 8, "it wants what it wanted"
+        assert node.allocatable(HALF) == 8, "the desired state is unchanged"
         assert "GPU" in node.kubectl("explain", "gpunode.status.gpus")
 
 

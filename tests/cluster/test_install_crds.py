@@ -25,5 +25,5 @@ def test_a_single_run_installs_all_kinds_and_the_next_run_changes_nothing(lab: C
     assert (first.returncode, first.stderr) == (0, "")
     assert first.stdout.splitlines() == [f"{name}: created" for name in NAMES]
     for name in NAMES:
-        assert lab.kubectl("get", name).returncode == 0, "the kind is served once the command has ended"
+        assert lab.kubectl("get", name).returncode == 0, "the kind is served when the command exits"
     assert install(lab).stdout.splitlines() == [f"{name}: up to date" for name in NAMES]

@@ -204,10 +204,10 @@ async def test_an_uninstall_restores_the_kubevirt(dependencies: Dependencies) ->
     asks = ("--kubeconfig", str(dependencies.node.cluster.kubeconfig), "--namespace", dependencies.node.namespace)
     said = gpuvirt("uninstall", *asks).stdout
     keeps = "the gate DisableMDEVConfiguration, which VMs or pods request"
-    assert keeps in said, "or what the pod has would go"
+    assert keeps in said, "otherwise KubeVirt would delete the pod's vGPU"
     gates = ("spec", "configuration", "developerConfiguration", "featureGates")
     assert dependencies.found("kubevirt", *gates) == ["Theirs", "DisableMDEVConfiguration"]
-    assert dependencies.found("kubevirt", *LISTS) is None, "without a list everything is permitted"
+    assert dependencies.found("kubevirt", *LISTS) is None, "without a list every device is permitted"
     dependencies.node.delete("kata")
     done = gpuvirt("uninstall", *asks)
     assert done.returncode == 0, done.stderr

@@ -33,7 +33,9 @@ def test_a_disabled_node_does_not_count_until_it_is_enabled_again(node: LabNode,
         assert node.kubectl(*counts).startswith('ready {"container":0,"invalid":0,"ready":0,"total":0')
         names = ("pods", ".items[*].metadata.name")
         node.until(lambda: cluster.get(*names) == "", lambda: cluster.get(*names))
-        assert node.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.gpus}") == "2", "the last report"
+        assert node.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.gpus}") == "2", (
+            "the agent's last report"
+        )
         cluster.label(f"{OPERANDS}-")
         cluster.until_said("True Reconciled")
 

@@ -68,7 +68,7 @@ def test_pods_bound_before_a_vgpu_change_are_admitted(node: LabNode) -> None:
         want(node, "A10-4Q")
         node.until_allocatable(resource("4Q"), 12)
         bound, refused = len(names) - ended("Pending"), ended("Failed")
-        assert 0 < bound < len(names), "the switch came in the middle"
+        assert 0 < bound < len(names), "the vGPU change happened while pods were admitted"
         assert refused == 0, [node.status(name) for name in names]
         print(f"of {bound} pods that were bound, {refused} were refused")  # noqa: T201
 

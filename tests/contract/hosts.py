@@ -110,7 +110,7 @@ def until_free(host: Host, group: IommuGroup) -> None:
 def write(host: Host, path: str, text: str) -> int:
     """Write, and return the errno, 0 on success."""
     answer = host.start_write(path, text).answer(LONG_S)
-    assert answer is not None, f"writing {text!r} to {path} sleeps"
+    assert answer is not None, f"writing {text!r} to {path} blocks"
     return answer.errno
 
 

@@ -94,11 +94,11 @@ def test_unbind_of_a_device_in_use_sends_a_vfio_request_and_blocks_until_release
     node, other = ready(host)
     vm = host.open_devices(GPU, AUDIO)
     job = host.start_write(UNBIND, GPU)
-    assert vm.asked_back(LONG_S), "the VM has lost its GPU"
+    assert vm.asked_back(LONG_S), "VFIO requested the GPU from the VM"
     assert job.answer(host.patience_s) is None
     assert not exists(host, f"{DEVICE}/driver")
     assert not exists(host, f"{DEVICE}/vfio-dev")
-    assert not exists(host, f"{NODES}/{node}"), "nobody can open it any more"
+    assert not exists(host, f"{NODES}/{node}"), "no process can open the device any more"
     assert exists(host, f"{NODES}/{other}")
     seen = with_users(host.kernel, scan(host.kernel))
     assert {user.node for user in seen.users_of_lost_nodes} == {f"{NODES}/{node} (deleted)"}
@@ -160,7 +160,7 @@ def test_unbind_under_a_lease_does_not_block(host: CdevHost) -> None:
     names = ready(host)
     with host.kernel.lease_devices(names):
         assert write(host, UNBIND, GPU) == 0
-        assert failure(host, AUDIO) == errno.EINVAL, "the other is still held"
+        assert failure(host, AUDIO) == errno.EINVAL, "the lease still holds the other device"
         assert write(host, UNBIND, AUDIO) == 0
         assert write(host, f"{DEVICE}/driver_override", "\n") == 0
         assert write(host, "/sys/bus/pci/drivers_probe", GPU) == 0
@@ -217,7 +217,7 @@ def test_a_removed_mdev_in_use_vanishes_from_sysfs_and_keeps_its_capacity(host: 
     job = host.start_write(f"/sys/bus/mdev/devices/{UUID}/remove", "1")
     assert job.answer(host.patience_s) is None
     assert not exists(host, f"/sys/bus/mdev/devices/{UUID}")
-    assert not exists(host, "/dev/vfio"), "the folders go with the last node"
+    assert not exists(host, "/dev/vfio"), "the folders vanish with the last node"
     assert int(host.kernel.read(left)) == before
     vm.end()
     assert job.answer(LONG_S) == Answer()

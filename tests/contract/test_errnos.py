@@ -79,10 +79,10 @@ def test_binding_takes_an_override_and_a_probe(host: Host) -> None:
     assert write(host, f"{BUS}/drivers_probe", GPU) == 0
     assert driver(host, GPU) == "vfio-pci"
     assert write(host, OVERRIDE, "") == 0
-    assert read(host, OVERRIDE) == b"vfio-pci\n", "an empty write is none"
+    assert read(host, OVERRIDE) == b"vfio-pci\n", "an empty write changes nothing"
     assert write(host, OVERRIDE, "\n") == 0
     assert read(host, OVERRIDE) == b"(null)\n"
-    assert driver(host, GPU) == "vfio-pci", "what is bound stays bound"
+    assert driver(host, GPU) == "vfio-pci", "a bound function stays bound"
 
 
 def test_vfio_devices_have_names_without_device_nodes(host: Host) -> None:
@@ -121,7 +121,7 @@ def test_a_function_is_removed_and_rescanned(host: Host) -> None:
     assert not exists(host, f"/dev/vfio/{group}")
     assert write(host, f"{BUS}/rescan", "1") == 0
     assert group_of(host, GPU) == group
-    assert read(host, OVERRIDE) == b"(null)\n", "it is another function to the kernel"
+    assert read(host, OVERRIDE) == b"(null)\n", "the kernel treats a rescanned function as new"
     assert driver(host, GPU) == "nvidia"
 
 
@@ -200,7 +200,7 @@ def test_creating_a_duplicate_or_excess_mdev_fails(host: Host) -> None:
     assert write(host, CREATE_LARGE, UUID) == 0
     assert write(host, CREATE_LARGE, UUID.upper()) == errno.EEXIST
     assert write(host, CREATE, UUID) == errno.EEXIST
-    assert (left(host, "nvidia-222"), left(host, "nvidia-223")) == (0, 11), "sizes don't mix"
+    assert (left(host, "nvidia-222"), left(host, "nvidia-223")) == (0, 11), "vGPU sizes don't mix"
     assert write(host, CREATE, UUID[:-2] + "99") == errno.ENOSPC
     for number in range(11):
         assert write(host, CREATE_LARGE, f"{UUID[:-2]}{number + 2:02}") == 0

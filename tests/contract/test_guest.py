@@ -111,8 +111,8 @@ def test_sigkill_does_not_end_a_blocked_writer(guest: GuestHost) -> None:
     vm.end()
     ended = writer.answer(LONG_S)
     assert ended is not None
-    assert ended != Answer(), "it was killed before it could say anything"
-    assert not exists(guest, f"/sys/bus/pci/devices/{GPU}/driver"), "what it was to do was done all the same"
+    assert ended != Answer(), "the writer was killed before it printed a result"
+    assert not exists(guest, f"/sys/bus/pci/devices/{GPU}/driver"), "the write of the killed process took effect"
 
 
 def test_processes_that_use_a_group_are_found(guest: GuestHost) -> None:

@@ -57,15 +57,15 @@ def test_the_group_node_vanishes_with_the_last_vfio_function(host: Host, group: 
 def test_unbind_of_a_device_in_use_sends_a_vfio_request_and_blocks_until_release(host: Host, group: IommuGroup) -> None:
     vm = host.start_vm(group)
     job = host.start_write(UNBIND, GPU)
-    assert vm.asked_back(LONG_S), "the VM has lost its GPU"
+    assert vm.asked_back(LONG_S), "VFIO requested the GPU from the VM"
     assert job.answer(host.patience_s) is None
-    assert not exists(host, f"{DEVICE}/driver"), "its links are gone, though the device is not"
+    assert not exists(host, f"{DEVICE}/driver"), "the driver link is gone before the device is released"
     assert not exists(host, f"/sys/bus/pci/drivers/vfio-pci/{GPU}")
     assert exists(host, f"/dev/vfio/{group}")
     vm.end()
     assert job.answer(LONG_S) == Answer()
     assert not exists(host, f"{DEVICE}/driver")
-    assert exists(host, f"/dev/vfio/{group}"), "its audio function is still there"
+    assert exists(host, f"/dev/vfio/{group}"), "the audio function is still in the group"
 
 
 NO_LONGER = (6, 12)

@@ -99,7 +99,9 @@ def test_vfs_are_enabled_and_disabled_by_sysfs_without_sriov_manage(host: Host) 
     assert (len(found), sriov.count_vfs(host.kernel, SRIOV)) == (4, 4)
     links = [host.kernel.readlink(HostPath(f"/sys/bus/pci/devices/{one}/physfn")) for one in found]
     assert {link.rpartition("/")[2] for link in links} == {SRIOV}
-    assert len({functions[one].iommu_group for one in (SRIOV, *found)}) == 5, "each can be isolated"
+    assert len({functions[one].iommu_group for one in (SRIOV, *found)}) == 5, (
+        "each function has an IOMMU group of its own"
+    )
     sriov.disable_vfs(host.kernel, NO_TOOLS, SRIOV)
     assert (vfs(host), sriov.count_vfs(host.kernel, SRIOV)) == ((), 0)
     assert not any(exists(host, f"/sys/bus/pci/devices/{one}") for one in found)
@@ -148,7 +150,7 @@ def test_disabling_a_vf_in_use_blocks_and_sends_a_vfio_request(host: Host) -> No
     bind(host, first, "vfio-pci")
     vm = host.start_vm(group_of(host, first))
     job = host.start_write(NUMVFS, "0")
-    assert vm.asked_back(LONG_S), "this is what must never be begun"
+    assert vm.asked_back(LONG_S), "gpuvirt must never start this write"
     assert job.answer(host.patience_s) is None
     vm.end()
     assert job.answer(LONG_S) == Answer()

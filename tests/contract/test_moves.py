@@ -274,7 +274,7 @@ def check_variant(host: Host, mover: Mover, driver: str) -> None:
     assert scan(host.kernel).functions[GPU].on_vfio
     for _ in range(3):
         assert mover.move(DesiredDriver.PASSTHROUGH, GPU) == []
-        assert mover.steps == [], "it is where it is wanted"
+        assert mover.steps == [], "the GPU already has the desired driver"
     vm = host.start_vm(group_of(host, GPU))
     for desired_driver, codes in ((DesiredDriver.NATIVE, {ReasonCode.IN_USE}), (DesiredDriver.PASSTHROUGH, set())):
         assert {reason.code for reason in mover.move(desired_driver, GPU)} == codes

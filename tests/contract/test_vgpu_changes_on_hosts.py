@@ -136,7 +136,7 @@ def test_a_vgpu_of_a_vm_stays_and_is_removed_after_the_vm_ends(host: Host, makes
     reasons = makes_vgpus.apply_vgpus(RTX, small=2)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert reasons[0].subject == mine
-    assert makes_vgpus.ids(RTX) == [mine], "the others went"
+    assert makes_vgpus.ids(RTX) == [mine], "the free vGPUs were removed"
     assert codes(makes_vgpus.apply_vgpus(RTX)) == [ReasonCode.VGPU_IN_USE]
     assert not vm.asked_back(host.patience_s)
     vm.end()
@@ -170,7 +170,7 @@ def test_the_lease_finds_a_vm_that_starts_after_the_snapshot(host: Host, makes_v
     reasons = makes_vgpus.apply_vgpus(RTX, small=1, tell=start)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert reasons[0].subject == second
-    assert makes_vgpus.ids(RTX) == [second], "as where it had started before"
+    assert makes_vgpus.ids(RTX) == [second], "as if the VM had started before the snapshot"
     (vm,) = vms
     assert not vm.asked_back(host.patience_s)
     vm.end()
@@ -185,7 +185,7 @@ def test_a_pods_vgpu_that_another_program_is_removing_is_waited_for(host: Host, 
     reasons = makes_vgpus.apply_vgpus(RTX, large=2)
     assert codes(reasons) == [ReasonCode.UNBIND_PENDING]
     assert mine in reasons[0].message
-    assert makes_vgpus.steps == [], "its place is taken"
+    assert makes_vgpus.steps == [], "its capacity is still taken"
     assert makes_vgpus.ids(RTX) == [other]
     vm.end()
     assert job.answer(LONG_S) == Answer()
@@ -203,7 +203,7 @@ def test_a_vgpu_without_a_pod_that_another_program_is_removing_blocks_creation(
     vm = vm_on(host, mine)
     job = start_removal(host, mine)
     assert failed_to_make(makes_vgpus.apply_vgpus(RTX, small=1), "nvidia-222", errno.ENOSPC)
-    assert makes_vgpus.types(RTX) == {other: LARGE}, "it came back with its id"
+    assert makes_vgpus.types(RTX) == {other: LARGE}, "the vGPU was recreated with its id"
     vm.end()
     assert job.answer(LONG_S) == Answer()
     assert makes_vgpus.apply_vgpus(RTX, small=1) == ()
@@ -297,7 +297,7 @@ def test_commands_do_not_remove_a_vgpu_allocated_to_a_pod(
         assert makes_vgpus.steps == []
         makes_vgpus.given = Inputs(account.account)
         assert any("pod default/cuda" in one.message for one in makes_vgpus.apply_vgpus(RTX))
-        assert makes_vgpus.ids(RTX) == [mine], "what nobody has was removed"
+        assert makes_vgpus.ids(RTX) == [mine], "the free vGPU was removed"
     account = replace(account, kubelet=KubeletPaths(short_path / "other"))
     with kubelet_with_pod(short_path / "other", "nvidia.com/GRID_T4-2B", other):
         assert remove(mine) == ()

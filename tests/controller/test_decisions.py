@@ -113,7 +113,7 @@ def test_a_gpunode_is_deleted_with_its_node_unless_another_field_owner_set_field
 
     assert deleted(ours) == [gone]
     assert deleted(ours, node("vm-vgpu")) == []
-    assert deleted(gpu_node()) == [], "the controller has never had it"
+    assert deleted(gpu_node()) == [], "the controller never owned this GpuNode"
     by_hand = gpu_node(owners={"gpus": "kubectl-patch"})
     assert deleted(with_(by_hand, spec=Spec(mode=DesiredMode.VGPU, origins=origins))) == []
 

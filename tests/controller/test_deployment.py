@@ -207,7 +207,7 @@ def test_the_agent_stays_until_vms_end_after_vms_are_disabled() -> None:
     used = vgpu_node(users=("pod default/vm-a",))
     scene = Scene([node("vm-vgpu")], [off], gpu_nodes=[used])
     found = scene.decided(DEPLOYS)
-    assert "daemonsets/gpuvirt-node" in applied(whole(scene)), "nobody else lets go of the GPUs"
+    assert "daemonsets/gpuvirt-node" in applied(whole(scene)), "only the agent can return the GPUs"
     (patch,) = (one.patch for one in found.writes if isinstance(one, PatchNode))
     assert patch.metadata.labels[NODE_LABEL] == "true"
     done = whole(Scene([node("vm-vgpu")], [off]))

@@ -21,7 +21,7 @@ def test_a_free_lease_is_acquired_at_once(allocated_to: str | None) -> None:
     mine = claimed(lease(allocated_to, 3), "me", NOW, quiet_s=0.0)
     assert mine is not None
     assert mine.spec == LeaseSpec("me", DURATION_S, AT, AT, 3 if allocated_to is None else 4)
-    assert mine.metadata.resource_version == "7", "or a second would not be refused"
+    assert mine.metadata.resource_version == "7", "without the version a concurrent write would not be refused"
 
 
 def test_renewing_a_lease_keeps_its_acquire_time_and_transitions() -> None:

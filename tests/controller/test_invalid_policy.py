@@ -122,7 +122,7 @@ def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCap
     said["the log"] = caplog.text
     caplog.clear()
     log_invalid(decided.progress.invalid, decided.progress.invalid)
-    assert caplog.text == "", "it is logged once"
+    assert caplog.text == "", "the problem is logged once"
     assert {outlet: text for outlet, text in said.items() if not all(one in text for one in case.says)} == {}
 
 

@@ -126,7 +126,7 @@ def test_resources_are_reviewed_after_the_agent_reports_their_selectors() -> Non
     bare = with_(status, resources=(with_(status.resources[0], mdev_name_selectors=()),))
     spec = spec_of(Scene([node("vm-vgpu")], gpu_nodes=[with_(vgpu_node(), status=bare)], kubevirt=none).decided())
     assert spec is not None
-    assert spec.reviewed == (), "what can't be compared with KubeVirt's selectors was not reviewed"
+    assert spec.reviewed == (), "a resource without selectors is not reviewed"
 
 
 def test_withheld_resources_stay_withheld_while_kubevirt_is_unknown() -> None:
@@ -137,7 +137,9 @@ def test_withheld_resources_stay_withheld_while_kubevirt_is_unknown() -> None:
         found = Scene([node("vm-vgpu")], gpu_nodes=[before], kubevirt=KubeVirtObserved()).decided()
         then = spec_of(found)
         assert then is not None
-        assert (then.withheld, then.reviewed) == (withheld, reviewed), "a new name is not reviewed unheard"
+        assert (then.withheld, then.reviewed) == (withheld, reviewed), (
+            "a new resource is not reviewed while KubeVirt is unknown"
+        )
         assert condition(found) is None
 
 

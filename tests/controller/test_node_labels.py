@@ -140,13 +140,13 @@ def test_the_vgpu_driver_comes_back_with_rolled_back_vgpus(vgpus: bool) -> None:
     back = labelled(switched, gpu_node=reporting(again))
     assert deployed(back) == set(SETS[Workload.PASSTHROUGH]) | {"vgpu-manager"}
     by_admin = labelled(switched | {f"{DEPLOY}vgpu-manager": "false"}, gpu_node=reporting(again))
-    assert by_admin[f"{DEPLOY}vgpu-manager"] == "false", "an admin has set it"
+    assert by_admin[f"{DEPLOY}vgpu-manager"] == "false", "an admin set this label"
     assert deployed(labelled(back, gpu_node=reporting())) == set(SETS[Workload.PASSTHROUGH])
 
 
 def test_a_vgpu_driver_of_the_host_is_not_replaced() -> None:
     found = labelled(NFD | {LABEL: "vm-passthrough"}, gpu_node=reporting(gpu(Mode.VGPU, vfs=16)))
-    assert deployed(found) == set(), "the host has its driver from somebody else"
+    assert deployed(found) == set(), "another program installed the host's driver"
 
 
 def test_the_vgpu_driver_stays_while_the_agent_has_not_reported() -> None:
@@ -333,7 +333,7 @@ def test_uninstalling_removes_the_state_labels_after_the_agent_is_gone() -> None
     metadata = Metadata(labels=labels, annotations={"gpuvirt.io/vgpu.config.reason": "y"})
     first = patched(labels, left_of(metadata, used=True, agents_gone=False))
     selected = {f"{DEPLOY}vgpu-manager", "gpuvirt.io/os"}
-    assert set(first) == {"nvidia.com/vgpu.config.state", *selected, "mine"}, "the driver stays beneath VMs"
+    assert set(first) == {"nvidia.com/vgpu.config.state", *selected, "mine"}, "the driver stays while VMs run"
     discovered = dict.fromkeys(("gpuvirt.io/pci-10de.present", "gpuvirt.io/os-release.id"), "x")
     metadata = replace(metadata, labels=metadata.labels | discovered)
     assert discovered.items() <= patched(metadata.labels, left_of(metadata, used=False, agents_gone=False)).items()

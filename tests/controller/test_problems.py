@@ -112,7 +112,7 @@ def test_a_disabled_node_does_not_count(workload: Workload, home: Home) -> None:
     assert status.nodes is not None
     assert (status.nodes.total, status.nodes.ready) == (0, 0)
     assert not [write for write in found.writes if isinstance(write, ApplyObject) and "driver" in write.target.name]
-    assert not [one for one in found.announcements if one.about.kind == "Node"], "nobody drains it"
+    assert not [one for one in found.announcements if one.about.kind == "Node"], "no program drains the node"
     (row,) = shown(scene, home)
     assert (row.component, row.ready, row.state) == ("operands", True, "Off")
     assert row.detail == f"label {OPERANDS_LABEL}=false"
@@ -151,7 +151,7 @@ def test_a_container_node_whose_components_are_off_is_never_ready(
     assert not verdict_of(scene.decided(home).progress).ready
     assert said(scene, home) == {("device-plugin", "ComponentsOff")}
     served = with_(off, status=NodeStatus(allocatable={"nvidia.com/mig-1g.10gb": "7", "cpu": "8"}))
-    assert against(replace(scene, nodes=[served]), home) == "", "somebody else's plugin offers them"
+    assert against(replace(scene, nodes=[served]), home) == "", "another device plugin offers the GPUs"
 
 
 @pytest.mark.parametrize("workload", [Workload.PASSTHROUGH, Workload.VGPU])

@@ -46,7 +46,9 @@ def test_after_the_first_node_max_unavailable_nodes_are_upgraded_at_once() -> No
 
 def test_an_unready_agent_pod_is_replaced_before_ready_pods() -> None:
     assert nodes(pod(0, NEW), pod(1, OLD), pod(2, OLD, ready=False), pod(3, OLD)) == ["node02"]
-    assert nodes(pod(0, OLD), pod(1, OLD), pod(2, OLD, ready=False), pod(3, OLD)) == ["node02"], "the first, too"
+    assert nodes(pod(0, OLD), pod(1, OLD), pod(2, OLD, ready=False), pod(3, OLD)) == ["node02"], (
+        "an unready pod is also replaced before the first upgrade"
+    )
 
 
 def test_a_fully_upgraded_fleet_is_left_alone() -> None:

@@ -89,7 +89,7 @@ async def test_a_failing_write_is_retried_alone_and_reported_until_it_succeeds()
         assert writer.failures == ("bad is refused",)
         before = server.asked
         await clock.advance(600)
-        assert 5 < server.asked - before < 25, "after ever longer pauses"
+        assert 5 < server.asked - before < 25, "with growing backoff"
         server.refuses.clear()
         await clock.advance(60)
         assert ("bad", "x") in server.done
@@ -119,4 +119,4 @@ async def test_a_write_in_progress_is_not_started_twice() -> None:
         assert server.slow is not None
         server.slow.set()
         await clock.settle()
-        assert server.done == [("a", "one")], "whoever decides offers it again by what came of it"
+        assert server.done == [("a", "one")], "the next decision offers the write again"

@@ -84,7 +84,7 @@ def test_runtimes(path: str, text: str, code: FindingCode | None, fix: str) -> N
     assert codes(report) == ({code} if code is not None else set())
     if code is not None:
         assert fix in "\n".join(found(report, code).fix)
-    assert codes(examine(kernel)) <= {FindingCode.NOT_READ}, "only answers that name CDI devices need it"
+    assert codes(examine(kernel)) <= {FindingCode.NOT_READ}, "only CDI answers need the runtime's CDI support"
 
 
 def test_every_check_has_a_host_with_a_finding() -> None:

@@ -63,7 +63,7 @@ def test_missing_and_misspelt_permitted_devices_are_reported() -> None:
     assert (one.level, one.subject) == (Level.ERROR, A10)
     assert "it permits the similar name nvidia.com/GA102_A10" in one.message
     assert one.fix[1:] == ('- pciVendorSelector: "10DE:2236"', f"  resourceName: {A10}", f"  {OURS}")
-    assert len(of_kubevirt(told)) == 1, "told once"
+    assert len(of_kubevirt(told)) == 1, "reported once"
 
 
 def test_a_misspelt_resource_name_gets_a_suggestion() -> None:
@@ -107,7 +107,7 @@ MDEVS = """{permittedHostDevices: {mediatedDevices: [
 def test_mdevs_that_kubevirt_would_delete_are_reported(external: str, more: str, code: FindingCode | None) -> None:
     told = report(MDEVS % (external, more), "4xT4")
     assert (FindingCode.MDEVS_NOT_OURS in codes(told)) is (code is not None)
-    assert FindingCode.SELECTOR_MISMATCH not in codes(told), "a space and _ are the same"
+    assert FindingCode.SELECTOR_MISMATCH not in codes(told), "a space and _ are equivalent"
     if code is not None:
         assert '{"mediatedDevicesConfiguration":{"enabled":false}}' in found(told, code).fix[1]
 

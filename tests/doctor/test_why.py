@@ -157,7 +157,7 @@ def test_every_gpu_and_resource_without_a_kubelet_has_a_single_blocker(name: str
     view: NodeView = seen.view
     for target in (*(gpu.address for gpu in view.gpus), *(one.name for one in view.resources)):
         way = walk(seen, target)
-        assert way.blocker is not None, "no kubelet is there"
+        assert way.blocker is not None, "the host has no kubelet"
         assert [one.standing for one in way.stages].count(Standing.BLOCKED) == 1
 
 

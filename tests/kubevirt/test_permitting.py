@@ -39,7 +39,7 @@ def test_a_new_kubevirt_gets_permitted_devices_and_disabled_mdev_handling() -> N
     assert at(after, *PCI) == [OUR_A10]
     assert at(after, *MDEV) == [OUR_T4]
     assert at(after, *ENABLED) is False
-    assert at(after, *GATES) is None, "gpus need no gate since v1.4"
+    assert at(after, *GATES) is None, "GPUs need no feature gate since v1.4"
 
 
 def test_the_patch_applies_to_a_single_resource_version() -> None:
@@ -53,7 +53,7 @@ def test_the_patch_applies_to_a_single_resource_version() -> None:
 def test_entries_that_an_admin_permitted_are_unchanged() -> None:
     theirs = [entry("8086:56C0", "intel.com/flex"), entry("10de:2236", A10)]
     after = converged(Cluster(kubevirt(permitting(*theirs))))
-    assert at(after, *PCI) == theirs, "an id is the same in any case"
+    assert at(after, *PCI) == theirs, "ids are compared case-insensitively"
     assert at(after, *MDEV) == [OUR_T4]
 
 
@@ -68,7 +68,7 @@ def test_no_list_is_created_if_a_referenced_name_cannot_be_listed() -> None:
     assert at(after, *LISTS) is None
     assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED]
     assert "amd.com/mi210" in cluster.plan.reasons[0].text
-    assert at(after, *ENABLED) is False, "which needs no list"
+    assert at(after, *ENABLED) is False, "disabling mdev handling needs no list"
 
 
 def test_no_list_is_created_before_all_kinds_are_observed() -> None:
@@ -124,7 +124,7 @@ def test_unused_entries_are_removed_with_pruning() -> None:
 def test_a_resource_that_kubevirt_provides_is_withheld_until_kubevirt_stops(theirs: Fields) -> None:
     cluster = Cluster(kubevirt(permitting(theirs)))
     after = converged(cluster)
-    assert at(after, *PCI) == [theirs], "somebody's own entry is not changed"
+    assert at(after, *PCI) == [theirs], "the admin's own entry is unchanged"
     (withheld,) = cluster.plan.withheld
     assert (withheld.resource, withheld.code) == (A10, ReasonCode.FOREIGN_PROVIDER)
     assert withheld.offered_as == (None if theirs["resourceName"] == A10 else theirs["resourceName"])
@@ -142,7 +142,9 @@ def test_our_entry_is_restored_after_another_program_changed_it() -> None:
     lists = at(cluster.document, *PCI)
     assert isinstance(lists, list)
     lists[0] = entry("10DE:2236", A10, external=False)
-    assert [one.resource for one in cluster.plan.withheld] == [A10], "until it is mended KubeVirt offers it"
+    assert [one.resource for one in cluster.plan.withheld] == [A10], (
+        "KubeVirt provides the resource until the entry is restored"
+    )
     assert at(converged(cluster), *PCI) == [OUR_A10]
 
 
@@ -167,7 +169,7 @@ def test_mdev_handling_is_disabled_by_the_means_of_each_version(
     assert at(after, *ENABLED) is enabled
     assert at(after, *GATES) == gates
     old = [ReasonCode.KUBEVIRT_TOO_OLD] if version == "v0.59.0" else []
-    assert codes(cluster.plan) == old, "the types are spared by their entries"
+    assert codes(cluster.plan) == old, "the entries protect the mdev types"
 
 
 def test_entries_protect_our_mdevs_if_kubevirt_creates_mdevs() -> None:
@@ -247,7 +249,7 @@ def test_an_opt_out_is_reported_with_the_unwritten_patch(cluster: Cluster) -> No
     assert plan.patch
     assert plan.writes == ()
     assert ReasonCode.KUBEVIRT_NOT_MANAGED in codes(plan)
-    assert plan.stops_vgpu_changes, "KubeVirt would delete what is made"
+    assert plan.stops_vgpu_changes, "KubeVirt would delete created vGPUs"
 
 
 def test_a_hyperconverged_is_patched_in_its_own_fields() -> None:

@@ -30,12 +30,12 @@ def test_three_reverts_stop_patching() -> None:
     cluster = reverted(3)
     plan = cluster.step()
     assert plan.writes == ()
-    assert plan.patch, "it is said what would be written"
+    assert plan.patch, "the reason contains the unwritten patch"
     assert ReasonCode.CONFIG_REVERTED in codes(plan)
     assert plan.stops_vgpu_changes
     cluster.restore({"configuration": {}})
     cluster.now += timedelta(days=2)
-    assert cluster.step().writes == (), "not until somebody has written it themselves"
+    assert cluster.step().writes == (), "patching stays stopped until an admin applies the patch"
 
 
 def test_a_patch_reverted_before_the_watch_shows_it_counts() -> None:
@@ -58,7 +58,7 @@ def test_patching_resumes_after_an_admin_applies_the_patch() -> None:
     assert plan.reasons == ()
     assert not plan.stops_vgpu_changes
     cluster.restore({})
-    assert cluster.step().writes, "it is forgotten what was before"
+    assert cluster.step().writes, "earlier reverts are forgotten"
 
 
 def test_reverts_of_an_earlier_day_are_forgotten() -> None:
@@ -92,7 +92,7 @@ def test_a_removed_annotation_is_no_revert() -> None:
     metadata = cluster.document["metadata"]
     assert isinstance(metadata, dict)
     del metadata["annotations"]
-    assert cluster.step().patch == (), "what was ours stays, and is nobody's now"
+    assert cluster.step().patch == (), "our former entries stay without an owner"
     assert cluster.history.reverts == ()
 
 

@@ -114,7 +114,7 @@ class VgpuLife(RuleBasedStateMachine):
             return
         taken.clear()
         change_vgpus(self.site, gpu, desired_vgpus, self.given, lambda step: taken.append(step.text))
-        assert taken == [], "applied once more, there is nothing to do"
+        assert taken == [], "applying the same vGPUs again has no steps"
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(0, 5))
     def crash(self, number: int, size: int, after: int) -> None:

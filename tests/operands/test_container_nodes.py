@@ -115,7 +115,7 @@ def test_the_toolkit_waits_for_the_driver_and_finds_the_container_runtime() -> N
     assert seen["/runtime/sock-dir"] == "/run/containerd"
     without = policy_of({"driver": {"enabled": False}})
     (check,) = daemon_set("nvidia-container-toolkit-daemonset", without).spec.template.spec.init_containers
-    assert variables(check)["GPUVIRT_DRIVER_STARTED"] == "", "somebody else's driver writes no such file"
+    assert variables(check)["GPUVIRT_DRIVER_STARTED"] == "", "a driver of the host writes no such file"
 
 
 def test_a_container_runtime_in_another_path_is_found_by_the_policys_variables() -> None:

@@ -76,7 +76,7 @@ def test_agent_settings_follow_the_policy_and_the_agent_accepts_them() -> None:
     (role,) = (one for one in found.manifests if isinstance(one, Role))
     assert role.rules[0].resource_names == ("custom-vgpu-config",)
     plain = render(sandbox(), SITE)
-    assert template_of(agent_of(found)) != template_of(agent_of(plain)), "it reads its settings when it starts"
+    assert template_of(agent_of(found)) != template_of(agent_of(plain)), "the agent reads its settings at its start"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_no_operand_that_unbinds_gpus_runs_beside_vms() -> None:
         assert found[name].spec.update_strategy.type == "OnDelete"
         assert found[name].spec.template.spec.init_containers == ()
     manager = found["nvidia-vgpu-manager-daemonset-ubuntu22.04"]
-    assert manager.metadata.owner_references == (), "its pods would go with the policy"
+    assert manager.metadata.owner_references == (), "its pods would be deleted with the policy"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_any_policy_renders(spec: object) -> None:
     again = render(policy_of(spec), ALL_KINDS)
     assert [encoded(one) for one in found.manifests] == [encoded(one) for one in again.manifests]
     places = [(resource_of(one).path, one.metadata.name) for one in found.manifests]
-    assert len(places) == len(set(places)), "no object twice"
+    assert len(places) == len(set(places)), "each object is rendered once"
     for one in found.manifests:
         assert msgspec.json.decode(encoded(one), type=Manifest) == one
         assert one.metadata.labels["app.kubernetes.io/managed-by"] == "gpuvirt"

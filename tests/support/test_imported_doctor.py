@@ -90,7 +90,7 @@ READ = (
 def test_an_unreadable_file_is_unreadable_in_the_archive(path: str) -> None:
     more = {"/etc/modprobe.d/x.conf": "", "/etc/containerd/config.toml": "", "/boot/loader/entries/x": ""}
     kernel = host(PlatformSpec(files=more, console="0000:65:00.0"))
-    assert any(one.startswith(path) for one in parts(setup_of(kernel))), "it is read"
+    assert any(one.startswith(path) for one in parts(setup_of(kernel))), "doctor reads the path"
     kernel.faults.fail(HostPath(path), errno.EACCES)
     archived = parts(setup_of(ArchivedKernel(opened(kernel))))
     assert archived == parts(setup_of(kernel))

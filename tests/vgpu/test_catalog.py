@@ -52,7 +52,7 @@ def test_no_two_cards_have_the_same_ids() -> None:
     assert len(ids) == len(set(ids))
     for one in ids:
         whole = [other for other in ids if other.device == one.device and other.subsystem is None]
-        assert whole in ([one], []), f"{one.device} is one card by itself, and another by its subsystem"
+        assert whole in ([one], []), f"{one.device} is a card without a subsystem id, and another card with one"
 
 
 def test_ids_are_those_of_nvidia_cards_in_the_shipped_database() -> None:

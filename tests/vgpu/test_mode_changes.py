@@ -59,7 +59,9 @@ def test_a_gpu_is_switched_to_mixed_sizes_and_back(a10: VgpuHost) -> None:
     several = DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)
     assert a10.desired_vgpus(EQUAL, several) == ()
     assert a10.steps[:2] == [f"{EQUAL}: switch its VFs on", f"{EQUAL}: switch mixed sizes on"]
-    assert [step.split()[3] for step in a10.steps[2:]] == ["A10-12Q", "A10-4Q", "A10-4Q", "A10-2Q"], "largest first"
+    assert [step.split()[3] for step in a10.steps[2:]] == ["A10-12Q", "A10-4Q", "A10-4Q", "A10-2Q"], (
+        "larger vGPUs are created first"
+    )
     assert a10.carries(EQUAL) == several.types
     assert a10.desired_vgpus(EQUAL, several) == ()
     assert a10.steps == []
@@ -84,7 +86,7 @@ def test_free_vgpus_make_room_for_a_larger_vgpu_and_are_created_again(a10: VgpuH
     assert a10.carries(MIXED) == {"A10-12Q": 1, "A10-4Q": 2}
     assert {vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q"} < before.keys()
     assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2, "A10-2Q": 1}, Sizes.MIXED)) == ()
-    assert words(a10) == ["create"], "a smaller one moves nobody"
+    assert words(a10) == ["create"], "a smaller vGPU needs no removal"
 
 
 @pytest.mark.parametrize("desired_counts", [{"A10-4Q": 5}, {"A10-12Q": 2, "A10-4Q": 1}, {"A10-8Q": 2, "A10-12Q": 1}])
@@ -106,7 +108,7 @@ def test_a_vgpu_of_a_vm_keeps_the_size_mode_until_the_vm_ends(a10: VgpuHost) -> 
     a10.kernel.end_vm(simulated)
     assert a10.desired_vgpus(MIXED, desired_vgpus) == ()
     assert a10.carries(MIXED) == {"A10-4Q": 6}
-    assert mine in a10.types(MIXED), "it went for the switch, and came back with its id"
+    assert mine in a10.types(MIXED), "the vGPU was removed for the switch and recreated with its id"
 
 
 def test_a_failure_after_a_mode_switch_rolls_back_vgpus_and_mode(a10: VgpuHost) -> None:
@@ -147,7 +149,9 @@ def test_a_gpu_changes_from_time_sliced_to_mig_backed_vgpus_and_back(a30: VgpuHo
     assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
     assert words(a30) == ["remove"] * 2 + ["switch"] + ["create"] * 6
     made = [step.partition("a GPU instance ")[2] for step in a30.steps[3:6]]
-    assert made == ["2g.12gb at slice 2", "1g.6gb at slice 1", "1g.6gb at slice 0"], "larger instances first"
+    assert made == ["2g.12gb at slice 2", "1g.6gb at slice 1", "1g.6gb at slice 0"], (
+        "larger GPU instances are created first"
+    )
     assert a30.carries(SHARED) == {"A30-1-6C": 2, "A30-2-12C": 1}
     assert a30.desired_vgpus(SHARED, DesiredVgpus({"A30-1-6C": 2, "A30-2-12C": 1})) == ()
     assert a30.steps == []
@@ -174,7 +178,7 @@ def test_all_vgpus_are_created_again_if_the_free_gpu_instance_is_unknown(a30: Vg
     assert words(a30) == ["remove"] * 4 + ["destroy"] * 4 + ["create"] * 6
     assert a30.carries(CUT) == {"A30-1-6C": 2, "A30-2-12C": 1}
     after = {vgpu for vgpu, name in a30.types(CUT).items() if name == "A30-1-6C"}
-    assert after < before.keys(), "they came back with their ids"
+    assert after < before.keys(), "the vGPUs were recreated with their ids"
 
 
 def test_a_vgpu_in_use_keeps_all_gpu_instances_of_its_profile(a30: VgpuHost) -> None:
@@ -200,7 +204,7 @@ def test_a_vm_keeps_mig_mode_until_it_ends(a30: VgpuHost) -> None:
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert list(a30.types(CUT)) == [mine]
     modes = a30.modes(CUT)
-    assert (modes.mig, modes.mig_pending) == (True, True), "nothing was switched behind the VM's back"
+    assert (modes.mig, modes.mig_pending) == (True, True), "the mode is unchanged while the VM runs"
     a30.kernel.end_vm(simulated)
     assert a30.apply_types(CUT, {"A30-12C": 2}) == ()
 
@@ -230,7 +234,7 @@ def test_a_mig_mode_pending_a_reset_is_reported_and_the_vgpus_are_restored(a30: 
     assert "gpu-reset" in reasons[0].text
     assert a30.types(SHARED) == before
     assert codes(a30.apply_types(SHARED, {"A30-1-6C": 2})) == [ReasonCode.MODE_PENDING]
-    assert a30.steps == [], "nothing goes before the reset"
+    assert a30.steps == [], "no vGPU is removed before the reset"
 
 
 def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: VgpuHost) -> None:
@@ -301,7 +305,7 @@ def test_the_scheduler_is_set_once_after_the_vgpus_are_created(t4: VgpuHost) -> 
     assert t4.desired_vgpus(T4, desired_vgpus) == ()
     assert t4.steps == []
     assert t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 4})) == ()
-    assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE, "left alone"
+    assert vgpuscheduler.read_scheduler(t4.tools, T4) == EQUAL_SHARE, "the scheduler is unchanged"
 
 
 def test_the_scheduler_change_waits_for_vms(t4: VgpuHost) -> None:

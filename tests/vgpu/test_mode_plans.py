@@ -103,7 +103,7 @@ class Gpu:
     def take(self, step: VgpuStep) -> None:
         match step:
             case RemoveVgpu(vgpu, _, slot):
-                assert vgpu not in self.board.users, "somebody has it"
+                assert vgpu not in self.board.users, "the vGPU is in use"
                 assert self.live.pop(vgpu).slot == slot
             case SetMigMode(_, on):
                 assert not self.live
@@ -122,7 +122,7 @@ class Gpu:
                 size, places = A30_PLACES[profile.partition("+")[0]]
                 assert start in places
                 for one in self.instances.values():
-                    assert start + size <= one.start or one.start + one.size <= start, "it lies across another"
+                    assert start + size <= one.start or one.start + one.size <= start, "the GPU instances overlap"
                 number = max(self.instances, default=0) + 1
                 self.instances[number] = GpuInstance(number, profile, 0, start, size)
             case CreateVgpu(vgpu, vgpu_type, slot):
@@ -191,10 +191,10 @@ def test_every_plan_reaches_the_desired_state_and_keeps_vgpus_in_use(
         assert plan.refusals == ()
         one = after(one, plan)  # asserts that no step touches a vGPU in use, and that each step is possible
         again = planned(one, desired_vgpus)
-        assert again.steps == (), "a plan that was carried out leaves nothing to do"
+        assert again.steps == (), "after a plan the next plan is empty"
         assert {reason.code for reason in again.pending} <= {ReasonCode.VGPU_IN_USE}
         one = after(used(one), planned(used(one), desired_vgpus))
-        assert carried(one) == named(desired_vgpus), "once all are free"
+        assert carried(one) == named(desired_vgpus), "when all vGPUs are free"
         assert planned(one, desired_vgpus).met
 
 
@@ -298,7 +298,7 @@ def test_cards_without_placements_are_checked_by_counts() -> None:
     assert mixedsizes.fits(l40s, {names[16]: 2, names[8]: 2})
     assert not mixedsizes.fits(l40s, {names[16]: 3}), "two are documented"
     assert not mixedsizes.fits(l40s, {names[24]: 2, names[4]: 1}), "more than its framebuffer"
-    assert mixedsizes.fits(None, {names[48]: 9}), "nothing is known"
+    assert mixedsizes.fits(None, {names[48]: 9}), "the placements are unknown"
 
 
 def in_mig_mode(*instances: GpuInstance, vgpus: tuple[str, ...] = ()) -> GpuState:

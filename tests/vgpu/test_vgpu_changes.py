@@ -83,7 +83,7 @@ def test_a_vgpu_of_a_vm_that_starts_after_the_plan_is_not_touched(tmp_path: Path
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert "qemu-system-x86" in reasons[0].text
     assert host.kernel.vfio.requests == []
-    assert host.types(T4) == {second: "T4-8Q"}, "as where it had started before the look"
+    assert host.types(T4) == {second: "T4-8Q"}, "as if the VM had started before the snapshot"
     assert first not in host.types(T4)
 
 
@@ -175,7 +175,7 @@ def test_a_gpu_that_a_process_uses_gets_no_vfs(tmp_path: Path) -> None:
 def test_a_passthrough_gpu_gets_no_vgpus(tmp_path: Path) -> None:
     host = VgpuHost("2xA10", tmp_path)
     assert codes(host.apply_vgpus(ON_VFIO, A10_12Q=2)) == [ReasonCode.NO_VGPU_HOST]
-    assert host.apply_vgpus(ON_VFIO) == (), "it carries none, as is wished"
+    assert host.apply_vgpus(ON_VFIO) == (), "the GPU has no vGPUs, as desired"
     assert codes(host.apply_vgpus(PciAddress("0000:00:1f.0"))) == [ReasonCode.NO_VGPU_HOST]
 
 
@@ -231,7 +231,7 @@ def test_a_single_vgpu_is_removed_by_hand(tmp_path: Path) -> None:
 
     assert remove(first) == []
     assert remove(second) == [ReasonCode.VGPU_IN_USE]
-    assert remove(first) == [], "it is gone already"
+    assert remove(first) == [], "the vGPU is already removed"
     assert len(host.types(T4)) == 3
 
 

@@ -36,7 +36,7 @@ def after(one: GpuState, plan: VgpuPlan) -> GpuState:
     live = {vgpu.id: vgpu for vgpu in one.host.live}
     for step in plan.steps:
         if isinstance(step, RemoveVgpu):
-            assert step.vgpu not in one.users, "somebody has it"
+            assert step.vgpu not in one.users, "the vGPU is in use"
             assert live.pop(step.vgpu).slot == step.slot
         else:
             assert isinstance(step, CreateVgpu)
@@ -103,10 +103,10 @@ def test_every_plan_reaches_the_desired_vgpus_and_keeps_vgpus_in_use(
         assert plan.refusals == ()
         one = after(one, plan)  # asserts that no step touches a vGPU in use
         again = plan_vgpus(one, desired)
-        assert again.steps == (), "a plan that was carried out leaves nothing to do"
+        assert again.steps == (), "after a plan the next plan is empty"
         assert {reason.code for reason in again.pending} <= {ReasonCode.VGPU_IN_USE}
         one = with_vgpus(used(one), desired)
-        assert counts(one) == desired, "once all are free"
+        assert counts(one) == desired, "when all vGPUs are free"
         assert plan_vgpus(one, desired).met
 
 
