@@ -42,8 +42,8 @@ def after(*came: Input[Node], cache: Cache[Node] | None = None) -> tuple[Cache[N
     """Return the cache after these inputs, and all deltas."""
     now: Cache[Node] = cache or Cache()
     delta = []
-    for one in came:
-        result = step(now, one)
+    for input_ in came:
+        result = step(now, input_)
         now = result.cache
         delta += [result.delta] if result.delta is not None else []
     return now, delta

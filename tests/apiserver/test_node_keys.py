@@ -69,7 +69,7 @@ def test_an_update_keeps_fields_that_were_not_observed() -> None:
     assert both.updated(NodeRequest(config=Observed(None))) == NodeRequest(Observed(None), Observed(None))
 
 
-def said(state: str | None, reason: str | None) -> Metadata:
+def state_metadata(state: str | None, reason: str | None) -> Metadata:
     labels = {STATE_LABEL: state} if state is not None else {}
     annotations = {REASON_ANNOTATION: reason} if reason is not None else {}
     return Metadata(name="node01", labels=labels, annotations=annotations)
@@ -78,11 +78,11 @@ def said(state: str | None, reason: str | None) -> Metadata:
 @pytest.mark.parametrize(
     ("desired", "observed"),
     [
-        (None, said(None, None)),
-        (None, said("failed", "old")),
-        (WAITS, said("pending", WAITS.reason)),
-        (Progress(StateName.SUCCESS), said("success", None)),
-        (Progress(StateName.FAILED, "two\n lines"), said("failed", "two lines")),
+        (None, state_metadata(None, None)),
+        (None, state_metadata("failed", "old")),
+        (WAITS, state_metadata("pending", WAITS.reason)),
+        (Progress(StateName.SUCCESS), state_metadata("success", None)),
+        (Progress(StateName.FAILED, "two\n lines"), state_metadata("failed", "two lines")),
     ],
 )
 def test_an_up_to_date_or_undesired_state_is_not_written(desired: Progress | None, observed: Metadata) -> None:
@@ -97,7 +97,7 @@ texts = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
 def test_patching_a_node_sets_the_state_and_keeps_all_other_fields(
     desired: Progress, labels: dict[str, str], annotations: dict[str, str], state: str | None
 ) -> None:
-    before = said(state, "old")
+    before = state_metadata(state, "old")
     observed = Metadata(labels=labels | before.labels, annotations=annotations | before.annotations)
     metadata = {"labels": observed.labels, "annotations": observed.annotations, "uid": "u", "resourceVersion": "7"}
     fields = msgspec.json.decode(

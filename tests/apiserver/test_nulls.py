@@ -40,9 +40,9 @@ Pair = tuple[Plain, Plain]
 
 
 def _structs(of: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
-    for one in of.__subclasses__():
-        yield one
-        yield from _structs(one)
+    for struct in of.__subclasses__():
+        yield struct
+        yield from _structs(struct)
 
 
 def shapes() -> list[type[msgspec.Struct]]:

@@ -35,7 +35,7 @@ def items(content: Plain) -> list[Plain]:
     return content or []
 
 
-def said(content: str) -> str:
+def one_line(content: str) -> str:
     """Return helm's output on one line."""
     return " ".join(content.split())
 
@@ -93,4 +93,4 @@ class Helm:
         """Return helm's error message about values."""
         done = self.run("template", "x", str(CHART), *(f"--set={value}" for value in values))
         assert done.returncode != 0, done.stdout
-        return said(done.stderr)
+        return one_line(done.stderr)

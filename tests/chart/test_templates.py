@@ -14,7 +14,7 @@ from gpuvirt.cluster.operator.operands.accounts import accounts
 from gpuvirt.cluster.operator.operands.images import image_of
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.plain import Plain
-from tests.chart.helmchart import CHART, NAMESPACE, ROOT, Helm, Manifest, Rendered, at, items, said
+from tests.chart.helmchart import CHART, NAMESPACE, ROOT, Helm, Manifest, Rendered, at, items, one_line
 
 pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
 
@@ -399,7 +399,7 @@ def test_notes_name_the_next_steps(helm: Helm) -> None:
         options = ["install", "x", str(CHART), "--dry-run=client", f"--namespace={NAMESPACE}"]
         done = helm.run(*options, *(f"--set={value}" for value in values))
         assert done.returncode == 0, done.stderr
-        return said(done.stdout.partition("NOTES:")[2])
+        return one_line(done.stdout.partition("NOTES:")[2])
 
     plain, vgpu = notes(*GUIDE), notes(*GUIDE_VGPU, "psa.enabled=true", "nvidiaRegistry=registry.example")
     assert "kubectl label node NODE --overwrite nvidia.com/gpu.workload.config=vm-passthrough" in plain

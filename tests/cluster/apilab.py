@@ -149,9 +149,9 @@ class Proxy:
         except OSError:
             pass  # the API server is stopped, so the proxy is unreachable, too
         finally:
-            for one in filter(None, (writer, out)):
-                one.transport.abort()
-                self._writers.discard(one)
+            for stream in filter(None, (writer, out)):
+                stream.transport.abort()
+                self._writers.discard(stream)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):

@@ -48,7 +48,7 @@ def api(lab: Cluster, tmp_path: Path) -> ApiLab:
     return api
 
 
-def said(api: ApiLab) -> tuple[str, ...]:
+def node_labels(api: ApiLab) -> tuple[str, ...]:
     """The values of the node's three labels."""
     return tuple(api.node_field(".metadata.labels." + label.replace(".", r"\.")) for label in LABELS)
 
@@ -73,28 +73,28 @@ async def test_discovery_labels_are_set_updated_restored_and_removed(api: ApiLab
     kernel.tree.place(OS_RELEASE, constant('ID=ubuntu\nVERSION_ID="22.04"\n'))
     ready = {"true", "ubuntu", "22.04"}
     async with discovering(api, kernel) as discovery:
-        await until(lambda: set(said(api)) == ready and not discovery.missing(), discovery.missing)
+        await until(lambda: set(node_labels(api)) == ready and not discovery.missing(), discovery.missing)
         assert discovery.pages()["/readyz"]().status == 200
         api.label(f"{OS_ID_LABEL}=other", f"{PRESENT_LABEL}-")
-        await until(lambda: set(said(api)) == ready, discovery.missing)
+        await until(lambda: set(node_labels(api)) == ready, discovery.missing)
         kernel.tree.remove(OS_RELEASE)
         kernel.tree.place(OS_RELEASE, constant("ID=rhcos\n"))
-        await until(lambda: said(api) == ("true", "rhcos", ""), discovery.missing)
+        await until(lambda: node_labels(api) == ("true", "rhcos", ""), discovery.missing)
         for address in ("0000:65:00.0", "0000:ca:00.0"):
             kernel.unplug(PciAddress(address))
-        await until(lambda: said(api) == ("", "rhcos", ""), discovery.missing)
+        await until(lambda: node_labels(api) == ("", "rhcos", ""), discovery.missing)
         kernel.plug_in(PciAddress("0000:65:00.0"))
-        await until(lambda: said(api) == ("true", "rhcos", ""), discovery.missing)
-    assert said(api) == ("true", "rhcos", ""), "the labels stay while no discoverer runs"
+        await until(lambda: node_labels(api) == ("true", "rhcos", ""), discovery.missing)
+    assert node_labels(api) == ("true", "rhcos", ""), "the labels stay while no discoverer runs"
 
 
 async def test_the_one_shot_command_writes_labels_once(api: ApiLab) -> None:
     client = Client(api.credentials)
     await label_once(client, NODE, {PRESENT_LABEL: "true", OS_VERSION_LABEL: None}, RealClock())
-    assert said(api) == ("true", "", "")
+    assert node_labels(api) == ("true", "", "")
     await label_once(client, NODE, {PRESENT_LABEL: None}, RealClock())
-    assert said(api) == NONE
-    with pytest.raises(NotFoundError, match="the API server has no node other"):
+    assert node_labels(api) == NONE
+    with pytest.raises(NotFoundError, match="there is no node other"):
         await label_once(client, NodeName("other"), {PRESENT_LABEL: "true"}, RealClock())
 
 
@@ -109,7 +109,7 @@ async def test_a_discoverer_may_change_only_its_labels_on_its_own_node(api: ApiL
     try:
         await until_guarded(client)
         await patch(NODE, own)
-        assert said(api) == ("true", "ubuntu", "22.04")
+        assert node_labels(api) == ("true", "ubuntu", "22.04")
         for name, refused in (
             ("other", own),
             (NODE, {"metadata": {"labels": {"a": "b"}}}),
@@ -139,7 +139,7 @@ def test_the_discoverer_pod_runs_with_the_rights_of_its_manifest(api: ApiLab, no
         rolled_out = ("rollout", "status", *daemon_set, f"--timeout={PATIENCE_S:g}s")
         assert node.cluster.kubectl(*rolled_out).returncode == 0, logs()
         present = "" if not any(map(is_nvidias, Path("/sys/bus/pci/devices").iterdir())) else "true"
-        assert said(api) == (present, host["ID"], host.get("VERSION_ID", "")), logs()
+        assert node_labels(api) == (present, host["ID"], host.get("VERSION_ID", "")), logs()
     finally:
         api.kubectl("delete", *daemon_set, "--cascade=foreground", "--wait=true")
 

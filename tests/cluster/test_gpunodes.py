@@ -41,30 +41,30 @@ def row(node: LabNode) -> list[str]:
     return done.stdout.split()[:-1]
 
 
-def against(node: LabNode) -> str:
+def ready_message(node: LabNode) -> str:
     """Return the message of the node's condition."""
     message = r'{.status.conditions[?(@.type=="Ready")].message}'
     return node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={message}")
 
 
-def want(node: LabNode, spec: str) -> None:
+def set_spec(node: LabNode, spec: str) -> None:
     node.kubectl("patch", "gpunode", NODE, "--type=merge", "-p", f'{{"spec": {spec}}}')
 
 
 def test_an_agent_reports_its_gpunode_and_applies_its_spec(node: LabNode) -> None:
     with reporting(node):
         node.until(lambda: row(node) == [NODE, "4", "vgpu", "7", "0", "True", "Reconciled"], lambda: str(row(node)))
-        want(node, '{"mode": "passthrough"}')
+        set_spec(node, '{"mode": "passthrough"}')
         node.until_allocatable(WHOLE, 4)
         node.until(lambda: row(node)[2] == "passthrough", lambda: str(row(node)))
         node.start("keeps", PodRequest({WHOLE: 1}, "sleep 1000"))
         node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
         node.until(lambda: row(node)[4] == "1", lambda: str(row(node)))
-        want(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
+        set_spec(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
         node.until_allocatable(HALF, 6)
         node.until(lambda: row(node)[5] == "False", lambda: str(row(node)))
         keeps = f"pod {node.namespace}/keeps"
-        node.until(lambda: keeps in against(node), lambda: against(node))
+        node.until(lambda: keeps in ready_message(node), lambda: ready_message(node))
         node.until(lambda: "ModeChanged" in node.kubectl("describe", "gpunode", NODE), lambda: "no event")
         node.delete("keeps")
         node.until_allocatable(HALF, 8)

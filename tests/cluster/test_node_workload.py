@@ -27,13 +27,13 @@ def is_for(node: LabNode, value: str) -> None:
     node.kubectl("label", "node", NODE, f"{LABEL}={value}", "--overwrite")
 
 
-def told(node: LabNode, kind: str, name: str) -> str:
+def node_key(node: LabNode, kind: str, name: str) -> str:
     path = name.replace(".", r"\.")
     return node.kubectl("get", "node", NODE, "-o", f"jsonpath={{.metadata.{kind}.{path}}}")
 
 
 def until(node: LabNode, state: str) -> None:
-    node.until(lambda: told(node, "labels", STATE) == state, lambda: told(node, "annotations", REASON))
+    node.until(lambda: node_key(node, "labels", STATE) == state, lambda: node_key(node, "annotations", REASON))
 
 
 def test_a_node_changes_its_workload_and_a_pod_keeps_its_gpu(node: LabNode) -> None:
@@ -47,7 +47,9 @@ def test_a_node_changes_its_workload_and_a_pod_keeps_its_gpu(node: LabNode) -> N
         node.until_allocatable(HALF, 6)
         until(node, "pending")
         keeps = f"pod {node.namespace}/keeps"
-        node.until(lambda: keeps in told(node, "annotations", REASON), lambda: told(node, "annotations", REASON))
+        node.until(
+            lambda: keeps in node_key(node, "annotations", REASON), lambda: node_key(node, "annotations", REASON)
+        )
         assert node.status("keeps").phase == "Running"
         assert node.devices("keeps") == mine
         node.delete("keeps")
@@ -56,7 +58,9 @@ def test_a_node_changes_its_workload_and_a_pod_keeps_its_gpu(node: LabNode) -> N
         node.run("half", PodRequest({HALF: 1}, "true"))
         is_for(node, "kata")
         until(node, "failed")
-        node.until(lambda: "'kata'" in told(node, "annotations", REASON), lambda: told(node, "annotations", REASON))
+        node.until(
+            lambda: "'kata'" in node_key(node, "annotations", REASON), lambda: node_key(node, "annotations", REASON)
+        )
         node.until_allocatable(HALF, 8)
         is_for(node, "container")
         node.until_allocatable(HALF, 0)

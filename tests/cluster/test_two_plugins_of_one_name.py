@@ -8,7 +8,7 @@ from lab.cluster.cluster import KUBELET_ROOT
 
 from gpuvirt.facts.ids import ResourceName
 from tests.cluster.clusterlab import PATIENCE_S, LabNode
-from tests.cluster.test_gpunodes import HALF, reporting, row, want
+from tests.cluster.test_gpunodes import HALF, reporting, row, set_spec
 from tests.foreignplugin import GROUPS, kubevirt_offers_beside
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 def withhold(node: LabNode, *, withheld: bool) -> None:
     entry = {"resource": HALF, "code": "ForeignProvider", "message": "is offered by KubeVirt itself"}
-    want(node, json.dumps({"mode": "unmanaged", "withheld": [entry] if withheld else []}))
+    set_spec(node, json.dumps({"mode": "unmanaged", "withheld": [entry] if withheld else []}))
 
 
 def test_kubevirts_device_plugin_keeps_its_devices_while_gpuvirt_withholds_the_resource(node: LabNode) -> None:
     with reporting(node):
         node.until(lambda: row(node)[-1:] == ["Reconciled"], lambda: str(row(node)))
-        want(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
+        set_spec(node, '{"mode": "vgpu", "vgpuConfig": "T4-8Q"}')
         node.until_allocatable(HALF, 8)
         assert len(GROUPS) < 8
         withhold(node, withheld=True)

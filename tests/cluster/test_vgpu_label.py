@@ -29,27 +29,27 @@ def change(node: LabNode) -> Iterator[None]:
         yield
 
 
-def want(node: LabNode, config: str) -> None:
+def set_config(node: LabNode, config: str) -> None:
     node.kubectl("label", "node", NODE, f"{LABEL}={config}", "--overwrite")
 
 
-def told(node: LabNode, what: str) -> str:
+def node_field(node: LabNode, what: str) -> str:
     return node.kubectl("get", "node", NODE, "-o", f"jsonpath={{{what}}}")
 
 
 def test_a_label_changes_the_vgpus_of_the_node(node: LabNode) -> None:
     with change(node):
         node.until_allocatable(resource("12Q"), 4)
-        node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
+        node.until(lambda: node_field(node, STATE) == "success", lambda: node_field(node, STATE))
         for config, count in (("4Q", 12), ("8Q", 6)):
             began = time.monotonic()  # noqa: TID251  said, not asserted
-            want(node, f"A10-{config}")
+            set_config(node, f"A10-{config}")
             node.until_counted(resource(config), count)
             counted = time.monotonic() - began  # noqa: TID251
             node.until_allocatable(resource(config), count)
             print(f"A10-{config}: counted after {counted:.1f} s, allocatable after {time.monotonic() - began:.1f} s")  # noqa: T201, TID251
         node.until_allocatable(resource("4Q"), 0)
-        node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
+        node.until(lambda: node_field(node, STATE) == "success", lambda: node_field(node, STATE))
         node.make_nodes()
         assert len(devices_of(node.run("vm", PodRequest({resource("8Q"): 2}, SHOW)))) == 2
 
@@ -65,7 +65,7 @@ def test_pods_bound_before_a_vgpu_change_are_admitted(node: LabNode) -> None:
         node.until_allocatable(resource("12Q"), 4)
         node.start_all({name: PodRequest({resource("12Q"): 1}, "true") for name in names})
         node.until(lambda: ended("Succeeded") >= 6, lambda: str(ended("Succeeded")))
-        want(node, "A10-4Q")
+        set_config(node, "A10-4Q")
         node.until_allocatable(resource("4Q"), 12)
         bound, refused = len(names) - ended("Pending"), ended("Failed")
         assert 0 < bound < len(names), "the vGPU change happened while pods were admitted"
@@ -79,23 +79,23 @@ def test_a_vgpu_of_a_pod_stays_until_the_pod_ends(node: LabNode) -> None:
         node.make_nodes()
         node.start("keeps", PodRequest({resource("12Q"): 1}, f"{SHOW}; sleep 1000"))
         mine = node.devices("keeps")
-        want(node, "A10-4Q")
+        set_config(node, "A10-4Q")
         node.until_allocatable(resource("4Q"), 6)
-        node.until(lambda: told(node, STATE) == "pending", lambda: told(node, STATE))
-        node.until(lambda: f"pod {node.namespace}/keeps" in told(node, REASON), lambda: told(node, REASON))
+        node.until(lambda: node_field(node, STATE) == "pending", lambda: node_field(node, STATE))
+        node.until(lambda: f"pod {node.namespace}/keeps" in node_field(node, REASON), lambda: node_field(node, REASON))
         assert node.status("keeps").phase == "Running"
         assert node.devices("keeps") == mine
         node.make_nodes()
         node.run("other", PodRequest({resource("4Q"): 1}, SHOW))
         node.delete("keeps")
         node.until_allocatable(resource("4Q"), 12)
-        node.until(lambda: told(node, STATE) == "success", lambda: told(node, STATE))
+        node.until(lambda: node_field(node, STATE) == "success", lambda: node_field(node, STATE))
 
 
 def test_an_unknown_config_fails_with_the_reason(node: LabNode) -> None:
     with change(node):
         node.until_allocatable(resource("12Q"), 4)
-        want(node, "A10-13Q")
-        node.until(lambda: told(node, STATE) == "failed", lambda: told(node, STATE))
-        assert "ConfigInvalid: label nvidia.com/vgpu.config is 'A10-13Q'" in told(node, REASON)
+        set_config(node, "A10-13Q")
+        node.until(lambda: node_field(node, STATE) == "failed", lambda: node_field(node, STATE))
+        assert "ConfigInvalid: label nvidia.com/vgpu.config is 'A10-13Q'" in node_field(node, REASON)
         node.until_allocatable(resource("12Q"), 4)

@@ -56,9 +56,9 @@ def reasons(facts: Facts) -> Mapping[str, set[ReasonCode]]:
     inventory = build_inventory(facts)
     names = Naming(PciIds((pciids.shipped(),)))
     found: defaultdict[str, set[ReasonCode]] = defaultdict(set)
-    for one in passthrough(inventory, names, Settings()):
-        if isinstance(one, Reason):
-            found[one.subject].add(one.code)
+    for finding in passthrough(inventory, names, Settings()):
+        if isinstance(finding, Reason):
+            found[finding.subject].add(finding.code)
     return found
 
 

@@ -161,7 +161,7 @@ MDEVS = "/sys/bus/mdev/devices"
 UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
 
 
-def left(host: Host, type_id: str) -> int:
+def capacity(host: Host, type_id: str) -> int:
     return int(read(host, f"{TYPES}/{type_id}/available_instances"))
 
 
@@ -196,11 +196,11 @@ def test_attributes_of_an_mdev_type(host: Host) -> None:
 
 
 def test_creating_a_duplicate_or_excess_mdev_fails(host: Host) -> None:
-    assert (left(host, "nvidia-222"), left(host, "nvidia-223")) == (24, 12)
+    assert (capacity(host, "nvidia-222"), capacity(host, "nvidia-223")) == (24, 12)
     assert write(host, CREATE_LARGE, UUID) == 0
     assert write(host, CREATE_LARGE, UUID.upper()) == errno.EEXIST
     assert write(host, CREATE, UUID) == errno.EEXIST
-    assert (left(host, "nvidia-222"), left(host, "nvidia-223")) == (0, 11), "vGPU sizes don't mix"
+    assert (capacity(host, "nvidia-222"), capacity(host, "nvidia-223")) == (0, 11), "vGPU sizes don't mix"
     assert write(host, CREATE, UUID[:-2] + "99") == errno.ENOSPC
     for number in range(11):
         assert write(host, CREATE_LARGE, f"{UUID[:-2]}{number + 2:02}") == 0
@@ -221,7 +221,7 @@ def test_removing_an_mdev(host: Host) -> None:
     assert write(host, remove, "1") == errno.ENOENT
     assert not exists(host, f"/dev/vfio/{group}")
     assert not exists(host, f"/sys/kernel/iommu_groups/{group}")
-    assert left(host, "nvidia-222") == 24
+    assert capacity(host, "nvidia-222") == 24
 
 
 def test_unbinding_a_gpu_removes_its_mdev_types_and_mdevs(host: Host) -> None:
@@ -231,7 +231,7 @@ def test_unbinding_a_gpu_removes_its_mdev_types_and_mdevs(host: Host) -> None:
     assert not exists(host, f"{BUS}/devices/{PARENT}/mdev_supported_types")
     assert not exists(host, f"{MDEVS}/{UUID}")
     bind(host, PARENT, "nvidia")
-    assert left(host, "nvidia-222") == 24
+    assert capacity(host, "nvidia-222") == 24
 
 
 def test_unbinding_a_driver_blocks_until_its_mdevs_are_released(host: Host) -> None:

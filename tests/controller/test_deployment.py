@@ -52,7 +52,9 @@ def stored(write: ApplyObject, *, edited: str = "", status: DaemonSetStatus | No
     )
 
 
-def there(decisions: Decisions, *pods: Pod, status: DaemonSetStatus | None = None, edited: str = "") -> There:
+def deployed_objects(
+    decisions: Decisions, *pods: Pod, status: DaemonSetStatus | None = None, edited: str = ""
+) -> There:
     """Return the objects after all are applied; `edited` changes the DaemonSet by hand: `old->new`."""
     found: dict[Resource, dict[ObjectKey, StoredObject]] = {}
     for write in applied(decisions).values():
@@ -62,7 +64,7 @@ def there(decisions: Decisions, *pods: Pod, status: DaemonSetStatus | None = Non
     return There(found, {key_of(pod): pod for pod in pods})
 
 
-def whole(scene: Scene, home: Home = DEPLOYS) -> Decisions:
+def complete_decisions(scene: Scene, home: Home = DEPLOYS) -> Decisions:
     """Return all decisions until no object is missing, as one decision."""
     writes = list[Write]()
     while True:
@@ -72,7 +74,7 @@ def whole(scene: Scene, home: Home = DEPLOYS) -> Decisions:
         writes += fresh
         if not fresh:
             return replace(decisions, writes=tuple(writes))
-        scene = replace(scene, there=there(replace(decisions, writes=tuple(writes))))
+        scene = replace(scene, there=deployed_objects(replace(decisions, writes=tuple(writes))))
 
 
 def again(before: There) -> Decisions:
@@ -95,9 +97,9 @@ WELL = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number
 
 
 def test_a_missing_object_is_applied_once() -> None:
-    first = whole(Scene(VM_NODES))
+    first = complete_decisions(Scene(VM_NODES))
     assert {"daemonsets/gpuvirt-node", "configmaps/gpuvirt-node"} <= applied(first).keys()
-    second = again(there(first, agent_pod(first), status=WELL))
+    second = again(deployed_objects(first, agent_pod(first), status=WELL))
     assert not applied(second)
     assert not deleted(second)
     assert [(one.name, one.against) for one in second.operands] == [("gpuvirt-node", None)]
@@ -105,11 +107,11 @@ def test_a_missing_object_is_applied_once() -> None:
 
 def test_objects_are_applied_after_the_objects_they_need() -> None:
     steps, scene = list[set[str]](), Scene(VM_NODES)
-    first = whole(scene)
+    first = complete_decisions(scene)
     while fresh := applied(scene.decided(DEPLOYS)).keys():
         steps.append(set(fresh))
         kept = [one for name, one in applied(first).items() if name in set[str]().union(*steps)]
-        scene = replace(scene, there=there(replace(first, writes=tuple(kept))))
+        scene = replace(scene, there=deployed_objects(replace(first, writes=tuple(kept))))
     assert steps == [
         {"configmaps/gpuvirt-node", "roles/gpuvirt-node-configs"},
         {"rolebindings/gpuvirt-node-configs"},
@@ -118,28 +120,28 @@ def test_objects_are_applied_after_the_objects_they_need() -> None:
 
 
 def test_a_daemonset_upgrade_waits_for_its_config_map() -> None:
-    first = whole(Scene(VM_NODES))
-    before = there(first, agent_pod(first), status=WELL)
+    first = complete_decisions(Scene(VM_NODES))
+    before = deployed_objects(first, agent_pod(first), status=WELL)
     other = policy({"vgpuDeviceManager": {"enabled": True, "config": {"default": "A10-4Q"}}})
     assert applied(Scene(VM_NODES, [other], there=before).decided(DEPLOYS)).keys() == {"configmaps/gpuvirt-node"}
 
 
 def test_without_our_image_nothing_is_deployed_or_deleted() -> None:
-    first = whole(Scene(VM_NODES))
-    found = Scene(VM_NODES, there=there(first)).decided(HOME)
+    first = complete_decisions(Scene(VM_NODES))
+    found = Scene(VM_NODES, there=deployed_objects(first)).decided(HOME)
     assert not applied(found)
     assert not deleted(found)
 
 
 def test_an_object_edited_by_hand_is_restored() -> None:
-    first = whole(Scene(VM_NODES))
-    edited = there(first, agent_pod(first), status=WELL, edited='"image":"gpuvirt:1"->"image":"bad:1"')
+    first = complete_decisions(Scene(VM_NODES))
+    edited = deployed_objects(first, agent_pod(first), status=WELL, edited='"image":"gpuvirt:1"->"image":"bad:1"')
     assert applied(again(edited)).keys() == {"daemonsets/gpuvirt-node"}
 
 
 def test_a_value_that_the_api_server_normalizes_is_not_applied_again() -> None:
-    first = whole(Scene(VM_NODES))
-    differs = there(first, agent_pod(first), status=WELL, edited='"memory":"48Mi"->"memory":"50331648"')
+    first = complete_decisions(Scene(VM_NODES))
+    differs = deployed_objects(first, agent_pod(first), status=WELL, edited='"memory":"48Mi"->"memory":"50331648"')
     (write,) = applied(again(differs)).values()
     marked = replace(differs, marks={write.target: Mark(digest_of(unsigned(write)), "1")})
     assert not applied(again(marked))
@@ -154,17 +156,17 @@ def unsigned(write: ApplyObject) -> Manifest:
 
 
 def test_an_operand_that_the_policy_disables_is_deleted() -> None:
-    first = whole(Scene(VM_NODES))
-    before = there(first, agent_pod(first), status=WELL)
+    first = complete_decisions(Scene(VM_NODES))
+    before = deployed_objects(first, agent_pod(first), status=WELL)
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
     found = Scene(VM_NODES, [off], there=before).decided(DEPLOYS)
     assert "gpuvirt-node" in deleted(found)
 
 
 def test_accounts_and_settings_are_deleted_after_the_pods() -> None:
-    first = whole(Scene(VM_NODES))
+    first = complete_decisions(Scene(VM_NODES))
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
-    before = there(first, agent_pod(first), status=WELL)
+    before = deployed_objects(first, agent_pod(first), status=WELL)
 
     def gone(found: There) -> list[str]:
         return sorted(deleted(Scene(VM_NODES, [off], there=found).decided(DEPLOYS)))
@@ -180,10 +182,10 @@ def test_the_vgpu_manager_of_running_vms_stays_and_is_reported() -> None:
     system = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
     labels = {**node("vm-vgpu").metadata.labels, **system, "gpuvirt.io/os": "ubuntu22.04"}
     nodes = [Node(Metadata(name="node01", labels=labels))]
-    first = whole(Scene(nodes, [policy({"vgpuManager": manager})]))
+    first = complete_decisions(Scene(nodes, [policy({"vgpuManager": manager})]))
     driver = "nvidia-vgpu-manager-daemonset-ubuntu22.04"
     assert f"daemonsets/{driver}" in applied(first)
-    before = there(first, status=WELL)
+    before = deployed_objects(first, status=WELL)
     used = vgpu_node(users=("pod default/vm-a",))
     kept = Scene(nodes, gpu_nodes=[used], there=before).decided(DEPLOYS)
     assert driver not in deleted(kept)
@@ -197,7 +199,7 @@ def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_vms() -> No
     theirs = policy(
         {"sandboxWorkloads": {"enabled": False}, "driver": {"repository": "r", "image": "i", "version": "1"}}
     )
-    found = whole(Scene(VM_NODES, [theirs]), replace(DEPLOYS, coexists=True))
+    found = complete_decisions(Scene(VM_NODES, [theirs]), replace(DEPLOYS, coexists=True))
     assert "daemonsets/gpuvirt-node" in applied(found)
     assert not any("driver" in name for name in applied(found))
 
@@ -207,10 +209,10 @@ def test_the_agent_stays_until_vms_end_after_vms_are_disabled() -> None:
     used = vgpu_node(users=("pod default/vm-a",))
     scene = Scene([node("vm-vgpu")], [off], gpu_nodes=[used])
     found = scene.decided(DEPLOYS)
-    assert "daemonsets/gpuvirt-node" in applied(whole(scene)), "only the agent can return the GPUs"
+    assert "daemonsets/gpuvirt-node" in applied(complete_decisions(scene)), "only the agent can return the GPUs"
     (patch,) = (one.patch for one in found.writes if isinstance(one, PatchNode))
     assert patch.metadata.labels[NODE_LABEL] == "true"
-    done = whole(Scene([node("vm-vgpu")], [off]))
+    done = complete_decisions(Scene([node("vm-vgpu")], [off]))
     assert "daemonsets/gpuvirt-node" not in applied(done)
 
 
@@ -222,7 +224,7 @@ def vgpu_node(users: tuple[str, ...]) -> OwnedGpuNode:
 
 def test_a_missing_image_stops_only_its_own_operand() -> None:
     odd = policy({"vgpuManager": {"enabled": True, "version": "1"}})
-    found = whole(Scene(VM_NODES, [odd]))
+    found = complete_decisions(Scene(VM_NODES, [odd]))
     assert "daemonsets/gpuvirt-node" in applied(found)
     assert any("$.spec.vgpuManager" in one for one in found.progress.operands)
 
@@ -240,17 +242,17 @@ def test_nodes_without_a_reported_container_runtime_do_not_count(runtimes: tuple
         )
         for number, runtime in enumerate(runtimes)
     ]
-    found = whole(Scene(nodes, [policy({"toolkit": toolkit})]))
+    found = complete_decisions(Scene(nodes, [policy({"toolkit": toolkit})]))
     assert ("daemonsets/nvidia-container-toolkit-daemonset" in applied(found)) is served
     assert any("nodes run the container runtime docker" in one for one in found.progress.operands) is not served
 
 
 def test_outdated_agent_pods_are_replaced_and_unready_pods_are_named() -> None:
-    first = whole(Scene(VM_NODES))
-    old = again(there(first, agent_pod(first, template="old"), status=WELL))
+    first = complete_decisions(Scene(VM_NODES))
+    old = again(deployed_objects(first, agent_pod(first, template="old"), status=WELL))
     assert deleted(old) == ["gpuvirt-node-x"]
     late = DaemonSetStatus(observed_generation=1, desired_number_scheduled=1, number_available=0)
-    named = again(there(first, agent_pod(first, ready=False), status=late))
+    named = again(deployed_objects(first, agent_pod(first, ready=False), status=late))
     assert named.operands[0].against == "0 of 1 pods are ready; not ready: gpuvirt-node-x on node01"
 
 

@@ -53,10 +53,10 @@ def scene(document: Fields, kept: StoredObject | None = None) -> Scene:
 
 def kept_by(decisions: Decisions) -> StoredObject | None:
     """Return the ConfigMap that was written, as the API server stores it."""
-    for one in decisions.writes:
-        if isinstance(one, ApplyObject) and one.target.name == HISTORY:
-            assert isinstance(one.content, ConfigMap)
-            return msgspec.json.decode(msgspec.json.encode(one.content), type=StoredObject)
+    for write in decisions.writes:
+        if isinstance(write, ApplyObject) and write.target.name == HISTORY:
+            assert isinstance(write.content, ConfigMap)
+            return msgspec.json.decode(msgspec.json.encode(write.content), type=StoredObject)
     return None
 
 

@@ -51,7 +51,7 @@ def pod(app: str, name: str = "node01", *, is_ready: bool = True) -> Pod:
     return Pod(metadata, PodSpec(name), PodStatus("Running", conditions=conditions))
 
 
-def against(scene: Scene, home: Home = DEPLOYS) -> str:
+def problem_text(scene: Scene, home: Home = DEPLOYS) -> str:
     """Return the problem of the only node of a scene."""
     (verdict,) = scene.decided(home).nodes
     return verdict.against or ""
@@ -67,7 +67,7 @@ def shown(scene: Scene, home: Home = DEPLOYS) -> Sequence[Row]:
     return rows(scene.nodes, {one.metadata.name: one for one in scene.gpu_nodes}, scene.pods, deployer)
 
 
-def said(scene: Scene, home: Home = DEPLOYS) -> set[tuple[str, str]]:
+def unready_components(scene: Scene, home: Home = DEPLOYS) -> set[tuple[str, str]]:
     """Return the component and state of all unready rows of `gpuvirt status`."""
     return {(row.component, row.state) for row in shown(scene, home) if not row.ready}
 
@@ -82,16 +82,16 @@ def test_a_controller_without_an_image_is_reported_for_every_waiting_node(worklo
     assert (condition.status, condition.reason) == ("False", "ImageUnknown")
     assert "the controller was started without the image to deploy" in condition.message
     assert "--image or GPUVIRT_IMAGE" in condition.message
-    assert {state for _, state in said(scene, HOME)} == {"ImageUnknown"}
+    assert {state for _, state in unready_components(scene, HOME)} == {"ImageUnknown"}
     assert all("GPUVIRT_IMAGE" in row.detail for row in shown(scene, HOME))
 
 
 def test_agents_deployed_by_other_means_need_no_image() -> None:
     scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
     assert ready(scene.decided(HOME)).reason == "Reconciled"
-    assert said(scene, HOME) == set()
+    assert unready_components(scene, HOME) == set()
     offers = with_(labelled(Workload.CONTAINER, **OS), status=NodeStatus(allocatable={"nvidia.com/gpu": "8"}))
-    assert against(Scene([offers]), HOME) == ""
+    assert problem_text(Scene([offers]), HOME) == ""
 
 
 # Disabled nodes
@@ -146,35 +146,35 @@ def test_a_container_node_whose_components_are_off_is_never_ready(
 ) -> None:
     off = with_labels(labelled(Workload.CONTAINER), {**OS, **labels})
     scene = Scene([off], [policy(fields)])
-    assert "ComponentsOff" in against(scene, home)
-    assert where in against(scene, home)
+    assert "ComponentsOff" in problem_text(scene, home)
+    assert where in problem_text(scene, home)
     assert not verdict_of(scene.decided(home).progress).ready
-    assert said(scene, home) == {("device-plugin", "ComponentsOff")}
+    assert unready_components(scene, home) == {("device-plugin", "ComponentsOff")}
     served = with_(off, status=NodeStatus(allocatable={"nvidia.com/mig-1g.10gb": "7", "cpu": "8"}))
-    assert against(replace(scene, nodes=[served]), home) == "", "another device plugin offers the GPUs"
+    assert problem_text(replace(scene, nodes=[served]), home) == "", "another device plugin offers the GPUs"
 
 
 @pytest.mark.parametrize("workload", [Workload.PASSTHROUGH, Workload.VGPU])
 def test_a_node_for_vms_without_an_agent_by_policy_does_not_repeat_the_last_report(workload: Workload) -> None:
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
     scene = Scene([labelled(workload)], [off], gpu_nodes=[gpu_node(mode="passthrough")])
-    assert "ComponentsOff" in against(scene)
-    assert "$.spec.sandboxDevicePlugin.enabled is false" in against(scene)
-    assert {state for _, state in said(scene)} == {"ComponentsOff"}
+    assert "ComponentsOff" in problem_text(scene)
+    assert "$.spec.sandboxDevicePlugin.enabled is false" in problem_text(scene)
+    assert {state for _, state in unready_components(scene)} == {"ComponentsOff"}
 
 
 def test_a_vgpu_manager_that_can_not_be_rendered_is_reported() -> None:
     scene = Scene([labelled(Workload.VGPU)], [policy({"vgpuManager": MANAGER})], [gpu_node()], [pod("gpuvirt-node")])
-    assert "OsUnknown: the vGPU manager can't be deployed" in against(scene)
-    assert "gpuvirt.io/os=ubuntu22.04" in against(scene)
-    assert said(scene) == {("vgpu-manager", "OsUnknown")}
+    assert "OsUnknown: the vGPU manager can't be deployed" in problem_text(scene)
+    assert "gpuvirt.io/os=ubuntu22.04" in problem_text(scene)
+    assert unready_components(scene) == {("vgpu-manager", "OsUnknown")}
     known = [with_labels(scene.nodes[0], OS)]
-    assert against(replace(scene, nodes=known)) == ""
+    assert problem_text(replace(scene, nodes=known)) == ""
     discovered = {"gpuvirt.io/os-release.id": "ubuntu", "gpuvirt.io/os-release.version-id": "22.04"}
-    assert against(replace(scene, nodes=[with_labels(scene.nodes[0], discovered)])) == ""
+    assert problem_text(replace(scene, nodes=[with_labels(scene.nodes[0], discovered)])) == ""
     preinstalled = with_labels(scene.nodes[0], {f"{DEPLOY}vgpu-manager": "false"})
-    assert against(replace(scene, nodes=[preinstalled])) == ""
-    assert against(replace(scene, policies=[policy()])) == ""
+    assert problem_text(replace(scene, nodes=[preinstalled])) == ""
+    assert problem_text(replace(scene, policies=[policy()])) == ""
 
 
 def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_are_deployed() -> None:
@@ -184,11 +184,11 @@ def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_
     scene = Scene([labelled(Workload.CONTAINER)], [policy({**parts, **driver})])
     found = scene.decided(DEPLOYS)
     assert "OsUnknown: NVIDIA's driver can't be deployed" in (found.nodes[0].against or "")
-    assert ("driver", "OsUnknown") in said(scene)
+    assert ("driver", "OsUnknown") in unready_components(scene)
     deployed = {write.target.name for write in found.writes if isinstance(write, ApplyObject)}
     assert {"nvidia-container-toolkit-daemonset", "nvidia-device-plugin-daemonset"} <= deployed
     by_host = replace(scene, policies=[policy({**parts, "driver": {"enabled": False}})])
-    assert "OsUnknown" not in against(by_host)
+    assert "OsUnknown" not in problem_text(by_host)
 
 
 # Missing agents
@@ -197,28 +197,28 @@ def test_a_driver_that_can_not_be_rendered_is_reported_and_the_other_components_
 def test_the_report_of_an_agent_without_a_pod_does_not_count() -> None:
     scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
     lost = "PodMissing: DaemonSet gpuvirt-node has no pod on this node; the agent's last report may be outdated"
-    assert lost in against(scene)
-    assert {state for _, state in said(scene)} == {"PodMissing"}
-    assert against(replace(scene, pods=[pod("gpuvirt-node")])) == ""
+    assert lost in problem_text(scene)
+    assert {state for _, state in unready_components(scene)} == {"PodMissing"}
+    assert problem_text(replace(scene, pods=[pod("gpuvirt-node")])) == ""
     elsewhere = replace(scene, pods=[pod("gpuvirt-node", "node02")])
-    assert "PodMissing" in against(elsewhere)
+    assert "PodMissing" in problem_text(elsewhere)
     waits = replace(scene, pods=[pod("gpuvirt-node", is_ready=False)])
-    assert said(waits) == {("gpuvirt-node", "Running")}
+    assert unready_components(waits) == {("gpuvirt-node", "Running")}
 
 
 def test_a_leaving_node_without_an_agent_reports_both_problems() -> None:
     leaving = with_labels(labelled(Workload.VGPU), {LABEL: "container"})
-    found = against(Scene([leaving], gpu_nodes=[gpu_node()]))
+    found = problem_text(Scene([leaving], gpu_nodes=[gpu_node()]))
     assert "the node becomes container once these GPUs are free: 0000:65:00.0" in found
     assert "PodMissing" in found
 
 
 def test_a_container_node_without_a_pod_of_the_device_plugin_is_reported() -> None:
     scene = Scene([labelled(Workload.CONTAINER, **OS)])
-    assert "PodMissing: DaemonSet nvidia-device-plugin-daemonset has no pod" in against(scene)
-    assert against(replace(scene, pods=[pod("nvidia-device-plugin-daemonset")])) == ""
+    assert "PodMissing: DaemonSet nvidia-device-plugin-daemonset has no pod" in problem_text(scene)
+    assert problem_text(replace(scene, pods=[pod("nvidia-device-plugin-daemonset")])) == ""
     paused = with_labels(scene.nodes[0], {f"{DEPLOY}device-plugin": "paused-for-driver-upgrade"})
-    assert against(replace(scene, nodes=[paused])) == ""
+    assert problem_text(replace(scene, nodes=[paused])) == ""
 
 
 LABELS = st.dictionaries(

@@ -66,8 +66,8 @@ class Fleet:
     def step(self, size: int, most: int) -> bool:
         """Let the controller act once, then change a pod at random; return whether the upgrade is complete."""
         plan = rollout(self.pods.values(), NEW, desired=size, most_unavailable=most)
-        for one in plan.delete:
-            self.pods.pop(int(one.spec.node_name.removeprefix("node")))
+        for outdated in plan.delete:
+            self.pods.pop(int(outdated.spec.node_name.removeprefix("node")))
         ready = sum(one.status.ready for one in self.pods.values())
         self.most_away = max(self.most_away, size - ready)
         missing = [n for n in range(size) if n not in self.pods]

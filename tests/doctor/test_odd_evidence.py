@@ -36,7 +36,7 @@ FILES = PlatformSpec(
 )
 
 
-def sick() -> SimKernel:
+def full_host() -> SimKernel:
     """Return a host that has every path that doctor reads, and a VM."""
     kernel = host(FILES)
     kernel.start_vm(IommuGroup(12))
@@ -44,7 +44,7 @@ def sick() -> SimKernel:
 
 
 def read_paths() -> list[HostPath]:
-    kernel = sick()
+    kernel = full_host()
     examine(kernel)
     return sorted(path for path in kernel.reads if "/sys/kernel/irq/" not in path)
 
@@ -58,7 +58,7 @@ FOLDERS = [
 
 def test_attributes_whose_read_may_block_are_never_read() -> None:
     assert not [path for path in PATHS if path.endswith(("/uevent", "/driver_override", "/sriov_numvfs"))]
-    kernel = sick()
+    kernel = full_host()
     gpu = PciAddress("0000:65:00.0")
     with pytest.raises(WouldBlock):
         kernel.rebind(gpu, "nvidia")
@@ -70,7 +70,7 @@ def test_attributes_whose_read_may_block_are_never_read() -> None:
 
 @pytest.mark.parametrize("path", [*PATHS, *FOLDERS])
 def test_an_unreadable_path_is_no_error(path: str) -> None:
-    kernel = sick()
+    kernel = full_host()
     before = examine(kernel)
     kernel.faults.fail(HostPath(path), errno.EIO)
     report = examine(kernel)
@@ -88,7 +88,7 @@ def test_an_unreadable_path_is_no_error(path: str) -> None:
     ],
 )  # fmt: skip
 def test_an_unreadable_path_is_reported_with_its_errno(path: str) -> None:
-    kernel = sick()
+    kernel = full_host()
     kernel.faults.fail(HostPath(path), errno.EACCES)
     told = [one for one in findings(examine(kernel)) if one.code is FindingCode.NOT_READ]
     assert any(thing.path == path and thing.value == "EACCES" for one in told for thing in one.seen)
@@ -106,7 +106,7 @@ def survives(kernel: SimKernel, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("content", CONTENTS)
 def test_malformed_content_of_any_file_is_survived(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    kernel = sick()
+    kernel = full_host()
     for path in PATHS:
         kernel.faults.answer(path, content)
     survives(kernel, capsys)
@@ -114,7 +114,7 @@ def test_malformed_content_of_any_file_is_survived(content: bytes, capsys: pytes
 
 @pytest.mark.parametrize("content", CONTENTS)
 def test_malformed_content_of_host_files_is_survived(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    kernel = sick()
+    kernel = full_host()
     for path in PATHS:
         if not path.endswith(("/vendor", "/device", "/class", "/config")):
             kernel.faults.answer(path, content)

@@ -33,7 +33,7 @@ def runtimes(files: dict[str, str]) -> list[Runtime]:
     return list(read_runtimes(with_files(files)))
 
 
-def said(kernel: SimKernel) -> list[Finding]:
+def cdi_findings(kernel: SimKernel) -> list[Finding]:
     report = examine(kernel, settings=Settings(cdi=CdiUse.ANSWERS))
     return [one for result in report.results if result.check == "container_cdi" for one in result.findings]
 
@@ -81,14 +81,14 @@ def test_too_many_imports_are_reported() -> None:
     files |= {f"/etc/containerd/n/{number}.toml": "" for number in range(MOST_FILES + 10)}
     (found,) = runtimes(files)
     assert len(found.files) == MOST_FILES + 1
-    assert {one.code for one in said(with_files(files))} == {FindingCode.NOT_READ}
+    assert {one.code for one in cdi_findings(with_files(files))} == {FindingCode.NOT_READ}
 
 
 @pytest.mark.parametrize("path", [f"{FOLDER}/x.toml", FOLDER])
 def test_an_unreadable_import_is_reported(path: str) -> None:
     kernel = with_files({OWN: IMPORTS + V1 + ON, f"{FOLDER}/x.toml": ""})
     kernel.faults.fail(HostPath(path), errno.EACCES)
-    (told,) = said(kernel)
+    (told,) = cdi_findings(kernel)
     assert (told.code, told.seen[0].path, told.seen[0].value) == (FindingCode.NOT_READ, path, "EACCES")
 
 
@@ -107,19 +107,19 @@ def test_an_unreadable_import_is_reported(path: str) -> None:
 def test_imported_values_override_the_importing_file(own: str, imported: str, level: Level, seen: str) -> None:
     """If containerd's versions read the same files differently, doctor reports that."""
     kernel = with_files({OWN: IMPORTS + own, f"{FOLDER}/x.toml": "version = 2\n" + imported})
-    (told,) = said(kernel)
+    (told,) = cdi_findings(kernel)
     assert told.level is level
     assert seen in "\n".join(f"{one.path}: {one.value}" for one in told.seen)
 
 
 @pytest.mark.parametrize("version", [3, 4])
 def test_cdi_is_enabled_by_default_since_config_version_3(version: int) -> None:
-    assert [one.level for one in said(with_files({OWN: f"version = {version}\n{V2}"}))] == [Level.OK]
+    assert [one.level for one in cdi_findings(with_files({OWN: f"version = {version}\n{V2}"}))] == [Level.OK]
 
 
 def test_each_cri_o_file_is_reported() -> None:
     files = {"/etc/crio/crio.conf": "", "/etc/crio/crio.conf.d/10.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"}
-    assert [one.code for one in said(with_files(files))] == [None, FindingCode.CDI_FOLDER_NOT_READ]
+    assert [one.code for one in cdi_findings(with_files(files))] == [None, FindingCode.CDI_FOLDER_NOT_READ]
 
 
 TOML = st.sampled_from(
@@ -143,4 +143,4 @@ def test_a_redacted_configuration_yields_the_same_findings(text: str) -> None:
     kernels = [with_files({OWN: one}) for one in (text, told)]
     one, other = ([(found.level, found.code) for found in findings(examine(kernel))] for kernel in kernels)
     assert one == other
-    assert not plain or said(kernels[0]) == said(kernels[1])
+    assert not plain or cdi_findings(kernels[0]) == cdi_findings(kernels[1])

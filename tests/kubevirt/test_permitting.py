@@ -298,9 +298,9 @@ def test_entries_disabled_in_hco_stay_disabled() -> None:
 def test_a_selector_whose_every_spelling_is_taken_is_reported() -> None:
     spelt = ["10DE:2236", "10De:2236", "10dE:2236", "10de:2236"]
     taken: list[Plain] = [{"pciDeviceSelector": one, "resourceName": f"example.com/{one[:4]}"} for one in spelt]
-    for one in taken:
-        assert isinstance(one, dict)
-        one["externalResourceProvider"] = True
+    for taken_entry in taken:
+        assert isinstance(taken_entry, dict)
+        taken_entry["externalResourceProvider"] = True
     hco = hyper_converged({"permittedHostDevices": {"pciHostDevices": taken}})
     cluster = Cluster(kubevirt(labels=OWNED_BY_HCO), hco=hco, offered={A10: OFFERED[A10]}, mdevs=False)
     assert at(converged(cluster), "spec", "permittedHostDevices", "pciHostDevices") == taken

@@ -211,14 +211,14 @@ def test_common_daemonset_settings_apply_to_all_daemonsets() -> None:
         "tolerations": [{"key": "a", "operator": "Exists"}],
         "priorityClassName": "low",
     }
-    for one in daemon_sets(render(sandbox(vgpuManager=VGPU, daemonsets=common), SITE)).values():
-        for labels in (one.metadata.labels, one.spec.template.metadata.labels):
+    for daemon in daemon_sets(render(sandbox(vgpuManager=VGPU, daemonsets=common), SITE)).values():
+        for labels in (daemon.metadata.labels, daemon.spec.template.metadata.labels):
             assert labels["team"] == "gpu"
             assert labels["app"] != "mine"
             assert labels["app.kubernetes.io/managed-by"] == "gpuvirt"
-        assert one.spec.template.metadata.annotations["note"] == "n"
-        assert [taint.key for taint in one.spec.template.spec.tolerations] == ["a"]
-        assert one.spec.template.spec.priority_class_name == "low"
+        assert daemon.spec.template.metadata.annotations["note"] == "n"
+        assert [taint.key for taint in daemon.spec.template.spec.tolerations] == ["a"]
+        assert daemon.spec.template.spec.priority_class_name == "low"
 
 
 def test_environment_variables_are_unique_and_the_policy_wins() -> None:
@@ -247,11 +247,11 @@ def test_any_policy_renders(spec: object) -> None:
     assert [encoded(one) for one in found.manifests] == [encoded(one) for one in again.manifests]
     places = [(resource_of(one).path, one.metadata.name) for one in found.manifests]
     assert len(places) == len(set(places)), "each object is rendered once"
-    for one in found.manifests:
-        assert msgspec.json.decode(encoded(one), type=Manifest) == one
-        assert one.metadata.labels["app.kubernetes.io/managed-by"] == "gpuvirt"
-        if isinstance(one, DaemonSet):
-            check(one)
+    for manifest in found.manifests:
+        assert msgspec.json.decode(encoded(manifest), type=Manifest) == manifest
+        assert manifest.metadata.labels["app.kubernetes.io/managed-by"] == "gpuvirt"
+        if isinstance(manifest, DaemonSet):
+            check(manifest)
     for fault in found.faults:
         assert fault.because.path.startswith("$.spec.")
         assert not daemon_sets(found).get(fault.operand.value)

@@ -70,11 +70,11 @@ def test_an_imported_host_updates_vgpu_capacity_as_a_kernel_does(simulated: Simu
     host = next(host for host in scan(kernel).vgpu_hosts.values() if host.live)
     if host.framework is Framework.MDEV:
         remove = HostPath(f"/sys/bus/mdev/devices/{host.live[0].id}/remove")
-        for one in (kernel, copy):
-            one.write(remove, b"1")
+        for host_kernel in (kernel, copy):
+            host_kernel.write(remove, b"1")
     else:
-        for one in (kernel, copy):
-            one.write(HostPath(f"/sys/bus/pci/devices/{host.live[0].slot}/nvidia/current_vgpu_type"), b"0")
+        for host_kernel in (kernel, copy):
+            host_kernel.write(HostPath(f"/sys/bus/pci/devices/{host.live[0].slot}/nvidia/current_vgpu_type"), b"0")
     assert of_any_boot(scan(copy)) == of_any_boot(scan(kernel))
 
 
@@ -82,13 +82,13 @@ def test_an_imported_host_updates_vgpu_capacity_as_a_kernel_does(simulated: Simu
 def test_an_imported_host_gives_functions_back_to_their_drivers(simulated: Simulated, name: str) -> None:
     kernel = simulated(name)
     copy = build_host(imported(kernel).spec)
-    for one in (kernel, copy):
-        for function in [*one.pci.functions.values()]:
+    for host_kernel in (kernel, copy):
+        for function in [*host_kernel.pci.functions.values()]:
             if function.driver == "vfio-pci":
-                one.rebind(function.address, None)
+                host_kernel.rebind(function.address, None)
                 function.override = None
-                one.pci.add_driver(function.native_driver or "")
-                one.write(HostPath("/sys/bus/pci/drivers_probe"), function.address.encode())
+                host_kernel.pci.add_driver(function.native_driver or "")
+                host_kernel.write(HostPath("/sys/bus/pci/drivers_probe"), function.address.encode())
     assert of_any_boot(scan(copy)) == of_any_boot(scan(kernel))
 
 

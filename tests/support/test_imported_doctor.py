@@ -44,7 +44,7 @@ OF_PROCESSES = {FindingCode.CPUS_ON_OTHER_NODE, ReasonCode.IN_USE_ELSEWHERE}
 """No archive holds who has what open."""
 
 
-def said(kernel: SimKernel) -> list[Finding]:
+def doctor_findings(kernel: SimKernel) -> list[Finding]:
     """Return doctor's findings, except those about processes."""
     return [one for one in findings(examine(kernel)) if one.code not in OF_PROCESSES]
 
@@ -59,7 +59,7 @@ def assert_same(kernel: SimKernel) -> Imported:
     assert parts(setup_of(then)) == parts(setup_of(kernel))
     made = import_host(then, "a test")
     assert [loss.text for loss in made.losses] == []
-    assert said(build_host(made.spec)) == said(kernel)
+    assert doctor_findings(build_host(made.spec)) == doctor_findings(kernel)
     return made
 
 

@@ -50,9 +50,9 @@ def test_every_type_is_found_by_its_name() -> None:
 def test_no_two_cards_have_the_same_ids() -> None:
     ids = [one for card in CARDS for one in card.ids]
     assert len(ids) == len(set(ids))
-    for one in ids:
-        whole = [other for other in ids if other.device == one.device and other.subsystem is None]
-        assert whole in ([one], []), f"{one.device} is a card without a subsystem id, and another card with one"
+    for card_id in ids:
+        whole = [other for other in ids if other.device == card_id.device and other.subsystem is None]
+        assert whole in ([card_id], []), f"{card_id.device} is a card without a subsystem id, and another card with one"
 
 
 def test_ids_are_those_of_nvidia_cards_in_the_shipped_database() -> None:
@@ -161,9 +161,9 @@ def test_vgpu_counts_of_simulated_boards_match_the_catalog() -> None:
     for board in shared_cards().values():
         for function in board.functions:
             for card in catalog.cards_of(parse_pci_id(function.id), None):
-                for one in board.vgpu_types:
+                for simulated_type in board.vgpu_types:
                     seen += 1
-                    assert type_of(card, profile_name(one.name)).most == one.most
+                    assert type_of(card, profile_name(simulated_type.name)).most == simulated_type.most
     assert seen > 30
 
 

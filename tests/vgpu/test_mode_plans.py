@@ -70,7 +70,7 @@ SPEC_FIELDS = [
 ]
 
 
-def board() -> GpuState:
+def gpu_state() -> GpuState:
     modes = GpuModes(GPU, mixed_sizes=False, can_mix_sizes=True, mig=False, mig_pending=False)
     host = VgpuHost(GPU, Framework.MDEV, {vf: {} for vf in VFS})
     return GpuState(host, most=MOST, card=A30, smi=SmiReport(modes, TYPES, BEST))
@@ -121,8 +121,8 @@ class Gpu:
                 assert self.modes.mig
                 size, places = A30_PLACES[profile.partition("+")[0]]
                 assert start in places
-                for one in self.instances.values():
-                    assert start + size <= one.start or one.start + one.size <= start, "the GPU instances overlap"
+                for other in self.instances.values():
+                    assert start + size <= other.start or other.start + other.size <= start, "the GPU instances overlap"
                 number = max(self.instances, default=0) + 1
                 self.instances[number] = GpuInstance(number, profile, 0, start, size)
             case CreateVgpu(vgpu, vgpu_type, slot):
@@ -183,7 +183,7 @@ def used(one: GpuState, *ids: VgpuId) -> GpuState:
 def test_every_plan_reaches_the_desired_state_and_keeps_vgpus_in_use(
     desired_by_gpu: list[DesiredVgpus], data: st.DataObject
 ) -> None:
-    one = board()
+    one = gpu_state()
     for desired_vgpus in desired_by_gpu:
         ids = [vgpu.id for vgpu in one.host.live]
         one = used(one, *data.draw(st.sets(st.sampled_from(ids)) if ids else st.just(set())))
@@ -203,7 +203,7 @@ def test_every_plan_reaches_the_desired_state_and_keeps_vgpus_in_use(
 def test_vgpus_of_both_desired_states_keep_their_ids_through_every_mode_switch(
     first: DesiredVgpus, second: DesiredVgpus
 ) -> None:
-    before = after(board(), planned(board(), first))
+    before = after(gpu_state(), planned(gpu_state(), first))
     there = after(before, planned(before, second))
     common = {(vgpu.id, vgpu.type) for vgpu in before.host.live} & {(vgpu.id, vgpu.type) for vgpu in there.host.live}
     assert Counter(vgpu_type for _, vgpu_type in common) == Counter(named(first)) & Counter(named(second))
@@ -212,7 +212,7 @@ def test_vgpus_of_both_desired_states_keep_their_ids_through_every_mode_switch(
 @pytest.mark.parametrize("desired_vgpus", [one for one in SPEC_FIELDS if one.types])
 def test_a_vgpu_in_use_blocks_every_mode_switch(desired_vgpus: DesiredVgpus) -> None:
     for first in SPEC_FIELDS:
-        there = after(board(), planned(board(), first))
+        there = after(gpu_state(), planned(gpu_state(), first))
         busy = used(there, *(vgpu.id for vgpu in there.host.live[:1]))
         plan = planned(busy, desired_vgpus)
         if any(isinstance(step, SetMigMode | SetMixedSizes) for step in plan.steps):
@@ -224,7 +224,7 @@ def test_a_vgpu_in_use_blocks_every_mode_switch(desired_vgpus: DesiredVgpus) -> 
 @pytest.mark.parametrize("field", ["mixed_sizes", "can_mix_sizes", "mig", "mig_pending", "gpu_instances"])
 @pytest.mark.parametrize("desired_vgpus", [one for one in SPEC_FIELDS if one.types])
 def test_an_unread_mode_changes_nothing(desired_vgpus: DesiredVgpus, field: str) -> None:
-    one = board()
+    one = gpu_state()
     assert one.smi is not None
     said = {
         "mixed_sizes": replace(one.smi.modes, mixed_sizes=ODD),
@@ -242,7 +242,7 @@ def test_an_unread_mode_changes_nothing(desired_vgpus: DesiredVgpus, field: str)
 
 def test_gpu_instances_of_unknown_cards_are_kept() -> None:
     mig = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=(GpuInstance(1, "1g.6gb", 14, 0, 1),))
-    one = replace(board(), card=None, smi=SmiReport(mig, TYPES))
+    one = replace(gpu_state(), card=None, smi=SmiReport(mig, TYPES))
     desired_vgpus = DesiredVgpus({"A30-1-6C": 1})
     assert [reason.code for reason in planned(one, desired_vgpus).refusals] == [ReasonCode.NO_ROOM]
     offering = replace(one, host=replace(one.host, slots={VFS[0]: {NAMES["A30-1-6C"]: 1}}))
@@ -250,7 +250,7 @@ def test_gpu_instances_of_unknown_cards_are_kept() -> None:
 
 
 def test_a_scheduler_that_could_not_be_parsed_is_read_again() -> None:
-    one = board()
+    one = gpu_state()
     assert one.smi is not None
     blind = replace(one, smi=replace(one.smi, scheduler=ODD))
     desired_vgpus = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
@@ -263,7 +263,7 @@ def test_a_scheduler_that_could_not_be_parsed_is_read_again() -> None:
 def test_a_pod_whose_vm_does_not_run_yet_does_not_keep_the_scheduler() -> None:
     """After a reboot of the host, pods have their vGPUs at once, but the driver has lost its scheduler setting."""
     desired_vgpus = DesiredVgpus({"A30-4C": 2}, scheduler=EQUAL)
-    one = after(board(), planned(board(), DesiredVgpus({"A30-4C": 2})))
+    one = after(gpu_state(), planned(gpu_state(), DesiredVgpus({"A30-4C": 2})))
     held = replace(one, users=dict.fromkeys((vgpu.id for vgpu in one.host.live), ("pod default/vm-a",)))
     assert [type(step) for step in planned(held, desired_vgpus).steps] == [SetScheduler]
     runs = used(one, *(vgpu.id for vgpu in one.host.live))
@@ -306,7 +306,7 @@ def in_mig_mode(*instances: GpuInstance, vgpus: tuple[str, ...] = ()) -> GpuStat
     modes = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=instances)
     slots = zip(vgpus, VFS, strict=False)
     live = tuple(LiveVgpu(VgpuId(f"vgpu-{slot}"), NAMES[name], slot, None) for name, slot in slots)
-    return replace(board(), host=replace(board().host, live=live), smi=SmiReport(modes, TYPES, BEST))
+    return replace(gpu_state(), host=replace(gpu_state().host, live=live), smi=SmiReport(modes, TYPES, BEST))
 
 
 ONE_ON_EACH_HALF = (GpuInstance(1, "1g.6gb", 14, 1, 1), GpuInstance(2, "1g.6gb", 14, 3, 1))
@@ -335,7 +335,7 @@ def test_gpu_instances_that_exceed_the_memory_slices_are_refused() -> None:
     names = {one.profile.text: VgpuType(f"NVIDIA {one.profile.text}") for one in a100.types()}
     modes = GpuModes(GPU, mig=True, mig_pending=True)
     types = {str(number): vgpu_type for number, vgpu_type in enumerate(names.values())}
-    there = replace(board(), card=a100, most={}, smi=SmiReport(modes, types, BEST))
+    there = replace(gpu_state(), card=a100, most={}, smi=SmiReport(modes, types, BEST))
     desired_vgpus = DesiredVgpus({"A100DX-3-40C": 2, "A100DX-1-10C": 1})
     plan = plan_vgpus(there, {names[name]: number for name, number in desired_vgpus.types.items()}, desired_vgpus)
     assert [reason.code for reason in plan.refusals] == [ReasonCode.NO_ROOM]
@@ -343,8 +343,8 @@ def test_gpu_instances_that_exceed_the_memory_slices_are_refused() -> None:
 
 @pytest.mark.parametrize("card", [one for one in catalog.cards() if one.is_mig], ids=lambda one: one.board)
 def test_every_card_has_as_many_placements_as_gpu_instances(card: catalog.Card) -> None:
-    for one in card.types():
-        if one.gpu_instance is not None and not one.gpu_instance.profile.endswith(
+    for vgpu_type in card.types():
+        if vgpu_type.gpu_instance is not None and not vgpu_type.gpu_instance.profile.endswith(
             "+me"
         ):  # a GPU has a single +me instance
-            assert len(starts(card, one.gpu_instance.profile)) * one.gpu_instance.each == one.most
+            assert len(starts(card, vgpu_type.gpu_instance.profile)) * vgpu_type.gpu_instance.each == vgpu_type.most

@@ -26,7 +26,7 @@ MOST = {A10_4Q: 6, A10_8Q: 3, A10_12Q: 2, A10_12C: 2}
 SIZES = {A10_4Q: 4, A10_8Q: 8, A10_12Q: 12, A10_12C: 12}
 
 
-def board(*slots: PciAddress, framework: Framework = Framework.MDEV) -> GpuState:
+def gpu_state(*slots: PciAddress, framework: Framework = Framework.MDEV) -> GpuState:
     """Return an empty A10 whose vGPUs have these functions as parents."""
     return GpuState(VgpuHost(GPU, framework, {slot: dict.fromkeys(MOST, 1) for slot in slots}), most=MOST)
 
@@ -69,7 +69,7 @@ def codes(plan: VgpuPlan) -> list[ReasonCode]:
     return [reason.code for reason in (*plan.refusals, *plan.pending)]
 
 
-EMPTY = [board(GPU), board(*VFS), board(*VFS, framework=Framework.VENDOR_VFIO)]
+EMPTY = [gpu_state(GPU), gpu_state(*VFS), gpu_state(*VFS, framework=Framework.VENDOR_VFIO)]
 BOARDS = pytest.mark.parametrize("empty", EMPTY, ids=["on the GPU", "on VFs", "vendor VFIO"])
 SPEC_FIELDS: list[dict[VgpuType, int]] = [
     {},
@@ -152,7 +152,7 @@ def test_a_used_vgpu_of_another_size_is_waited_for_and_named(empty: GpuState) ->
 
 def test_a_vgpu_of_another_program_is_adopted_with_its_id() -> None:
     foreign = LiveVgpu(VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11"), A10_12Q, GPU, None)
-    one = board(GPU)
+    one = gpu_state(GPU)
     one = replace(one, host=replace(one.host, live=(foreign,)))
     plan = plan_vgpus(one, {A10_12Q: 2})
     assert [type(step) for step in plan.steps] == [CreateVgpu]
@@ -172,13 +172,13 @@ def test_after_a_reboot_the_ids_that_pods_were_given_exist_again(empty: GpuState
 
 def test_an_id_that_another_program_chose_is_restored_after_a_reboot() -> None:
     chosen = VgpuId("b8f0fd4e-2a0d-4b3e-9a52-2f6a1c1d7a11")
-    plan = plan_vgpus(replace(board(*VFS), remembered={chosen: A10_4Q}), {A10_4Q: 1})
+    plan = plan_vgpus(replace(gpu_state(*VFS), remembered={chosen: A10_4Q}), {A10_4Q: 1})
     assert list(made(plan)) == [chosen]
 
 
 def test_a_vgpu_that_another_program_is_removing_still_takes_its_capacity() -> None:
     """Sysfs hides an mdev in use as soon as its removal starts, but the mdev still takes its share of the GPU."""
-    two = with_vgpus(board(GPU), {A10_12Q: 2})
+    two = with_vgpus(gpu_state(GPU), {A10_12Q: 2})
     shown, hidden = two.host.live
     one = replace(two, host=replace(two.host, live=(shown,)), leaving={hidden.id: A10_12Q})
     plan = plan_vgpus(one, {A10_12Q: 2})
@@ -197,14 +197,14 @@ def test_a_vgpu_that_another_program_is_removing_still_takes_its_capacity() -> N
 def test_an_impossible_desired_state_is_refused_before_any_removal(
     desired: dict[VgpuType, int], code: ReasonCode
 ) -> None:
-    plan = plan_vgpus(with_vgpus(board(GPU), {A10_8Q: 3}), desired)
+    plan = plan_vgpus(with_vgpus(gpu_state(GPU), {A10_8Q: 3}), desired)
     assert (plan.steps, codes(plan)) == ((), [code])
 
 
 def test_too_few_vfs_are_reported() -> None:
-    plan = plan_vgpus(board(*VFS[:4]), {A10_4Q: 6})
+    plan = plan_vgpus(gpu_state(*VFS[:4]), {A10_4Q: 6})
     assert (plan.steps, codes(plan)) == ((), [ReasonCode.NO_ROOM])
-    one = board(*VFS[:7])
+    one = gpu_state(*VFS[:7])
     one = replace(one, host=replace(one.host, quarantined={VFS[0]: "EIO", VFS[1]: "EIO"}))
     assert codes(plan_vgpus(one, {A10_4Q: 6})) == [ReasonCode.NO_ROOM]
     assert not {VFS[0], VFS[1]} & set(made(plan_vgpus(one, {A10_4Q: 5})).values())
@@ -212,7 +212,7 @@ def test_too_few_vfs_are_reported() -> None:
 
 def test_an_unread_attribute_changes_nothing() -> None:
     odd = Unread(HostPath("/sys/bus/mdev/devices"), errno=5)
-    one = with_vgpus(board(GPU), {A10_8Q: 3})
+    one = with_vgpus(gpu_state(GPU), {A10_8Q: 3})
     unread = replace(one, host=replace(one.host, live=(*one.host.live[:2], replace(one.host.live[2], type=odd))))
     for blind in (unread, replace(one, host=replace(one.host, unread=(odd,)))):
         plan = plan_vgpus(blind, {A10_4Q: 6})
@@ -233,7 +233,7 @@ def test_counts_of_several_names_of_one_type_add_up() -> None:
     """The host treats `DC-1-24QGFX` and `DC-1-24Q` as one type, and its own name and a config's name too."""
     function = PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200)
     desired_vgpus = DesiredVgpus({"A10-4Q": 2, "NVIDIA A10-4Q": 1})
-    plan = plan_gpu(function, board(*VFS), desired_vgpus)
+    plan = plan_gpu(function, gpu_state(*VFS), desired_vgpus)
     assert [step.type for step in plan.steps if isinstance(step, CreateVgpu)] == [A10_4Q] * 3
-    unknown = plan_gpu(function, board(*VFS), DesiredVgpus({"A10-4Q": 1, "A10-5Q": 1}))
+    unknown = plan_gpu(function, gpu_state(*VFS), DesiredVgpus({"A10-4Q": 1, "A10-5Q": 1}))
     assert (unknown.steps, codes(unknown)) == ((), [ReasonCode.NO_SUCH_TYPE])

@@ -98,8 +98,8 @@ def test_a_config_name_spelled_as_on_a_host_or_in_vsphere_gets_a_suggestion(name
 
 def test_the_default_has_exactly_one_entry_for_each_card_and_no_gpu_has_two() -> None:
     for card in catalog.cards():
-        for one in card.ids:
-            gpu = ConfigGpu(ADDRESS, one.device, one.subsystem, 0)
+        for card_id in card.ids:
+            gpu = ConfigGpu(ADDRESS, card_id.device, card_id.subsystem, 0)
             mine = [
                 entry
                 for entry in BUILTIN["default"]
@@ -112,10 +112,10 @@ def test_the_default_has_exactly_one_entry_for_each_card_and_no_gpu_has_two() ->
 
 def test_every_named_config_fills_each_card_that_has_the_type() -> None:
     for card in catalog.cards():
-        for one in card.types():
-            for profile in (one.profile, *one.spelled):
+        for vgpu_type in card.types():
+            for profile in (vgpu_type.profile, *vgpu_type.spelled):
                 for ids in card.ids:
-                    assert desired(profile.text, ids.device, ids.subsystem) == {profile.text: one.most}
+                    assert desired(profile.text, ids.device, ids.subsystem) == {profile.text: vgpu_type.most}
 
 
 @pytest.mark.parametrize("name", ["A10-5Q", "A10", "", "Default", "DC-1-24QNOME", "A10-4Q ", "XX-4Q"])

@@ -37,7 +37,7 @@ def entries(text: str) -> tuple[Entry, ...]:
     return vgpuconfig.parse(f"version: v1\nvgpu-configs: {{mine: [{text}]}}", where="f").configs["mine"]
 
 
-def told(text: str, *devices: PciId | ConfigGpu) -> tuple[Mapping[int, str], list[NoteCode]]:
+def desired_types(text: str, *devices: PciId | ConfigGpu) -> tuple[Mapping[int, str], list[NoteCode]]:
     """Return the desired types of each GPU by its index, and the codes of the notes."""
     desired_by_gpu = configchoice.desired(entries(text), gpus(*devices))
     types = {
@@ -115,7 +115,7 @@ T4_4Q = "{devices: all, vgpu-devices: {T4-4Q: 4}}"
 def test_types_and_notes_that_a_config_yields_for_a_node(
     text: str, devices: list[PciId], types: dict[int, str], notes: list[NoteCode]
 ) -> None:
-    assert told(text, *devices) == (types, notes)
+    assert desired_types(text, *devices) == (types, notes)
 
 
 def test_a_desired_state_has_every_field_of_its_entry() -> None:
@@ -152,7 +152,7 @@ def test_cards_of_one_device_id_are_distinguished_by_subsystem_or_type_names(
     subsystem: PciId | None, types: tuple[str, ...], desired_counts: str | None
 ) -> None:
     gpu = ConfigGpu(address(0), A2_A16, subsystem, 0, frozenset(VgpuType(one) for one in types))
-    found, notes = told(BOTH, gpu)
+    found, notes = desired_types(BOTH, gpu)
     assert found == ({0: desired_counts} if desired_counts else {})
     assert notes == ([] if desired_counts else [NoteCode.CARD_UNDECIDED])
 
