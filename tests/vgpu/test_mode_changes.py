@@ -209,7 +209,7 @@ def test_a_vm_keeps_mig_mode_until_it_ends(a30: VgpuHost) -> None:
     assert a30.apply_types(CUT, {"A30-12C": 2}) == ()
 
 
-def test_more_instances_than_fit_are_refused_before_anything_goes(a30: VgpuHost) -> None:
+def test_more_instances_than_fit_are_refused_before_any_step(a30: VgpuHost) -> None:
     before = a30.types(CUT)
     for desired_counts in ({"A30-2-12C": 2, "A30-1-6C": 1}, {"A30-1-6C": 5}):
         assert codes(a30.apply_types(CUT, desired_counts)) == [ReasonCode.NO_ROOM]
