@@ -295,6 +295,8 @@ UNREPORTED = {f"{DEPLOY}vgpu-manager": "true", NODE_LABEL: "true", LABEL: "vm-pa
 @given(NODES, GPU_NODES, AROUNDS, st.booleans())
 @example(UNREPORTED, None, Around(runs_agent=False), False)
 @example({**UNREPORTED, LABEL: "container"}, None, Around(runs_agent=False), False)
+@example({**UNREPORTED, NODE_LABEL: "false"}, None, Around(), False)
+@example({key: value for key, value in UNREPORTED.items() if key != NODE_LABEL}, None, Around(), False)
 def test_beside_nvidias_operator_labels_converge_in_a_single_pass(
     labels: dict[str, str],
     gpu_node: GpuNode | None,

@@ -103,12 +103,14 @@ def leaving(
     """Return a placement with the GPUs that still serve the node's previous workload.
 
     An agent may still create vGPUs if it has not read the latest spec (`spec_is_due`, or a spec newer than its status).
-    If the agent has not reported, GPUs may need the vGPU driver that runs on the node.
+    If the agent has not reported, GPUs may need the vGPU driver that runs on the node. An agent runs on a node for
+    passthrough, or will, and on others with its label.
     """
     if placement.workload is None:
         return placement
     if gpu_node is None or gpu_node.status is None or not _has_observed(gpu_node.status):
-        unknown = placement.workload is not Workload.VGPU and _runs_vgpu_driver(labels)
+        is_agents = placement.workload is Workload.PASSTHROUGH or labels.get(NODE_LABEL) == "true"
+        unknown = placement.workload is not Workload.VGPU and is_agents and _runs_vgpu_driver(labels)
         return replace(placement, leaving=(NOT_REPORTED,), leaves_vgpus=True) if unknown else placement
     unseen = spec_is_due or gpu_node.status.observed_generation < gpu_node.metadata.generation
     gpus = tuple(gpu for gpu in gpu_node.status.gpus if _is_leaving(gpu, placement.workload, unseen=unseen))
@@ -134,9 +136,8 @@ def _is_leaving(gpu: Gpu, workload: Workload, *, unseen: bool) -> bool:
 
 
 def _runs_vgpu_driver(labels: Mapping[str, str]) -> bool:
-    """Return whether a node has the labels of both the vGPU driver and the agent."""
-    deployed = labels.get(deploy_label(VGPU_DRIVER)) == "true" or labels.get(VGPU_DRIVER_LABEL) == "true"
-    return deployed and labels.get(NODE_LABEL) == "true"
+    """Return whether a node has a label by which the vGPU driver runs there."""
+    return labels.get(deploy_label(VGPU_DRIVER)) == "true" or labels.get(VGPU_DRIVER_LABEL) == "true"
 
 
 def _present(labels: Mapping[str, str], gpus: Iterable[Gpu]) -> bool:
