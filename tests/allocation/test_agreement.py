@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
@@ -33,8 +33,15 @@ ELSEWHERE: Mapping[ReasonCode, AbstractSet[ReasonCode | None]] = {
 """The health codes of a device that Allocate refused as changed; None: the device is another device, or absent."""
 
 
-def attribute(address: str, name: str, number: int) -> Fault:
-    return lambda kernel: kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{address}/{name}"), number)
+def attribute(address: PciAddress, name: str, number: int) -> Fault:
+    """Return a fault of an attribute, by each of its paths: in the folder of the function, and below its group."""
+
+    def fail(kernel: SimKernel) -> None:
+        group = kernel.pci.functions[address].group
+        for folder in ("/sys/bus/pci/devices", f"/sys/kernel/iommu_groups/{group}/devices"):
+            kernel.faults.fail(HostPath(f"{folder}/{address}/{name}"), number)
+
+    return fail
 
 
 def answer_with(address: str, name: str, content: bytes) -> Fault:
@@ -141,6 +148,7 @@ def compare(rig: Conclusions, resource: ResourceName, device: DeviceId, refused:
 
 
 @given(FAULTS, st.integers(0, 6))
+@example(attribute(LEFT, "driver", errno.EIO), 4)
 def test_allocate_refuses_a_device_if_and_only_if_it_is_unhealthy(fault: Fault, pick: int) -> None:
     check(build_host(HOST), fault, pick)
 

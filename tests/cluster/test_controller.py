@@ -25,7 +25,9 @@ def test_a_node_changes_to_its_labelled_workload_and_waits_for_vms(node: LabNode
         cluster.until_deployed(CONTAINER)
         cluster.label(f"{WORKLOAD}=vm-passthrough")
         cluster.until_deployed(PASSTHROUGH)
-        cluster.until_said(f"False ImageUnknown node {NODE}: ImageUnknown: the controller does not know")
+        cluster.until_said(
+            f"False ImageUnknown node {NODE}: ImageUnknown: the controller was started without the image"
+        )
         assert "ImageUnknown" in cluster.status()
         with node.agent("", asks):
             node.until_allocatable(WHOLE, 4)

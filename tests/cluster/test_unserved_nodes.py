@@ -56,7 +56,9 @@ def test_a_controller_without_an_image_is_reported_by_all_outlets(node: LabNode)
         with cluster.controller():
             cluster.apply_policy({})
             cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
-            cluster.until_said(f"False ImageUnknown node {NODE}: ImageUnknown: the controller does not know")
+            cluster.until_said(
+                f"False ImageUnknown node {NODE}: ImageUnknown: the controller was started without the image"
+            )
             assert "--image or GPUVIRT_IMAGE" in cluster.said()
             until_shown(cluster, *agents_parts("ImageUnknown"))
             said = log.read_bytes()[written:].decode()

@@ -40,7 +40,7 @@ def test_gpuvirts_kinds_carry_the_part_of_label() -> None:
 
 
 def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no definitions; expected files \*.yaml"):
+    with pytest.raises(ConfigError, match=r"has no CRDs; expected files \*.yaml"):
         read_kinds(tmp_path)
     with pytest.raises(ConfigError, match=r"\$.kind: expected a ClusterPolicy of nvidia.com/v1, found Custom"):
         read_policy(DEPLOY / "gpunodes.yaml")

@@ -51,7 +51,7 @@ async def test_the_agent_does_not_replace_kubevirts_list_of_the_same_name(short_
             node.kernel.delete_node(IommuGroup(12))
             await until(lambda: any(not one.healthy for shown in node.view.resources for one in shown.devices))
             await node.kubelet.run_pod("vm-b", Container("compute", {A10: 1}))
-            assert kubevirts.given == [["12"]]
+            assert kubevirts.allocated == [["12"]]
             assert node.kubelet.manager.resources[A10].healthy == {"12", "22"}, (
                 "the agent sends no list beside KubeVirt's list"
             )
