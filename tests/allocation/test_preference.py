@@ -49,7 +49,7 @@ def test_more_required_devices_than_the_allocation_size_are_refused() -> None:
 
 
 def test_a_negative_allocation_size_is_refused() -> None:
-    with pytest.raises(PlacementError, match=r"an allocation of -3 devices is asked for; expected 0 or more"):
+    with pytest.raises(PlacementError, match=r"an allocation of -3 devices is requested; expected 0 or more"):
         prefer(ALL, [], -3, FOUR)
 
 

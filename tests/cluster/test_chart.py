@@ -83,8 +83,8 @@ def test_objects_of_nvidias_operator_are_left_unchanged(user: Install) -> None:
     refused = user.install("sandboxWorkloads.enabled=true")
     assert refused.returncode != 0
     # Helm usually prints the Job's log. Not here: the name of the lab's node cannot be resolved.
-    assert "ClusterPolicy cluster-policy: $.metadata.labels: is another installation's" in user.pods()
-    assert "to have it written from the chart's values: kubectl label" in user.pods()
+    assert "ClusterPolicy cluster-policy: $.metadata.labels: belongs to another installation" in user.pods()
+    assert "to let this one write it from the chart's values: kubectl label" in user.pods()
     user.must("uninstall", *user.releases(), "-n", NAMESPACE, "--wait", "--no-hooks")
     spec = user.kubectl("get", "clusterpolicy", "cluster-policy", "-o", "jsonpath={.spec.vgpuManager.version}")
     assert spec == "510.73.06"

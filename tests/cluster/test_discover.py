@@ -94,7 +94,7 @@ async def test_the_one_shot_command_writes_labels_once(api: ApiLab) -> None:
     assert node_labels(api) == ("true", "", "")
     await label_once(client, NODE, {PRESENT_LABEL: None}, RealClock())
     assert node_labels(api) == NONE
-    with pytest.raises(NotFoundError, match="there is no node other"):
+    with pytest.raises(NotFoundError, match="the API server has no node other"):
         await label_once(client, NodeName("other"), {PRESENT_LABEL: "true"}, RealClock())
 
 

@@ -182,4 +182,4 @@ current-context: x
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == 0
     assert any(f"{PRESENT_LABEL}=true" in one for one in lines)
-    assert any("it is tried again" in one for one in lines)
+    assert any("gpuvirt repeats it" in one for one in lines)

@@ -354,5 +354,5 @@ def test_options_of_the_scheduler_are_parsed_from_the_help() -> None:
     assert vgpuscheduler.parse_help("[-p | --policy]: x\n[-t | --time-slice]: how long\n") == (
         vgpuscheduler.Options("--policy")
     ), "an option without its unit is not used"
-    with pytest.raises(ToolError, match="names no option for a policy"):
+    with pytest.raises(ToolError, match="lists no option for a policy"):
         vgpuscheduler.parse_help("Usage: nvidia-smi vgpu\n  [-x | --extra]: x\n")

@@ -78,7 +78,7 @@ def test_another_failure_of_sriov_manage_is_final() -> None:
 
 
 def test_a_missing_program_is_reported_with_the_searched_roots() -> None:
-    with pytest.raises(ToolMissingError, match="no nvidia-smi in /run/nvidia/driver nor in /host"):
+    with pytest.raises(ToolMissingError, match="no nvidia-smi in /run/nvidia/driver or in /host"):
         Script(FINE).tools().nvidia_smi("-q")
 
 

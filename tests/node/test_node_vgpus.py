@@ -126,8 +126,8 @@ async def test_an_impossible_config_is_reported_and_changes_nothing(simulated: S
         await want(node, "T4-8Q")
         kernel.writes.clear()
         for name, text in (
-            ("T4-5Q", "is the name of no vGPU config"),
-            ("A10-4Q", "is for no GPU of this node"),
+            ("T4-5Q", "but no vGPU config has this name"),
+            ("A10-4Q", "selects no GPU of this node"),
         ):
             await want(node, name)
             published = node.agent.vgpu_states.get()

@@ -58,7 +58,7 @@ def test_the_check_of_a_mounted_host_prints_its_reason(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "4xT4"):
         carries = shell(UNUSED, tmp_path)
         assert carries.returncode == 1
-        assert "a driver for containers would take GPUs from VMs: CarriesVgpus: 0000:3b:00.0" in carries.stderr
+        assert "the driver for containers would take GPUs from VMs: CarriesVgpus: 0000:3b:00.0" in carries.stderr
     without_gpus = shell(UNUSED, tmp_path)
     assert without_gpus.returncode == 1
-    assert "no GPU is seen on this host" in without_gpus.stderr
+    assert "no GPU is found on this host" in without_gpus.stderr
