@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.kubelet.podresources import Consumers, Devices, PodResourcesUnknownError
+from gpuvirt.kubelet.podresources import Devices, PodResourcesUnknownError
 from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.allocation.recorded import Consumers
 from gpuvirt.paths import KubeletPaths
 from tests.explore.agenda import Option
 

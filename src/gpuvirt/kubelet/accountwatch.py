@@ -11,9 +11,10 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import gone, without_gone
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
-from gpuvirt.kubelet.podresources import Consumers, PodResources, PodResourcesUnknownError
+from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations, allocations_unknown
 from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.allocation.recorded import Consumers
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths

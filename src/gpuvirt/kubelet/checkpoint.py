@@ -13,8 +13,8 @@ import msgspec
 
 from gpuvirt.documents import from_json
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
-from gpuvirt.kubelet.podresources import Consumers
 from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.allocation.recorded import Consumers
 from gpuvirt.paths import KubeletPaths
 
 UID = re.compile(r"[0-9A-Za-z-]+")

@@ -12,7 +12,8 @@ from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import without_gone
-from gpuvirt.kubelet.podresources import Consumers, PodResourcesUnknownError, ask_consumers
+from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_consumers
+from gpuvirt.model.allocation.recorded import Consumers
 from gpuvirt.paths import KubeletPaths
 
 

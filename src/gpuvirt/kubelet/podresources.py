@@ -3,7 +3,7 @@
 The API does not list init containers, nor the devices that only an init container has.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -13,6 +13,7 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.proto import podresources_pb2 as pb
 from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.allocation.recorded import Consumers
 
 SERVICE = "v1.PodResourcesLister"
 LIST, ALLOCATABLE = "List", "GetAllocatableResources"
@@ -27,7 +28,6 @@ class PodResourcesUnknownError(GpuvirtError):
 
 
 Devices = frozenset[tuple[ResourceName, DeviceId]]
-Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
 
 
 def ask_allocatable(socket: Path) -> Devices:
