@@ -1,0 +1,155 @@
+"""What GPUs of each node have left: kept by events, so that a question costs what its own nodes cost.
+
+A pod whose GPUs are not known, since no extender has placed it and the agent has not chosen yet, may be on any GPU of
+its node: its units count on each of them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.shares.demand import WHOLE, Demand, Units
+from gpuvirt.model.shares.placement import GpuId, Placement, Policy, Shares, place
+
+PodUid = NewType("PodUid", str)
+_NONE = Units(0)
+
+
+class Fit(StrEnum):
+    """Whether a pod fits on a node."""
+
+    FITS = "fits"
+    FULL = "full"
+    """Not beside the pods that are there: it could, if some of them were evicted."""
+    NEVER = "never"
+    """Not even on an empty node."""
+
+
+@dataclass(slots=True)
+class NodeBooks:
+    """The shares of one node's GPUs; of the pods there, those that take units."""
+
+    capacity: Shares = field(default_factory=dict)
+    """The units of each GPU; a vGPU of a worker VM has as many as it is of its card."""
+    _pods: dict[PodUid, Shares] = field(default_factory=dict)
+    _floating: dict[PodUid, Units] = field(default_factory=dict)
+    """Pods whose GPUs are not known, with the units that they take."""
+    _free: dict[GpuId, Units] = field(default_factory=dict)
+    _largest: Units = _NONE
+
+    @property
+    def free(self) -> Shares:
+        """The units that each GPU has left; none of one whose pods take more than it has."""
+        return self._free
+
+    @property
+    def largest(self) -> Units:
+        """The largest piece that is free."""
+        return self._largest
+
+    @property
+    def pods(self) -> Mapping[PodUid, Shares]:
+        """The pods whose GPUs are known, with the units that each takes of them."""
+        return self._pods
+
+    def set_capacity(self, capacity: Shares) -> None:
+        """Take the GPUs that a node has now."""
+        self.capacity = dict(capacity)
+        self._settle()
+
+    def put(self, pod: PodUid, used: Shares | None, total: Units) -> None:
+        """Take what a pod has: of which GPUs, or, with None, `total` units of GPUs that are not known."""
+        self._forget(pod)
+        if used is None:
+            self._floating[pod] = total
+        else:
+            self._pods[pod] = used
+        self._settle()
+
+    def drop(self, pod: PodUid) -> None:
+        """Take that a pod's containers have ended; a pod that is not there is fine."""
+        if self._forget(pod):
+            self._settle()
+
+    def without(self, pods: Iterable[PodUid]) -> "NodeBooks":
+        """Return the books as they would be if pods were evicted."""
+        gone = set(pods)
+        books = NodeBooks(
+            self.capacity,
+            {pod: used for pod, used in self._pods.items() if pod not in gone},
+            {pod: units for pod, units in self._floating.items() if pod not in gone},
+        )
+        books._settle()
+        return books
+
+    def has(self, pod: PodUid) -> bool:
+        """Return whether a pod takes units here."""
+        return pod in self._pods or pod in self._floating
+
+    def _forget(self, pod: PodUid) -> bool:
+        return self._pods.pop(pod, None) is not None or self._floating.pop(pod, None) is not None
+
+    def _settle(self) -> None:
+        floating = sum(self._floating.values())
+        taken: dict[GpuId, int] = dict.fromkeys(self.capacity, floating)
+        for used in self._pods.values():
+            for gpu, units in used.items():
+                if gpu in taken:
+                    taken[gpu] += units
+        self._free = {gpu: Units(max(units - taken[gpu], 0)) for gpu, units in self.capacity.items()}
+        self._largest = max(self._free.values(), default=_NONE)
+
+
+class Books:
+    """The shares of a cluster's nodes."""
+
+    def __init__(self, whole: Units = WHOLE) -> None:
+        self._whole = whole
+        self._nodes: dict[NodeName, NodeBooks] = {}
+
+    def node(self, name: NodeName) -> NodeBooks | None:
+        """Return a node's books, None for a node without units."""
+        return self._nodes.get(name)
+
+    def set_node(self, name: NodeName, capacity: Shares) -> None:
+        """Take a node's GPUs; its pods stay in the books, whatever its GPUs are."""
+        self._nodes.setdefault(name, NodeBooks()).set_capacity(capacity)
+
+    def drop_node(self, name: NodeName) -> None:
+        """Take that a node is gone, and its pods with it."""
+        self._nodes.pop(name, None)
+
+    def put(self, name: NodeName, pod: PodUid, used: Shares | None, total: Units) -> None:
+        """Take what a pod of a node has, as `NodeBooks.put`; a node that is not known yet gets books."""
+        self._nodes.setdefault(name, NodeBooks()).put(pod, used, total)
+
+    def drop(self, name: NodeName, pod: PodUid) -> None:
+        """Take that a pod of a node has ended."""
+        if (books := self._nodes.get(name)) is not None:
+            books.drop(pod)
+
+    def fits(self, demand: Demand, names: Iterable[NodeName]) -> Iterator[tuple[NodeName, Fit]]:
+        """Yield for each node whether a pod fits there now; nothing is reserved."""
+        single = demand.containers[0].units if len(demand.containers) == 1 else None
+        for name in names:
+            books = self._nodes.get(name)
+            if books is None:
+                yield name, Fit.NEVER
+            elif single is not None and single < self._whole:
+                # The common case, for which thousands of nodes are asked about: one share of one GPU.
+                yield name, Fit.FITS if single <= books.largest else self._why(demand, books)
+            elif place(demand, books.free, whole=self._whole) is not None:
+                yield name, Fit.FITS
+            else:
+                yield name, self._why(demand, books)
+
+    def place(self, demand: Demand, name: NodeName, policy: Policy) -> Placement | None:
+        """Return where a pod's containers go on a node, None where they do not fit."""
+        books = self._nodes.get(name)
+        return place(demand, books.free, policy, self._whole) if books is not None else None
+
+    def _why(self, demand: Demand, books: NodeBooks) -> Fit:
+        empty = place(demand, books.capacity, whole=self._whole)
+        return Fit.FULL if empty is not None else Fit.NEVER

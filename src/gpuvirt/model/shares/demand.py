@@ -1,0 +1,95 @@
+"""How many units of a GPU each container of a pod requests, and how many run at a time.
+
+A whole GPU has 1000 units. Containers run in phases: init containers one after the other, each beside the sidecars that
+started before it (init containers with `restartPolicy: Always`), then all app containers beside all sidecars. A pod
+needs the most that any phase takes, as the kube-scheduler and the kubelet count it (KEP-753).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from gpuvirt.errors import GpuvirtError
+
+Units = NewType("Units", int)
+"""Thousandths of a GPU, unless a setting divides GPUs into another number."""
+ContainerName = NewType("ContainerName", str)
+
+WHOLE = Units(1000)
+
+
+class UnplaceableError(GpuvirtError):
+    """A container requests what no GPU can have: more than one GPU, and no number of whole GPUs."""
+
+
+class ContainerKind(StrEnum):
+    """When a container runs."""
+
+    INIT = "init"
+    """Before the app containers, and alone but for sidecars that started earlier."""
+    SIDECAR = "sidecar"
+    """From its turn among the init containers on, beside all that follow."""
+    APP = "app"
+    """After all init containers have ended or are sidecars that run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDemand:
+    """The units that one container requests."""
+
+    name: ContainerName
+    kind: ContainerKind
+    units: Units
+
+    def gpus(self, whole: Units) -> int:
+        """Return how many whole GPUs it takes; 0 for a share of one GPU."""
+        return self.units // whole if self.units >= whole else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The units that a pod's containers request; containers without units are left out."""
+
+    containers: tuple[ContainerDemand, ...]
+    """Init containers and sidecars in their order, then app containers."""
+
+    @property
+    def total(self) -> Units:
+        """The most units that run at a time: what the pod counts for at the kube-scheduler."""
+        return Units(max((sum(one.units for one in phase) for phase in self.phases()), default=0))
+
+    @property
+    def largest(self) -> Units:
+        """The units of the container that requests most."""
+        return Units(max((one.units for one in self.containers), default=0))
+
+    def phases(self) -> Sequence[tuple[ContainerDemand, ...]]:
+        """Return the sets of containers that run at the same time, in order."""
+        phases: list[tuple[ContainerDemand, ...]] = []
+        sidecars: list[ContainerDemand] = []
+        for container in self.containers:
+            if container.kind is ContainerKind.APP:
+                continue
+            phases.append((*sidecars, container))
+            if container.kind is ContainerKind.SIDECAR:
+                sidecars.append(container)
+        apps = tuple(one for one in self.containers if one.kind is ContainerKind.APP)
+        return (*phases, (*sidecars, *apps))
+
+
+def demand_of(containers: Sequence[ContainerDemand], whole: Units = WHOLE) -> Demand:
+    """Return the demand of a pod; raises UnplaceableError for a container that no GPU can serve."""
+    for container in containers:
+        if container.units > whole and container.units % whole:
+            raise UnplaceableError(
+                f"container {container.name} requests {container.units} units, and a GPU has {whole}; expected at most"
+                f" {whole}, or a multiple of it for whole GPUs"
+            )
+    return Demand(tuple(one for one in containers if one.units > 0))
+
+
+def most_at_a_time(demand: Demand, units: Mapping[ContainerName, Units]) -> Units:
+    """Return the most of `units` that run at a time, where `units` are those of some of the containers."""
+    phases = (sum(units.get(one.name, 0) for one in phase) for phase in demand.phases())
+    return Units(max(phases, default=0))

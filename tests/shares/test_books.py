@@ -1,0 +1,155 @@
+"""The books of shares: what is free is what pods leave, after any events in any order."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from typing_extensions import override
+
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.shares.books import Books, Fit, NodeBooks, PodUid
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.placement import GpuId, Policy, Shares
+
+NODE, OTHER = NodeName("node01"), NodeName("node02")
+A, B = GpuId("GPU-a"), GpuId("GPU-b")
+
+
+def pod(*units: int) -> Demand:
+    containers = (
+        ContainerDemand(ContainerName(f"c{number}"), ContainerKind.APP, Units(one)) for number, one in enumerate(units)
+    )
+    return Demand(tuple(containers))
+
+
+def shares(**units: int) -> Shares:
+    return {GpuId(f"GPU-{name}"): Units(number) for name, number in units.items()}
+
+
+def fit(books: Books, demand: Demand, name: NodeName = NODE) -> Fit:
+    ((_, found),) = books.fits(demand, [name])
+    return found
+
+
+@pytest.fixture
+def books() -> Books:
+    """One node with two GPUs, one of them half allocated."""
+    books = Books()
+    books.set_node(NODE, shares(a=1000, b=1000))
+    books.put(NODE, PodUid("one"), shares(a=500), Units(500))
+    return books
+
+
+def test_a_node_without_units_is_never_one() -> None:
+    assert fit(Books(), pod(1)) is Fit.NEVER
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [((1000,), Fit.FITS), ((2000,), Fit.FULL), ((3000,), Fit.NEVER), ((600, 600), Fit.FULL), ((700, 400), Fit.FITS)],
+)
+def test_a_pod_fits_now_later_or_never(books: Books, units: tuple[int, ...], expected: Fit) -> None:
+    assert fit(books, pod(*units)) is expected
+
+
+def test_a_share_that_no_piece_holds_waits_for_an_eviction(books: Books) -> None:
+    books.put(NODE, PodUid("two"), shares(b=500), Units(500))
+    assert fit(books, pod(600)) is Fit.FULL
+    node = books.node(NODE)
+    assert node is not None
+    assert node.largest == 500
+    assert node.without([PodUid("two")]).free == shares(a=500, b=1000)
+    assert node.free == shares(a=500, b=500), "nothing was evicted"
+
+
+def test_a_pod_of_unknown_gpus_counts_on_each(books: Books) -> None:
+    books.put(NODE, PodUid("two"), None, Units(300))
+    assert fit(books, pod(800)) is Fit.FULL
+    books.put(NODE, PodUid("two"), shares(a=300), Units(300))
+    assert fit(books, pod(800)) is Fit.FITS
+
+
+def test_a_gpu_whose_pods_take_more_than_it_has_is_full(books: Books) -> None:
+    """A GPU may shrink, and an annotation may be edited."""
+    books.set_node(NODE, shares(a=400))
+    node = books.node(NODE)
+    assert node is not None
+    assert node.free == shares(a=0)
+    books.drop(NODE, PodUid("one"))
+    assert node.free == shares(a=400)
+
+
+def test_pods_are_counted_that_are_known_before_their_node() -> None:
+    books = Books()
+    books.put(NODE, PodUid("one"), shares(a=500), Units(500))
+    books.set_node(NODE, shares(a=1000))
+    assert fit(books, pod(600)) is Fit.FULL
+
+
+def test_the_policy_places(books: Books) -> None:
+    packed, spread = (books.place(pod(300), NODE, policy) for policy in (Policy.BINPACK, Policy.SPREAD))
+    assert packed is not None
+    assert spread is not None
+    assert (packed.used, spread.used) == (shares(a=300), shares(b=300))
+    assert books.place(pod(300), OTHER, Policy.BINPACK) is None
+
+
+PODS = st.sampled_from([PodUid(f"pod-{number}") for number in range(4)])
+NODES = st.sampled_from([NODE, OTHER])
+SHARES = st.dictionaries(st.sampled_from([A, B]), st.integers(1, 1200).map(Units), max_size=2)
+
+
+class Events(RuleBasedStateMachine):
+    """Nodes and pods come, change and go; the books are compared with a count from the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.books = Books()
+        self.capacity: dict[NodeName, Shares] = {}
+        self.pods: dict[NodeName, dict[PodUid, tuple[Shares | None, Units]]] = {NODE: {}, OTHER: {}}
+
+    @override
+    def teardown(self) -> None:
+        del self.books
+
+    @rule(name=NODES, capacity=SHARES)
+    def node_changes(self, name: NodeName, capacity: Shares) -> None:
+        self.capacity[name] = capacity
+        self.books.set_node(name, capacity)
+
+    @rule(name=NODES)
+    def node_goes(self, name: NodeName) -> None:
+        self.capacity.pop(name, None)
+        self.pods[name] = {}
+        self.books.drop_node(name)
+
+    @rule(name=NODES, pod=PODS, used=st.none() | SHARES, total=st.integers(1, 500).map(Units))
+    def pod_changes(self, name: NodeName, pod: PodUid, used: Shares | None, total: Units) -> None:
+        self.pods[name][pod] = (used, total)
+        self.books.put(name, pod, used, total)
+
+    @rule(name=NODES, pod=PODS)
+    def pod_ends(self, name: NodeName, pod: PodUid) -> None:
+        self.pods[name].pop(pod, None)
+        self.books.drop(name, pod)
+
+    def counted(self, name: NodeName) -> Mapping[GpuId, int]:
+        floating = sum(total for used, total in self.pods[name].values() if used is None)
+        known = [used for used, _ in self.pods[name].values() if used is not None]
+        return {
+            gpu: max(units - floating - sum(used.get(gpu, 0) for used in known), 0)
+            for gpu, units in self.capacity.get(name, {}).items()
+        }
+
+    @invariant()
+    def free_is_what_pods_leave(self) -> None:
+        for name in (NODE, OTHER):
+            books = self.books.node(name) or NodeBooks()
+            assert books.free == self.counted(name)
+            assert books.largest == max(books.free.values(), default=0)
+
+
+TestEvents = Events.TestCase
+TestEvents.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
