@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from typing_extensions import override
 
-from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.shares.books import Books, Fit, NodeBooks, PodUid
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.shares.books import Books, Fit, NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
 

@@ -6,7 +6,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.model.shares.books import NodeBooks, PodUid
+from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.eviction import Candidate, victims
 from gpuvirt.model.shares.placement import GpuId, Shares, place

@@ -7,13 +7,11 @@ its node: its units count on each of them.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
 
-from gpuvirt.facts.ids import NodeName
+from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.placement import GpuId, Placement, Policy, Shares, place
 
-PodUid = NewType("PodUid", str)
 _NONE = Units(0)
 
 

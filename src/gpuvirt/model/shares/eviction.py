@@ -7,7 +7,8 @@ not always free one GPU.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuvirt.model.shares.books import NodeBooks, PodUid
+from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.placement import GpuId, Shares, place
 

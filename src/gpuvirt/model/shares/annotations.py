@@ -1,0 +1,109 @@
+"""The annotations that carry shares: the GPUs that a node shares, and the GPUs that a pod's containers have.
+
+The agent writes the node's. The extender writes the pod's with its binding; the agent writes the annotation of a pod
+that no extender has placed, and rewrites it where it chose another GPU. Anybody who may edit a pod can edit its
+annotation, so it is checked against the pod's own requests before it counts.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+from gpuvirt.documents import from_json
+from gpuvirt.errors import DamagedError
+from gpuvirt.model.shares.demand import WHOLE, ContainerName, Demand, Units, most_at_a_time
+from gpuvirt.model.shares.placement import GpuId, Placement, Shares
+
+T = TypeVar("T")
+
+SHARED_GPUS_ANNOTATION = "gpuvirt.io/shared-gpus"
+"""Of a node: the units of each shared GPU, `{"GPU-8a5c...": 1000}`."""
+SHARES_ANNOTATION = "gpuvirt.io/shares"
+"""Of a pod: the GPUs of its containers, `{"containers": {"main": {"GPU-8a5c...": 300}}, "enforcement": "none"}`."""
+POLICY_ANNOTATION = "gpuvirt.io/shares-policy"
+"""Of a pod: `binpack` or `spread`, in place of the cluster's policy."""
+
+
+class Enforcement(StrEnum):
+    """What keeps a container from using more of a GPU than its share."""
+
+    NONE = "none"
+    """Nothing: shares are accounting. A container can use the GPU's whole memory and compute time."""
+
+
+class InvalidAnnotationError(DamagedError):
+    """An annotation that does not describe shares, or not those that the pod requests."""
+
+
+class PodShares(msgspec.Struct, frozen=True):
+    """The content of a pod's annotation."""
+
+    containers: dict[str, dict[str, int]]
+    """The units of each container on each GPU."""
+    enforcement: Enforcement = Enforcement.NONE
+
+
+def shared_gpus(text: str) -> Shares:
+    """Return the units of a node's GPUs; raise InvalidAnnotationError."""
+    units = _decode(SHARED_GPUS_ANNOTATION, text, dict[str, int])
+    for gpu, number in units.items():
+        if number < 0:
+            raise InvalidAnnotationError(f"{SHARED_GPUS_ANNOTATION}: {gpu} has {number} units; expected 0 or more")
+    return {GpuId(gpu): Units(number) for gpu, number in units.items()}
+
+
+def shared_gpus_text(capacity: Shares) -> str:
+    """Return the annotation of a node; equal GPUs give equal texts."""
+    return msgspec.json.encode(dict(sorted(capacity.items()))).decode()
+
+
+def pod_shares(text: str, demand: Demand, whole: Units = WHOLE) -> Placement:
+    """Return the placement that a pod's annotation describes.
+
+    Raises InvalidAnnotationError where it is malformed, or where a container has other units than it requests, more
+    than one GPU for a share, or part of a GPU for a request of whole ones.
+    """
+    content = _decode(SHARES_ANNOTATION, text, PodShares)
+    containers = {
+        ContainerName(name): {GpuId(gpu): Units(units) for gpu, units in shares.items()}
+        for name, shares in content.containers.items()
+    }
+    if unknown := sorted(containers.keys() - {container.name for container in demand.containers}):
+        raise InvalidAnnotationError(f"{SHARES_ANNOTATION}: container {unknown[0]} requests no units")
+    for container in demand.containers:
+        number = container.gpus(whole)
+        expected = [whole] * number if number else [container.units]
+        found = list(containers.get(container.name, {}).values())
+        if found != expected:
+            raise InvalidAnnotationError(
+                f"{SHARES_ANNOTATION}: container {container.name} has {found} units on {len(found)} GPUs; expected"
+                f" {expected} by its request"
+            )
+    return placement(demand, containers)
+
+
+def pod_shares_text(chosen: Placement, enforcement: Enforcement = Enforcement.NONE) -> str:
+    """Return the annotation of a pod whose containers have the GPUs of `chosen`."""
+    containers = {
+        str(name): {str(gpu): int(units) for gpu, units in shares.items()} for name, shares in chosen.containers.items()
+    }
+    return msgspec.json.encode(PodShares(containers, enforcement), order="deterministic").decode()
+
+
+def placement(demand: Demand, containers: Mapping[ContainerName, Shares]) -> Placement:
+    """Return the placement of a pod whose containers have these GPUs; it may have some of its containers only."""
+    gpus = {gpu for shares in containers.values() for gpu in shares}
+    used = {
+        gpu: most_at_a_time(demand, {name: shares[gpu] for name, shares in containers.items() if gpu in shares})
+        for gpu in sorted(gpus)
+    }
+    return Placement(containers, used)
+
+
+def _decode(annotation: str, text: str, shape: type[T]) -> T:
+    try:
+        return from_json(text.encode(), shape)
+    except DamagedError as error:
+        raise InvalidAnnotationError(f"{annotation}: {error}") from error
