@@ -31,8 +31,8 @@ def units(a: int = 0, b: int = 0) -> Shares:
     return {gpu: Units(number) for gpu, number in ((A, a), (B, b)) if number}
 
 
-def evicted(books: NodeBooks, wanted: int, *candidates: Candidate) -> list[str] | None:
-    found = victims(books, demand(wanted), candidates)
+def evicted(books: NodeBooks, desired: int, *candidates: Candidate) -> list[str] | None:
+    found = victims(books, demand(desired), candidates)
     return None if found is None else [one.pod for one in found]
 
 
@@ -87,7 +87,7 @@ PODS = st.lists(
 
 
 @given(PODS, st.integers(1, 10).map(lambda number: number * 100))
-def test_victims_are_enough_and_none_is_in_vain(pods: Sequence[tuple[GpuId, int, int, bool]], wanted: int) -> None:
+def test_victims_are_enough_and_none_is_in_vain(pods: Sequence[tuple[GpuId, int, int, bool]], desired: int) -> None:
     books = node(FULL)
     candidates: list[Candidate] = []
     for number, (gpu, taken, priority, is_protected) in enumerate(pods):
@@ -95,16 +95,16 @@ def test_victims_are_enough_and_none_is_in_vain(pods: Sequence[tuple[GpuId, int,
             candidate = pod(f"p{number}", priority, is_protected=is_protected)
             books.put(candidate.pod, {gpu: Units(taken)}, Units(taken))
             candidates.append(candidate)
-    found = victims(books, demand(wanted), candidates)
+    found = victims(books, demand(desired), candidates)
     assert found is not None, "an empty node has room for it"
     gone = [one.pod for one in found]
-    assert place(demand(wanted), books.without(gone).free) is not None
+    assert place(demand(desired), books.without(gone).free) is not None
     for kept in gone:
-        assert place(demand(wanted), books.without([one for one in gone if one != kept]).free) is None
+        assert place(demand(desired), books.without([one for one in gone if one != kept]).free) is None
     if not any(one.is_protected or one.priority for one in candidates):
         enough = (
             some
             for some in combinations(candidates, max(len(found) - 1, 0))
-            if place(demand(wanted), books.without([one.pod for one in some]).free) is not None
+            if place(demand(desired), books.without([one.pod for one in some]).free) is not None
         )
         assert not found or next(enough, None) is None, "fewer would do"
