@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.export import export
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 
 A10_DEVICES = 256

@@ -20,7 +20,7 @@ from tests.changes import NOBODY, change_vgpus
 
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.desired import DesiredVgpus

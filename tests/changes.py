@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.tools import Tools
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
@@ -18,12 +18,12 @@ from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.change.changes import Change, by_hand
 from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.change.observation import Observation, observe
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.steps.changes import Change, by_hand
+from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
-from gpuvirt.node.change.vgpusteps import Run
 
 Tell = Callable[[Step | RollBack], None]
 NO_PODS: Allocations = {}

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
-from gpuvirt.hardware.tools import Program, Tools
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
+from gpuvirt.hardware.access.tools import Program, Tools
 from gpuvirt.paths import HostPath
 
 

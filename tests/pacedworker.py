@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
-from gpuvirt.hardware.tools import Program, Tools
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
+from gpuvirt.hardware.access.tools import Program, Tools
 from gpuvirt.paths import HostPath
 
 T = TypeVar("T")

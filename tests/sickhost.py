@@ -14,9 +14,9 @@ from gpuvirt.model.reasons.codes import Code
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
+from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.hostspec import HostSpec, load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.platform import PlatformSpec
 from tests.simnode import IDS
 
 NOWHERE = Path("/nonexistent")

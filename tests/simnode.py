@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
-from gpuvirt.hardware.tools import Tools
+from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
@@ -25,7 +25,7 @@ from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import site_in
 from tests.pacedworker import PacedKernel, PacedTools, PacedWorker
 

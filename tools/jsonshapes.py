@@ -10,7 +10,9 @@ from typing import Annotated, NewType, Union, get_args, get_origin, get_type_hin
 
 import msgspec
 
-from gpuvirt.cli import schedulers, sim, vfiorender, vgpurender
+from gpuvirt.cli.changes import schedulers
+from gpuvirt.cli.output import vfiorender, vgpurender
+from gpuvirt.cli.simulated import sim
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row as ComponentRow
 from gpuvirt.model.doctor import findings

@@ -4,7 +4,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuvirt.hardware.tools import Ended, HostTools
+from gpuvirt.hardware.access.tools import Ended, HostTools
 
 
 def _fail_as_missing(command: Sequence[str], timeout_s: float | None) -> Ended:  # noqa: ARG001

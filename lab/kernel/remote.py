@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, OpenFile
 from gpuvirt.paths import HostPath
 from lab.kernel.channel import Channel
 

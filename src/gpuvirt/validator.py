@@ -18,8 +18,8 @@ from gpuvirt.cluster.labels import GPU_RESOURCES
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.hardware.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver
-from gpuvirt.hardware.tools import Run, is_there, run_program
+from gpuvirt.hardware.access.tools import Run, is_there, run_program
+from gpuvirt.hardware.programs.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.unused import why_not_unused
 from gpuvirt.model.reasons import in_words

@@ -13,9 +13,9 @@ from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.files.tree import Folder, Link, constant
 from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tree import Folder, Link, constant
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

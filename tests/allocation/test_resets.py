@@ -13,9 +13,9 @@ from gpuvirt.model.offers.resets import is_reset
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.files.tree import constant
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tree import constant
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

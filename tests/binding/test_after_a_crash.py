@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.tools import ToolError
 from gpuvirt.model.change.desired import DesiredDriver, DesiredVgpus
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
@@ -24,10 +24,10 @@ from gpuvirt.node.change.site import Site
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.files.tree import constant
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
-from gpuvirt.sim.tree import constant
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, change_vgpus, driver_state
 from tests.killedkernel import Countdown, KilledError, KilledKernel, KilledTools
 from tests.simnode import SimNode, running_node

@@ -9,18 +9,18 @@ import pytest
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.users import cdevs_of
+from gpuvirt.hardware.usage.users import cdevs_of
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.leasing import Claim, HeldError, leased
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.steps.leasing import Claim, HeldError, leased
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.nvidia import gpu_uuid
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs
 from tests.simnode import running_node
 

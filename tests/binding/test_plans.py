@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.tools import HostTools, ToolError
+from gpuvirt.hardware.access.tools import HostTools, ToolError
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.plan import DriverPlan
@@ -17,10 +17,10 @@ from gpuvirt.node.change.site import Site
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.files.tree import Link, constant
 from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
-from gpuvirt.sim.tree import Link, constant
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs
 
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]

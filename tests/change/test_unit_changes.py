@@ -13,15 +13,15 @@ from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.changes import Change, Changes, by_hand
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.steps.changes import Change, Changes, by_hand
+from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import Outcome, apply
-from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import driver_state, inputs, site_in
 
 A10, T4 = PciAddress("0000:b1:00.0"), PciAddress("0000:3b:00.0")

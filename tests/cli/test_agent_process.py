@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.export import export
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.client import PluginClient
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gpuvirt import __version__
-from gpuvirt.cli import render
+from gpuvirt.cli.output import render
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.vgpu import SchedulerPolicy
@@ -21,9 +21,9 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.offers.view import AgentView, NodeView, SchedulerView
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.store import journal
+from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING
-from gpuvirt.sim.export import export
 from gpuvirt.sim.hostspec import load_host
 from tests.commandline import GPUVIRT, gpuvirt, ran
 from tests.simnode import IDS
@@ -47,7 +47,7 @@ def test_the_agent_loads_no_other_command_and_no_interactive_module() -> None:
 import sys
 from gpuvirt.cli.main import COMMANDS, program_for
 program_for(["node"])
-assert [name for name in COMMANDS if f"gpuvirt.cli.{name}" in sys.modules] == ["node"]
+assert [name for name in COMMANDS if f"gpuvirt.cli.{COMMANDS[name].folder}.{name}" in sys.modules] == ["node"]
 assert not {"rich", "gpuvirt.sim", "gpuvirt.cluster"} & sys.modules.keys()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

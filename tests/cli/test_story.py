@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.cli import demo
+from gpuvirt.cli.simulated import demo
 from gpuvirt.clock import RealClock
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.sim.kubelet.client import PluginClient

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cli import statusrender
-from gpuvirt.cli.tables import NARROWEST, Column, Table, paragraph
+from gpuvirt.cli.output import statusrender
+from gpuvirt.cli.output.tables import NARROWEST, Column, Table, paragraph
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row
+from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.export import export
 from gpuvirt.sim.hostspec import load_host
 from tests.commandline import gpuvirt, ran
 

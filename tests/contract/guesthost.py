@@ -14,7 +14,7 @@ from lab.kernel.guest import Guest, booted
 from lab.kernel.kit import Flavour, prepare
 
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
 from tests.contract.hosts import LONG_S, Answer, Job, Vm
 
 GUESTS = [

@@ -18,7 +18,7 @@ import msgspec
 
 from gpuvirt.errors import DeviceBusyError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.kernel import Kernel, RealKernel
+from gpuvirt.hardware.access.kernel import Kernel, RealKernel
 from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host

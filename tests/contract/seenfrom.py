@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
-from gpuvirt.hardware.processes import NAMESPACE, NAMESPACES
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
+from gpuvirt.hardware.usage.processes import NAMESPACE, NAMESPACES
 from gpuvirt.paths import HostPath
 
 

@@ -9,7 +9,7 @@ from lab.kernel.notools import NO_TOOLS
 from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework, LiveVgpu
-from gpuvirt.hardware import sriov
+from gpuvirt.hardware.functions import sriov
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.paths import HostPath

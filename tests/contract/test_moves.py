@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from lab.kernel.modules import VARIANT
 
-from gpuvirt.cli.podaccount import PodAccount
+from gpuvirt.cli.changes.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.modules import driver_of
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.tools import Program, ToolError, ToolMissingError
+from gpuvirt.hardware.functions.modules import driver_of
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.tools import Program, ToolError, ToolMissingError
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import Reason, ReasonCode

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lab.kernel.notools import NO_TOOLS
 
-from gpuvirt.cli.podaccount import PodAccount
+from gpuvirt.cli.changes.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus

@@ -21,12 +21,12 @@ from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESEN
 from gpuvirt.node.discoverer import LOOK_S, Discoverer
 from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
-from gpuvirt.sim.export import export
+from gpuvirt.sim.files.tree import constant
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tree import constant
 from tests.commandline import ran
 from tests.kubeletnode import until
 from tests.simulated import Simulated

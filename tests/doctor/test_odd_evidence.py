@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cli import diagnosis as shown
+from gpuvirt.cli.output import diagnosisrender as shown
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.platform import MOST_SHOWN, legible
@@ -22,9 +22,9 @@ from gpuvirt.model.inventory.nearness import nearest, nearest_names
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.blocking import WouldBlock
+from gpuvirt.sim.devices.platform import PlatformSpec
+from gpuvirt.sim.files.blocking import WouldBlock
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.platform import PlatformSpec
 from tests.sickhost import examine, findings, host
 
 FILES = PlatformSpec(

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuvirt.facts.runtimes import Runtime, parse_toml
-from gpuvirt.hardware.runtimes import MOST_FILES, read_runtimes, without_secrets
+from gpuvirt.hardware.host.runtimes import MOST_FILES, read_runtimes, without_secrets
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.platform import PlatformSpec
 from tests.sickhost import examine, findings, host
 from tests.thoroughness import examples
 

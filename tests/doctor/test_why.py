@@ -16,10 +16,10 @@ from gpuvirt.model.doctor.target import is_target
 from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.node.loops.serialworker import ThreadWorker
+from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.hostspec import host_names
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container
-from gpuvirt.sim.platform import PlatformSpec
 from tests.kubeletnode import CLOCK, Cluster, cluster_on, until_so
 from tests.sickhost import around, evidence, host, simulated
 

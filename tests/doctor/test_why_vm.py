@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cli import whyvm
+from gpuvirt.cli.diagnosis import whyvm
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.model.doctor.explanation import Standing
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.desired.observed import NodeSpec
-from gpuvirt.sim.nvidia import gpu_uuid
+from gpuvirt.sim.devices.nvidia import gpu_uuid
 from tests.explore.kubelet import Key
 from tests.explore.reduction import DESIRED
 from tests.explore.scenario import Action

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from gpuvirt.cli.podaccount import PodAccount
+from gpuvirt.cli.changes.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
 from gpuvirt.model.inventory.isolation import slots_of
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.gate.drainrequest import DrainRequest, desires_of, drained
 from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, gate_at
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.steps.changes import by_hand
+from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import Outcome, apply
-from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.paths import HostRoots
 from tests.explore.reduction import STRANDS
 from tests.explore.scenario import Action

@@ -21,11 +21,12 @@ from gpuvirt.model.change.scope import Scope
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.node.allocation import allocator
-from gpuvirt.node.change import driverexecutor, driverphase, leasing, vgpusteps
-from gpuvirt.node.change.changerecord import ChangeRecord
-from gpuvirt.node.change.changes import Change, Changes
+from gpuvirt.node.change import driverphase
 from gpuvirt.node.change.gate import drainrequest, gate
 from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.change.steps import driverexecutor, leasing, vgpusteps
+from gpuvirt.node.change.steps.changerecord import ChangeRecord
+from gpuvirt.node.change.steps.changes import Change, Changes
 from gpuvirt.node.known import ledgerkeeper, state
 from gpuvirt.node.reconcile.podaccount import PodAccount
 

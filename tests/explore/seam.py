@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, OpenFile
-from gpuvirt.hardware.tools import Program
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, OpenFile
+from gpuvirt.hardware.access.tools import Program
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.explore.reduction import KERNEL
 from tests.explore.scheduler import KilledError, Process, Scheduler
 

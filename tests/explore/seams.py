@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from gpuvirt.cli import podaccount
+from gpuvirt.cli.changes import podaccount
 from gpuvirt.kubelet import accountwatch, hostaccount
 from gpuvirt.kubelet.podresources import Devices
 from gpuvirt.model.allocation.recorded import Consumers

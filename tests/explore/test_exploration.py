@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gpuvirt.node.change.changes import Change
+from gpuvirt.node.change.steps.changes import Change
 from tests.explore.__main__ import describe, own_folder
 from tests.explore.explorer import Explorer, Tally, sample_random
 from tests.explore.known import KNOWN, Known, is_known

@@ -15,7 +15,7 @@ from gpuvirt.sim import kernel as sim
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.explore.agenda import Option, PossibleEvents
 from tests.explore.agents import Agents, Running
 from tests.explore.blocking import ScheduledBlocking

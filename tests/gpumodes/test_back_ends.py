@@ -7,13 +7,13 @@ import pytest
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs
-from gpuvirt.hardware import sriov
+from gpuvirt.hardware.functions import sriov
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import BACKENDS, backend_of
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.simulated import Simulated
 
 L40S, VF, OTHER_VF = PciAddress("0000:da:00.0"), PciAddress("0000:da:00.4"), PciAddress("0000:da:00.5")

@@ -8,15 +8,16 @@ from gpuvirt.errors import VfsUnchangedError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, GpuInstance, GpuModes, Scheduler, SchedulerPolicy, VgpuHost
-from gpuvirt.hardware import mig, nvidiasmi, sriov, vgpuscheduler
+from gpuvirt.hardware.access.tools import ToolError
+from gpuvirt.hardware.functions import sriov
+from gpuvirt.hardware.programs import mig, nvidiasmi, vgpuscheduler
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.tools import ToolError
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 
 MIXED, OFF = PciAddress("0000:4b:00.0"), PciAddress("0000:b1:00.0")
 """A GPU in mixed-size mode, and a GPU whose VFs are disabled."""

@@ -13,7 +13,7 @@ from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
 from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy, VgpuHost
-from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.change.moduleoption import FILE, HEAD, in_the_way, merge
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.scheduling import refuse, registry_value, scheduler_context_of

@@ -14,8 +14,8 @@ import pytest
 
 from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware.tools import HostTools, run_program
-from gpuvirt.hardware.writerkernel import WriterKernel, writing
+from gpuvirt.hardware.access.tools import HostTools, run_program
+from gpuvirt.hardware.access.writerkernel import WriterKernel, writing
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.guard import only_agent
 from gpuvirt.paths import HostPath, HostRoots
@@ -115,7 +115,7 @@ def test_a_killed_writer_is_an_error_with_the_path(tmp_path: Path) -> None:
 
 def test_a_program_continues_after_its_caller_is_killed(tmp_path: Path) -> None:
     script = "touch began; while test ! -e go; do sleep 0.05; done; echo said && touch done"
-    code = f"from gpuvirt.hardware.tools import run_program; run_program(['/bin/sh', '-c', {script!r}], None)"
+    code = f"from gpuvirt.hardware.access.tools import run_program; run_program(['/bin/sh', '-c', {script!r}], None)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as caller:
         until((tmp_path / "began").exists)
         caller.kill()

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuvirt.cli import render
+from gpuvirt.cli.output import render
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.kubelet import wire
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.tree import Link
+from gpuvirt.sim.files.tree import Link
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.hardware.tools import PAUSES_S, Ended, HostTools, ToolError, ToolMissingError, run_program
+from gpuvirt.hardware.access.tools import PAUSES_S, Ended, HostTools, ToolError, ToolMissingError, run_program
 
 GPU = PciAddress("0000:65:00.0")
 HOST, DRIVER = Path("/host"), Path("/run/nvidia/driver")

@@ -11,15 +11,15 @@ import pytest
 from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.pci import Unread
-from gpuvirt.hardware.kernel import VFIO_DEVICE, Kernel, RealKernel
-from gpuvirt.hardware.processes import NAMESPACE, read_open_nodes
+from gpuvirt.hardware.access.kernel import VFIO_DEVICE, Kernel, RealKernel
+from gpuvirt.hardware.access.uevents import concerns_devices, parse
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.hardware.uevents import concerns_devices, parse
+from gpuvirt.hardware.usage.processes import NAMESPACE, read_open_nodes
 from gpuvirt.paths import HostPath, HostRoots
-from gpuvirt.sim.export import export
+from gpuvirt.sim.archives.export import export
+from gpuvirt.sim.devices.vfio import group_number
+from gpuvirt.sim.files.tree import DeviceNode, constant
 from gpuvirt.sim.hostspec import host_names
-from gpuvirt.sim.tree import DeviceNode, constant
-from gpuvirt.sim.vfio import group_number
 from tests.simulated import Simulated
 
 

@@ -16,9 +16,9 @@ from gpuvirt.model.offers.offers import OfferInputs, Offers, make_offers
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.files.tree import Link, constant
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec, host_names
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tree import Link, constant
 from tests.simnode import IDS
 from tests.simulated import Simulated
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.pci import Unread
-from gpuvirt.hardware.processes import read_kubelets
+from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.paths import HostPath, KubeletPaths
 from gpuvirt.sim.builder import build_host

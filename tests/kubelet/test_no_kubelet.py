@@ -13,7 +13,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import running
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 
 GPUS = ("0000:65:00.0", "0000:ca:00.0")

@@ -16,8 +16,8 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.blocking import WouldBlock
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.files.blocking import WouldBlock
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import Process, SimKernel
 from tests.life.rigs import Rig

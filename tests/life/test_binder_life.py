@@ -20,7 +20,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state, inputs
 from tests.thoroughness import examples
 

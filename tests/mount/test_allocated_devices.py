@@ -14,8 +14,8 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Entry, Ledger
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.node.store import journal
+from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.kubelet.kubelet import Claim
-from gpuvirt.sim.nvidia import gpu_uuid
 from tests.givingkubelet import kubelet_with_pod
 from tests.mounting import GPUVIRT, mount, shell
 

@@ -12,7 +12,7 @@ import pytest
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import host_names, load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.mounting import GPUVIRT, mount, shell
 
 pytestmark = pytest.mark.ring("mount")

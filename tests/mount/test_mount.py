@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostRoots
 from gpuvirt.sim.builder import build_host

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.sim.nvidia import gpu_uuid
+from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.web.probes import MOST_CONNECTIONS
 from tests import silentclients
 from tests.certificates import Authority, Pair

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cli.options import read_pci_ids
+from gpuvirt.cli.parameters.options import read_pci_ids
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciId
 from gpuvirt.model.inventory import pciids

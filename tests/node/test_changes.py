@@ -19,10 +19,10 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
-from gpuvirt.node.change.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.gate.gate import Gate
-from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
+from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.paths import HostPath
@@ -30,7 +30,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, driver_state
 from tests.nodewithvgpus import VGPU
 from tests.pacedworker import OPERATION_S

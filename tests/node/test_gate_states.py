@@ -19,11 +19,11 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.gate import gatepass
 from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, gate_at
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, inputs, site_in
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated

@@ -8,8 +8,8 @@ import pytest
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware.access.tools import Program
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.tools import Program
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
@@ -17,7 +17,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gpuvirt.apps.doctor import gather
-from gpuvirt.cli import diagnosis, render
+from gpuvirt.cli.output import diagnosisrender, render
 from gpuvirt.cluster.agent.gpunode import request_of_spec, status_of
 from gpuvirt.cluster.agent.gpunodekeeper import events_between
 from gpuvirt.cluster.agent.noderequests import request_of_config_map
@@ -222,12 +222,12 @@ def of_doctor(reports: NodeReports) -> str:
     evidence = replace(gather(reports.node.kernel, around()), view=reports.node.view)
     found = diagnose(evidence)
     assert found.level is Level.ERROR
-    return reports.text_of(lambda: diagnosis.report(found, every=False))
+    return reports.text_of(lambda: diagnosisrender.report(found, every=False))
 
 
 def of_explain(reports: NodeReports, target: str) -> str:
     evidence = replace(gather(reports.node.kernel, around()), view=reports.node.view)
-    return reports.text_of(lambda: diagnosis.way(walk(evidence, target)))
+    return reports.text_of(lambda: diagnosisrender.way(walk(evidence, target)))
 
 
 def state_label(reports: NodeReports) -> str:

@@ -19,7 +19,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from tests.simnode import SimNode, running_node

@@ -20,7 +20,7 @@ from gpuvirt.model.offers.view import NodeView, SchedulerView
 from gpuvirt.node.loops.serialworker import InlineWorker, WorkerBlockedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 

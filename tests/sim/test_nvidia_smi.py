@@ -3,10 +3,10 @@
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.hardware.tools import Ended
+from gpuvirt.hardware.access.tools import Ended
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import host_names, load_host
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 
 
 def called(tools: SimTools, line: str) -> Ended:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from gpuvirt import archive
 from gpuvirt.archive import Folder, Members, Symlink, pack, unpack
 from gpuvirt.errors import DamagedError
-from gpuvirt.hardware.hostcopy import copy_host
-from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.hardware.archives.hostcopy import copy_host
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostPath, HostRoots
-from gpuvirt.sim.archived import ArchivedKernel
+from gpuvirt.sim.archives.archived import ArchivedKernel
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import host_names, load_host
 from tests.simulated import Simulated

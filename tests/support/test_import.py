@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.hardware.hostcopy import copy_host
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.archives.hostcopy import copy_host
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.archived import ArchivedKernel
+from gpuvirt.sim.archives.archived import ArchivedKernel
+from gpuvirt.sim.archives.importing import Imported, import_host
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.devices.vgpu import VgpuTypeSpec
+from gpuvirt.sim.files.tree import Link, constant
 from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, host_names, load_host
-from gpuvirt.sim.importing import Imported, import_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tree import Link, constant
-from gpuvirt.sim.vgpu import VgpuTypeSpec
 from tests.simulated import Simulated
 from tests.support.archives import opened
 from tests.thoroughness import examples

@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 from gpuvirt.archive import unpack
 from gpuvirt.facts.setup import Setup, parts
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.hardware.hostcopy import copy_host
-from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.platform import read_setup
-from gpuvirt.hardware.redaction import Discreet
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.archives.hostcopy import copy_host
+from gpuvirt.hardware.archives.redaction import Discreet
+from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.archived import ArchivedKernel
+from gpuvirt.sim.archives.archived import ArchivedKernel
+from gpuvirt.sim.archives.importing import Imported, import_archive, import_host
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.devices.platform import Boot, Cpu, PlatformSpec, ScreenSpec
+from gpuvirt.sim.files.tree import File, Link, constant
 from gpuvirt.sim.hostspec import host_names
-from gpuvirt.sim.importing import Imported, import_archive, import_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec, ScreenSpec
-from gpuvirt.sim.tree import File, Link, constant
 from tests.badhosts import BAD
 from tests.sickhost import examine, findings, host
 from tests.simulated import Simulated

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.hardware.redaction import Discreet
+from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.export import export
-from gpuvirt.sim.platform import PlatformSpec
+from gpuvirt.sim.archives.export import export
+from gpuvirt.sim.devices.platform import PlatformSpec
 from tests.commandline import called
 from tests.sickhost import host
 

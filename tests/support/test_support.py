@@ -22,12 +22,12 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.store import journal
+from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock
-from gpuvirt.sim.export import export
+from gpuvirt.sim.devices.platform import Boot, Cpu, PlatformSpec
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet import checkpoint
-from gpuvirt.sim.platform import Boot, Cpu, PlatformSpec
 from tests.commandline import called
 from tests.simnode import IDS
 

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.hardware.containerdriver import DriverRoots, FoundDriver, NotReadyError, check_toolkit, find_driver
-from gpuvirt.hardware.tools import Ended
+from gpuvirt.hardware.access.tools import Ended
+from gpuvirt.hardware.programs.containerdriver import (
+    DriverRoots,
+    FoundDriver,
+    NotReadyError,
+    check_toolkit,
+    find_driver,
+)
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.validator import Marker, await_marker, driver_check, toolkit_check, validate

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.vgpu import GpuModes
-from gpuvirt.hardware import nvidiasmi
+from gpuvirt.hardware.programs import nvidiasmi
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
@@ -16,7 +16,7 @@ from gpuvirt.node.change.site import Site
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_vgpus, plan_vgpus
 
 

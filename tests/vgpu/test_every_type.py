@@ -18,9 +18,9 @@ from gpuvirt.model.vgputypes.catalog import Card, CardType
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.devices.vgpu import VgpuTypeSpec
 from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
-from gpuvirt.sim.tools import SimTools
-from gpuvirt.sim.vgpu import VgpuTypeSpec
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_vgpus, plan_vgpus
 from tests.thoroughness import examples
 

@@ -10,7 +10,7 @@ import pytest
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, Scheduler, SchedulerPolicy
-from gpuvirt.hardware import vgpuscheduler
+from gpuvirt.hardware.programs import vgpuscheduler
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import RollBack, Step
@@ -19,7 +19,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
-from gpuvirt.sim.tools import SimTools
+from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import change_vgpus
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 

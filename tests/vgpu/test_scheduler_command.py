@@ -8,18 +8,18 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cli import schedulers, vfiohost
-from gpuvirt.cli.schedulers import Order
+from gpuvirt.cli.changes import schedulers, vfiohost
+from gpuvirt.cli.changes.schedulers import Order
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
-from gpuvirt.hardware import vgpuscheduler
+from gpuvirt.hardware.programs import vgpuscheduler
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.moduleoption import FILE
 from gpuvirt.model.change.vgpus.scheduling import refuse, registry_scheduler, registry_value
 from gpuvirt.node.published.moduleoptions import read_kept
 from gpuvirt.paths import HostRoots
+from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.export import export
 from gpuvirt.sim.hostspec import load_host
 from tests.commandline import called
 from tests.vgpu.hostwithvgpus import VgpuHost

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware.kernel import RealKernel
+from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.paths import HostPath, HostRoots
 from lab.kernel.inside.beginning import Beginning
 from lab.kernel.inside.caller import Caller

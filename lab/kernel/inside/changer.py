@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import PciAddress, slot_of
-from gpuvirt.hardware.tools import HostTools
-from gpuvirt.hardware.writerkernel import writing
+from gpuvirt.hardware.access.tools import HostTools
+from gpuvirt.hardware.access.writerkernel import writing
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.node.change.gate.gate import UnitBlockedError, UnitBusyError, gate_at
 from gpuvirt.node.guard import only_agent

@@ -19,7 +19,7 @@ from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.model.offers.discovery import Labels
 from gpuvirt.node.discoverer import LOOK_S, Discoverer, unread_line
 from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker

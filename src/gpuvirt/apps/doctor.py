@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.clock import Clock
-from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.platform import read_setup
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.kubelet.survey import read_kubelet
 from gpuvirt.model.allocation.ledger import Ledger

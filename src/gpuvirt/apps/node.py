@@ -12,8 +12,8 @@ from pathlib import Path
 from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.processes import read_kubelets
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins

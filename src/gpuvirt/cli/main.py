@@ -6,6 +6,7 @@ Exit codes: 0 for success, 1 for a failure, 2 for wrong options or an invalid co
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 
 import typer
@@ -16,28 +17,35 @@ from gpuvirt.errors import ConfigError, GpuvirtError
 FAILED = 1
 USED_WRONGLY = 2
 
-COMMANDS = {
-    "devices": "List the GPUs of this node, and what each is offered as.",
-    "doctor": "Find what keeps the GPUs of this host from VMs.",
-    "why": "Explain what keeps a GPU from VMs, or a VM from its GPUs.",
-    "node": "Run the agent of this node: offer its GPUs to the kubelet.",
-    "controller": "Run the controller, which deploys operands to GPU nodes.",
-    "status": "Show the state of each component on each GPU node.",
-    "uninstall": "Remove what gpuvirt has created in the cluster.",
-    "discover": "Label this node by its NVIDIA GPUs and operating system.",
-    "demo": "Show what gpuvirt does, on a simulated host with GPUs.",
-    "support": "Pack the state of this host's GPUs into one archive.",
-    "vfio": "Bind GPUs to a VFIO driver for VMs, or back to the host's.",
-    "vgpu": "Create and delete vGPUs, and apply vGPU configs.",
-    "install": "Install what helm cannot; the chart's Jobs run this.",
-    "sim": "Simulate hosts with GPUs, and run programs on them.",
-    "validate": "Check a container node, for NVIDIA's operands.",
-}
-"""The help line of each command, so that `gpuvirt --help` loads no command.
 
-`gpuvirt --help` cuts lines of more than 62 characters at 80 columns. Each command is a module of this package with a
-function of the same name or, for a group of commands, an `app`.
-"""
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, so that `gpuvirt --help` loads none."""
+
+    folder: str
+    """The folder of this package with the command's module, which has its name."""
+    help: str
+    """`gpuvirt --help` cuts lines of more than 62 characters at 80 columns."""
+
+
+COMMANDS = {
+    "devices": Command("diagnosis", "List the GPUs of this node, and what each is offered as."),
+    "doctor": Command("diagnosis", "Find what keeps the GPUs of this host from VMs."),
+    "why": Command("diagnosis", "Explain what keeps a GPU from VMs, or a VM from its GPUs."),
+    "node": Command("services", "Run the agent of this node: offer its GPUs to the kubelet."),
+    "controller": Command("services", "Run the controller, which deploys operands to GPU nodes."),
+    "status": Command("diagnosis", "Show the state of each component on each GPU node."),
+    "uninstall": Command("services", "Remove what gpuvirt has created in the cluster."),
+    "discover": Command("services", "Label this node by its NVIDIA GPUs and operating system."),
+    "demo": Command("simulated", "Show what gpuvirt does, on a simulated host with GPUs."),
+    "support": Command("diagnosis", "Pack the state of this host's GPUs into one archive."),
+    "vfio": Command("changes", "Bind GPUs to a VFIO driver for VMs, or back to the host's."),
+    "vgpu": Command("changes", "Create and delete vGPUs, and apply vGPU configs."),
+    "install": Command("services", "Install what helm cannot; the chart's Jobs run this."),
+    "sim": Command("simulated", "Simulate hosts with GPUs, and run programs on them."),
+    "validate": Command("services", "Check a container node, for NVIDIA's operands."),
+}
+"""The commands by name. The module of each has a function of the same name or, for a group of commands, an `app`."""
 
 
 def root(version: Version = False) -> None:
@@ -58,11 +66,11 @@ def program_for(words: Sequence[str]) -> typer.Typer:
     )
     program.callback()(root)
     called = next((word for word in words if not word.startswith("-")), None)
-    for name, about in COMMANDS.items():
+    for name, command in COMMANDS.items():
         if name != called:
-            program.command(name, help=about)(_not_loaded)
+            program.command(name, help=command.help)(_not_loaded)
             continue
-        module = import_module(f"gpuvirt.cli.{name}")
+        module = import_module(f"gpuvirt.cli.{command.folder}.{name}")
         if hasattr(module, "app"):
             program.add_typer(module.app, name=name)
         else:
@@ -110,7 +118,7 @@ def nvidia_k8s_vgpu_dm() -> None:
 
 
 def _program(module: str) -> typer.Typer:
-    program: typer.Typer = import_module(f"gpuvirt.cli.{module}").app
+    program: typer.Typer = import_module(f"gpuvirt.cli.dropin.{module}").app
     return program
 
 

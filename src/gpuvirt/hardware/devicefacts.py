@@ -12,9 +12,9 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts, MalformedEntry, User
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
-from gpuvirt.hardware import iommu, pci
-from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.users import cdevs_of, read_users_of
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions import iommu, pci
+from gpuvirt.hardware.usage.users import cdevs_of, read_users_of
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 
 Members = Mapping[IommuGroup, Sequence[str] | Unread | None]

@@ -11,8 +11,9 @@ from gpuvirt.facts.discovery import Discovery
 from gpuvirt.facts.ids import parse_pci_address
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.sysfs import PCI_DEVICES
-from gpuvirt.hardware import attributes, pci
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions import pci
 from gpuvirt.paths import HostPath
 
 OS_RELEASE = HostPath("/etc/os-release")

@@ -16,10 +16,11 @@ from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, FunctionKind, PciFunction, Unr
 from gpuvirt.facts.snapshot import Facts, MalformedEntry, Platform
 from gpuvirt.facts.sysfs import PCI_DEVICES, device_path
 from gpuvirt.facts.vgpu import Framework, VgpuHost
-from gpuvirt.hardware import attributes, egm, iommu, pci
-from gpuvirt.hardware.deviceids import read_device_ids
-from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.users import cdevs_of, read_users
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions import egm, iommu, pci
+from gpuvirt.hardware.functions.deviceids import read_device_ids
+from gpuvirt.hardware.usage.users import cdevs_of, read_users
 from gpuvirt.hardware.vgpu.registry import SCANNED
 from gpuvirt.paths import HostPath
 

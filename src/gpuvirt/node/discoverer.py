@@ -6,7 +6,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.facts.discovery import Discovery
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware import discovery
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.model.offers.discovery import Labels, labels_of
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError

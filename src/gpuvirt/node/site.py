@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.model.allocation.recorded import ReadRecorded
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.node.change import site as change

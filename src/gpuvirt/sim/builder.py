@@ -17,13 +17,13 @@ from gpuvirt.facts.ids import (
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.carrying import carry
-from gpuvirt.sim.function import SimFunction, VfIdentity
+from gpuvirt.sim.devices.function import SimFunction, VfIdentity
+from gpuvirt.sim.devices.platform import place_platform
+from gpuvirt.sim.devices.vfs import Carrier
+from gpuvirt.sim.devices.vgpu import SimVgpuHost, VgpuTypeSpec
+from gpuvirt.sim.files.tree import DeviceNode, constant
 from gpuvirt.sim.hostspec import CardSpec, EgmSpec, FunctionSpec, HostSpec, SlotSpec, shared_cards
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.platform import place_platform
-from gpuvirt.sim.tree import DeviceNode, constant
-from gpuvirt.sim.vfs import Carrier
-from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 
 UUID_SPACE = uuid.UUID("6f9a2c4e-55a0-4d0e-9a44-2f0c5a6b7d10")
 """The UUIDs of simulated mdevs derive from their parent and number, so that every run has the same."""

@@ -2,10 +2,10 @@
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, parse_mdev_uuid, parse_pci_address
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.sim.devices.vfs import Carrier
+from gpuvirt.sim.devices.vgpu import SimVgpuHost, VgpuTypeSpec
 from gpuvirt.sim.hostspec import CarriesSpec, LiveSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.vfs import Carrier
-from gpuvirt.sim.vgpu import SimVgpuHost, VgpuTypeSpec
 
 
 def carry(kernel: SimKernel, gpu: PciAddress, spec: CarriesSpec) -> None:

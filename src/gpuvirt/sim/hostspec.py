@@ -12,8 +12,8 @@ from gpuvirt import documents
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.sim.platform import PlatformSpec
-from gpuvirt.sim.vgpu import MigProfileSpec, VgpuTypeSpec
+from gpuvirt.sim.devices.platform import PlatformSpec
+from gpuvirt.sim.devices.vgpu import MigProfileSpec, VgpuTypeSpec
 
 MOST_VFS = 256
 MOST_GROUP = (1 << 31) - 1

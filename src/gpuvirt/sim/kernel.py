@@ -11,20 +11,20 @@ from contextlib import contextmanager, suppress
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES, VFIO_DEVICE, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, VFIO_DEVICE, OpenFile
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.blocking import Blocking
-from gpuvirt.sim.cdevs import CdevFile
-from gpuvirt.sim.drivers import leaves_dma
-from gpuvirt.sim.faults import Faults
-from gpuvirt.sim.mdev import MdevBus
-from gpuvirt.sim.nvidia import NvidiaDriver
-from gpuvirt.sim.pci import PciBus
-from gpuvirt.sim.processes import Process, Processes
-from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
-from gpuvirt.sim.vendor_vfio import VendorVfioBus
-from gpuvirt.sim.vfio import CDEVS, Vfio, group_number, group_of_node
-from gpuvirt.sim.vfs import Vfs
+from gpuvirt.sim.devices.cdevs import CdevFile
+from gpuvirt.sim.devices.drivers import leaves_dma
+from gpuvirt.sim.devices.mdev import MdevBus
+from gpuvirt.sim.devices.nvidia import NvidiaDriver
+from gpuvirt.sim.devices.pci import PciBus
+from gpuvirt.sim.devices.vendor_vfio import VendorVfioBus
+from gpuvirt.sim.devices.vfio import CDEVS, Vfio, group_number, group_of_node
+from gpuvirt.sim.devices.vfs import Vfs
+from gpuvirt.sim.files.blocking import Blocking
+from gpuvirt.sim.files.faults import Faults
+from gpuvirt.sim.files.processes import Process, Processes
+from gpuvirt.sim.files.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
 
 __all__ = ["OUR_PID", "Process", "SimKernel"]
 

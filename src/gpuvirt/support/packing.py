@@ -13,7 +13,7 @@ from gpuvirt import archive
 from gpuvirt.archive import Entry, LeftOut, NotRead
 from gpuvirt.clock import Clock
 from gpuvirt.errors import DamagedError
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.doctor.pseudonyms import Pseudonyms

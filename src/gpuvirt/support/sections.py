@@ -17,8 +17,8 @@ from gpuvirt.archive import Entry, LeftOut, Manifest, NotRead
 from gpuvirt.documents import from_json
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.pci import Unread
-from gpuvirt.hardware.hostcopy import LEFT_OUT, copy_host
-from gpuvirt.hardware.redaction import Discreet
+from gpuvirt.hardware.archives.hostcopy import LEFT_OUT, copy_host
+from gpuvirt.hardware.archives.redaction import Discreet
 from gpuvirt.kubelet import checkpoint, files
 from gpuvirt.model.doctor.pseudonyms import Pseudonyms
 from gpuvirt.model.offers.view import NodeView

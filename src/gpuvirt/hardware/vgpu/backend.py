@@ -8,7 +8,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import MalformedEntry
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
 
 
 @dataclass(frozen=True, slots=True)

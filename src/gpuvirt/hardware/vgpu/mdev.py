@@ -18,8 +18,8 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import MalformedEntry
 from gpuvirt.facts.sysfs import MDEV_PARENTS, MDEVS, mdev_path
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
-from gpuvirt.hardware import attributes
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
 from gpuvirt.paths import HostPath
 

@@ -12,8 +12,8 @@ from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs, vf_type
-from gpuvirt.hardware import sriov
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions import sriov
 from gpuvirt.hardware.vgpu.backend import Probe
 
 

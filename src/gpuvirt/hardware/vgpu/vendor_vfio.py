@@ -16,8 +16,9 @@ from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
-from gpuvirt.hardware import attributes, pci
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions import pci
 from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
 from gpuvirt.paths import HostPath
 

@@ -27,7 +27,7 @@ from gpuvirt.model.offers.offers import Offer
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, unhealthy
 from gpuvirt.node.allocation.allocated import Allocated, Allocations
 from gpuvirt.node.change.gate.gate import Gate, UnitBlockedError, UnitBusyError
-from gpuvirt.node.change.leasing import RefusedError
+from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.serialworker import WorkerBlockedError
 from gpuvirt.node.loops.telemetry import Telemetry

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gpuvirt.model.reasons import Reason, Seen, refusals
-from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.gate.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
+from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.tasks import backoff_s
 

@@ -10,12 +10,12 @@ from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_removal, plan_scheduler
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, shortfalls
-from gpuvirt.node.change.changes import by_hand
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
 from gpuvirt.node.change.site import Site, Tell, changing
-from gpuvirt.node.change.vgpusteps import Run, VgpusHeldError, take_all
+from gpuvirt.node.change.steps.changes import by_hand
+from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.change.steps.vgpusteps import Run, VgpusHeldError, take_all
 
 
 def remove(

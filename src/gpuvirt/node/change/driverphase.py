@@ -9,12 +9,12 @@ from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import DriverStep, LoadModule, RollBack
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.change.changerecord import ChangeRecord
-from gpuvirt.node.change.changes import StalePlanError
-from gpuvirt.node.change.driverexecutor import execute
-from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.change.vgpusteps import Run
+from gpuvirt.node.change.steps.changerecord import ChangeRecord
+from gpuvirt.node.change.steps.changes import StalePlanError
+from gpuvirt.node.change.steps.driverexecutor import execute
+from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.change.steps.vgpusteps import Run
 
 Observe = Callable[[], UnitState]
 

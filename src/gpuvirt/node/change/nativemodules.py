@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
-from gpuvirt.hardware import modules
-from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.tools import ToolError, Tools
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.tools import ToolError, Tools
+from gpuvirt.hardware.functions import modules
 from gpuvirt.model.change.modalias import native_modules
 from gpuvirt.model.change.nativedrivers import alias_of, is_loaded
 

@@ -9,12 +9,15 @@ from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.hardware import attributes, driverctl, hostuse, modules, nativeusers
-from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.nvidiasmi import read_supported
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.tools import ToolError, Tools
+from gpuvirt.hardware.functions import modules
+from gpuvirt.hardware.host import driverctl
+from gpuvirt.hardware.programs.nvidiasmi import read_supported
+from gpuvirt.hardware.programs.smireport import read_report
 from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
-from gpuvirt.hardware.smireport import read_report
-from gpuvirt.hardware.tools import ToolError, Tools
+from gpuvirt.hardware.usage import hostuse, nativeusers
 from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.drivers import unmet
 from gpuvirt.model.change.modalias import FALLBACK, best_vfio_driver

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.hardware.tools import Program, ToolError, ToolMissingError
+from gpuvirt.hardware.access.tools import Program, ToolError, ToolMissingError
 from gpuvirt.model.change.plan import (
     DriverPlan,
     Phase,
@@ -26,10 +26,10 @@ from gpuvirt.model.change.steps import (
 )
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals, shortfalls
-from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.observation import Observation
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.change.vgpusteps import claims, verify_idle, verify_vfs_removable
+from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.change.steps.vgpusteps import claims, verify_idle, verify_vfs_removable
 
 NVIDIA_DRIVER = "nvidia"
 """The driver whose VFs only sriov-manage can switch: it has no `sriov_configure` (drivers/pci/iov.c: ENOENT)."""

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.tools import HostTools, Tools
+from gpuvirt.hardware.access.writerkernel import writing
 from gpuvirt.hardware.scan import scan, scan_some
-from gpuvirt.hardware.tools import HostTools, Tools
-from gpuvirt.hardware.writerkernel import writing
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of

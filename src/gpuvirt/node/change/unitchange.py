@@ -26,10 +26,10 @@ from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.change import driverphase, preflight, vgpurollback
 from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.observation import NOTHING, Learned, Observation, observe_unit
 from gpuvirt.node.change.site import Site, changing
-from gpuvirt.node.change.vgpusteps import (
+from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.change.steps.vgpusteps import (
     MOST_ROUNDS,
     Run,
     SchedulerRefusedError,

@@ -11,9 +11,9 @@ from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
 from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import Reason, shortfalls
-from gpuvirt.node.change.leasing import RefusedError
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
-from gpuvirt.node.change.vgpusteps import MOST_ROUNDS, Run, take_all
+from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.change.steps.vgpusteps import MOST_ROUNDS, Run, take_all
 
 
 def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: Run) -> Iterator[Reason]:

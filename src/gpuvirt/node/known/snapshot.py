@@ -6,8 +6,8 @@ from gpuvirt.clock import Clock
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.hardware import attributes
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
 from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
 from gpuvirt.model.desired.settings import Settings

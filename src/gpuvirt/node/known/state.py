@@ -27,7 +27,7 @@ from gpuvirt.model.offers.offers import OfferInputs, Offers
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import AgentView, NodeView, Sitter, draw
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.changes import Changes
+from gpuvirt.node.change.steps.changes import Changes
 from gpuvirt.node.known.invalidstates import InvalidStates
 from gpuvirt.node.known.ledgerkeeper import LedgerKeeper
 from gpuvirt.node.known.resourcestates import ResourceStates

@@ -15,8 +15,8 @@ from typing import TypeVar
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.hardware import iommu
-from gpuvirt.hardware.kernel import Kernel
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions import iommu
 from gpuvirt.hardware.scan import scan, with_device_ids, with_users
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.loops.intervals import Intervals

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler
-from gpuvirt.hardware.kernel import Kernel
-from gpuvirt.hardware.platform import read_modprobe
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.host.platform import read_modprobe
 from gpuvirt.model.change.moduleoption import FILE, in_the_way, kept, merge
 from gpuvirt.model.change.vgpus.scheduling import registry_scheduler, registry_value
 from gpuvirt.model.reasons import Reason

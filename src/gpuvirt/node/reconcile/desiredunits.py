@@ -13,8 +13,8 @@ from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change.changes import Change, ReadAllocations
 from gpuvirt.node.change.gate.drainrequest import VGPUS
+from gpuvirt.node.change.steps.changes import Change, ReadAllocations
 from gpuvirt.node.known.state import NodeState
 
 

@@ -11,9 +11,9 @@ from gpuvirt.model.allocation.podallocations import PodAllocations, map_allocati
 from gpuvirt.model.allocation.recorded import ReadRecorded, any_consumer
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change.changes import pods_by_gpu
 from gpuvirt.node.change.gate.gaterecord import APART_S, Reading, with_reading
 from gpuvirt.node.change.inputs import Account, Inputs
+from gpuvirt.node.change.steps.changes import pods_by_gpu
 from gpuvirt.node.known.state import NodeState
 
 

@@ -23,12 +23,12 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.attempts import Attempts, ChangeWorker
-from gpuvirt.node.change.changes import Change
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.steps.changes import Change
+from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import Outcome, apply, foresee
 from gpuvirt.node.change.unitgates import UnitGates, fingerprint
-from gpuvirt.node.change.vgpusteps import Run
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.reconcile import progress

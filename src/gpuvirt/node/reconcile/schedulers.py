@@ -11,8 +11,8 @@ from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler
-from gpuvirt.hardware.smireport import read_scheduler
-from gpuvirt.hardware.tools import PROGRAM, Tools
+from gpuvirt.hardware.access.tools import PROGRAM, Tools
+from gpuvirt.hardware.programs.smireport import read_scheduler
 from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.known.vgpuplans import VgpuPlans

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.hardware.smireport import read_report
-from gpuvirt.hardware.tools import Tools
+from gpuvirt.hardware.access.tools import Tools
+from gpuvirt.hardware.programs.smireport import read_report
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.modes import Questions
 from gpuvirt.model.inventory.isolation import UnitId

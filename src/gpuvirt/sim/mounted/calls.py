@@ -6,10 +6,10 @@ import stat
 from collections import deque
 from collections.abc import Collection
 
-from gpuvirt.hardware.tools import Ended
+from gpuvirt.hardware.access.tools import Ended
+from gpuvirt.sim.files.tree import fails
 from gpuvirt.sim.mounted.record import Record
-from gpuvirt.sim.tools import SimTools
-from gpuvirt.sim.tree import fails
+from gpuvirt.sim.programs.tools import SimTools
 
 NOT_FOUND = 127
 END = b""

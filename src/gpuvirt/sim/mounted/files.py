@@ -7,14 +7,14 @@ import stat
 import time
 from collections.abc import Sequence
 
-from gpuvirt.hardware.kernel import ATTRIBUTE_BYTES
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.devices.vfio import group_of_node
+from gpuvirt.sim.files.tree import DeviceNode, File, Folder, Link, Node, fails
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.mounted.groupfiles import GroupFiles
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.mounted.record import Record
-from gpuvirt.sim.tree import DeviceNode, File, Folder, Link, Node, fails
-from gpuvirt.sim.vfio import group_of_node
 
 NULL = os.makedev(1, 3)
 """`/dev/null`, which every process can open on any host."""

@@ -9,8 +9,8 @@ import errno
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.sim.files.tree import fails
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.tree import fails
 
 USE = b"use"
 

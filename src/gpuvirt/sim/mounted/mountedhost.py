@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import mfusepy
 from typing_extensions import override
 
+from gpuvirt.sim.files.tree import fails
 from gpuvirt.sim.mounted.calls import Calls
 from gpuvirt.sim.mounted.files import KernelFiles
 from gpuvirt.sim.mounted.scratch import Scratch
-from gpuvirt.sim.tree import fails
 
 KERNELS = ("sys", "dev", "proc")
 """The top-level folders that the simulated kernel serves."""

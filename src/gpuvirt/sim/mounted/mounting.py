@@ -13,8 +13,7 @@ from pathlib import Path
 import mfusepy
 
 from gpuvirt.errors import MountError
-from gpuvirt.sim import programs
-from gpuvirt.sim.export import export
+from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.mounted.calls import Calls
 from gpuvirt.sim.mounted.files import KernelFiles
@@ -22,8 +21,9 @@ from gpuvirt.sim.mounted.mountedhost import KERNELS, MountedHost
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.mounted.record import NO_RECORD, Record
 from gpuvirt.sim.mounted.scratch import Scratch
-from gpuvirt.sim.tools import SimTools
-from gpuvirt.sim.vgpumanager import VgpuManager
+from gpuvirt.sim.programs import executables
+from gpuvirt.sim.programs.tools import SimTools
+from gpuvirt.sim.programs.vgpumanager import VgpuManager
 
 MOST_CALLS = 256
 """Calls served at one time: each that waits in the simulated kernel occupies a thread. libfuse's default is 10."""
@@ -68,8 +68,8 @@ def mounted(
     answered = threading.Event()
     with _cleaned_up(folder) as scratch:
         export(kernel, scratch, leave_out=KERNELS)
-        programs.install(kernel, scratch, manager)
-        paths = [f"{root.rstrip('/')}/{programs.CALLS}" for root in programs.roots(manager)]
+        executables.install(kernel, scratch, manager)
+        paths = [f"{root.rstrip('/')}/{executables.CALLS}" for root in executables.roots(manager)]
         calls = Calls(SimTools(kernel), paths, record)
         host = MountedHost(KernelFiles(kernel, nodes, record), calls, Scratch(scratch), answered.set)
 

@@ -1,0 +1,1 @@
+"""The commands that change GPUs by hand: vfio and vgpu."""

@@ -1,0 +1,111 @@
+"""Changes of a host by a command, in a serial worker that the command can abandon while the kernel blocks it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from time import sleep  # noqa: TID251  a command waits for the kubelet
+from typing import TypeVar
+
+from gpuvirt.model.change.desired import DesiredUnit
+from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import UnitId, slots_of
+from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.change.gate.drainrequest import DrainRequest, beside_agent, desires_of
+from gpuvirt.node.change.gate.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError, gate_at
+from gpuvirt.node.change.gate.gaterecord import APART_S
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.site import Site, Tell
+from gpuvirt.node.change.steps.changes import by_hand
+from gpuvirt.node.change.steps.vgpusteps import Run
+from gpuvirt.node.change.unitchange import Outcome, apply
+from gpuvirt.node.loops.serialworker import ThreadWorker, WorkerBlockedError
+
+T = TypeVar("T")
+
+CHANGE_TIMEOUT_S = 180.0
+"""sriov-manage takes some seconds for each GPU, and retries while a process has the GPU open. NVIDIA's driver may take
+half a minute to release a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSite:
+    """The host whose devices a command changes, and its agent's folder."""
+
+    site: Site
+    inputs: Inputs
+    agent_folder: Path
+    """The folder that the host's agent locks."""
+
+
+def changed_in_worker(
+    change_site: ChangeSite, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None, *, quiet: bool
+) -> tuple[tuple[str, ...], Outcome]:
+    """Change an isolation unit to its desired state; return the steps that were taken, and the outcome.
+
+    `seen` is the host as it was last observed. `intent` is the first step, None if no step removes anything.
+    """
+    tell, taken = teller(quiet=quiet)
+    site, inputs = change_site.site, change_site.inputs
+
+    def job() -> Outcome:
+        with beside(change_site, unit, desired, seen, intent) as refusal:
+            if refusal is not None:
+                return Outcome.everywhere(refusal, desired)
+            return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), seen)
+
+    found = in_worker(unit, job, taken)
+    return tuple(taken), Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
+
+
+def beside(
+    change_site: ChangeSite, unit: UnitId, desired: DesiredUnit, seen: Inventory, intent: str | None
+) -> AbstractContextManager[Reason | None]:
+    """Ask the agent, if one runs, to drain the devices of a change; the context has the reason if it refuses."""
+    if intent is None:
+        return nullcontext()
+    slots = slots_of(seen.facts.functions, seen.units.get(unit, ()))
+    request = DrainRequest(unit, slots, intent, desires_of(desired))
+    return beside_agent(gate_at(change_site.site.locks), change_site.agent_folder, request)
+
+
+def teller(*, quiet: bool) -> tuple[Tell, list[str]]:
+    """Return a callback for the steps of a change, which prints and records each step, and its list of steps."""
+    taken: list[str] = []
+
+    def tell(step: Step | RollBack) -> None:
+        taken.append(step.text)
+        if not quiet:
+            print(step.text, flush=True)
+
+    return tell, taken
+
+
+def in_worker(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Reason:
+    """Return a job's result, or the reason for its failure; `taken` are the steps that it has begun.
+
+    The kernel may block the last of these steps.
+    """
+    try:
+        return asyncio.run(ThreadWorker(subject).run(lambda: _settled(job), name="change", timeout_s=CHANGE_TIMEOUT_S))
+    except WorkerBlockedError:
+        return refusals.blocked(subject, taken[-1] if taken else "the lease")
+    except UnitBlockedError as error:
+        return refusals.blocked(subject, error.step)
+    except UnitUnsettledError as error:
+        return refusals.unsettled(subject, str(error))
+    except UnitBusyError as error:
+        return refusals.busy(subject, str(error))
+
+
+def _settled(job: Callable[[], T]) -> T:
+    """Return a job's result; retry once if a second reading of the kubelet's accounts can settle the isolation unit."""
+    try:
+        return job()
+    except UnitUnsettledError as error:
+        if not error.again_soon:
+            raise
+    sleep(APART_S)
+    return job()

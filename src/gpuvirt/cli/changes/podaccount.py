@@ -1,0 +1,96 @@
+"""The allocations of a host's devices to pods, for commands: from the kubelet and the agent's ledger."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic  # noqa: TID251  the gate's
+
+from gpuvirt.clock import RealClock
+from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import VgpuId
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.usage.processes import read_kubelets
+from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle
+from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.allocation.recorded import Consumers
+from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.reasons import Reason, Seen, refusals
+from gpuvirt.node.change.gate.gaterecord import Reading
+from gpuvirt.node.change.inputs import Account
+from gpuvirt.node.known import snapshot
+from gpuvirt.paths import HostRoots, KubeletPaths
+
+
+@dataclass(frozen=True, slots=True)
+class PodAccount:
+    """Reads the allocations at each call: they may change between a command's start and its lock of a unit."""
+
+    kernel: Kernel
+    roots: HostRoots
+    kubelet: KubeletPaths
+    ledgers: tuple[Path, ...]
+    assume_unallocated: bool = False
+    """Whether to assume that no device is allocated beyond the known ones where the kubelet can't be read."""
+
+    read: list[Reading] = field(default_factory=list)
+    """The complete readings of the kubelet's accounts so far."""
+
+    def readings(self) -> Sequence[Reading]:
+        """Read the kubelet's accounts once more; return all readings, the newest last."""
+        held, unknown = self._by_kubelet()
+        if unknown is None or self.assume_unallocated:
+            self.read.append(Reading(monotonic(), frozenset(device for _, device in held or {})))
+        return tuple(self.read)
+
+    def account(self, inventory: Inventory) -> Account:
+        """Return the allocations of a host's devices."""
+        allocations, ledger, entries = self._read(inventory)
+        lost = [entry for entry in entries if (vgpu := entry.target.vgpu) is not None and vgpu not in inventory.vgpus]
+        same_boot = ledger.boot_id == snapshot.boot_id(self.kernel)
+        holdings = (*_holdings(inventory, allocations), *holdings_of(lost, same_boot=same_boot))
+        known = allocations.by_gpu(inventory)
+        pods = known if allocations.unknown is None else Unknown(allocations.unknown, known)
+        return Account(pods, allocations, holdings)
+
+    def _read(self, inventory: Inventory) -> tuple[PodAllocations, Ledger, tuple[Entry, ...]]:
+        held, unknown = self._by_kubelet()
+        try:
+            ledger = snapshot.load_ledger(*self.ledgers)
+        except (OSError, DamagedError) as error:
+            ledger, unknown = snapshot.EMPTY, unknown or _unknown(f"the agent's ledger: {error}")
+        entries = ledger.entries
+        if held is not None and unknown is None:  # an entry counts until the kubelet must have recorded it
+            account = KubeletAccount(RealClock().now(), held)
+            entries = settle(settle(entries, account), account)
+        by_ledger = {(entry.resource, entry.device): entry.allocated_to for entry in entries}
+        allocations = [
+            Allocation(*key, allocated_to) for key, allocated_to in by_ledger.items() if key not in (held or {})
+        ]
+        allocations += allocations_of(held or {})
+        return map_allocations(inventory, allocations, None if self.assume_unallocated else unknown), ledger, entries
+
+    def _by_kubelet(self) -> tuple[Consumers | None, Reason | None]:
+        """Return the kubelet's allocations, None without a kubelet, and the reason if they are incomplete."""
+        try:
+            return read_account(self.kubelet, read_kubelets(self.kernel)), None
+        except AccountUnknownError as error:
+            return error.known, _unknown(str(error))
+
+
+def _unknown(error: str) -> Reason:
+    return refusals.allocations_unknown("a device of this host", Seen("", error), by_hand=True)
+
+
+def _holdings(inventory: Inventory, allocations: PodAllocations) -> Iterator[Holding]:
+    for vgpu, pods in allocations.vgpus.items():
+        live = inventory.vgpus[vgpu].live
+        vgpu_type = None if isinstance(live.type, Unread) else live.type
+        for pod in pods:
+            yield Holding(inventory.vgpus[vgpu].gpu, vgpu, vgpu_type, pod, seen_this_boot=True)
+    for address, pods in allocations.functions.items():
+        for pod in pods if VgpuId(address) not in allocations.vgpus else ():
+            yield Holding(address, VgpuId(address), None, pod, seen_this_boot=True)

@@ -1,0 +1,204 @@
+"""`gpuvirt vfio`: lists the drivers of GPUs, and binds GPUs to a VFIO driver and back."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from gpuvirt.cli.changes import vfiohost
+from gpuvirt.cli.changes.inworker import changed_in_worker
+from gpuvirt.cli.changes.vfiohost import Host
+from gpuvirt.cli.output import vfiorender
+from gpuvirt.cli.output.vfiorender import Result
+from gpuvirt.cli.parameters import options
+from gpuvirt.cli.parameters.options import Output
+from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
+from gpuvirt.model.change.driverplanning import plan_units
+from gpuvirt.model.change.drivers import driver_of
+from gpuvirt.model.change.plan import Plan
+from gpuvirt.model.change.planner import plan_unit
+from gpuvirt.model.change.steps import Unbind
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.reasons import refusals
+from gpuvirt.node.change.observation import observe
+from gpuvirt.paths import HostRoots
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Bind GPUs to a VFIO driver for VMs, or back to the host's.\n\n"
+    "No command changes a GPU that a VM or a pod has.",
+)
+
+Addresses = Annotated[list[str] | None, typer.Argument(metavar="ADDRESS...", help="PCI addresses: 0000:65:00.0")]
+Every = Annotated[bool, typer.Option("--all", "-a", help="All GPUs of this host.")]
+Switches = Annotated[bool, typer.Option("--nvswitches", envvar="BIND_NVSWITCHES", help="With --all, also NVSwitches.")]
+Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also",
+        metavar="ADDRESS",
+        help="A function of another slot that shares the GPU's IOMMU group and may be bound with it. Repeatable.",
+    ),
+]
+RemoveVgpus = Annotated[
+    bool,
+    typer.Option("--remove-vgpus", help="First remove the GPU's vGPUs if all are unused, and switch its VFs off."),
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="After a confirmation, unbind a GPU that processes of the host use; never one that a pod or VM has.",
+    ),
+]
+
+
+@app.command("status")
+def status(
+    *,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Show each GPU's driver, and whether it can be bound for VMs."""
+    here = vfiohost.host(vfiohost.account(HostRoots.under(host_root), kubelet_dir))
+    seen = observe(here.site, here.inputs).host_state()
+    # Each GPU is planned alone, so that its row has the refusals that other GPUs of its IOMMU group cause.
+    rows = [(gpu, plan_units(seen, {gpu: DesiredDriver.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
+    vfiorender.status(seen, rows, as_json=output is Output.JSON)
+
+
+@app.command("bind")
+def bind(  # noqa: PLR0913  a command's options
+    addresses: Addresses = None,
+    *,
+    every: Every = False,
+    nvswitches: Switches = False,
+    also: Also = None,
+    remove_vgpus: RemoveVgpus = False,
+    dry_run: options.DryRun = False,
+    force: Force = False,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Bind GPUs, with all functions of their slots, to a VFIO driver.
+
+    The driver is vfio-pci, or the variant of it that the kernel's modules have for the device. gpuvirt records the
+    original driver of each function, and `unbind` restores it.
+    """
+    known = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    here = vfiohost.host(known, also=also or (), force=force)
+    desired = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True) if remove_vgpus else None)
+    change(here, desired, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
+
+
+@app.command("unbind")
+def unbind(  # noqa: PLR0913  a command's options
+    addresses: Addresses = None,
+    *,
+    every: Every = False,
+    nvswitches: Switches = False,
+    dry_run: options.DryRun = False,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    assume_unallocated: options.AssumeUnallocated = False,
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Bind GPUs back to their original drivers.
+
+    A GPU that a pod or a VM has stays on its VFIO driver.
+    """
+    here = vfiohost.host(
+        vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    )
+    desired = DesiredGpu(DesiredDriver.NATIVE)
+    change(here, desired, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The GPUs and NVSwitches that the command line names."""
+
+    addresses: Sequence[str]
+    every: bool
+    nvswitches: bool
+    vendor: int | None = None
+    """The vendor of the devices that `every` means; None for all supported vendors."""
+
+
+def _heads(inventory: Inventory, chosen: Chosen) -> list[PciAddress]:
+    """Return the GPUs and NVSwitches that the command line names; raise BadParameter for any other address."""
+    if chosen.every == bool(chosen.addresses):
+        raise typer.BadParameter("give either addresses or --all")
+    functions, gpus = inventory.facts.functions, inventory.gpus
+    if chosen.every:
+        switches = [address for address, function in functions.items() if function.kind is FunctionKind.NVSWITCH]
+        heads = [*gpus, *(switches if chosen.nvswitches else ())]
+        return [head for head in heads if chosen.vendor in {None, functions[head].id.vendor}]
+    found = list(vfiohost.parsed(chosen.addresses))
+    for address in found:
+        if address not in functions:
+            raise typer.BadParameter(f"{address}: this host has no such function (gpuvirt vfio status)")
+        if address not in gpus and functions[address].kind is not FunctionKind.NVSWITCH:
+            head = next((gpu for gpu in gpus if slot_of(gpu) == slot_of(address)), None)
+            hint = f"it is bound together with its GPU, {head}" if head else "only GPUs and NVSwitches can be bound"
+            raise typer.BadParameter(f"{address} is no GPU; {hint}")
+    return found
+
+
+def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, dry_run: bool) -> None:
+    """Change the chosen GPUs to their desired state, and print the results; exit with 1 if a change failed."""
+    seen = observe(host.site, host.inputs)
+    heads = _heads(seen.inventory, chosen)
+    emptied = {head: desired.vgpus for head in heads if desired.vgpus is not None and head in seen.inventory.gpus}
+    state = seen.host_state(emptied)
+    units = {
+        unit: {gpu: replace(desired, vgpus=emptied.get(gpu)) for gpu in members if gpu in heads}
+        for unit, members in sorted(seen.inventory.units.items())
+        if not set(heads).isdisjoint(members)
+    }
+    plans = {unit: plan_unit(state, unit, target) for unit, target in units.items()}
+    if host.inputs.forced and not dry_run:
+        _ask(plans.values())
+    results: list[Result] = []
+    for unit, plan in plans.items():
+        would = _would(host, plan, units[unit])
+        quiet = output is Output.JSON
+        unchanged = dry_run or would.reasons
+        results.append(would if unchanged else _changed(host, units[unit], would, seen.inventory, quiet=quiet))
+    vfiorender.results(results, desired, as_json=output is Output.JSON, dry_run=dry_run)
+    if any(result.reasons for result in results):
+        raise typer.Exit(1)
+
+
+def _would(host: Host, plan: Plan, desired: DesiredUnit) -> Result:
+    """Return the result that a plan expects, with the refusals of an agent that keeps a GPU in another mode."""
+    kept = {gpu: host.managed[gpu] for gpu in desired if gpu in host.managed}
+    managed = [refusals.managed(gpu, mode) for gpu, mode in kept.items() if driver_of(mode) is not desired[gpu].driver]
+    reasons = (*managed, *plan.reasons)
+    steps = () if reasons else tuple(step.text for step in plan.steps)
+    return Result(plan.unit, tuple(desired), steps, reasons, plan.drivers.notes)
+
+
+def _ask(plans: Iterable[Plan]) -> None:
+    """Ask the user to confirm an unbind that may break processes of the host."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("--force asks for a confirmation, and standard input is no terminal")
+    gpus = ", ".join(step.address for plan in plans for step in plan.steps if isinstance(step, Unbind))
+    if gpus:
+        typer.confirm(f"Unbind {gpus} from the host's drivers, even if processes use it?", abort=True)
+
+
+def _changed(host: Host, desired: DesiredUnit, would: Result, seen: Inventory, *, quiet: bool) -> Result:
+    """Change one isolation unit, and return the result."""
+    intent = next(iter(would.steps), None)
+    taken, outcome = changed_in_worker(host.change_site, UnitId(would.unit), desired, seen, intent, quiet=quiet)
+    return replace(would, steps=taken, reasons=outcome.reasons)

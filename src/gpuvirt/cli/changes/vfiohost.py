@@ -1,0 +1,79 @@
+"""The host of a command: its devices, their allocations to pods, and the modes that its agent keeps."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from gpuvirt.cli.changes.inworker import ChangeSite
+from gpuvirt.cli.changes.podaccount import PodAccount
+from gpuvirt.cli.parameters import options
+from gpuvirt.clock import RealClock
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import PciAddress, parse_pci_address
+from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.view import NodeView
+from gpuvirt.node.change.inputs import Inputs
+from gpuvirt.node.change.site import Site, site_of
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.published import statefile
+from gpuvirt.paths import HostRoots, KubeletPaths
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The host whose devices a command lists or changes."""
+
+    site: Site
+    inputs: Inputs
+    managed: Mapping[PciAddress, str]
+    """The modes that the agent keeps GPUs in."""
+    vgpu_configs: Mapping[PciAddress, str]
+    """The vGPU configs that the agent keeps applied."""
+    agent_folder: Path
+    """The folder that this host's agent locks."""
+
+    @property
+    def change_site(self) -> ChangeSite:
+        """The host, for a change of its devices."""
+        return ChangeSite(self.site, self.inputs, self.agent_folder)
+
+
+def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: bool = False) -> PodAccount:
+    """Return the reader of a host's allocations."""
+    kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
+    ledgers = (roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
+    return PodAccount(RealKernel(roots), roots, kubelet, ledgers, assume_unallocated)
+
+
+def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False) -> Host:
+    """Return a host, with the modes and vGPU configs that its agent keeps."""
+    site = site_of(account.kernel, account.roots)
+    view = _view(account.roots, account.kubelet, site)
+    managed = {gpu.address: gpu.desired for gpu in view.gpus if gpu.desired is not None and view.agent is not None}
+    vgpu_configs = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
+    names = snapshot.read_ledger(*account.ledgers).type_names
+    inputs = Inputs(account.account, names, frozenset(parsed(also)), force, readings=account.readings)
+    return Host(site, inputs, managed, vgpu_configs, account.roots.local(options.LEDGER).parent)
+
+
+def _view(roots: HostRoots, kubelet: KubeletPaths, site: Site) -> NodeView:
+    """Return the agent's view of the node, or a new one with the allocations of the agent's ledger."""
+    clock = RealClock()
+    procs = (roots.proc, HostRoots.under(options.ROOT).proc)
+    view = statefile.read(roots.run / statefile.FILE, clock.now(), snapshot.boot_id(site.kernel), procs)
+    if view is not None:
+        return view
+    ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
+    return snapshot.take(site.kernel, Settings(), options.read_pci_ids(None, roots), clock, ledger)
+
+
+def parsed(texts: Iterable[str]) -> Iterable[PciAddress]:
+    """Yield PCI addresses; raise BadParameter for an invalid text."""
+    for text in texts:
+        try:
+            yield parse_pci_address(text)
+        except InvalidIdError as error:
+            raise typer.BadParameter(str(error)) from error

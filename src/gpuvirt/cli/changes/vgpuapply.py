@@ -1,0 +1,131 @@
+"""The work of `gpuvirt vgpu` apply, assert, create and delete."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from gpuvirt.cli.changes import vgpuconfigs, vgpuhost
+from gpuvirt.cli.changes.vfiohost import Host
+from gpuvirt.cli.output import vgpurender
+from gpuvirt.cli.output.vgpurender import Result
+from gpuvirt.cli.parameters.options import Output
+from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.pci import Unread
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.desired.configchoice import desired
+from gpuvirt.model.desired.vgpuentries import Entry, Note
+from gpuvirt.model.vgputypes.profiles import resolve_type
+from gpuvirt.node.change.observation import Observation, observe
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The host of a command, and its output format."""
+
+    host_root: Path
+    kubelet_dir: Path | None
+    output: Output
+    assume_unallocated: bool = False
+
+    @property
+    def as_json(self) -> bool:
+        """Whether the output is JSON."""
+        return self.output is Output.JSON
+
+
+def apply(where: Where, config_file: str | None, selected: str | None, *, rebind: bool, dry_run: bool) -> None:
+    """Apply a vGPU config to its GPUs; exit with 1 if a GPU does not carry its vGPUs afterwards.
+
+    With `rebind`, a GPU on a VFIO driver is first bound to its original driver.
+    """
+    configs, notes = vgpuconfigs.read_configs(config_file)
+    entries = configs[vgpuconfigs.select(configs, selected)]
+    here, seen = _seen(where)
+    driver = DesiredDriver.NATIVE if rebind else None
+    desired = {gpu: DesiredGpu(driver, vgpus) for gpu, vgpus in _desired(seen, entries, notes).items()}
+    _change(where, here, seen, desired, dry_run=dry_run)
+
+
+def check(where: Where, config_file: str | None, selected: str | None, *, valid_only: bool) -> None:
+    """Check whether GPUs carry the vGPUs of a vGPU config; exit with 1 if one does not."""
+    configs, notes = vgpuconfigs.read_configs(config_file)
+    entries = configs[vgpuconfigs.select(configs, selected)]
+    if valid_only:
+        _print_notes(notes)
+        return
+    _, seen = _seen(where)
+    results = [
+        vgpuhost.would(seen, gpu, DesiredGpu(vgpus=desired_vgpus))
+        for gpu, desired_vgpus in _desired(seen, entries, notes).items()
+    ]
+    vgpurender.results(results, as_json=where.as_json, dry_run=True)
+    if any(result.steps or result.reasons for result in results):
+        raise typer.Exit(1)
+
+
+def create(where: Where, address: str, vgpu_type: str, count: int, *, dry_run: bool) -> None:
+    """Create vGPUs on a GPU, in addition to its existing ones; exit with 1 if that fails."""
+    here, seen = _seen(where)
+    (gpu,) = vgpuhost.gpus_named(seen, [address])
+    gpu_state = seen.gpu_state(gpu)
+    desired_counts = Counter(_existing_types(gpu_state))
+    name = resolve_type(vgpu_type, gpu_state.known_types) if gpu_state is not None else None
+    desired_counts[name or vgpu_type] += count
+    _change(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(desired_counts))}, dry_run=dry_run)
+
+
+def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
+    """Remove unused vGPUs; exit with 1 if one stays."""
+    here, seen = _seen(where)
+    gpu_states = vgpuhost.gpu_states(seen)
+    gpus = {vgpu.id: gpu for gpu, gpu_state in gpu_states.items() for vgpu in gpu_state.host.live}
+    chosen = [VgpuId(text.lower()) for text in dict.fromkeys(ids)]
+    if missing := [vgpu for vgpu in chosen if vgpu not in gpus]:
+        raise typer.BadParameter(f"{missing[0]}: this host has no such vGPU (gpuvirt vgpu list)")
+    results = [
+        vgpuhost.removed(here, seen, gpus[vgpu], vgpu, quiet=where.as_json, dry_run=dry_run)
+        for vgpu in sorted(chosen, key=lambda vgpu: (gpus[vgpu], vgpu))
+    ]
+    vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
+    if any(result.reasons for result in results):
+        raise typer.Exit(1)
+
+
+def _seen(where: Where) -> tuple[Host, Observation]:
+    here = vgpuhost.host(where.host_root, where.kubelet_dir, assume_unallocated=where.assume_unallocated)
+    return here, observe(here.site, here.inputs, None)
+
+
+def _desired(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note]) -> Mapping[PciAddress, DesiredVgpus]:
+    """Return the desired vGPUs of each GPU of a config, and print the notes on the config."""
+    found = desired(entries, config_gpus(seen.inventory, vgpuhost.gpu_states(seen)))
+    _print_notes((*notes, *found.notes))
+    return {gpu: desired_vgpus_of(desired_vgpus) for gpu, desired_vgpus in found.gpus.items()}
+
+
+def _change(
+    where: Where, here: Host, seen: Observation, desired: Mapping[PciAddress, DesiredGpu], *, dry_run: bool
+) -> None:
+    results: list[Result] = []
+    for gpu, desired_gpu in sorted(desired.items()):
+        would = vgpuhost.would(seen, gpu, desired_gpu)
+        unchanged = dry_run or not (would.steps or would.reasons)
+        results.append(would if unchanged else vgpuhost.changed(here, seen, gpu, desired_gpu, quiet=where.as_json))
+    vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
+    if any(result.reasons for result in results):
+        raise typer.Exit(1)
+
+
+def _existing_types(gpu_state: GpuState | None) -> list[str]:
+    vgpus = gpu_state.host.live if gpu_state is not None else ()
+    return [vgpu.type for vgpu in vgpus if not isinstance(vgpu.type, Unread)]
+
+
+def _print_notes(notes: Iterable[Note]) -> None:
+    for note in notes:
+        typer.echo(f"gpuvirt: {note.text}", err=True)

@@ -1,0 +1,1 @@
+"""The commands that read and explain: devices, status, doctor, why, support."""

@@ -1,0 +1,48 @@
+"""`gpuvirt devices`: the GPUs of this node, and what each is offered as."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from gpuvirt.cli.output import render
+from gpuvirt.cli.parameters import options
+from gpuvirt.cli.parameters.options import Output
+from gpuvirt.clock import RealClock
+from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.published import statefile
+from gpuvirt.paths import HostRoots, KubeletPaths
+
+
+def devices(
+    *,
+    host_root: options.HostRoot = options.ROOT,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    config: options.Config = None,
+    pci_ids: options.PciIdsFile = None,
+    output: options.OutputFormat = Output.TABLE,
+    every: Annotated[
+        bool, typer.Option("--all", "-a", help="Also list audio, USB and NVSwitch functions that are not offered.")
+    ] = False,
+) -> None:
+    """List the GPUs of this node, and what each is offered as.
+
+    The list has each GPU's mode, driver, users and vGPUs, and the reason why a GPU is not offered. The command changes
+    nothing. Where the agent runs, the list is the agent's. Without an agent, or beside an agent with --plugin-only, the
+    command reads the host, and the agent's ledger for the devices that pods have and for resource names.
+    """
+    roots = HostRoots.under(host_root)
+    kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
+    settings, ids = options.read_settings(config), options.read_pci_ids(pci_ids, roots)
+    kernel, clock = RealKernel(roots), RealClock()
+    # An agent of a simulated host runs in this host's /proc.
+    procs = (roots.proc, HostRoots.under(options.ROOT).proc)
+    view = statefile.read(roots.run / statefile.FILE, clock.now(), snapshot.boot_id(kernel), procs)
+    if view is None:
+        ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
+        view = snapshot.take(kernel, settings, ids, clock, ledger)
+    if output is Output.JSON:
+        render.json_lines(view)
+    else:
+        render.devices(view, every=every, sees_users=os.geteuid() == 0)

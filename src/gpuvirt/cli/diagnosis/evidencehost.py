@@ -1,0 +1,86 @@
+"""The inputs of `gpuvirt doctor` and `gpuvirt why`: a host, its kubelet, settings, and KubeVirt's configuration."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.apps.doctor import Surroundings
+from gpuvirt.cli.parameters import options
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.vms.evidence import ask_kubevirts
+from gpuvirt.documents import MOST_BYTES
+from gpuvirt.errors import ConfigError
+from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.published import statefile
+from gpuvirt.paths import HostRoots, KubeletPaths
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where the host's folders are mounted, from the options of these names."""
+
+    host_root: Path
+    system_root: Path | None
+    kubelet_dir: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class KubeVirtAt:
+    """The source of KubeVirt's configuration: a file or a cluster. Without either, it is not checked."""
+
+    file: str | None = None
+    """The output of `kubectl get kubevirt -A -o yaml`; `-` for standard input."""
+    kubeconfig: Path | None = None
+    context: str = ""
+    """The context of the kubeconfig; empty for its current context."""
+
+
+def surroundings(
+    where: Where, config: Path | None, pci_ids: Path | None, kubevirt: KubeVirtAt
+) -> tuple[RealKernel, Surroundings]:
+    """Return the host and the other inputs that a command's options name; raise ConfigError."""
+    roots = HostRoots.under(where.host_root, where.system_root)
+    kubelet = KubeletPaths(where.kubelet_dir or roots.local(options.KUBELET))
+    return RealKernel(roots), Surroundings(
+        kubelet=kubelet,
+        settings=options.read_settings(config),
+        ids=options.read_pci_ids(pci_ids, roots),
+        clock=RealClock(),
+        ledger=snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet)),
+        state_file=roots.run / statefile.FILE,
+        # An agent of a simulated host runs in this host's /proc.
+        procs=(roots.proc, HostRoots.under(options.ROOT).proc),
+        kubevirts=_kubevirts(kubevirt),
+    )
+
+
+def _kubevirts(at: KubeVirtAt) -> tuple[KubeVirt, ...] | None:
+    if at.file is not None and at.kubeconfig is not None:
+        raise ConfigError("give one of --kubevirt and --kubeconfig", where="--kubeconfig")
+    if at.kubeconfig is not None:
+        return ask_kubevirts(at.kubeconfig, at.context)
+    if at.context:
+        raise ConfigError("names a context of a kubeconfig; expected --kubeconfig, too", where="--context")
+    return _read_kubevirts(at.file) if at.file is not None else None
+
+
+def _read_kubevirts(name: str) -> tuple[KubeVirt, ...]:
+    where = "standard input" if name == STANDARD_INPUT else name
+    try:
+        if name == STANDARD_INPUT:
+            content = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=where) from error
+    except OSError as error:
+        raise ConfigError(f"can't be read: {error.strerror}", where=where) from error
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"is too large; expected at most {MOST_BYTES >> 20} MiB", where=where)
+    return parse(text, where=where)

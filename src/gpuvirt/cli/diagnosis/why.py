@@ -1,0 +1,94 @@
+"""`gpuvirt why`: the finding that keeps a device from VMs, or a VM or pod from its devices."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuvirt.apps.doctor import gather
+from gpuvirt.cli.diagnosis import whyvm
+from gpuvirt.cli.diagnosis.evidencehost import KubeVirtAt, Where, surroundings
+from gpuvirt.cli.output import diagnosisrender
+from gpuvirt.cli.output.render import json_lines
+from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters.options import Output
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import ObjectName
+from gpuvirt.model.doctor.explaining import walk
+from gpuvirt.model.doctor.target import is_target, object_target
+from gpuvirt.model.doctor.vms.vmevidence import ObjectKind
+
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig",
+        dir_okay=False,
+        metavar="FILE",
+        help="Kubeconfig of the cluster: of the VM or pod, or of the KubeVirt that is checked for a device.",
+    ),
+]
+TARGETS = "ADDRESS|RESOURCE|vm/NAME|vmi/NAME|pod/NAME"
+
+
+def why(  # noqa: PLR0913  one parameter an option
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar=TARGETS,
+            help="A PCI address, a vGPU's UUID or a resource on this host, or a VM, VMI or pod of the cluster.",
+        ),
+    ],
+    *,
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            help="Namespace of the VM or pod. Default: that of the kubeconfig's context.",
+        ),
+    ] = "",
+    host_root: options.HostRoot = options.ROOT,
+    system_root: options.SystemRoot = None,
+    kubelet_dir: options.KubeletDirOfHost = None,
+    config: options.Config = None,
+    pci_ids: options.PciIdsFile = None,
+    kubevirt: options.KubeVirtFile = None,
+    kubeconfig: ClusterFile = None,
+    context: apiserver.ContextOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Explain what keeps a GPU from VMs, or a VM from its GPUs.
+
+    For a PCI address, a UUID or a resource, the command checks this host, and prints the stages between the GPU and a
+    VM. Of a resource, it takes the device that passes most stages. For vm/NAME, vmi/NAME or pod/NAME, it reads the
+    cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the requested devices, the scheduler's message,
+    and what blocks the pod on each node.
+
+    It exits with 0 if nothing blocks the device, VM or pod, with 1 otherwise.
+    """
+    if (found := _object_in(target)) is not None:
+        whyvm.explain(found, apiserver.asked_credentials(kubeconfig, context), namespace, output)
+        return
+    where = Where(host_root, system_root, kubelet_dir)
+    kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
+    way = walk(gather(kernel, around), target)
+    if output is Output.JSON:
+        json_lines(way)
+    else:
+        diagnosisrender.way(way)
+    raise typer.Exit(1 if way.blocker is not None else 0)
+
+
+def _object_in(target: str) -> tuple[ObjectKind, ObjectName] | None:
+    """Return the object that a target names, None for a device or a resource; raise BadParameter if it is invalid."""
+    try:
+        found = object_target(target)
+    except InvalidIdError as error:
+        raise typer.BadParameter(str(error), param_hint=TARGETS) from error
+    if found is None and not is_target(target):
+        raise typer.BadParameter(
+            f"{target!r} is not valid; expected 0000:65:00.0, an mdev's UUID, nvidia.com/GA102GL_A10, or vm/vm-a",
+            param_hint=TARGETS,
+        )
+    return found

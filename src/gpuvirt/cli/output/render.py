@@ -1,0 +1,154 @@
+"""The output of commands: tables for a terminal, JSON for programs."""
+
+from collections.abc import Iterable
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
+from gpuvirt.facts.vgpu import Scheduler
+from gpuvirt.model.inventory.inventory import Mode
+from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, SchedulerView, VgpuView
+from gpuvirt.model.reasons import Reason, ReasonCode
+
+DEVICE_COLUMNS = (
+    *(Column("ADDRESS"), Column("NAME", folds=True, optional=True), Column("MODE")),
+    *(Column(name, optional=True) for name in ("DRIVER", "GROUP", "NUMA")),
+    *(Column(name, folds=True, optional=True) for name in ("USERS", "VGPUS", "SCHEDULER", "OFFERED AS", "REASON")),
+)
+RESOURCE_COLUMNS = (
+    Column("RESOURCE"),
+    Column("TOTAL"),
+    Column("HEALTHY"),
+    Column("ALLOCATED"),
+    Column("REGISTERED", folds=True),
+)
+MODE_COLORS = {Mode.PASSTHROUGH: "green", Mode.VGPU: "cyan", Mode.CONTAINER: "blue"}
+
+
+def json_lines(value: object) -> None:
+    """Print a value as indented JSON."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def devices(view: NodeView, *, every: bool, sees_users: bool = True) -> None:
+    """Print the tables of a node's devices and resources, and the reasons.
+
+    Functions other than GPUs have a row if they are offered, or with `every`. `sees_users` tells whether the processes
+    that use a device are visible.
+    """
+    out = console()
+    functions = [function for function in view.functions if every or function.offered_as is not None]
+    if not view.gpus and not functions:
+        out.print("No GPU of NVIDIA, AMD or Intel on this host.")
+    else:
+        devices_table((*view.gpus, *functions)).print(out)
+    if hidden := len(view.functions) - len(functions):
+        out.print(Text(f"{hidden} other functions of these cards and NVSwitches are hidden (--all)", style="dim"))
+    for reason in reasons_shown(view):
+        say_reason(out, reason)
+    if view.resources:
+        out.print()
+        resources_table(view.resources).print(out)
+    source = f"agent {view.agent.version}, pid {view.agent.pid}" if view.agent else "the host"
+    if view.agent is None and not sees_users:
+        source += "; only root sees which processes use a device"
+    out.print()
+    say(out, f"as of {view.at:%Y-%m-%d %H:%M:%S} UTC, read from {source}", style="dim")
+
+
+def devices_table(rows: Iterable[GpuView]) -> Table:
+    """Return a table with a row for each GPU or function; columns that are empty in all rows are left out."""
+    made = Table(DEVICE_COLUMNS)
+    for row in rows:
+        made.add(*_device_cells(row))
+    return made
+
+
+def _device_cells(row: GpuView) -> tuple[Cell, ...]:
+    return (
+        row.address,
+        row.name or row.pci_id,
+        Text(row.mode, style=MODE_COLORS.get(row.mode, "")),
+        row.driver or NOTHING,
+        _or_nothing(row.group),
+        _or_nothing(row.numa_node),
+        _users(row),
+        _vgpus(row.vgpus),
+        _scheduler(row.scheduler),
+        _offered(row),
+        _codes(row.reasons),
+    )
+
+
+def resources_table(resources: Iterable[ResourceView]) -> Table:
+    """Return the table of resources that are offered to the kubelet."""
+    made = Table(RESOURCE_COLUMNS)
+    for resource in resources:
+        because = resource.not_registered_because
+        made.add(
+            resource.name,
+            str(len(resource.devices)),
+            str(sum(device.healthy for device in resource.devices)),
+            str(sum(device.allocated_to is not None for device in resource.devices)),
+            "yes" if resource.registered else f"no: {because.code}" if because else NOTHING,
+        )
+    return made
+
+
+def reasons_shown(view: NodeView) -> Iterable[Reason]:
+    """Yield the reasons to explain below the table, which has only their codes."""
+    for gpu in view.gpus:
+        yield from (reason for reason in gpu.reasons if reason.code is not ReasonCode.CARRIES_VGPUS)
+        yield from (reason for vgpu in gpu.vgpus for reason in vgpu.reasons)
+    yield from (reason for function in view.functions if function.offered_as for reason in function.reasons)
+    yield from view.notes
+    for resource in view.resources:
+        if resource.not_registered_because is not None:
+            yield resource.not_registered_because
+
+
+def say_reason(out: Console, reason: Reason, *, style: str = "") -> None:
+    """Print a reason: its message, then its places and its fix on their own lines."""
+    say(out, f"{reason.code}: {reason.subject} {reason.message}", style=style)
+    if reason.seen:
+        say(out, reason.seen, head=Text("  seen: ", style="dim"))
+    if reason.fix:
+        say(out, reason.fix, head=Text("  fix:  ", style="dim"))
+
+
+def yes_or_no(is_so: bool) -> Text:
+    """Return a green yes or a red no."""
+    return Text("yes", style="green") if is_so else Text("no", style="red")
+
+
+def _or_nothing(value: int | None) -> str:
+    return NOTHING if value is None else str(value)
+
+
+def _users(row: GpuView) -> str:
+    users = [*row.users, *(user for vgpu in row.vgpus for user in vgpu.users)]
+    return ", ".join(dict.fromkeys(users)) or NOTHING
+
+
+def _vgpus(vgpus: tuple[VgpuView, ...]) -> str:
+    counts: dict[str, int] = {}
+    for vgpu in vgpus:
+        counts[vgpu.type] = counts.get(vgpu.type, 0) + 1
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or NOTHING
+
+
+def _scheduler(scheduler: SchedulerView | None) -> str:
+    return NOTHING if scheduler is None else Scheduler(scheduler.policy, scheduler.timeslice_ms).text
+
+
+def _offered(row: GpuView) -> Text:
+    names = [row.offered_as, *(vgpu.offered_as for vgpu in row.vgpus)]
+    shown = ", ".join(dict.fromkeys(name for name in names if name is not None))
+    unhealthy = row.healthy is False or any(vgpu.reasons for vgpu in row.vgpus)
+    return Text(shown or NOTHING, style="yellow" if unhealthy else "")
+
+
+def _codes(reasons: tuple[Reason, ...]) -> str:
+    return ", ".join(dict.fromkeys(str(reason.code) for reason in reasons)) or NOTHING

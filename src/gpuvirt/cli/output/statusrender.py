@@ -1,0 +1,37 @@
+"""The text output of `gpuvirt status`."""
+
+from gpuvirt.cli.output import render
+from gpuvirt.cli.output.tables import Column, Table, console, say
+from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
+
+COLUMNS = (
+    Column("NODE"),
+    Column("WORKLOAD", folds=True),
+    Column("COMPONENT"),
+    Column("READY"),
+    Column("STATE"),
+    Column("DETAIL", folds=True, optional=True),
+)
+
+
+def status(found: ClusterStatus) -> None:
+    """Print the ClusterPolicy's state and the table of components; the reason of a row is below it."""
+    out = console()
+    policy = f"ClusterPolicy {found.policy}: {found.state or 'no controller has reported its state yet'}"
+    say(out, policy if found.policy is not None else "No ClusterPolicy: the controller deploys nothing.")
+    if found.reason:
+        say(out, found.reason, head="  ")
+    if found.invalid:
+        say(out, "")
+        say(out, "Invalid desired state, which gpuvirt does not apply:")
+    for value in found.invalid:
+        say(out, value.text, head="  ")
+    if not found.components:
+        return
+    table = Table(COLUMNS)
+    for row in found.components:
+        detail, reasons = (row.detail, ()) if row.ready else ("", (row.detail,))
+        ready = render.yes_or_no(row.ready)
+        table.add(row.node, row.workload, row.component, ready, row.state, detail, below=filter(None, reasons))
+    out.print()
+    table.print(out)

@@ -1,0 +1,121 @@
+"""The output of `gpuvirt vfio`."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from rich.text import Text
+
+from gpuvirt.cli.output import render
+from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
+from gpuvirt.model.change.plan import DriverPlan
+from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.reasons import Reason
+
+COLUMNS = (
+    Column("ADDRESS"),
+    Column("DRIVER"),
+    Column("GROUP"),
+    Column("SIBLINGS", folds=True),
+    Column("FOR VMS", folds=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a change of one isolation unit."""
+
+    unit: str
+    gpus: tuple[str, ...]
+    steps: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One GPU and its drivers."""
+
+    address: PciAddress
+    driver: str | None
+    group: int | None
+    siblings: dict[str, str | None]
+    """The other functions of the GPU's slot, with their drivers."""
+    on_vfio: bool
+    steps: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+
+def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, as_json: bool) -> None:
+    """Print the driver of each GPU, and whether it is or could be bound for VMs."""
+    shown = [_row(seen, address, plan) for address, plan in rows]
+    if as_json:
+        render.json_lines(shown)
+        return
+    out = console()
+    if not shown:
+        out.print("No GPU of NVIDIA, AMD or Intel on this host.")
+        return
+    table = Table(COLUMNS)
+    for row in shown:
+        group = NOTHING if row.group is None else str(row.group)
+        table.add(row.address, row.driver or NOTHING, group, _siblings(row), _answer(row))
+    table.print(out)
+    for reason in dict.fromkeys(chain.from_iterable(row.reasons for row in shown)):
+        render.say_reason(out, reason)
+
+
+def results(done: Sequence[Result], desired: DesiredGpu, *, as_json: bool, dry_run: bool) -> None:
+    """Print the result of each change, or of its dry run."""
+    if as_json:
+        render.json_lines(done)
+        return
+    out = console()
+    for result in done:
+        gpus = ", ".join(result.gpus)
+        if dry_run:
+            for step in result.steps:
+                out.print(step, soft_wrap=True)
+        for reason in result.reasons:
+            render.say_reason(out, reason, style="yellow")
+        for note in result.notes:
+            say(out, note)
+        if not result.reasons:
+            bound = "bound for VMs" if desired.driver is DesiredDriver.PASSTHROUGH else "bound for the host"
+            would = "would be " if dry_run and result.steps else ""
+            already = "" if result.steps else "already "
+            say(out, f"{gpus}: {would}{already}{bound}", style="green")
+
+
+def _row(seen: UnitState, address: PciAddress, plan: DriverPlan) -> Row:
+    gpu = seen.inventory.gpus[address]
+    functions = seen.inventory.facts.functions
+    return Row(
+        address=address,
+        driver=_driver(gpu.function),
+        group=gpu.function.iommu_group if isinstance(gpu.function.iommu_group, int) else None,
+        siblings={sibling: _driver(functions[sibling]) for sibling in gpu.siblings},
+        on_vfio=gpu.function.on_vfio,
+        steps=tuple(step.text for step in plan.steps),
+        reasons=plan.refusals,
+    )
+
+
+def _driver(function: PciFunction) -> str | None:
+    return None if isinstance(function.driver, Unread) else function.driver
+
+
+def _siblings(row: Row) -> str:
+    siblings = (f"{name.rpartition(':')[2]} ({driver or 'no driver'})" for name, driver in row.siblings.items())
+    return ", ".join(siblings) or NOTHING
+
+
+def _answer(row: Row) -> Text:
+    if row.reasons:
+        return Text(", ".join(dict.fromkeys(str(reason.code) for reason in row.reasons)), style="yellow")
+    if not row.steps:
+        return Text("yes", style="green")
+    return Text("partly: gpuvirt vfio bind" if row.on_vfio else "possible: gpuvirt vfio bind")

@@ -1,0 +1,142 @@
+"""The output of `gpuvirt vgpu`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuvirt.cli.output import render
+from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
+from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.pci import Unread
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.vgputypes.profiles import profile_name
+
+VGPU_COLUMNS = (
+    Column("VGPU"),
+    Column("TYPE"),
+    Column("GPU"),
+    Column("ON", folds=True, optional=True),
+    Column("GROUP", folds=True),
+    Column("USED BY", folds=True),
+)
+TYPE_COLUMNS = (
+    Column("GPU"),
+    Column("TYPE"),
+    Column("IN CONFIGS"),
+    Column("EXISTING"),
+    Column("COULD BE MADE", folds=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a change of one GPU, or of its dry run."""
+
+    gpu: PciAddress
+    steps: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    desired_counts: dict[str, int] | None = None
+    """The GPU's desired vGPUs by type; None if the command only removes vGPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuRow:
+    """One vGPU; `slot` is its parent, `gpu` or one of its VFs."""
+
+    id: VgpuId
+    type: str
+    gpu: PciAddress
+    slot: PciAddress
+    group: int | None
+    users: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    """One vGPU type on one GPU."""
+
+    gpu: PciAddress
+    type: str
+    name: str
+    """The type's name in vGPU configs."""
+    there: int
+    """How many vGPUs of the type the GPU carries."""
+    left: int
+    """How many more fit beside the vGPUs of the GPU."""
+
+
+def rows_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[VgpuRow]:
+    """Return the existing vGPUs."""
+    return [
+        VgpuRow(
+            vgpu.id,
+            "unknown" if isinstance(vgpu.type, Unread) else vgpu.type,
+            gpu,
+            vgpu.slot,
+            vgpu.group if isinstance(vgpu.group, int) else None,
+            gpu_state.users.get(vgpu.id, ()),
+        )
+        for gpu, gpu_state in gpu_states.items()
+        for vgpu in sorted(gpu_state.host.live, key=lambda vgpu: (vgpu.slot, vgpu.id))
+    ]
+
+
+def types_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[TypeRow]:
+    """Return for each GPU and vGPU type how many vGPUs exist, and how many more fit."""
+    return [
+        TypeRow(
+            gpu,
+            vgpu_type,
+            profile_name(vgpu_type),
+            sum(1 for vgpu in gpu_state.host.live if vgpu.type == vgpu_type),
+            sum(left.get(vgpu_type, 0) for left in gpu_state.host.slots.values()),
+        )
+        for gpu, gpu_state in gpu_states.items()
+        for vgpu_type in gpu_state.known_types
+    ]
+
+
+def vgpus(rows: Sequence[VgpuRow]) -> None:
+    """Print the table of vGPUs."""
+    out = console()
+    if not rows:
+        out.print("No vGPU on this host.")
+        return
+    table = Table(VGPU_COLUMNS)
+    for row in rows:
+        group = NOTHING if row.group is None else str(row.group)
+        on = NOTHING if row.slot in {row.gpu, row.id} else row.slot
+        table.add(row.id, row.type, row.gpu, on, group, ", ".join(row.users) or NOTHING)
+    table.print(out)
+
+
+def types(rows: Sequence[TypeRow]) -> None:
+    """Print the table of vGPU types."""
+    out = console()
+    if not rows:
+        out.print("No GPU of this host can carry vGPUs now; see: gpuvirt doctor")
+        return
+    table = Table(TYPE_COLUMNS)
+    for row in rows:
+        table.add(row.gpu, row.type, row.name, str(row.there), str(row.left))
+    table.print(out)
+
+
+def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
+    """Print the result of each change, or of its dry run."""
+    if as_json:
+        render.json_lines(done)
+        return
+    out = console()
+    for result in done:
+        for step in result.steps if dry_run else ():
+            out.print(step, soft_wrap=True)
+        for reason in result.reasons:
+            render.say_reason(out, reason, style="yellow")
+        if not result.reasons and result.desired_counts is not None:
+            carries = ", ".join(f"{count} {name}" for name, count in sorted(result.desired_counts.items())) or "no vGPU"
+            would = "would then carry" if dry_run and result.steps else "carries"
+            already = "" if result.steps else " already"
+            say(out, f"{result.gpu}: {would} {carries}{already}", style="green")
+    if not done:
+        out.print("The vGPU config names no GPU of this host.")

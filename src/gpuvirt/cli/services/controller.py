@@ -1,0 +1,83 @@
+"""`gpuvirt controller`: the controller of a cluster."""
+
+import asyncio
+import os
+from typing import Annotated
+
+import typer
+
+from gpuvirt.apps.controller import ControllerOptions, run_until_stopped
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters.addresses import address_of
+from gpuvirt.cluster.operator.decisions import Home
+
+
+def controller(  # noqa: PLR0913  one parameter an option
+    *,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    namespace: apiserver.HomeOption = "",
+    leader_elect: Annotated[
+        bool, typer.Option(help="Act only while this process has the Lease gpuvirt-controller.")
+    ] = True,
+    coexist: Annotated[
+        bool,
+        typer.Option(
+            "--coexist",
+            envvar="GPUVIRT_COEXIST",
+            help="Run beside NVIDIA's GPU operator: gpuvirt manages the nodes labelled for VMs, NVIDIA's operator the"
+            " others.",
+        ),
+    ] = False,
+    kubevirt: Annotated[
+        bool,
+        typer.Option(
+            envvar="GPUVIRT_KUBEVIRT", help="Add missing devices to KubeVirt's permitted devices, or only report them."
+        ),
+    ] = True,
+    image: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_IMAGE",
+            metavar="IMAGE",
+            help="gpuvirt's image, which agents run. Without it, the controller deploys nothing.",
+        ),
+    ] = "",
+    image_pull_policy: Annotated[
+        str, typer.Option(envvar="GPUVIRT_IMAGE_PULL_POLICY", metavar="POLICY", help="The image's pull policy.")
+    ] = "IfNotPresent",
+    image_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="GPUVIRT_IMAGE_PULL_SECRETS", metavar="NAME", help="A Secret to pull the image with; repeatable."
+        ),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
+    ] = ":8080",
+    log_format: options.LogFormatOption = LogFormat.TEXT,
+    verbose: options.Verbose = False,
+) -> None:
+    """Run the controller, which deploys operands to GPU nodes.
+
+    The ClusterPolicy and the nodes' labels decide what runs on which node. The controller runs until SIGTERM or SIGINT.
+    Starting or stopping it changes no device: without a controller, agents keep the last desired state.
+    """
+    set_up(log_format, verbose=verbose)
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
+    served = ControllerOptions(
+        credentials=credentials,
+        home=Home(
+            namespace=apiserver.home_of(namespace, credentials),
+            coexists=coexist,
+            manages_kubevirt=kubevirt,
+            image=image or None,
+            pull_policy=image_pull_policy,
+            pull_secrets=tuple(image_pull_secret or ()),
+            images={name: value for name, value in os.environ.items() if name.endswith("_IMAGE")},  # noqa: TID251
+        ),
+        elects=leader_elect,
+        listen=address_of(listen),
+    )
+    asyncio.run(run_until_stopped(served))

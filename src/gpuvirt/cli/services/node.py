@@ -1,0 +1,116 @@
+"""`gpuvirt node`: the agent."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.apps.node import NodeOptions, run_until_stopped
+from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters.addresses import ListenOption, address_of
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import parse_config_map_name
+from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.node.change.site import site_of
+from gpuvirt.node.published import cdifiles, statefile
+from gpuvirt.node.published.markers import Markers
+from gpuvirt.paths import HostRoots, KubeletPaths
+
+PluginOnly = Annotated[
+    bool,
+    typer.Option(
+        "--plugin-only",
+        help="Only observe and offer, unprivileged; needs the kubelet's device-plugins folder and /dev/vfio.",
+    ),
+]
+ValidationsDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="GPUVIRT_VALIDATIONS_DIR",
+        file_okay=False,
+        metavar="DIR",
+        help="Folder of the files by which NVIDIA's operands wait for each other (/run/nvidia/validations).",
+    ),
+]
+AwaitController = Annotated[
+    bool,
+    typer.Option(
+        "--await-controller",
+        envvar="GPUVIRT_AWAIT_CONTROLLER",
+        help="Register a new resource only after the controller has reported in the node's GpuNode whether KubeVirt"
+        " offers it itself; wait at most 30 s.",
+    ),
+]
+
+
+def node(  # noqa: PLR0913  one parameter an option
+    *,
+    host_root: options.HostRoot = options.ROOT,
+    system_root: options.SystemRoot = None,
+    kubelet_dir: options.KubeletDir = options.KUBELET_DIR,
+    config: options.Config = None,
+    pci_ids: options.PciIdsFile = None,
+    node_name: apiserver.NodeNameOption = None,
+    kubeconfig: apiserver.KubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    plugin_only: PluginOnly = False,
+    validations_dir: ValidationsDir = None,
+    await_controller: AwaitController = False,
+    listen: ListenOption,
+    log_format: options.LogFormatOption = LogFormat.TEXT,
+    verbose: options.Verbose = False,
+) -> None:
+    """Run the agent of this node: offer its GPUs to the kubelet.
+
+    The agent runs until SIGTERM or SIGINT. Starting or stopping it changes no device, so it may be restarted at any
+    time.
+    """
+    set_up(log_format, verbose=verbose)
+    roots, kubelet = HostRoots.under(host_root, system_root), KubeletPaths(kubelet_dir)
+    settings = _plugin_only_settings(config) if plugin_only else options.read_settings(config)
+    kernel = RealKernel(roots)
+    site = site_of(kernel, roots)
+    node = None if plugin_only else apiserver.node_name_of(node_name)
+    config_map = parse_config_map_name(settings.vgpu_config_map)
+    cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
+    run = NodeOptions(
+        kernel=kernel,
+        markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
+        moves=site if settings.manages or cluster is not None else None,
+        gates=None if plugin_only else site.locks,
+        kubelet=kubelet,
+        ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
+        state_file=None if plugin_only else roots.run / statefile.FILE,
+        cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
+        settings=settings,
+        ids=options.read_pci_ids(pci_ids, roots),
+        plugin_only=plugin_only,
+        node_name=node,
+        vgpu_configs=options.read_vgpu_configs(settings),
+        cluster=cluster,
+        awaits_controller=await_controller,
+        listen=address_of(listen),
+    )
+    asyncio.run(run_until_stopped(run))
+
+
+def _plugin_only_settings(config: Path | None) -> Settings:
+    """Return the settings; raise ConfigError for one that an unprivileged agent can't follow."""
+    settings = options.read_settings(config)
+    if settings.cdi is CdiUse.ANSWERS:
+        raise ConfigError(
+            "answers can't name CDI devices with --plugin-only, which writes no CDI specs; expected none or files",
+            where=str(config),
+            path="$.cdi",
+        )
+    if settings.manages:
+        raise ConfigError(
+            "drivers of GPUs can't be changed with --plugin-only, which may not write to the host; expected unmanaged",
+            where=str(config),
+            path="$.mode" if settings.mode is not DesiredMode.UNMANAGED else "$.modes",
+        )
+    return settings

@@ -1,0 +1,34 @@
+"""`gpuvirt uninstall`: removes the controller's objects and labels from a cluster; the chart's Job runs it."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from gpuvirt.cli.parameters import apiserver
+from gpuvirt.install.uninstall import Goals, run
+
+
+def uninstall(
+    *,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    namespace: apiserver.HomeOption = "",
+    coexist: Annotated[
+        bool,
+        typer.Option("--coexist", envvar="GPUVIRT_COEXIST", help="Keep the labels that NVIDIA's operator uses, too."),
+    ] = False,
+    crds: Annotated[
+        bool,
+        typer.Option("--crds", help="Also delete gpuvirt's CustomResourceDefinitions, with all their objects."),
+    ] = False,
+) -> None:
+    """Remove what gpuvirt has created in the cluster.
+
+    The command removes operands, the discoverer, labels, entries in KubeVirt's configuration, GpuNodes, and the
+    ClusterPolicy of the chart. It changes no device, and VMs keep theirs. It prints each removal, and each object that
+    stays, with the reason. If it is interrupted, run it again.
+    """
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
+    home = apiserver.home_of(namespace, credentials)
+    asyncio.run(run(credentials, Goals(home, beside=coexist, crds=crds), lambda line: print(line, flush=True)))

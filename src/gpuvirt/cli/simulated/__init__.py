@@ -1,0 +1,1 @@
+"""The commands that need no GPU: sim and demo."""

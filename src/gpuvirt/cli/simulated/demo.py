@@ -1,0 +1,102 @@
+"""`gpuvirt demo`: the real agent on a simulated host with a simulated kubelet."""
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.apps.node import NodeOptions, run
+from gpuvirt.cli.simulated.story import Stage, Story
+from gpuvirt.cli.simulated.vgpustory import VgpuStory, cast_of
+from gpuvirt.clock import RealClock
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.node.agent import Agent
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
+from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt.sim.programs.tools import SimTools
+
+DEFAULT, WITH_VGPUS = "2xA10", "2xA10-sriov"
+"""The default hosts of the demo and of its vGPU part: a 2xA10 can't carry vGPUs."""
+
+
+def demo(
+    *,
+    host: Annotated[
+        str,
+        typer.Option("--host", "-H", metavar="NAME", help="A host of `gpuvirt sim hosts`, or a YAML file."),
+    ] = DEFAULT,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the agent's log as well.")] = False,
+) -> None:
+    """Show what gpuvirt does, on a simulated host with GPUs.
+
+    The demo needs no GPU and no cluster, and takes less than 20 seconds.
+    """
+    set_up(LogFormat.TEXT)
+    if not verbose:
+        logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
+        asyncio.run(play(host, Path(folder)))
+
+
+async def play(host: str, folder: Path) -> None:
+    """Play the demo on a simulated host; kubelets and agents keep their files in `folder`."""
+    async with _stage(host, folder / "whole", Settings()) as stage:
+        story = Story(stage)
+        cast = cast_of(stage.kernel)
+        await story.play(more=cast is not None)
+    second = host if cast is not None else WITH_VGPUS if host == DEFAULT else None
+    if second is not None:
+        modes: dict[str, DesiredMode] = dict.fromkeys(cast.gpus, DesiredMode.VGPU) if cast is not None else {}
+        settings = Settings(modes=modes) if modes else Settings(mode=DesiredMode.VGPU)
+        async with _stage(second, folder / "vgpus", settings) as stage:
+            vgpus = VgpuStory(stage, chapter=story.chapter)
+            await vgpus.play_vgpus(same_host=second == host)
+            story.chapter = vgpus.chapter
+    story.suggest()
+
+
+@asynccontextmanager
+async def _stage(host: str, folder: Path, settings: Settings) -> AsyncIterator[Stage]:
+    """Run an agent and a kubelet on a simulated host."""
+    spec = load_host(host)
+    kernel, clock = build_host(spec, where=host), RealClock()
+    started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
+    options = NodeOptions(
+        kernel=kernel,
+        kubelet=KubeletPaths(folder / "kubelet"),
+        ledger=folder / "ledger.json",
+        state_file=None,
+        settings=settings,
+        ids=PciIds((pciids.shipped(),)),
+        node_name=NodeName("node01"),
+        moves=Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks"),
+        clock=clock,
+        # About a tenth of an agent's usual intervals, so that the demo is short.
+        intervals=Intervals(
+            nodes_s=0.2,
+            brief_s=0.3,
+            users_s=1.0,
+            allocations_s=0.5,
+            allocations_after_allocation_s=0.1,
+            kubelet_s=0.2,
+            reconcile_s=0.9,
+        ),
+    )
+    async with running(options.kubelet.root, clock) as kubelet, asyncio.TaskGroup() as group:
+        agent_task = group.create_task(run(options, started=started.set_result))
+        yield Stage(host, spec.about, kernel, kubelet, await started, clock)
+        agent_task.cancel()

@@ -1,0 +1,1 @@
+"""The access to the kernel: files, ioctls, uevents, leases of devices, and programs of the host."""

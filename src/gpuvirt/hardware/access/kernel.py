@@ -1,0 +1,283 @@
+"""The kernel seam: files, leases, open files and uevents, of this host or of a simulated host.
+
+All reads and writes of a host pass through a `Kernel`, at the level of files. The implementation for a real host is
+here; `gpuvirt.sim.kernel` has one for simulated hosts, with the same behaviour.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from typing_extensions import override
+
+from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.hardware.access import cdevkeeper, devicelease
+from gpuvirt.hardware.access.uevents import concerns_devices
+from gpuvirt.paths import HostPath, HostRoots
+
+log = logging.getLogger(__name__)
+
+ATTRIBUTE_BYTES = 4096
+"""A sysfs attribute holds at most a page (Documentation/filesystems/sysfs.rst)."""
+
+NETLINK_KOBJECT_UEVENT = 15
+KERNEL_MULTICAST_GROUP = 1
+"""include/uapi/linux/netlink.h; the kernel sends to group 1, udev to group 2."""
+
+VFIO_NODE = re.compile(r"/vfio/(?:[0-9]+|noiommu-[0-9]+|devices/vfio[0-9]+)(?: \(deleted\))?\Z")
+"""The end of a VFIO node's path in any `/dev`: the host sees a node of a container as `/vfio/12`."""
+
+VFIO_DEVICE = HostPath("anon_inode:[vfio-device]")
+"""The link target of a device file descriptor that a process got through the device's group
+(vfio_device_open_file)."""
+
+_GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
+"""The errors of the kernel for a process, or a file descriptor of one, that no longer exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A node under `/dev`, or a VFIO device, that a process has open.
+
+    `device` is the node's device number, since the path may be that of a private copy; 0 for `VFIO_DEVICE`, which has
+    no node.
+    """
+
+    pid: int
+    path: HostPath
+    device: int
+
+
+class Kernel(Protocol):
+    """A host's kernel, as files. Every call raises OSError with the kernel's errno."""
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The pids of the processes that have leases, as in `open_files`."""
+        ...
+
+    def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
+        """Return the first `limit` bytes of a file."""
+        ...
+
+    def write(self, path: HostPath, data: bytes, /) -> None:
+        """Write a file in one system call, as sysfs attributes require."""
+        ...
+
+    def listdir(self, path: HostPath, /) -> Sequence[str]:
+        """Return the names in a folder, unsorted."""
+        ...
+
+    def readlink(self, path: HostPath, /) -> str:
+        """Return where a symbolic link points."""
+        ...
+
+    def device_number(self, path: HostPath, /) -> int:
+        """Return the device number of a node, 0 for any other file."""
+        ...
+
+    def lease(self, group: IommuGroup, /) -> AbstractContextManager[None]:
+        """Hold a VFIO group open, so that no other process can open it.
+
+        One system call tests and takes the group: a group can be open once only (kernel 6.1: a second open fails with
+        EBUSY). Raises DeviceBusyError when another process has it open, LeaseUnavailableError when that is unknown.
+        """
+        ...
+
+    def lease_devices(self, names: Sequence[str], /) -> AbstractContextManager[None]:
+        """Hold all VFIO devices of a group (`vfio0`), for a step that unbinds or removes them.
+
+        It replaces `lease` where groups have no nodes (VFIO_GROUP=n), and also resets each device as for a VM. A device
+        that the kernel unregisters during the lease is closed. Native drivers cannot bind a device of the group before
+        all devices are closed. Raises DeviceBusyError when a device is in use, LeaseUnavailableError when that is
+        unknown, for example because a member of the group has a native driver.
+        """
+        ...
+
+    def open_files(self) -> Iterator[OpenFile]:
+        """Yield the nodes under `/dev` and the VFIO devices that processes have open.
+
+        Raises OSError where the open files of a process may not be read.
+        """
+        ...
+
+    def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
+        """Call `wake`, from any thread, when a device is added, removed or changes its driver; return a function that
+        ends these calls."""
+        ...
+
+
+class _OpenGroup(AbstractContextManager[None]):
+    """A VFIO group that is open within the context; no generator, since each allocation opens several groups."""
+
+    __slots__ = ("_fd", "_local", "_node")
+
+    def __init__(self, node: HostPath, local: str) -> None:
+        self._node, self._local = node, local
+        self._fd = -1
+
+    @override
+    def __enter__(self) -> None:
+        try:
+            self._fd = os.open(self._local, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise lease_failed(self._node, error) from error
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def lease_failed(node: HostPath, error: OSError) -> DeviceBusyError | LeaseUnavailableError:
+    """Return the error for a group's node that could not be opened."""
+    if error.errno == errno.EBUSY:
+        return DeviceBusyError(f"{node} is open in another process")
+    return LeaseUnavailableError(f"{node} can't be opened: {error.strerror}")
+
+
+class RealKernel:
+    """The kernel of the host whose folders are mounted at `roots`."""
+
+    def __init__(self, roots: HostRoots) -> None:
+        self._prefixes = roots.prefixes()
+        self._root = "" if str(roots.root) == "/" else str(roots.root)
+        self._frequent = {f"/{name}/": f"{self._prefixes[name]}/" for name in ("sys", "dev")}
+        """The first components of most paths, all of the same length."""
+        self._places = devicelease.Places(*(self._prefixes[name] for name in ("dev", "sys", "proc")))
+        self._keepers: set[int] = set()
+        """The processes that hold VFIO devices."""
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """This process, and the processes that hold VFIO devices for it."""
+        return frozenset({int(cdevkeeper.pid_in(self._places.proc)), *self._keepers})
+
+    def _local(self, path: HostPath) -> str:
+        if (found := self._frequent.get(path[:5])) is not None:
+            return found + path[5:]
+        first, slash, rest = path[1:].partition("/")
+        return self._prefixes.get(first, f"{self._root}/{first}") + slash + rest
+
+    def read(self, path: HostPath, /, *, limit: int = ATTRIBUTE_BYTES) -> bytes:
+        """Return the first `limit` bytes of a file."""
+        fd = os.open(self._local(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = part = os.read(fd, limit)
+            # One read returns a whole attribute, but only a page of files like /proc/modules.
+            while limit > ATTRIBUTE_BYTES and part and len(content) < limit:
+                part = os.read(fd, limit - len(content))
+                content += part
+        except OSError as error:
+            error.filename = path  # an error of a descriptor has no path, which the messages need
+            raise
+        else:
+            return content
+        finally:
+            os.close(fd)
+
+    def write(self, path: HostPath, data: bytes, /) -> None:
+        """Write a file in one system call."""
+        fd = os.open(self._local(path), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, data)
+        except OSError as error:
+            error.filename = path
+            raise
+        finally:
+            os.close(fd)
+
+    def listdir(self, path: HostPath, /) -> Sequence[str]:
+        """Return the names in a folder."""
+        return os.listdir(self._local(path))  # noqa: PTH208  a thousand folders a scan: no Path objects
+
+    def readlink(self, path: HostPath, /) -> str:
+        """Return where a symbolic link points."""
+        return os.readlink(self._local(path))  # noqa: PTH115  a thousand links a scan: no Path objects
+
+    def device_number(self, path: HostPath, /) -> int:
+        """Return the device number of a node."""
+        return os.stat(self._local(path)).st_rdev  # noqa: PTH116
+
+    def lease(self, group: IommuGroup, /) -> AbstractContextManager[None]:
+        """Hold a VFIO group open."""
+        node = HostPath(f"/dev/vfio/{group}")
+        return _OpenGroup(node, self._local(node))
+
+    @contextlib.contextmanager
+    def lease_devices(self, names: Sequence[str], /) -> Iterator[None]:
+        """Hold all VFIO devices of a group."""
+        with devicelease.leased(names, self._places, self._needed()) as keeper:
+            self._keepers.add(keeper)
+            try:
+                yield
+            finally:
+                self._keepers.discard(keeper)
+
+    def _needed(self) -> int | None:
+        """Return the read end of a pipe whose end of file ends the leases; None: they end with this process."""
+        return None
+
+    def open_files(self) -> Iterator[OpenFile]:
+        """Yield the nodes under `/dev` and the VFIO devices that processes have open."""
+        for pid in self.listdir(HostPath("/proc")):
+            if not (pid.isascii() and pid.isdigit()):
+                continue
+            folder = HostPath(f"/proc/{pid}/fd")
+            with _ignore_ended():
+                for number in self.listdir(folder):
+                    with _ignore_ended():
+                        if found := self._open_node(int(pid), HostPath(f"{folder}/{number}")):
+                            yield found
+
+    def _open_node(self, pid: int, link: HostPath) -> OpenFile | None:
+        target = self.readlink(link)
+        if target == VFIO_DEVICE:
+            return OpenFile(pid, VFIO_DEVICE, 0)
+        # Only nodes are examined further: a stat of a file on a dead NFS server would hang.
+        if not (target.startswith("/dev/") or VFIO_NODE.search(target)):
+            return None
+        try:
+            number = self.device_number(link)
+        except FileNotFoundError:  # a copy of a host in files, whose links lead to nodes of this computer
+            number = 0
+        return OpenFile(pid, HostPath(target), number)
+
+    def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
+        """Call `wake` when devices come, go or change driver."""
+        channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT)
+        channel.bind((0, KERNEL_MULTICAST_GROUP))
+        stopping, stopped = socket.socketpair()
+
+        def listen() -> None:
+            with channel, stopped:
+                while stopped not in select.select([channel, stopped], [], [])[0]:
+                    try:
+                        relevant = concerns_devices(channel.recv(16384))
+                    except OSError as error:  # ENOBUFS: messages were lost, so the host must be scanned
+                        relevant = True
+                        log.warning("uevents were lost", extra={"errno": error.errno})
+                    if relevant:
+                        wake()
+
+        threading.Thread(target=listen, name="uevents", daemon=True).start()
+        return stopping.close
+
+
+@contextlib.contextmanager
+def _ignore_ended() -> Iterator[None]:
+    """Ignore a process that ends, or a file that is closed, while it is read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise

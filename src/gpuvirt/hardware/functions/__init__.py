@@ -1,0 +1,1 @@
+"""Readers of PCI functions: ids, IOMMU groups, SR-IOV, kernel modules."""

@@ -1,0 +1,60 @@
+"""Reads the drivers' ids of GPUs: NVIDIA's UUIDs and GPU instances in /proc, and the names of DRM nodes in /sys.
+
+`GPU UUID` in `information` is question marks until the driver has initialised the GPU; such a GPU has no id here.
+"""
+
+import re
+from collections.abc import Iterable
+
+from gpuvirt.facts.deviceids import DeviceIds
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction, Unread
+from gpuvirt.facts.sysfs import device_path
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.paths import HostPath
+
+CAPABILITIES = HostPath("/proc/driver/nvidia/capabilities")
+_UUID = re.compile(r"^GPU UUID:\s*GPU-([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\s*$", re.MULTILINE)
+MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,3})\s*$", re.MULTILINE)
+"""The minor number of `/dev/nvidia0` in `information`."""
+
+
+def read_information(kernel: Kernel, gpu: PciAddress) -> str | Unread | None:
+    """Return the text that NVIDIA's driver shows about a GPU in /proc."""
+    return attributes.text(kernel, HostPath(f"/proc/driver/nvidia/gpus/{gpu}/information"))
+
+
+def read_device_ids(kernel: Kernel, functions: Iterable[PciFunction]) -> DeviceIds:
+    """Return the ids of the GPUs that are bound to native drivers."""
+    uuids: dict[str, PciAddress] = {}
+    nodes: dict[str, PciAddress] = {}
+    minors: dict[str, PciAddress] = {}
+    for function in functions:
+        if function.kind is not FunctionKind.GPU or not isinstance(function.driver, str) or function.on_vfio:
+            continue
+        address = function.address
+        names = attributes.names(kernel, device_path(address, "drm"))
+        nodes |= dict.fromkeys(names, address) if isinstance(names, list | tuple) else {}
+        if function.id.vendor != NVIDIA:
+            continue
+        information = read_information(kernel, address)
+        if not isinstance(information, str):
+            continue
+        if uuid := _UUID.search(information):
+            uuids[uuid[1].lower()] = address
+        if minor := MINOR.search(information):
+            minors[f"gpu{minor[1]}"] = address
+    return DeviceIds(uuids, nodes, _mig_gpus(kernel, minors) if minors else None)
+
+
+def _mig_gpus(kernel: Kernel, minors: dict[str, PciAddress]) -> frozenset[PciAddress] | None:
+    """Return the GPUs that have GPU instances, None where the driver does not list the instances of every GPU."""
+    found: set[PciAddress] = set()
+    for minor, address in minors.items():
+        instances = attributes.names(kernel, HostPath(f"{CAPABILITIES}/{minor}/mig"))
+        if not isinstance(instances, list | tuple):
+            return None
+        if any(name.startswith("gi") for name in instances):
+            found.add(address)
+    return frozenset(found)

@@ -1,0 +1,77 @@
+"""Reads VFIO's nodes under `/dev`: the groups and devices that can be opened, and whether the host has iommufd."""
+
+from gpuvirt.facts.ids import IommuGroup, parse_iommu_group
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.sysfs import IOMMUFD, device_path, members_path
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.paths import HostPath
+
+VFIO = HostPath("/dev/vfio")
+CONTAINER = HostPath("/dev/vfio/vfio")
+IOMMUFD_CLASS = HostPath("/sys/class/misc/iommu")
+CDEVS = HostPath("/dev/vfio/devices")
+
+
+def group_node(group: IommuGroup) -> HostPath:
+    """Return the path of a group's node."""
+    return HostPath(f"{VFIO}/{group}")
+
+
+def cdev_node(name: str) -> HostPath:
+    """Return the path of a device's own node (`vfio0`)."""
+    return HostPath(f"{CDEVS}/{name}")
+
+
+def read_members(kernel: Kernel, group: IommuGroup) -> list[str] | Unread | None:
+    """Return the names in a group's `devices/`: PCI addresses, mdev UUIDs, and names of other kinds."""
+    return attributes.names(kernel, members_path(group))
+
+
+def read_member_driver(kernel: Kernel, group: IommuGroup, member: str) -> str | Unread | None:
+    """Return the current driver of a member of a group."""
+    return attributes.link_name(kernel, HostPath(f"{members_path(group)}/{member}/driver"))
+
+
+def read_group_nodes(kernel: Kernel) -> frozenset[IommuGroup] | Unread:
+    """Return the groups that have a node; the folder also has `vfio`, `devices` and `noiommu-0`."""
+    names = attributes.names(kernel, VFIO)
+    if isinstance(names, Unread):
+        return names
+    return frozenset(parse_iommu_group(name) for name in names or () if name.isascii() and name.isdigit())
+
+
+def read_cdev_nodes(kernel: Kernel) -> frozenset[str] | Unread:
+    """Return the devices that have a node of their own."""
+    names = attributes.names(kernel, CDEVS)
+    return names if isinstance(names, Unread) else frozenset(names or ())
+
+
+def read_cdevs(kernel: Kernel, device: HostPath) -> tuple[str, ...] | Unread:
+    """Return the names of a device's own nodes, which its `vfio-dev/` lists: `vfio0`; none without that folder."""
+    found = attributes.names(kernel, HostPath(f"{device}/vfio-dev"))
+    return found if isinstance(found, Unread) else tuple(name for name in found or () if name.startswith("vfio"))
+
+
+def has_vfio_device(kernel: Kernel, member: str) -> bool:
+    """Return whether the kernel lists a VFIO device for a PCI function (kernel 6.1 and later)."""
+    found = read_cdevs(kernel, device_path(member))
+    return bool(found) and not isinstance(found, Unread)
+
+
+def exists(kernel: Kernel, path: HostPath) -> bool | Unread:
+    """Return whether a node or folder exists."""
+    try:
+        kernel.device_number(path)
+    except OSError as error:
+        return False if error.errno in attributes.ABSENT else Unread(path, errno=error.errno)
+    return True
+
+
+def has_iommufd(kernel: Kernel) -> bool | Unread:
+    """Return whether the host has iommufd.
+
+    An unprivileged pod doesn't see the host's `/dev/iommu`, but it does see the misc device's folder in `/sys`.
+    """
+    node = exists(kernel, IOMMUFD)
+    return node if node is True else exists(kernel, IOMMUFD_CLASS) or node

@@ -1,0 +1,297 @@
+"""Reads PCI functions from `/sys/bus/pci/devices`.
+
+It reads only links, ids, numbers and the first bytes of `config`. Reading `driver_override` or `uevent` hangs while
+a process waits for the device to be unbound (seen on kernel 6.1), so no scan opens them.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
+from gpuvirt.facts.pci import (
+    HARMLESS_ATTRIBUTES,
+    VFIO_DRIVERS,
+    FunctionKind,
+    PciFunction,
+    ResetScope,
+    Unread,
+    kind_of,
+)
+from gpuvirt.facts.snapshot import MalformedEntry
+from gpuvirt.facts.sysfs import device_path
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions import iommu
+from gpuvirt.hardware.functions.modules import driver_of
+from gpuvirt.paths import HostPath
+
+T = TypeVar("T")
+
+
+LINKS = ("driver", "iommu_group", "physfn", "vfio-dev")
+"""The assumed entries of a function's folder that cannot be listed; each of them is still read."""
+
+VF_LINK = re.compile(r"virtfn[0-9]{1,5}")
+
+NO_ANSWER = b"\xff" * 8
+"""The first bytes of configuration space of a device that no longer responds: all ones.
+
+A working VF has ones only in place of its vendor and device ids (PCI Express 5.0, 9.3.4.1); its `command` and `status`
+follow.
+"""
+
+
+def attribute(address: PciAddress, name: str) -> HostPath:
+    """Return the path of a function's attribute."""
+    return device_path(address, name)
+
+
+def read_group(kernel: Kernel, address: PciAddress) -> IommuGroup | Unread | None:
+    """Return the current IOMMU group of a function."""
+    path = attribute(address, "iommu_group")
+    name = attributes.link_name(kernel, path)
+    return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
+
+
+def read_id(kernel: Kernel, address: PciAddress) -> PciId | Unread | None:
+    """Return the current vendor and device id of a function."""
+    return _read_pair(kernel, attribute(address, "vendor"), attribute(address, "device"))
+
+
+def _read_pair(kernel: Kernel, vendor_path: HostPath, device_path: HostPath) -> PciId | Unread | None:
+    vendor = attributes.parsed(kernel, vendor_path, attributes.pci_id)
+    if not isinstance(vendor, int):
+        return vendor
+    device = attributes.parsed(kernel, device_path, attributes.pci_id)
+    return PciId(vendor, device) if isinstance(device, int) else device
+
+
+def read_function(
+    kernel: Kernel, address: PciAddress, before: PciFunction | None, *, again: bool = False
+) -> PciFunction | MalformedEntry:
+    """Return a function, or the reason why the address has none.
+
+    `before` is the same function as of the last scan. An attribute that cannot be read is taken from there and listed
+    as unread, except the driver and the group, on which every decision depends. With `again`, harmless attributes are
+    not read.
+    """
+    if again and before is not None and _is_as_before(kernel, before):
+        return _Reading(kernel, address, before).again(before.id, before.class_code)
+    found_id = read_id(kernel, address)
+    found_class = attributes.parsed(kernel, attribute(address, "class"), attributes.pci_class)
+    reading = _Reading(kernel, address, before)
+    read = reading.again if again else reading.function
+    if isinstance(found_id, PciId) and isinstance(found_class, int):
+        return read(found_id, found_class)
+    problem = found_class if isinstance(found_id, PciId) else found_id
+    if not isinstance(problem, Unread):
+        return MalformedEntry(device_path(address), "disappeared while it was read, or is not a PCI function")
+    if before is None:
+        return MalformedEntry(problem.path, f"cannot be read: {problem.said}")
+    reading.unread.append(problem)
+    return read(before.id, before.class_code)
+
+
+def _is_as_before(kernel: Kernel, before: PciFunction) -> bool:
+    """Return whether the files of a function's ids have the same content as before."""
+    here, vendor, device = device_path(before.address), before.id.vendor, before.id.device
+    try:
+        return (
+            kernel.read(HostPath(f"{here}/vendor")) == b"0x%04x\n" % vendor
+            and kernel.read(HostPath(f"{here}/device")) == b"0x%04x\n" % device
+            and kernel.read(HostPath(f"{here}/class")) == b"0x%06x\n" % before.class_code
+        )
+    except OSError:
+        return False
+
+
+def read_again(kernel: Kernel, before: PciFunction, *, reset: bool) -> PciFunction | MalformedEntry:
+    """Return the current state of a function that was read before, or the reason why it no longer exists.
+
+    Harmless attributes are not read again, and the reset scope only with `reset`.
+    """
+    found = read_function(kernel, before.address, before, again=True)
+    if isinstance(found, MalformedEntry) or not reset:
+        return found
+    return replace(found, reset=read_reset(kernel, before.address))
+
+
+def with_cdevs(kernel: Kernel, function: PciFunction) -> PciFunction:
+    """Return a function with its current own nodes; nodes that cannot be read stay the same and are listed as
+    unread."""
+    found = iommu.read_cdevs(kernel, device_path(function.address))
+    if not isinstance(found, Unread):
+        return function if found == function.cdevs else replace(function, cdevs=found)
+    return function if found in function.unread else replace(function, unread=(*function.unread, found))
+
+
+def read_reset(kernel: Kernel, address: PciAddress) -> ResetScope | None:
+    """Return how the kernel can reset a function, None where that is unknown.
+
+    `reset_method` (since 5.15) lists the enabled methods. It is empty where an administrator has disabled all of them;
+    it and `reset` are absent where the function has no method. Reading it takes no lock in the kernel. A reset of the
+    bus does not depend on it.
+    """
+    methods = attributes.text(kernel, attribute(address, "reset_method"))
+    has_method = iommu.exists(kernel, attribute(address, "reset")) if methods is None else bool(methods)
+    if isinstance(methods, Unread) or isinstance(has_method, Unread):
+        return None
+    if has_method:
+        return ResetScope.FUNCTION
+    try:
+        parent = kernel.readlink(device_path(address)).rpartition("/")[0].rpartition("/")[2]
+    except OSError:
+        return None
+    if parent.startswith("pci"):
+        return ResetScope.NONE
+    return ResetScope.SHARED_BUS if methods is None else ResetScope.BUS
+
+
+def _changeable(function: PciFunction) -> tuple[object, ...]:
+    """Return the fields of a function that are read again."""
+    identity = function.id, function.class_code, function.driver, function.iommu_group, function.cdevs
+    return *identity, function.physfn, function.virtfns, function.fell_off_bus, function.unread
+
+
+class _Reading:
+    """Reads one function and collects the attributes that could not be read."""
+
+    def __init__(self, kernel: Kernel, address: PciAddress, before: PciFunction | None) -> None:
+        self.kernel = kernel
+        self.address = address
+        self.before = before
+        self.unread: list[Unread] = []
+
+    def again(self, function_id: PciId, class_code: int) -> PciFunction:
+        """Read the attributes that can change and that decide whether a VM can get the function."""
+        if (before := self.before) is None:
+            return self.function(function_id, class_code)
+        driver, group = driver_of(self.kernel, self.address), read_group(self.kernel, self.address)
+        self.unread += (found for found in (driver, group) if isinstance(found, Unread))
+        cdevs = self._cdevs(("vfio-dev",)) if before.cdevs or driver not in VFIO_DRIVERS else ()
+        physfn = self._physfn(("physfn",)) if before.physfn is not None else None
+        virtfns = self._vfs_again(before) if before.sriov_total_vfs else before.virtfns
+        fallen = self._fell_off_bus()
+        self.unread += [known for known in before.unread if known.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES]
+        unread = tuple(self.unread)
+        found = function_id, class_code, driver, group, cdevs, physfn, virtfns, fallen, unread
+        if found == _changeable(before):  # creating an equal object takes as long as two reads
+            return before
+        return replace(
+            before,
+            id=function_id,
+            class_code=class_code,
+            driver=driver,
+            iommu_group=group,
+            cdevs=cdevs,
+            physfn=physfn,
+            virtfns=virtfns,
+            fell_off_bus=fallen,
+            unread=unread,
+        )
+
+    def _vfs_again(self, before: PciFunction) -> tuple[PciAddress, ...]:
+        """Return the VFs. All VFs are switched on and off at once, so reading the first one is enough."""
+        first = self._or_before(self._address("virtfn0"), before.virtfns[0] if before.virtfns else None)
+        if (first is not None) == bool(before.virtfns):
+            return before.virtfns
+        entries = self._or_before(attributes.names(self.kernel, device_path(self.address)), None)
+        return self._vfs(entries or LINKS)
+
+    def function(self, function_id: PciId, class_code: int) -> PciFunction:
+        folder, before = device_path(self.address), self.before
+        entries = self._or_before(attributes.names(self.kernel, folder), None) or LINKS
+        driver = driver_of(self.kernel, self.address) if "driver" in entries else None
+        group = read_group(self.kernel, self.address) if "iommu_group" in entries else None
+        self.unread += (found for found in (driver, group) if isinstance(found, Unread))
+        if kind_of(class_code, function_id.vendor) in {FunctionKind.OTHER, FunctionKind.BRIDGE}:
+            # Such a function matters only as a member of a GPU's IOMMU group.
+            return PciFunction(
+                address=self.address,
+                id=function_id,
+                class_code=class_code,
+                driver=driver,
+                iommu_group=group,
+                cdevs=self._cdevs(entries),
+                unread=tuple(self.unread),
+            )
+        found = PciFunction(
+            address=self.address,
+            id=function_id,
+            class_code=class_code,
+            subsystem=self._or_before(self._subsystem(), before.subsystem if before else None),
+            revision=self._or_before(
+                self._number("revision", attributes.pci_revision), before.revision if before else None
+            ),
+            driver=driver,
+            iommu_group=group,
+            numa_node=self._or_before(self._numa_node(), before.numa_node if before else None),
+            cdevs=self._cdevs(entries),
+            physfn=self._physfn(entries),
+            virtfns=self._vfs(entries),
+            sriov_total_vfs=self._or_before(self._number("sriov_totalvfs", attributes.number), None),
+            fell_off_bus=self._fell_off_bus(),
+            unread=tuple(self.unread),
+        )
+        whole = found.on_vfio and found.physfn is None
+        return replace(found, reset=read_reset(self.kernel, self.address)) if whole else found
+
+    def _or_before(self, found: T | Unread, before: T) -> T:
+        if isinstance(found, Unread):
+            self.unread.append(found)
+            return before
+        return found
+
+    def _number(self, name: str, parse: Callable[[str], int]) -> int | Unread | None:
+        return attributes.parsed(self.kernel, attribute(self.address, name), parse)
+
+    def _numa_node(self) -> int | Unread | None:
+        """Read the NUMA node; the kernel writes -1 where the firmware specifies no node."""
+        node = self._number("numa_node", attributes.numa_node)
+        return None if isinstance(node, int) and node < 0 else node
+
+    def _subsystem(self) -> PciId | Unread | None:
+        return _read_pair(
+            self.kernel, attribute(self.address, "subsystem_vendor"), attribute(self.address, "subsystem_device")
+        )
+
+    def _address(self, name: str) -> PciAddress | Unread | None:
+        path = attribute(self.address, name)
+        target = attributes.link_name(self.kernel, path)
+        return attributes.understood(path, target, parse_pci_address) if isinstance(target, str) else target
+
+    def _physfn(self, entries: Sequence[str]) -> PciAddress | None:
+        before = self.before.physfn if self.before else None
+        return self._or_before(self._address("physfn"), before) if "physfn" in entries else None
+
+    def _vfs(self, entries: Sequence[str]) -> tuple[PciAddress, ...]:
+        """Return the VFs by number (`virtfn2` before `virtfn10`); a VF that cannot be read stays the same."""
+        before = self.before.virtfns if self.before else ()
+        if entries is LINKS:  # the folder cannot be listed, and is in `unread`
+            return before
+        links = [name for name in entries if VF_LINK.fullmatch(name)]
+        found = [self._address(name) for name in sorted(links, key=lambda name: int(name[6:]))]
+        self.unread += (vf for vf in found if isinstance(vf, Unread))
+        known = tuple(vf for vf in found if isinstance(vf, str))
+        unread = len(known) < len([vf for vf in found if vf is not None])
+        return tuple(dict.fromkeys((*known, *before))) if unread else known
+
+    def _cdevs(self, entries: Sequence[str]) -> tuple[str, ...]:
+        before = self.before.cdevs if self.before else ()
+        return (
+            self._or_before(iommu.read_cdevs(self.kernel, device_path(self.address)), before)
+            if "vfio-dev" in entries
+            else ()
+        )
+
+    def _fell_off_bus(self) -> bool:
+        path = attribute(self.address, "config")
+        try:
+            return self.kernel.read(path, limit=len(NO_ANSWER)) == NO_ANSWER
+        except OSError as error:
+            if error.errno in attributes.ABSENT:
+                return False
+            self.unread.append(Unread(path, errno=error.errno))
+            return self.before is not None and self.before.fell_off_bus

@@ -1,0 +1,1 @@
+"""Readers of the host as a whole: kernel command line, platform, container runtimes, driverctl."""

@@ -1,0 +1,1 @@
+"""The output of programs: nvidia-smi, and the driver in a container."""

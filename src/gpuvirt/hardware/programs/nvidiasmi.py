@@ -1,0 +1,142 @@
+"""Reads on demand what only nvidia-smi reports about a GPU: its modes, and the vGPU types that it supports.
+
+Both come from output for people: `nvidia-smi -q` (the headings MIG Mode, vGPU Device Capability and GPU Virtualization
+Mode, as in published output of 535 to 580) and `nvidia-smi vgpu -s -v` (vGPU user guide, 6.2.9). A value that cannot be
+parsed is Unread, with the program's path.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from gpuvirt.facts.ids import PciAddress, VgpuType
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import GpuModes, SupportedType
+from gpuvirt.hardware.access.tools import PROGRAM, Tools
+from gpuvirt.hardware.programs import mig
+
+YES, NO = frozenset({"Enabled", "Supported"}), frozenset({"Disabled", "Not Supported"})
+NOT_APPLICABLE = "N/A"
+
+_LINE = re.compile(r"(?P<indent> *)(?P<key>[^\s:][^:]*?)\s*(?::\s*(?P<value>.*?))?\s*")
+_HEAD = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7])\s*")
+_MIB = re.compile(r"([0-9]+) MiB")
+
+Path = tuple[str, ...]
+"""A field with the headings above it: `("MIG Mode", "Current")`."""
+
+
+def section_of(text: str, gpu: PciAddress) -> str | None:
+    """Return the section of a GPU, None where there is none; the PCI domain in its heading may have eight digits."""
+    found: list[str] | None = None
+    for line in text.splitlines():
+        if match := _HEAD.fullmatch(line):
+            if found is not None:
+                break
+            found = [] if is_same(match[1], gpu) else None
+        elif found is not None:
+            found.append(line)
+    return None if found is None else "\n".join(found)
+
+
+def is_same(written: str, gpu: PciAddress) -> bool:
+    """Return whether an address as nvidia-smi writes it (`00000000:65:00.0`) is that of a GPU."""
+    domain, _, rest = written.lower().partition(":")
+    ours, _, ours_rest = gpu.partition(":")
+    return rest == ours_rest and int(domain, 16) == int(ours, 16)
+
+
+def parse_fields(text: str) -> Iterator[tuple[Path, str]]:
+    """Yield the fields of indented output, in order; a line without a value is a heading of the lines below it."""
+    above: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None:
+            continue
+        indent = len(match["indent"])
+        above = [heading for heading in above if heading[0] < indent]
+        if match["value"] is not None:
+            yield (*(key for _, key in above), match["key"]), match["value"]
+        above.append((indent, match["key"]))
+
+
+def parse_modes(text: str, gpu: PciAddress) -> GpuModes:
+    """Return the modes in the output of `nvidia-smi -q`, which does not list GPU instances."""
+    section = section_of(text, gpu)
+    if section is None:
+        missing = Unread(PROGRAM, seen=f"no GPU {gpu} in -q")
+        return GpuModes(gpu, missing, missing, missing, missing, missing)
+    fields = dict(parse_fields(section))
+    return GpuModes(
+        gpu,
+        mixed_sizes=_switch(fields, "GPU Virtualization Mode", "vGPU Heterogeneous Mode"),
+        can_mix_sizes=_switch(fields, "vGPU Device Capability", "Heterogeneous Time-Slice Sizes"),
+        mig=_switch(fields, "MIG Mode", "Current"),
+        mig_pending=_switch(fields, "MIG Mode", "Pending"),
+    )
+
+
+def _switch(fields: Mapping[Path, str], heading: str, key: str) -> bool | Unread | None:
+    """Return the value of a field; also None where an older driver has the heading without the field."""
+    value = fields.get((heading, key))
+    if value in YES or value in NO:
+        return value in YES
+    if value == NOT_APPLICABLE or (value is None and any(path[0] == heading for path in fields)):
+        return None
+    return Unread(PROGRAM, seen=f"-q: {heading} / {key}: {'no such line' if value is None else value}")
+
+
+def read_modes(tools: Tools, gpu: PciAddress) -> GpuModes:
+    """Return the modes of a GPU, and its GPU instances where it is in MIG mode; raise ToolError."""
+    modes = parse_modes(tools.nvidia_smi("-q", "-i", gpu), gpu)
+    if modes.mig is not True:
+        return modes
+    return GpuModes(
+        gpu, modes.mixed_sizes, modes.can_mix_sizes, modes.mig, modes.mig_pending, mig.read_instances(tools, gpu)
+    )
+
+
+def set_mixed_sizes(tools: Tools, gpu: PciAddress, *, on: bool) -> None:
+    """Switch mixed sizes on or off; raise ToolError.
+
+    Exit code 19: the GPU has vGPUs, 6: no such GPU. Set it after VFs are switched on and before a vGPU is created.
+    """
+    tools.nvidia_smi("vgpu", "-i", gpu, "-shm", "1" if on else "0")
+
+
+def parse_supported(text: str, gpu: PciAddress) -> tuple[SupportedType, ...] | Unread:
+    """Return a GPU's types in the output of `nvidia-smi vgpu -s -v`; Unread where one of them cannot be parsed."""
+    section = section_of(text, gpu)
+    if section is None:
+        return Unread(PROGRAM, seen=f"no GPU {gpu} in vgpu -s -v")
+    blocks: list[dict[str, str]] = []
+    for path, value in parse_fields(section):
+        if path == ("vGPU Type ID",):
+            blocks.append({})
+        if blocks:
+            blocks[-1][path[-1]] = value
+    found: list[SupportedType] = []
+    for block in blocks:
+        try:
+            found.append(_supported(block))
+        except (KeyError, ValueError):
+            return Unread(PROGRAM, seen=f"vgpu -s -v: type {block.get('vGPU Type ID')} {block.get('Name')}")
+    return tuple(found)
+
+
+def _supported(block: Mapping[str, str]) -> SupportedType:
+    """Return one type; raise KeyError where a field is missing, ValueError where it is invalid."""
+    profile, size = block["GPU Instance Profile ID"], _MIB.fullmatch(block["FB Memory"])
+    if size is None:
+        raise ValueError(block["FB Memory"])
+    return SupportedType(
+        id=int(block["vGPU Type ID"], 0),
+        name=VgpuType(block["Name"]),
+        framebuffer_mib=int(size[1]),
+        most=int(block["Max Instances"]),
+        profile_id=None if profile == NOT_APPLICABLE else int(profile, 0),
+    )
+
+
+def read_supported(tools: Tools, gpu: PciAddress) -> tuple[SupportedType, ...] | Unread:
+    """Return the vGPU types that a GPU supports; raise ToolError."""
+    return parse_supported(tools.nvidia_smi("vgpu", "-i", gpu, "-s", "-v"), gpu)

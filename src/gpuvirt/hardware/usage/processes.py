@@ -1,0 +1,75 @@
+"""Reads the processes of a host and the nodes under `/dev` that they have open, Unread unless all processes are
+visible."""
+
+import errno
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel, OpenFile
+from gpuvirt.paths import HostPath
+
+T = TypeVar("T")
+
+NAMESPACES = HostPath("/proc/1/ns")
+NAMESPACE = HostPath(f"{NAMESPACES}/pid")
+INITIAL_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of include/linux/proc_ns.h: the namespace that shows every process of the host."""
+
+PROC = HostPath("/proc")
+HIDDEN = frozenset({errno.EACCES, errno.EPERM})
+"""The errors of the kernel for a process that this process may not read."""
+
+
+KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent"})
+"""The command names of the kubelets: that of most distributions, MicroK8s', and K3s'."""
+
+
+def read_open_nodes(kernel: Kernel) -> tuple[OpenFile, ...] | Unread:
+    """Return the nodes that processes have open, Unread unless all processes are visible."""
+    return _if_all_visible(kernel, kernel.open_files)
+
+
+def read_kubelets(kernel: Kernel) -> tuple[int, ...] | Unread:
+    """Return the pids of the running kubelets, Unread unless all processes are visible."""
+
+    def kubelets() -> Iterator[int]:
+        pids = (int(name) for name in kernel.listdir(PROC) if name.isascii() and name.isdigit())
+        return (pid for pid in pids if command_of(kernel, pid) in KUBELETS)
+
+    return _if_all_visible(kernel, kubelets)
+
+
+def shows_all(proc: Path) -> bool:
+    """Return whether a `/proc` is that of the initial PID namespace, which shows every process of the host."""
+    try:
+        return str((proc / "1/ns/pid").readlink()) == INITIAL_NAMESPACE
+    except OSError:
+        return False
+
+
+def _if_all_visible(kernel: Kernel, walk: Callable[[], Iterable[T]]) -> tuple[T, ...] | Unread:
+    """Return the result of a walk through `/proc`, Unread where `/proc` does not show every process.
+
+    The `/proc` of another PID namespace would show no process for a device that a VM of the host has open.
+    """
+    try:
+        # A kernel without CONFIG_PID_NS has only one PID namespace, and does not list it.
+        if "pid" in kernel.listdir(NAMESPACES) and (namespace := kernel.readlink(NAMESPACE)) != INITIAL_NAMESPACE:
+            return Unread(NAMESPACE, seen=namespace)
+        return tuple(walk())
+    except OSError as error:
+        if error.errno in HIDDEN | attributes.ABSENT:
+            return Unread(HostPath(error.filename) if isinstance(error.filename, str) else PROC, errno=error.errno)
+        raise
+
+
+def command_of(kernel: Kernel, pid: int) -> str:
+    """Return the command name of a process, which may contain any bytes."""
+    try:
+        content = kernel.read(HostPath(f"/proc/{pid}/comm"))
+    except OSError:
+        return "unknown"
+    return attributes.legible(content.decode(errors="surrogateescape").removesuffix("\n"))

@@ -1,0 +1,1 @@
+"""The steps of a plan, each under leases, recorded before it is taken."""

@@ -1,0 +1,270 @@
+"""Takes the steps of a plan for one GPU's vGPUs, each after verifying that no process uses the touched devices."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpuvirt.errors import VfsUnchangedError, VgpuUnavailableError
+from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.sysfs import mdev_path
+from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, VgpuHost
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.tools import ToolError
+from gpuvirt.hardware.functions import iommu, sriov
+from gpuvirt.hardware.programs import mig, nvidiasmi, vgpuscheduler
+from gpuvirt.hardware.scan import scan
+from gpuvirt.hardware.usage import nativeusers
+from gpuvirt.hardware.vgpu.registry import backend_of
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.steps import (
+    CreateInstance,
+    CreateVgpu,
+    DestroyInstance,
+    DisableVfs,
+    EnableVfs,
+    RemoveVgpu,
+    SetMigMode,
+    SetMixedSizes,
+    SetScheduler,
+    VgpuStep,
+)
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
+from gpuvirt.node.change.site import Site, Tell
+from gpuvirt.node.change.steps.changerecord import recorded_unbind
+from gpuvirt.node.change.steps.changes import Change
+from gpuvirt.node.change.steps.leasing import Claim, HeldError, RefusedError, leased, what_failed
+
+MOST_ROUNDS = 6
+"""The most rounds of a phase: one for VFs, one for vGPUs, and one for each VF that refuses a type."""
+
+
+class SlotRefusedError(RefusedError):
+    """A VF has refused a vGPU type that it had offered; another VF may accept it."""
+
+    def __init__(self, slot: PciAddress, reason: Reason) -> None:
+        super().__init__(reason)
+        self.slot = slot
+
+
+class VgpusHeldError(RefusedError):
+    """vGPUs that the plan removes are in use by processes that were not observed; the plan's others are removed."""
+
+    def __init__(self, held: Mapping[VgpuId, HeldError]) -> None:
+        super().__init__(next(iter(held.values())).reason)
+        self.users: Mapping[VgpuId, str] = {vgpu: error.who for vgpu, error in held.items()}
+
+
+class SchedulerRefusedError(RefusedError):
+    """The scheduler could not be set; the vGPUs are as desired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The steps that one change takes."""
+
+    tell: Tell
+    change: Change
+    taken: list[VgpuStep] = field(default_factory=list)
+    """The steps that were begun."""
+
+    @contextlib.contextmanager
+    def step(self, scope: Scope, step: VgpuStep) -> Iterator[None]:
+        """Run a step; raise StalePlanError instead if the plan of the change is outdated."""
+        with self.change.step(scope, step.text):
+            self.taken.append(step)
+            self.tell(step)
+            yield
+
+
+def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan: VgpuPlan, run: Run) -> None:
+    """Take all steps of a plan; raise RefusedError at the first step that can't be taken or has no effect.
+
+    If some of the vGPUs to remove turn out to be in use, the others are removed first, then VgpusHeldError is raised.
+    The change refuses allocated devices before they are leased.
+    """
+    held: dict[VgpuId, HeldError] = {}
+    run.change.claim(Scope().with_all(_scope(inventory, gpu_state, step) for step in plan.steps))
+    for step in plan.steps:
+        if held and not isinstance(step, RemoveVgpu):
+            break
+        try:
+            with run.step(_scope(inventory, gpu_state, step), step):
+                _take(site, inventory, gpu_state, step)
+        except HeldError as error:
+            if not isinstance(step, RemoveVgpu):
+                raise
+            held[step.vgpu] = error
+        except (OSError, ToolError, VfsUnchangedError, VgpuUnavailableError) as error:
+            reason = refusals.failed(step.text, plan.gpu, what_failed(error))
+            raise (SchedulerRefusedError if isinstance(step, SetScheduler) else RefusedError)(reason) from error
+    if held:
+        raise VgpusHeldError(held)
+
+
+def _scope(inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> Scope:
+    """Return the devices that a step may touch.
+
+    A new vGPU can't be in use yet, and a GPU instance that is destroyed carries no vGPU.
+    """
+    match step:
+        case EnableVfs(gpu) | DisableVfs(gpu) | SetMixedSizes(gpu) | SetMigMode(gpu):
+            return Scope(frozenset({gpu, *inventory.facts.functions[gpu].virtfns}))
+        case RemoveVgpu(vgpu, _, slot):
+            if gpu_state is None or gpu_state.host.framework is Framework.MDEV:
+                return Scope(vgpus=frozenset({vgpu}))
+            vfs = inventory.facts.functions[gpu_state.host.gpu].virtfns
+            return Scope(
+                frozenset(vfs if gpu_state.host.framework is Framework.SRIOV_VF else (slot,)), frozenset({vgpu})
+            )
+        case _:
+            return Scope()
+
+
+def _take(site: Site, inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> None:
+    match step:
+        case EnableVfs(gpu):
+            verify_idle(site.kernel, gpu)
+            with recorded_unbind(site.kernel, site.original_drivers, gpu, inventory.facts.platform.boot_id):
+                sriov.enable_vfs(site.kernel, site.tools, gpu)
+        case DisableVfs(gpu):
+            _disable_vfs(site, inventory, gpu)
+        case RemoveVgpu(vgpu):
+            if gpu_state is not None:
+                _remove(site.kernel, inventory, gpu_state.host, vgpu)
+        case CreateVgpu(vgpu, vgpu_type, slot):
+            if gpu_state is not None:
+                _create(site.kernel, gpu_state.host, slot, vgpu_type, vgpu)
+        case SetMixedSizes() | SetMigMode() | DestroyInstance() | CreateInstance() | SetScheduler():
+            _run_nvidia_smi(site, gpu_state, step)
+
+
+def _run_nvidia_smi(
+    site: Site,
+    gpu_state: GpuState | None,
+    step: SetMixedSizes | SetMigMode | DestroyInstance | CreateInstance | SetScheduler,
+) -> None:
+    """Take a step that nvidia-smi takes."""
+    match step:
+        case SetMixedSizes(gpu, on):
+            _verify_empty(site.kernel, gpu)
+            nvidiasmi.set_mixed_sizes(site.tools, gpu, on=on)
+            modes = nvidiasmi.read_modes(site.tools, gpu)
+            _verify_mode(step, modes, found=modes.mixed_sizes)
+        case SetMigMode(gpu, on):
+            _verify_empty(site.kernel, gpu)
+            verify_idle(site.kernel, gpu)
+            mig.set_mode(site.tools, gpu, on=on)
+            modes = nvidiasmi.read_modes(site.tools, gpu)
+            if modes.mig is not on and modes.mig_pending is on:
+                raise RefusedError(shortfalls.mode_pending(gpu, on=on))
+            _verify_mode(step, modes, found=modes.mig)
+        case DestroyInstance(gpu, instance):
+            _verify_no_new_vgpu(site.kernel, gpu, gpu_state)
+            mig.destroy_instance(site.tools, gpu, instance)
+        case CreateInstance(gpu, profile, start):
+            mig.create_instance(site.tools, gpu, profile, start)
+        case SetScheduler(gpu, scheduler):
+            vgpuscheduler.set_scheduler(site.tools, gpu, scheduler)
+
+
+def _verify_mode(step: SetMixedSizes | SetMigMode, modes: GpuModes, *, found: bool | Unread | None) -> None:
+    """Verify that a mode was switched: nvidia-smi may exit with 0 without switching it."""
+    if bool(found) is not step.on or isinstance(found, Unread):
+        seen = Seen(found.path, found.said) if isinstance(found, Unread) else Seen("nvidia-smi -q", str(modes))
+        raise RefusedError(refusals.failed(step.text, step.gpu, seen))
+
+
+def _verify_empty(kernel: Kernel, gpu: PciAddress) -> None:
+    """Verify that a GPU carries no vGPU: one may have been created since the plan."""
+    if live := _live(kernel, gpu):
+        raise RefusedError(shortfalls.not_empty(gpu, sorted(live)))
+
+
+def _verify_no_new_vgpu(kernel: Kernel, gpu: PciAddress, gpu_state: GpuState | None) -> None:
+    """Verify that no vGPU was created since the plan: it may use the GPU instance that is to be destroyed."""
+    known = {vgpu.id for vgpu in gpu_state.host.live} if gpu_state is not None else set()
+    if new := _live(kernel, gpu) - known:
+        raise RefusedError(shortfalls.not_empty(gpu, sorted(new)))
+
+
+def _live(kernel: Kernel, gpu: PciAddress) -> set[VgpuId]:
+    host = scan(kernel).vgpu_hosts.get(gpu)
+    return {vgpu.id for vgpu in host.live} if host is not None else set()
+
+
+def verify_idle(kernel: Kernel, *functions: PciAddress) -> None:
+    """Verify that no process uses functions: switching VFs or MIG mode takes the GPU from its driver for a moment."""
+    users = nativeusers.read_native_users(kernel, functions)
+    if users is None:
+        raise RefusedError(refusals.users_unseen(functions[0]))
+    for function in functions:
+        if serious := refusals.serious(users.get(function, ())):
+            raise RefusedError(refusals.in_use(function, serious, forcible=False))
+
+
+def _disable_vfs(site: Site, inventory: Inventory, gpu: PciAddress) -> None:
+    """Disable VFs that carry no vGPU."""
+    verify_vfs_removable(site.kernel, inventory, gpu)
+    _verify_empty(site.kernel, gpu)
+    with recorded_unbind(site.kernel, site.original_drivers, gpu, inventory.facts.platform.boot_id):
+        sriov.disable_vfs(site.kernel, site.tools, gpu)
+
+
+def verify_vfs_removable(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> None:
+    """Verify that no VF is bound to a VFIO driver, and that no process uses one; raise RefusedError.
+
+    A VF on a VFIO driver has a device node, which a process could open at any moment.
+    """
+    functions = inventory.facts.functions
+    found = [functions.get(slot) for slot in functions[gpu].virtfns]
+    vfs = [vf for vf in found if vf is not None]
+    if len(vfs) < len(found) or any(vf.on_vfio for vf in vfs):
+        raise RefusedError(refusals.vfs_enabled(functions[gpu]))
+    verify_idle(kernel, gpu, *(vf.address for vf in vfs))
+
+
+def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) -> None:
+    live = next(live for live in host.live if live.id == vgpu)
+    if host.framework is Framework.SRIOV_VF:  # a lease does not keep processes from a device on a native driver
+        verify_idle(kernel, host.gpu, *inventory.facts.functions[host.gpu].virtfns)
+    with contextlib.ExitStack() as held:
+        for claim in claims(kernel, inventory, host, live):
+            held.enter_context(leased(kernel, claim))
+        backend_of(host.framework).remove(kernel, live)
+
+
+def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
+    """Yield what must be leased while a vGPU is removed."""
+    if host.framework is Framework.MDEV:
+        yield _claim(live.id, live.group, iommu.read_cdevs(kernel, mdev_path(live.id)))
+        return
+    functions = inventory.facts.functions
+    slots = functions[host.gpu].virtfns if host.framework is Framework.SRIOV_VF else (live.slot,)
+    for slot in slots:
+        function: PciFunction | None = functions.get(slot)
+        if function is None:
+            raise RefusedError(shortfalls.not_holdable(slot))
+        if host.framework is Framework.VENDOR_VFIO or function.on_vfio:
+            yield _claim(slot, function.iommu_group, function.cdevs)
+
+
+def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ...] | Unread) -> Claim:
+    if not isinstance(group, int):
+        raise RefusedError(shortfalls.not_holdable(subject))
+    if isinstance(cdevs, Unread):  # a VM may have the device open by a node of unknown name
+        raise RefusedError(refusals.unread(subject, cdevs))
+    return Claim(subject, group, cdevs)
+
+
+def _create(kernel: Kernel, host: VgpuHost, slot: PciAddress, vgpu_type: VgpuType, vgpu: VgpuId) -> None:
+    try:
+        backend_of(host.framework).create(kernel, slot, vgpu_type, vgpu)
+    except OSError as error:
+        if host.framework is not Framework.VENDOR_VFIO:
+            raise
+        reason = shortfalls.slot_refused(slot, what_failed(error))
+        raise SlotRefusedError(slot, reason) from error

@@ -1,0 +1,1 @@
+"""Simulated hosts from the archives of real ones, and back."""

@@ -1,0 +1,1 @@
+"""The simulated devices of a host: PCI functions, VFs, mdevs, VFIO, and the platform around them."""

@@ -1,0 +1,1 @@
+"""The simulated programs of NVIDIA: nvidia-smi, sriov-manage, and the vGPU manager."""
