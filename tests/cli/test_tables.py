@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cli.output import statusrender
+from gpuvirt.cli.diagnosis.status import print_status
 from gpuvirt.cli.output.tables import NARROWEST, Column, Table, paragraph
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row
@@ -38,7 +38,7 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 def test_status_shows_columns_uncut_and_reasons_below(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(REASON) == 300
-    statusrender.status(ClusterStatus("cluster-policy", "notReady", REASON, COMPONENTS))
+    print_status(ClusterStatus("cluster-policy", "notReady", REASON, COMPONENTS))
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert max(len(line) for line in lines) <= width

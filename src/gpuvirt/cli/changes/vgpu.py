@@ -8,7 +8,7 @@ from gpuvirt.cli.changes import vgpuapply, vgpuhost, vgpuscheduler
 from gpuvirt.cli.output import render, vgpurender
 from gpuvirt.cli.parameters import options
 from gpuvirt.cli.parameters.options import Output
-from gpuvirt.cli.parameters.vgpuoptions import Address, ConfigFile, Selected, ValidConfig
+from gpuvirt.cli.parameters.vgpuconfigs import Address, ConfigFile, Selected, ValidConfig
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired import vgpuconfig
 from gpuvirt.model.desired.vgpudefaults import builtin_configs

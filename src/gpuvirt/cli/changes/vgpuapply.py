@@ -7,10 +7,11 @@ from pathlib import Path
 
 import typer
 
-from gpuvirt.cli.changes import vgpuconfigs, vgpuhost
+from gpuvirt.cli.changes import vgpuhost
 from gpuvirt.cli.changes.vfiohost import Host
 from gpuvirt.cli.output import vgpurender
 from gpuvirt.cli.output.vgpurender import Result
+from gpuvirt.cli.parameters import vgpuconfigs
 from gpuvirt.cli.parameters.options import Output
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread

@@ -7,7 +7,7 @@ import typer
 from gpuvirt.cli.changes import schedulers, vgpuhost
 from gpuvirt.cli.parameters import options
 from gpuvirt.cli.parameters.options import Output
-from gpuvirt.cli.parameters.vgpuoptions import Address
+from gpuvirt.cli.parameters.vgpuconfigs import Address
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 
 app = typer.Typer(

@@ -13,7 +13,7 @@ from gpuvirt.apps import logs
 from gpuvirt.cli.changes import vgpuapply
 from gpuvirt.cli.parameters import options
 from gpuvirt.cli.parameters.options import Output
-from gpuvirt.cli.parameters.vgpuoptions import NeededConfigFile, Selected, ValidConfig
+from gpuvirt.cli.parameters.vgpuconfigs import NeededConfigFile, Selected, ValidConfig
 from gpuvirt.cli.version import Version
 
 app = typer.Typer(

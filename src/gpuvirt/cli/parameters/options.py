@@ -1,5 +1,6 @@
 """Options that several commands share, and the readers of the files that they name."""
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -172,3 +173,35 @@ def _pci_ids_of(path: Path) -> Texts:
     except OSError as error:
         raise ConfigError(f"can't be read: {error.strerror}", where=str(path)) from error
     return pciids.parse(text, where=str(path))
+
+
+LISTEN = ":9410"
+LISTEN_VARIABLE = "GPUVIRT_LISTEN"
+
+
+def _listen() -> str:
+    """Return the default of --listen: nothing where the variable is set and empty, which Click treats as unset."""
+    return "" if os.environ.get(LISTEN_VARIABLE) == "" else LISTEN  # noqa: TID251  Click hides an empty variable
+
+
+ListenOption = Annotated[
+    str,
+    typer.Option(
+        envvar=LISTEN_VARIABLE,
+        metavar="ADDRESS:PORT",
+        default_factory=_listen,
+        show_default=LISTEN,
+        help="Address of metrics and probes; '' serves none.",
+    ),
+]
+"""The option of the processes that run on each node."""
+
+
+def address_of(text: str) -> tuple[str, int] | None:
+    """Return the address in `host:port`, `:port` or `[::1]:port`; None for an empty text. Raises ConfigError."""
+    if not text:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"expected ADDRESS:PORT, as in :9410 or 127.0.0.1:9410, got {text!r}", where="--listen")
+    return host.strip("[]"), int(port)

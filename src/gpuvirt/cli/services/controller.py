@@ -9,7 +9,7 @@ import typer
 from gpuvirt.apps.controller import ControllerOptions, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
-from gpuvirt.cli.parameters.addresses import address_of
+from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.cluster.operator.decisions import Home
 
 

@@ -9,7 +9,7 @@ import typer
 from gpuvirt.apps.discover import DiscoverOptions, Discovery, label_once
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
-from gpuvirt.cli.parameters.addresses import ListenOption, address_of
+from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client

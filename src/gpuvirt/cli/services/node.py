@@ -9,7 +9,7 @@ import typer
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.apps.node import NodeOptions, run_until_stopped
 from gpuvirt.cli.parameters import apiserver, options
-from gpuvirt.cli.parameters.addresses import ListenOption, address_of
+from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.hardware.access.kernel import RealKernel

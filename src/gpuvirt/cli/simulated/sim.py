@@ -28,7 +28,7 @@ from gpuvirt.sim.hostspec import host_names, load_host
 from gpuvirt.sim.kubelet.kubelet import running
 from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.programs import executables
-from gpuvirt.sim.programs.vgpumanager import VgpuManager
+from gpuvirt.sim.programs.executables import VgpuManager
 
 app = typer.Typer(no_args_is_help=True, help="Simulate hosts with GPUs, and run programs on them.")
 

@@ -10,8 +10,7 @@ from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import HostSpec
 from gpuvirt.sim.mounted.nodes import Nodes
-from gpuvirt.sim.programs.executables import install
-from gpuvirt.sim.programs.vgpumanager import VgpuManager
+from gpuvirt.sim.programs.executables import VgpuManager, install
 
 ASKED_FOR = "it was started with --snapshot; leave that option out"
 

@@ -10,7 +10,7 @@ from gpuvirt.facts.platform import Attribute, Framebuffer, Listing, Presence
 from gpuvirt.facts.setup import Part, Setup, parts
 from gpuvirt.hardware.archives.copying import is_safe
 from gpuvirt.hardware.host import platform as read
-from gpuvirt.sim.devices.bars import resource
+from gpuvirt.sim.devices.function import resource
 from gpuvirt.sim.devices.platform import (
     ABSOLUTE_PATH,
     BOOT_FILES,

@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 from gpuvirt.facts.ids import PciAddress, PciId
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.bars import resource
 from gpuvirt.sim.devices.drivers import PF_DRIVERS, DriverObjects, is_vfio, leaves_dma
-from gpuvirt.sim.devices.function import SimFunction, config_bytes, id_texts, uevent_text
+from gpuvirt.sim.devices.function import SimFunction, config_bytes, id_texts, resource, uevent_text
 from gpuvirt.sim.devices.vfio import Vfio
 from gpuvirt.sim.files import written
 from gpuvirt.sim.files.blocking import Blocking

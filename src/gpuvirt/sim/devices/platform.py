@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from gpuvirt.facts.ids import PciAddress, parse_pci_address
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.devices.bars import resource
+from gpuvirt.sim.devices.function import resource
 from gpuvirt.sim.devices.pci import PciBus
 from gpuvirt.sim.files.tree import DeviceNode, File, Folder, Link, Tree, constant
 

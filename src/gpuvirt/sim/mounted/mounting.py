@@ -22,8 +22,8 @@ from gpuvirt.sim.mounted.nodes import Nodes
 from gpuvirt.sim.mounted.record import NO_RECORD, Record
 from gpuvirt.sim.mounted.scratch import Scratch
 from gpuvirt.sim.programs import executables
+from gpuvirt.sim.programs.executables import VgpuManager
 from gpuvirt.sim.programs.tools import SimTools
-from gpuvirt.sim.programs.vgpumanager import VgpuManager
 
 MOST_CALLS = 256
 """Calls served at one time: each that waits in the simulated kernel occupies a thread. libfuse's default is 10."""

@@ -8,12 +8,27 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from pathlib import Path
 
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.programs.vgpumanager import VgpuManager
+
+
+class VgpuManager(StrEnum):
+    """Where the vGPU manager is installed."""
+
+    HOST = "host"
+    CONTAINER = "container"
+    NONE = "none"
+
+    @property
+    def root(self) -> HostPath | None:
+        """The root of its programs; None without programs."""
+        roots = {VgpuManager.HOST: HostPath("/"), VgpuManager.CONTAINER: HostPath("/run/nvidia/driver")}
+        return roots.get(self)
+
 
 CALLS = ".simulator"
 """The file through which the programs call the simulator, in the root that contains the programs."""
