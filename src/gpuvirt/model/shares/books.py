@@ -4,13 +4,13 @@ A pod whose GPUs are not known, since no extender has placed it and the agent ha
 its node: its units count on each of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
-from gpuvirt.model.shares.placement import GpuId, Placement, Policy, Shares, place
+from gpuvirt.model.shares.placement import GpuId, Pieces, Placement, Policy, Shares, place
 
 _NONE = Units(0)
 
@@ -34,8 +34,14 @@ class NodeBooks:
     _pods: dict[PodUid, Shares] = field(default_factory=dict)
     _floating: dict[PodUid, Units] = field(default_factory=dict)
     """Pods whose GPUs are not known, with the units that they take."""
+    _priorities: dict[PodUid, int] = field(default_factory=dict)
+    """Priorities other than 0."""
     _free: dict[GpuId, Units] = field(default_factory=dict)
-    _largest: Units = _NONE
+    _pieces: Pieces = ()
+    _capacity_pieces: Pieces = ()
+    _lowest: int | None = None
+    _evicted: dict[int, Pieces] = field(default_factory=dict)
+    """The answers of `pieces_without` since the last event."""
 
     @property
     def free(self) -> Shares:
@@ -45,7 +51,29 @@ class NodeBooks:
     @property
     def largest(self) -> Units:
         """The largest piece that is free."""
-        return self._largest
+        return self._pieces[-1] if self._pieces else _NONE
+
+    @property
+    def pieces(self) -> Pieces:
+        """The units that each GPU has left, the least first."""
+        return self._pieces
+
+    @property
+    def all_pods(self) -> Sequence[PodUid]:
+        """The pods that take units here, of known and of unknown GPUs."""
+        return (*self._pods, *self._floating)
+
+    @property
+    def lowest_priority(self) -> int | None:
+        """The lowest priority of the pods here, None without pods."""
+        if self._lowest is None and (self._pods or self._floating):
+            self._lowest = min(self.priority(pod) for pod in self.all_pods)
+        return self._lowest
+
+    @property
+    def capacity_pieces(self) -> Pieces:
+        """The units that each GPU has on an empty node, the least first."""
+        return self._capacity_pieces
 
     @property
     def pods(self) -> Mapping[PodUid, Shares]:
@@ -57,9 +85,11 @@ class NodeBooks:
         self.capacity = dict(capacity)
         self._settle()
 
-    def put(self, pod: PodUid, used: Shares | None, total: Units) -> None:
+    def put(self, pod: PodUid, used: Shares | None, total: Units, priority: int = 0) -> None:
         """Take what a pod has: of which GPUs, or, with None, `total` units of GPUs that are not known."""
         self._forget(pod)
+        if priority:
+            self._priorities[pod] = priority
         if used is None:
             self._floating[pod] = total
         else:
@@ -82,11 +112,23 @@ class NodeBooks:
         books._settle()
         return books
 
+    def pieces_without(self, priority: int) -> Pieces:
+        """Return the pieces that would be free if all pods of a lower priority were evicted."""
+        if (pieces := self._evicted.get(priority)) is None:
+            lower = [pod for pod in self.all_pods if self.priority(pod) < priority]
+            pieces = self._evicted[priority] = self.without(lower).pieces if lower else self._pieces
+        return pieces
+
+    def priority(self, pod: PodUid) -> int:
+        """Return the priority of a pod that takes units here."""
+        return self._priorities.get(pod, 0)
+
     def has(self, pod: PodUid) -> bool:
         """Return whether a pod takes units here."""
         return pod in self._pods or pod in self._floating
 
     def _forget(self, pod: PodUid) -> bool:
+        self._priorities.pop(pod, None)
         return self._pods.pop(pod, None) is not None or self._floating.pop(pod, None) is not None
 
     def _settle(self) -> None:
@@ -97,7 +139,10 @@ class NodeBooks:
                 if gpu in taken:
                     taken[gpu] += units
         self._free = {gpu: Units(max(units - taken[gpu], 0)) for gpu, units in self.capacity.items()}
-        self._largest = max(self._free.values(), default=_NONE)
+        self._pieces = tuple(sorted(self._free.values()))
+        self._capacity_pieces = tuple(sorted(self.capacity.values()))
+        self._lowest = None
+        self._evicted.clear()
 
 
 class Books:
@@ -106,6 +151,11 @@ class Books:
     def __init__(self, whole: Units = WHOLE) -> None:
         self._whole = whole
         self._nodes: dict[NodeName, NodeBooks] = {}
+
+    @property
+    def nodes(self) -> Mapping[NodeName, NodeBooks]:
+        """The books of all nodes with units."""
+        return self._nodes
 
     def node(self, name: NodeName) -> NodeBooks | None:
         """Return a node's books, None for a node without units."""
@@ -119,9 +169,9 @@ class Books:
         """Take that a node is gone, and its pods with it."""
         self._nodes.pop(name, None)
 
-    def put(self, name: NodeName, pod: PodUid, used: Shares | None, total: Units) -> None:
+    def put(self, name: NodeName, pod: PodUid, used: Shares | None, total: Units, priority: int = 0) -> None:
         """Take what a pod of a node has, as `NodeBooks.put`; a node that is not known yet gets books."""
-        self._nodes.setdefault(name, NodeBooks()).put(pod, used, total)
+        self._nodes.setdefault(name, NodeBooks()).put(pod, used, total, priority)
 
     def drop(self, name: NodeName, pod: PodUid) -> None:
         """Take that a pod of a node has ended."""

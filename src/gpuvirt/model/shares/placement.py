@@ -15,6 +15,8 @@ from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerName, D
 GpuId = NewType("GpuId", str)
 """What the driver calls a GPU: `GPU-8a5c...`."""
 Shares = Mapping[GpuId, Units]
+Pieces = tuple[Units, ...]
+"""The units that the GPUs of a node have left, the least first, whatever GPUs they are."""
 
 MOST_TRIES = 4096
 """Arrangements of a pod's containers that are tried; a pod of eight containers on eight equal GPUs needs fewer."""
