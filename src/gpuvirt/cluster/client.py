@@ -64,11 +64,14 @@ class Collection(Generic[T]):
     """Selects the pods of one node."""
     labelled: str = ""
     """A label selector: `app in (a,b)`."""
+    fields: str = ""
+    """More of a field selector: `status.phase!=Failed`."""
 
     def query(self, **more: str) -> str:
         """Return the query string that selects the objects, with more parameters."""
         desired = {"metadata.name": self.name, "spec.nodeName": self.on_node}
-        fields = ",".join(f"{field}={value}" for field, value in desired.items() if value is not None)
+        chosen = [f"{field}={value}" for field, value in desired.items() if value is not None]
+        fields = ",".join(filter(None, (*chosen, self.fields)))
         selected = {"fieldSelector": fields, "labelSelector": self.labelled}
         return urlencode({key: value for key, value in selected.items() if value} | more)
 
@@ -204,6 +207,13 @@ class Client:
         headers = {"Content-Type": "application/json"}
         request = Request("POST", resource.path, headers, msgspec.json.encode(content))
         return _decoded(asked, await self._call(asked, request), shape)
+
+    async def create_part(self, resource: Resource, name: str, part: str, content: object) -> None:
+        """Create a subresource of one object, such as a pod's `binding`; raises ApiError."""
+        asked = Asked("create", resource, name, part)
+        headers = {"Content-Type": "application/json"}
+        path = f"{resource.path_of(name)}/{part}"
+        await self._call(asked, Request("POST", path, headers, msgspec.json.encode(content)))
 
     async def update(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:
         """Replace an object by `content` and return the new object; raises ApiError.

@@ -5,6 +5,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
+from typing_extensions import override
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -24,10 +25,44 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     annotations: dict[str, str] = {}
 
 
+class Identity(Protocol):
+    """The metadata by which an object is found in its collection, and its version."""
+
+    @property
+    def name(self) -> str:
+        """The name of the object."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """The namespace; empty for cluster-scoped objects."""
+        ...
+
+    @property
+    def uid(self) -> str:
+        """The UID of the object."""
+        ...
+
+    @property
+    def resource_version(self) -> str:
+        """The version of the object."""
+        ...
+
+
 class KubernetesObject(Protocol):
     """Any type that an object is decoded into."""
 
     @property
+    def metadata(self) -> Identity:
+        """The metadata of the object."""
+        ...
+
+
+class FullObject(KubernetesObject, Protocol):
+    """A type with the whole metadata."""
+
+    @property
+    @override
     def metadata(self) -> Metadata:
         """The metadata of the object."""
         ...

@@ -8,10 +8,11 @@ from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtObserved, PatchKubeVirt
 from gpuvirt.cluster.operator.store import AnyStore, Store
-from gpuvirt.cluster.resources import KubernetesObject, Metadata
+from gpuvirt.cluster.resources import FullObject, KubernetesObject, Metadata
 from gpuvirt.model.desired.observed import Observed
 
 T = TypeVar("T", bound=KubernetesObject)
+F = TypeVar("F", bound=FullObject)
 
 
 class KubeVirtStores:
@@ -46,7 +47,7 @@ class KubeVirtStores:
         return await _patch(client, self._kubevirts, write)
 
 
-async def _patch(client: Client, store: Store[T], write: PatchKubeVirt) -> Metadata:
+async def _patch(client: Client, store: Store[F], write: PatchKubeVirt) -> Metadata:
     target, operations = write.target, write.plan.writes
     found = await client.patch(target.resource, target.name, operations, PatchType.JSON, store.collection.shape)
     store.take(found)
