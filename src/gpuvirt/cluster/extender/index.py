@@ -1,0 +1,215 @@
+"""The index: what each GPU has left, by the nodes and pods of the API server alone, and by bindings under way.
+
+It changes by events only. A pod counts on its node from its binding until it leaves the API or has ended; the start of
+its deletion frees nothing, since its containers may still run. A pod whose annotation is missing, malformed, or names
+a GPU that its node never had, counts on each GPU of its node, since it may have any.
+
+A reservation keeps the units of a binding that was sent and that no event has confirmed yet.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.extender.objects import SharingNode, SharingPod, demand_of_pod, requested
+from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.shares.annotations import InvalidAnnotationError, pod_shares, shared_gpus
+from gpuvirt.model.shares.books import Books, NodeBooks
+from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.placement import GpuId, Placement, Shares
+from gpuvirt.model.shares.quantities import InvalidQuantityError
+
+log = logging.getLogger(__name__)
+
+MOST_UNITS = Units(2**31)
+"""What a pod counts for whose request cannot be read: its node's GPUs are full."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the cluster, for metrics."""
+
+    nodes: int = 0
+    gpus: int = 0
+    capacity: int = 0
+    free: int = 0
+    pods: int = 0
+    floating: int = 0
+    """Pods whose GPUs are not known."""
+
+
+@dataclass(slots=True)
+class _NodePods:
+    """The pods with units on one node, and the GPUs that it has or had."""
+
+    pods: dict[PodUid, SharingPod] = field(default_factory=dict)
+    gpus: set[GpuId] = field(default_factory=set)
+
+
+class Index:
+    """The books of the cluster, kept by the events of its nodes and pods."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing = sharing
+        self._books = Books(sharing.whole)
+        self._nodes: dict[NodeName, _NodePods] = {}
+        self._pods: dict[ObjectKey, SharingPod] = {}
+        """The pods that name the resource, bound or not."""
+        self._reserved: dict[PodUid, set[NodeName]] = {}
+        self._observed: set[str] = set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nodes and pods have been listed."""
+        return len(self._observed) == len(("nodes", "pods"))
+
+    @property
+    def nodes(self) -> Mapping[NodeName, NodeBooks]:
+        """The books of the nodes, with what is reserved."""
+        return self._books.nodes
+
+    @property
+    def books(self) -> Books:
+        """The books of the cluster."""
+        return self._books
+
+    def pod(self, namespace: str, name: str) -> SharingPod | None:
+        """Return a pod that names the resource; None where none was observed."""
+        return self._pods.get(ObjectKey(namespace, name))
+
+    def observe_nodes(self, delta: Delta[SharingNode]) -> None:
+        """Take changes of nodes."""
+        for key in delta.changed:
+            self._take_node(delta.objects[key])
+        for key in delta.removed:
+            name = NodeName(key.name)
+            self._set_capacity(name, {})
+        self._observed.add("nodes")
+
+    def observe_pods(self, delta: Delta[SharingPod]) -> None:
+        """Take changes of pods."""
+        for key in delta.removed:
+            self._drop_pod(key)
+        for key in delta.changed:
+            self._take_pod(key, delta.objects[key])
+        self._observed.add("pods")
+
+    def reserve(self, pod: SharingPod, node: NodeName, chosen: Placement) -> None:
+        """Count a pod on a node whose binding is about to be sent."""
+        self._reserved.setdefault(pod.uid, set()).add(node)
+        self._books.put(node, pod.uid, chosen.used, _total(pod, self._sharing), pod.spec.priority)
+
+    def release(self, pod: PodUid, node: NodeName) -> None:
+        """Free what a binding reserved that has certainly failed; without effect after an event has confirmed it."""
+        nodes = self._reserved.get(pod, set())
+        if node in nodes:
+            nodes.discard(node)
+            self._books.drop(node, pod)
+        if not nodes:
+            self._reserved.pop(pod, None)
+
+    def is_reserved(self, pod: PodUid, node: NodeName) -> bool:
+        """Return whether a binding of the pod to the node is under way."""
+        return node in self._reserved.get(pod, set())
+
+    def totals(self) -> Totals:
+        """Return the sums over the cluster."""
+        totals = Totals()
+        for books in self.nodes.values():
+            totals.nodes += bool(books.capacity)
+            totals.gpus += len(books.capacity)
+            totals.capacity += sum(books.capacity.values())
+            totals.free += sum(books.free.values())
+            totals.pods += len(books.all_pods)
+            totals.floating += len(books.all_pods) - len(books.pods)
+        return totals
+
+    def _take_node(self, node: SharingNode) -> None:
+        text = node.metadata.annotations.shared_gpus
+        try:
+            capacity = shared_gpus(text) if text else {}
+        except InvalidAnnotationError as error:
+            log.warning("node %s shares nothing: %s", node.name, error)
+            capacity = {}
+        if capacity or node.name in self._nodes:
+            self._set_capacity(node.name, capacity)
+
+    def _set_capacity(self, name: NodeName, capacity: Shares) -> None:
+        node = self._nodes.setdefault(name, _NodePods())
+        is_new = not capacity.keys() <= node.gpus
+        node.gpus |= capacity.keys()
+        self._books.set_node(name, capacity)
+        if is_new:
+            for pod in node.pods.values():
+                self._count(pod, name, node)
+        self._forget_if_empty(name)
+
+    def _take_pod(self, key: ObjectKey, pod: SharingPod) -> None:
+        known = self._pods.get(key)
+        if known is not None and (known.uid != pod.uid or known.spec.node_name != pod.spec.node_name):
+            self._drop_pod(key, but_reserved_of=pod.uid)
+        if not pod.names(self._sharing.resource):
+            return
+        self._pods[key] = pod
+        if pod.spec.node_name:
+            name = NodeName(pod.spec.node_name)
+            for reserved in self._reserved.pop(pod.uid, set()) - {name}:
+                self._books.drop(reserved, pod.uid)
+            node = self._nodes.setdefault(name, _NodePods())
+            node.pods[pod.uid] = pod
+            self._count(pod, name, node)
+
+    def _drop_pod(self, key: ObjectKey, but_reserved_of: PodUid | None = None) -> None:
+        pod = self._pods.pop(key, None)
+        if pod is None:
+            return
+        if pod.uid != but_reserved_of:
+            for reserved in self._reserved.pop(pod.uid, set()):
+                self._books.drop(reserved, pod.uid)
+        if pod.spec.node_name:
+            name = NodeName(pod.spec.node_name)
+            if (node := self._nodes.get(name)) is not None:
+                node.pods.pop(pod.uid, None)
+            self._books.drop(name, pod.uid)
+            self._forget_if_empty(name)
+
+    def _count(self, pod: SharingPod, name: NodeName, node: _NodePods) -> None:
+        """Count a pod on its node: on its GPUs, or on each where they are not known."""
+        total = _total(pod, self._sharing)
+        if total:
+            self._books.put(name, pod.uid, self._used(pod, node), total, pod.spec.priority)
+
+    def _used(self, pod: SharingPod, node: _NodePods) -> Shares | None:
+        text = pod.metadata.annotations.shares
+        if not text:
+            return None
+        try:
+            used = pod_shares(text, demand_of_pod(pod, self._sharing.resource, self._sharing.whole)).used
+        except GpuvirtError as error:
+            log.warning("pod %s counts on each GPU of its node: %s", pod.where, error)
+            return None
+        if unknown := sorted(used.keys() - node.gpus):
+            log.info("pod %s counts on each GPU of its node: its node has no %s", pod.where, unknown[0])
+            return None
+        return used
+
+    def _forget_if_empty(self, name: NodeName) -> None:
+        """Forget a node without GPUs and pods."""
+        node, books = self._nodes.get(name), self._books.node(name)
+        if (node is None or not node.pods) and books is not None and not books.capacity and not books.all_pods:
+            self._books.drop_node(name)
+            self._nodes.pop(name, None)
+
+
+def _total(pod: SharingPod, sharing: Sharing) -> Units:
+    """Return the units that a pod counts for where its GPUs are not known."""
+    try:
+        return demand_of_pod(pod, sharing.resource, sharing.whole).total
+    except InvalidQuantityError:
+        return MOST_UNITS
+    except GpuvirtError:
+        return Units(sum(container.units for container in requested(pod, sharing.resource)))

@@ -1,0 +1,134 @@
+"""The fields of nodes and pods that decide about shares, and what a pod requests by them.
+
+Source: Kubernetes' API reference, core/v1. All other fields are dropped, since the extender keeps all pods of the
+cluster in memory. These types are never written.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
+from gpuvirt.model.shares.annotations import POLICY_ANNOTATION, SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
+from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units, demand_of
+from gpuvirt.model.shares.quantities import units_of
+
+ALWAYS = "Always"
+"""The restart policy of sidecars among the init containers."""
+
+
+class NodeAnnotations(msgspec.Struct, frozen=True):
+    """The annotation of a node that has its shared GPUs."""
+
+    shared_gpus: str = msgspec.field(default="", name=SHARED_GPUS_ANNOTATION)
+
+
+class NodeMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The metadata of a node."""
+
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    annotations: NodeAnnotations = NodeAnnotations()
+
+    @property
+    def namespace(self) -> str:
+        """Nodes have no namespace."""
+        return ""
+
+
+class SharingNode(msgspec.Struct, frozen=True):
+    """A node with its shared GPUs."""
+
+    metadata: NodeMetadata
+
+    @property
+    def name(self) -> NodeName:
+        """The name of the node."""
+        return NodeName(self.metadata.name)
+
+
+class PodAnnotations(msgspec.Struct, frozen=True):
+    """The annotations of a pod that have its GPUs and its policy."""
+
+    shares: str = msgspec.field(default="", name=SHARES_ANNOTATION)
+    policy: str = msgspec.field(default="", name=POLICY_ANNOTATION)
+
+
+class PodMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The metadata of a pod."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    annotations: PodAnnotations = PodAnnotations()
+
+
+class Quantities(msgspec.Struct, frozen=True):
+    """The resources of a container; the API server sets requests where only limits are given."""
+
+    requests: dict[str, str | int] = {}
+    limits: dict[str, str | int] = {}
+
+
+class PodContainer(msgspec.Struct, frozen=True, rename="camel"):
+    """A container, an init container or a sidecar."""
+
+    name: str = ""
+    resources: Quantities = Quantities()
+    restart_policy: str = ""
+
+    def quantity(self, resource: ResourceName) -> str | int | None:
+        """Return the requested quantity of a resource, None where the container does not name the resource."""
+        return self.resources.requests.get(resource, self.resources.limits.get(resource))
+
+
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """The node, the containers and the priority of a pod."""
+
+    node_name: str = ""
+    containers: tuple[PodContainer, ...] = ()
+    init_containers: tuple[PodContainer, ...] = ()
+    priority: int = 0
+
+
+class SharingPod(msgspec.Struct, frozen=True):
+    """A pod with what it requests and has."""
+
+    metadata: PodMetadata
+    spec: PodSpec = PodSpec()
+
+    @property
+    def uid(self) -> PodUid:
+        """The UID of the pod."""
+        return PodUid(self.metadata.uid)
+
+    @property
+    def where(self) -> str:
+        """The pod as users name it: `namespace/name`."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    def names(self, resource: ResourceName) -> bool:
+        """Return whether a container names a resource, be it with 0 units: then the extender binds the pod."""
+        containers = (*self.spec.init_containers, *self.spec.containers)
+        return any(container.quantity(resource) is not None for container in containers)
+
+
+def requested(pod: SharingPod, resource: ResourceName) -> Iterable[ContainerDemand]:
+    """Yield what each container requests, in the order of their start; raise InvalidQuantityError."""
+    for container in pod.spec.init_containers:
+        kind = ContainerKind.SIDECAR if container.restart_policy == ALWAYS else ContainerKind.INIT
+        yield _requested(container, kind, resource)
+    for container in pod.spec.containers:
+        yield _requested(container, ContainerKind.APP, resource)
+
+
+def demand_of_pod(pod: SharingPod, resource: ResourceName, whole: Units = WHOLE) -> Demand:
+    """Return the units that a pod requests; raise InvalidQuantityError, and UnplaceableError where no GPU can fit."""
+    return demand_of(tuple(requested(pod, resource)), whole)
+
+
+def _requested(container: PodContainer, kind: ContainerKind, resource: ResourceName) -> ContainerDemand:
+    quantity = container.quantity(resource)
+    return ContainerDemand(ContainerName(container.name), kind, Units(0) if quantity is None else units_of(quantity))

@@ -1,0 +1,46 @@
+"""The verb prioritize: a score from 0 to 10 for each node, by how well a pod fits there.
+
+Scores have 11 levels only, and kube-scheduler adds them to those of its own plugins. So the best nodes alone get 10,
+and the others at most 9 by their distance to the best: packing finds the best fit as long as other scores are close.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from gpuvirt.cluster.extender.objects import demand_of_pod
+from gpuvirt.cluster.extender.protocol import HIGHEST_SCORE, HostPriority, NodeArguments
+from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.shares.books import NodeBooks
+from gpuvirt.model.shares.demand import UnplaceableError
+from gpuvirt.model.shares.fitting import room_left
+from gpuvirt.model.shares.placement import Pieces, Policy
+from gpuvirt.model.shares.quantities import InvalidQuantityError
+
+
+def prioritized(asked: NodeArguments, nodes: Mapping[NodeName, NodeBooks], sharing: Sharing) -> Sequence[HostPriority]:
+    """Return the answer of prioritize; a node on which the pod does not fit gets 0."""
+    try:
+        demand = demand_of_pod(asked.pod, sharing.resource, sharing.whole)
+    except (InvalidQuantityError, UnplaceableError):
+        return [HostPriority(name, 0) for name in asked.names]
+    policy = sharing.policy_of(asked.pod)
+    known: dict[Pieces, int | None] = {}
+    rooms: dict[NodeName, int | None] = {}
+    for name in asked.names:
+        pieces = books.pieces if (books := nodes.get(name)) is not None else ()
+        if pieces not in known:
+            known[pieces] = room_left(demand, pieces, policy, sharing.whole)
+        rooms[name] = known[pieces]
+    scores = _scores({room for room in known.values() if room is not None}, policy)
+    return [HostPriority(name, 0 if room is None else scores[room]) for name, room in rooms.items()]
+
+
+def _scores(rooms: set[int], policy: Policy) -> Mapping[int, int]:
+    """Return the score for each room that a pod leaves: 10 for the best, then 9 down to 1 by distance."""
+    if not rooms:
+        return {}
+    best = min(rooms) if policy is Policy.BINPACK else max(rooms)
+    furthest = max(abs(room - best) for room in rooms) or 1
+    levels = HIGHEST_SCORE - 1
+    return {room: HIGHEST_SCORE - ceil(abs(room - best) * levels / furthest) for room in rooms}

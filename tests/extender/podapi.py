@@ -1,0 +1,217 @@
+"""An API server with nodes, pods and leases: it lists, watches and binds over HTTPS, and fails as tests ask for.
+
+A Binding is made as Kubernetes makes it (pkg/registry/core/pod/storage/storage.go): its UID is a precondition, a pod
+has one node for ever, and the annotations are merged in the same write.
+"""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
+from gpuvirt.cluster.client import Client
+from tests.certificates import Authority
+from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
+
+Object = dict[str, object]
+ENDED = ("Succeeded", "Failed")
+
+
+@dataclass
+class Faults:
+    """What goes wrong at the next bindings, in turn."""
+
+    after_write: list[Reply] = field(default_factory=list)
+    """Answers in place of the true one; the write is made."""
+    before_write: list[Reply] = field(default_factory=list)
+    """Answers in place of a write."""
+    silent: bool = False
+    """Whether bindings are made and never answered."""
+    reads_fail: bool = False
+    """Whether single pods cannot be read."""
+
+
+class PodApi:
+    """The objects of the API server, as a script for `ScriptedApi`."""
+
+    def __init__(self) -> None:
+        self.faults = Faults()
+        self.bindings: list[Object] = []
+        """The bodies of all requests for a binding."""
+        self.pods: dict[str, Object] = {}
+        self.nodes: dict[str, Object] = {}
+        self.leases: dict[str, Object] = {}
+        self.lease_reply: Reply | None = None
+        """The answer to all requests for leases, where they fail."""
+        self._version = 10
+        self._events: dict[str, list[Object]] = {"pods": [], "nodes": []}
+        self._changed = asyncio.Event()
+
+    def put(self, kind: str, content: Object) -> None:
+        """Add or replace a node or a pod."""
+        stored = copy.deepcopy(content)
+        key = _key(stored)
+        objects = self._objects(kind)
+        was_listed = key in objects and _is_listed(objects[key])
+        objects[key] = stored
+        self._stamp(stored)
+        if _is_listed(stored):
+            self._tell(kind, "MODIFIED" if was_listed else "ADDED", stored)
+        elif was_listed:
+            self._tell(kind, "DELETED", stored)
+
+    def delete(self, kind: str, key: str) -> None:
+        """Delete a node (`node01`) or a pod (`default/p`)."""
+        removed = self._objects(kind).pop(key)
+        self._stamp(removed)
+        self._tell(kind, "DELETED", removed)
+
+    def annotations(self, key: str) -> dict[str, str]:
+        """Return the annotations of a pod."""
+        return msgspec.convert(_part(self.pods[key], "metadata").get("annotations") or {}, dict[str, str])
+
+    def node_of(self, key: str) -> object:
+        """Return the node of a pod; empty for one that is not bound."""
+        return _part(self.pods[key], "spec").get("nodeName", "")
+
+    def answer(self, call: Call) -> Reply:
+        """Answer a request."""
+        parts = call.path.strip("/").split("/")
+        if "leases" in parts:
+            return self.lease_reply or self._lease(call, parts)
+        if call.path in {"/api/v1/pods", "/api/v1/nodes"}:
+            kind = parts[-1]
+            return 200, self._watch(kind, call) if "watch=1" in call.target else self._list(kind)
+        if parts[-1] == "binding":
+            return self._bind(call, f"{parts[3]}/{parts[5]}")
+        if len(parts) == 6 and parts[4] == "pods":
+            if self.faults.reads_fail:
+                return 500, {"message": "etcdserver: request timed out"}
+            found = self.pods.get(f"{parts[3]}/{parts[5]}")
+            return (200, found) if found is not None else NOT_FOUND
+        return NOT_FOUND
+
+    def _bind(self, call: Call, key: str) -> Reply:
+        content = msgspec.json.decode(call.body, type=dict[str, object])
+        self.bindings.append(content)
+        if self.faults.before_write:
+            return self.faults.before_write.pop(0)
+        reply = self._bound(content, key)
+        if self.faults.silent:
+            return 200, _silence()
+        return self.faults.after_write.pop(0) if self.faults.after_write else reply
+
+    def _bound(self, content: Object, key: str) -> Reply:
+        pod = self.pods.get(key)
+        if pod is None:
+            return NOT_FOUND
+        metadata, given = _part(pod, "metadata"), _part(content, "metadata")
+        if given["uid"] != metadata["uid"] or "deletionTimestamp" in metadata:
+            return CONFLICT
+        if _part(pod, "spec").get("nodeName"):
+            return 409, {"kind": "Status", "message": f"pod {key} is already assigned to a node", "code": 409}
+        changed = copy.deepcopy(pod)
+        merged = {**self.annotations(key), **msgspec.convert(given.get("annotations", {}), dict[str, str])}
+        _part(changed, "metadata")["annotations"] = merged
+        _part(changed, "spec")["nodeName"] = _part(content, "target")["name"]
+        self.put("pods", changed)
+        return 201, {"kind": "Status", "status": "Success"}
+
+    def _lease(self, call: Call, parts: list[str]) -> Reply:
+        body = msgspec.json.decode(call.body, type=dict[str, object]) if call.body else {}
+        name = str(_part(body, "metadata")["name"]) if call.method == "POST" else parts[-1]
+        stored = self.leases.get(name)
+        if call.method == "GET":
+            return (200, stored) if stored is not None else NOT_FOUND
+        if call.method == "PUT" and (stored is None or _version_of(body) != _version_of(stored)):
+            return CONFLICT
+        if call.method == "POST" and stored is not None:
+            return CONFLICT
+        self._stamp(body)
+        self.leases[name] = body
+        return 200, body
+
+    def _objects(self, kind: str) -> dict[str, Object]:
+        return self.pods if kind == "pods" else self.nodes
+
+    def _stamp(self, content: Object) -> None:
+        self._version += 1
+        _part(content, "metadata")["resourceVersion"] = str(self._version)
+
+    def _tell(self, kind: str, event: str, content: Object) -> None:
+        self._events[kind].append({"type": event, "object": copy.deepcopy(content)})
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _list(self, kind: str) -> object:
+        items = [one for one in self._objects(kind).values() if _is_listed(one)]
+        return {"metadata": {"resourceVersion": str(self._version)}, "items": copy.deepcopy(items)}
+
+    async def _watch(self, kind: str, call: Call) -> AsyncIterator[object]:
+        since = int(call.target.partition("resourceVersion=")[2].partition("&")[0])
+        number = 0
+        while True:
+            changed, events = self._changed, self._events[kind]
+            for event in events[number:]:
+                if int(_version_of(_part(event, "object"))) > since:
+                    yield event
+            number = len(events)
+            await changed.wait()
+
+
+def _is_listed(content: Object) -> bool:
+    status = content.get("status")
+    return not (isinstance(status, dict) and status.get("phase") in ENDED)
+
+
+def _part(content: Object, name: str) -> Object:
+    part = content[name]
+    assert isinstance(part, dict)
+    return part
+
+
+def _key(content: Object) -> str:
+    metadata = _part(content, "metadata")
+    return f"{metadata['namespace']}/{metadata['name']}" if "namespace" in metadata else str(metadata["name"])
+
+
+def _version_of(content: Object) -> str:
+    return str(_part(content, "metadata")["resourceVersion"])
+
+
+async def _silence() -> AsyncIterator[object]:
+    await asyncio.get_running_loop().create_future()
+    yield {}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running API server."""
+
+    server: ScriptedApi
+    kubeconfig: Path
+
+    @property
+    def client(self) -> Client:
+        return Client(from_kubeconfig(self.kubeconfig))
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[Call], Reply], folder: Path) -> AsyncIterator[Served]:
+    """Serve objects, and write a kubeconfig."""
+    authority = Authority(folder)
+    server = authority.server("api", alternatives="IP:127.0.0.1")
+    async with scripted(answer, server, authority.certificate) as served:
+        path = folder / "kubeconfig"
+        path.write_text(f"""
+current-context: x
+contexts: [{{name: x, context: {{cluster: c, user: u, namespace: gpuvirt}}}}]
+clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:{served.port}', certificate-authority: authority.crt}}}}]
+users: [{{name: u, user: {{token: abc}}}}]
+""")
+        yield Served(served, path)

@@ -1,0 +1,114 @@
+"""Nodes and pods as the API server and kube-scheduler send them, for tests of the extender."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.extender.index import Index
+from gpuvirt.cluster.extender.objects import SharingNode, SharingPod
+from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.objects import key_of
+
+RESOURCE = "nvidia.com/vgpu"
+Object = dict[str, object]
+
+
+def node(name: str, **gpus: int) -> Object:
+    """Return a node with shared GPUs; none without `gpus`."""
+    shared = {f"GPU-{gpu}": units for gpu, units in gpus.items()}
+    annotations = {"gpuvirt.io/shared-gpus": msgspec.json.encode(shared).decode()} if gpus else None
+    return {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": annotations}, "spec": {"taints": None}}
+
+
+def pod(
+    name: str,
+    *units: int | str,
+    on: str = "",
+    gpus: Sequence[Mapping[str, int]] | None = None,
+    priority: int = 0,
+    policy: str = "",
+    uid: str = "",
+    init: Sequence[int] = (),
+) -> Object:
+    """Return a pod whose containers request units; with `gpus`, its annotation gives each container those."""
+    annotations: dict[str, str] = {"example.com/own": "kept"}
+    if gpus is not None:
+        shares = {f"c{index}": {f"GPU-{gpu}": number for gpu, number in one.items()} for index, one in enumerate(gpus)}
+        annotations["gpuvirt.io/shares"] = msgspec.json.encode({"containers": shares, "enforcement": "none"}).decode()
+    if policy:
+        annotations["gpuvirt.io/shares-policy"] = policy
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "annotations": annotations},
+        "spec": {
+            "nodeName": on,
+            "priority": priority,
+            "containers": [_container(f"c{index}", one) for index, one in enumerate(units)],
+            "initContainers": [_container(f"i{index}", one) for index, one in enumerate(init)] or None,
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+def _container(name: str, units: int | str) -> Object:
+    quantities = {RESOURCE: str(units), "cpu": "1"}
+    return {"name": name, "image": "x", "resources": {"requests": quantities, "limits": quantities, "claims": None}}
+
+
+def decoded_pod(content: Object) -> SharingPod:
+    return msgspec.convert({**content, "spec": {k: v for k, v in _spec(content).items() if v is not None}}, SharingPod)
+
+
+def _spec(content: Object) -> Object:
+    spec = content["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+class IndexUnderTest:
+    """An index, and the objects that its events have reported."""
+
+    def __init__(self, sharing: Sharing | None = None) -> None:
+        self.index = Index(sharing or Sharing())
+        self._nodes: dict[object, SharingNode] = {}
+
+    def nodes(self, *contents: Object) -> None:
+        """Report nodes that were added or changed."""
+        found = {key_of(one): one for one in map(_decoded_node, contents)}
+        self.index.observe_nodes(Delta(found, frozenset(found)))
+
+    def pods(self, *contents: Object) -> None:
+        """Report pods that were added or changed."""
+        found = {key_of(one): one for one in map(decoded_pod, contents)}
+        self.index.observe_pods(Delta(found, frozenset(found)))
+
+    def gone(self, *contents: Object) -> None:
+        """Report pods that were deleted or have ended."""
+        self.index.observe_pods(Delta({}, removed=frozenset(key_of(decoded_pod(one)) for one in contents)))
+
+    def node_gone(self, name: str) -> None:
+        """Report a node that was deleted."""
+        self.index.observe_nodes(Delta({}, removed=frozenset({key_of(_decoded_node(node(name)))})))
+
+    def free(self, name: str) -> dict[str, int] | None:
+        """Return the units that a node's GPUs have left; None for a node that is not in the books."""
+        books = next((books for known, books in self.index.nodes.items() if known == name), None)
+        return None if books is None else {gpu.removeprefix("GPU-"): units for gpu, units in books.free.items()}
+
+
+def _decoded_node(content: Object) -> SharingNode:
+    return msgspec.json.decode(msgspec.json.encode(_without_nulls(content)), type=SharingNode)
+
+
+def _without_nulls(content: object) -> object:
+    if isinstance(content, dict):
+        return {key: _without_nulls(value) for key, value in content.items() if value is not None}
+    return content
+
+
+def index_of(nodes: Iterable[Object], pods: Iterable[Object] = ()) -> IndexUnderTest:
+    """Return an index of nodes and pods."""
+    found = IndexUnderTest()
+    found.nodes(*nodes)
+    found.pods(*pods)
+    return found
