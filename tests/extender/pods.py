@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.extender.index import Index
-from gpuvirt.cluster.extender.objects import SharingNode, SharingPod
-from gpuvirt.cluster.extender.sharing import Sharing
 from gpuvirt.cluster.objects import key_of
+from gpuvirt.cluster.shares.index import Index
+from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
+from gpuvirt.cluster.shares.sharing import Sharing
 
 RESOURCE = "nvidia.com/vgpu"
 Object = dict[str, object]

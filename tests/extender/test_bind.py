@@ -13,7 +13,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.extender import binding
 from gpuvirt.cluster.extender.binding import Binder, CannotBindError
 from gpuvirt.cluster.extender.protocol import BindingArguments
-from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from tests.extender.podapi import Object, PodApi, serving
 from tests.extender.pods import IndexUnderTest, node, pod

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster.extender.filtering import filtered
-from gpuvirt.cluster.extender.objects import demand_of_pod
 from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, node_arguments
-from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.shares.objects import demand_of_pod
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.books import Fit
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod

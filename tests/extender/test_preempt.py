@@ -6,7 +6,7 @@ import pytest
 
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.protocol import PreemptionArguments, Victims
-from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import NodeArguments
-from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.placement import Policy
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod

@@ -15,10 +15,7 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.index import Index
-from gpuvirt.cluster.extender.objects import SharingPod, demand_of_pod
 from gpuvirt.cluster.extender.protocol import BindingArguments
-from gpuvirt.cluster.extender.sharing import Sharing
 from gpuvirt.cluster.failures import (
     ApiError,
     ConflictError,
@@ -28,6 +25,9 @@ from gpuvirt.cluster.failures import (
     UnauthorizedError,
 )
 from gpuvirt.cluster.resources import pods
+from gpuvirt.cluster.shares.index import Index
+from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, pod_shares_text

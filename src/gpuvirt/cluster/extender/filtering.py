@@ -7,9 +7,9 @@ share one text, by which kube-scheduler also groups them in its event.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuvirt.cluster.extender.objects import demand_of_pod
 from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, filter_result
-from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.shares.objects import demand_of_pod
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
 from gpuvirt.model.shares.books import NodeBooks

@@ -8,9 +8,9 @@ that they count as violations, and are taken only where the others do not help.
 
 from collections.abc import Mapping, Sequence
 
-from gpuvirt.cluster.extender.objects import demand_of_pod
 from gpuvirt.cluster.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, PreemptionResult, Victims
-from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.shares.objects import demand_of_pod
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError

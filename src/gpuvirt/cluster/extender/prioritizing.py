@@ -7,9 +7,9 @@ and the others at most 9 by their distance to the best: packing finds the best f
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from gpuvirt.cluster.extender.objects import demand_of_pod
 from gpuvirt.cluster.extender.protocol import HIGHEST_SCORE, HostPriority, NodeArguments
-from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.shares.objects import demand_of_pod
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import UnplaceableError

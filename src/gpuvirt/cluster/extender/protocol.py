@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from gpuvirt import nulls
-from gpuvirt.cluster.extender.objects import SharingPod
+from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from gpuvirt.cluster.extender.objects import SharingPod
+from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.shares.annotations import POLICY_ANNOTATION
 from gpuvirt.model.shares.demand import WHOLE, Units

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.extender.objects import SharingNode, SharingPod, demand_of_pod, requested
-from gpuvirt.cluster.extender.sharing import Sharing
 from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.shares.objects import SharingNode, SharingPod, demand_of_pod, requested
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.annotations import InvalidAnnotationError, pod_shares, shared_gpus
