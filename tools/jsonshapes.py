@@ -19,6 +19,7 @@ from gpuvirt.model.doctor import findings
 from gpuvirt.model.doctor.explanation import Way
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.shares.overview import SharesOverview
 
 COMMANDS: Mapping[str, object] = {
     "devices": NodeView,
@@ -26,6 +27,7 @@ COMMANDS: Mapping[str, object] = {
     "why ADDRESS|RESOURCE": Way,
     "why vm/NAME|vmi/NAME|pod/NAME": Explanation,
     "status": ClusterStatus,
+    "shares": SharesOverview,
     "vfio status": list[vfiorender.Row],
     "vfio bind": list[vfiorender.Result],
     "vfio unbind": list[vfiorender.Result],

@@ -171,7 +171,11 @@ ON_HOSTS = {
     "vgpu scheduler set": ("vgpu", "scheduler", "set", "{gpu}", "equal-share", "--dry-run"),
     "sim hosts": ("sim", "hosts"),
 }
-OF_CLUSTERS = {"status", "why vm/NAME|vmi/NAME|pod/NAME"}
+OF_CLUSTERS = {
+    "shares": ("shares",),
+    "status": ("status",),
+    "why vm/NAME|vmi/NAME|pod/NAME": ("why", "vm/vm"),
+}
 
 
 def test_every_documented_shape_is_tested() -> None:
@@ -216,10 +220,9 @@ async def test_cluster_commands_print_the_documented_json(tmp_path: Path, comman
     async with scripted(answer, authority.server("api", alternatives="IP:127.0.0.1"), authority.certificate) as api:
         config = tmp_path / "config"
         config.write_text(KUBECONFIG.format(port=api.port, authority=authority.certificate))
-        arguments = ["status"] if command == "status" else ["why", "vm/vm"]
         process = await asyncio.create_subprocess_exec(
             *GPUVIRT,
-            *arguments,
+            *OF_CLUSTERS[command],
             "-o",
             "json",
             "--kubeconfig",

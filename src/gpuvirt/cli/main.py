@@ -35,6 +35,7 @@ COMMANDS = {
     "node": Command("services", "Run the agent of this node: offer its GPUs to the kubelet."),
     "controller": Command("services", "Run the controller, which deploys operands to GPU nodes."),
     "status": Command("diagnosis", "Show the state of each component on each GPU node."),
+    "shares": Command("diagnosis", "Show the shared GPUs of the cluster, and what is left."),
     "uninstall": Command("services", "Remove what gpuvirt has created in the cluster."),
     "discover": Command("services", "Label this node by its NVIDIA GPUs and operating system."),
     "demo": Command("simulated", "Show what gpuvirt does, on a simulated host with GPUs."),

@@ -8,7 +8,7 @@ A reservation keeps the units of a binding that was sent and that no event has c
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.cache import Delta
@@ -115,6 +115,12 @@ class Index:
     def is_reserved(self, pod: PodUid, node: NodeName) -> bool:
         """Return whether a binding of the pod to the node is under way."""
         return node in self._reserved.get(pod, set())
+
+    def bound_pods(self) -> Iterator[tuple[SharingPod, Units]]:
+        """Yield the pods that take units on a node, with what they count for."""
+        for pod in self._pods.values():
+            if pod.spec.node_name and (total := _total(pod, self._sharing)):
+                yield pod, total
 
     def totals(self) -> Totals:
         """Return the sums over the cluster."""

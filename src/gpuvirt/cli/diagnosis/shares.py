@@ -1,0 +1,80 @@
+"""`gpuvirt shares`: the shared GPUs of a cluster, what each has left, and its pods."""
+
+import asyncio
+import sys
+from random import Random
+from typing import Annotated
+
+import typer
+
+from gpuvirt.cli.output import render
+from gpuvirt.cli.output.sharesrender import print_shares
+from gpuvirt.cli.output.tables import console
+from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters.options import Output
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.shares.reading import SharesFollower, read_shares
+from gpuvirt.cluster.shares.sharing import RESOURCE, Sharing
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import ResourceName, parse_resource_name
+from gpuvirt.model.shares.demand import WHOLE, Units
+from gpuvirt.model.shares.overview import SharesOverview
+
+CLEAR = "\x1b[H\x1b[2J"
+"""Clears a terminal."""
+
+
+def shares(
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show each change until interrupted.")] = False,
+    resource: Annotated[
+        str, typer.Option("--resource", metavar="NAME", help="Resource by which pods request units of GPUs.")
+    ] = RESOURCE,
+    units: Annotated[int, typer.Option("--units", min=1, metavar="NUMBER", help="Units of a whole GPU.")] = WHOLE,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Show the shared GPUs of the cluster, and what is left.
+
+    Each GPU has a bar and its pods. The command reads nodes and pods. A pod whose GPUs are not known yet counts on
+    each shared GPU of its node.
+    """
+    sharing = Sharing(_resource(resource), Units(units))
+    client = Client(apiserver.demanded_credentials(kubeconfig, context))
+    if not watch:
+        _show(asyncio.run(read_shares(client, sharing)), output)
+        return
+    follower = SharesFollower(client, sharing, RealClock(), Random())  # noqa: S311  it spreads requests over time
+    try:
+        asyncio.run(follower.run(lambda found: _show_next(found, output), _report))
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def _resource(text: str) -> ResourceName:
+    try:
+        return parse_resource_name(text)
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where="--resource") from error
+
+
+def _show(found: SharesOverview, output: Output) -> None:
+    if output is Output.JSON:
+        render.json_lines(found)
+    else:
+        print_shares(console(), found)
+
+
+def _show_next(found: SharesOverview, output: Output) -> None:
+    if output is not Output.JSON and sys.stdout.isatty():
+        print(CLEAR, end="")
+    _show(found, output)
+    sys.stdout.flush()
+
+
+def _report(error: ApiError | None) -> None:
+    if error is not None:
+        print(f"gpuvirt: {error}", file=sys.stderr)

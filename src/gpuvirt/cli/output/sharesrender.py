@@ -1,0 +1,73 @@
+"""The table of shared GPUs: a bar for each, its pods, and the largest piece that is free on a node."""
+
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+from gpuvirt.cli.output.tables import NOTHING, Column, Table, say
+from gpuvirt.model.shares.overview import GpuOverview, NodeOverview, PodShare, SharesOverview, short_ids
+
+COLUMNS = (
+    Column("NODE"),
+    Column("GPU"),
+    Column("USE"),
+    Column("UNITS"),
+    Column("FREE"),
+    Column("PODS", folds=True, optional=True),
+)
+CELLS = 10
+"""The cells of a bar."""
+FULL_AT = 0.9
+"""A GPU with more than this in use is shown in yellow, a full one in red."""
+
+
+def print_shares(out: Console, found: SharesOverview) -> None:
+    """Print the table, and below it what is free in the cluster."""
+    if not found.nodes:
+        say(out, "No node shares GPUs. A node shares the GPUs that are in mode shared; see docs/sharing.md.")
+        return
+    names = short_ids(gpu.gpu for node in found.nodes for gpu in node.gpus)
+    table = Table(COLUMNS)
+    for node in found.nodes:
+        below = tuple(_below(node))
+        for number, gpu in enumerate(node.gpus):
+            last = number == len(node.gpus) - 1
+            table.add(
+                node.node,
+                names[gpu.gpu],
+                bar(gpu),
+                f"{gpu.used}/{gpu.units}",
+                str(gpu.free),
+                ", ".join(map(_share, gpu.pods)),
+                below=below if last else (),
+            )
+        if not node.gpus:
+            table.add(node.node, NOTHING, NOTHING, NOTHING, NOTHING, "", below=below)
+    table.print(out)
+    out.print()
+    gpus = f"{found.gpus} GPU{'s' if found.gpus != 1 else ''}"
+    largest = max((node.largest for node in found.nodes), default=0)
+    say(out, f"{found.free} of {found.units} units are free on {gpus}; the largest free piece has {largest} units.")
+    say(out, "Shares are accounting: nothing keeps a container from using more of its GPU.", style="dim")
+
+
+def bar(gpu: GpuOverview) -> Text:
+    """Return a bar of the units in use; a GPU with a share in use has one cell at least, and one with room not all."""
+    use = min(gpu.used / gpu.units, 1.0) if gpu.units else 1.0
+    cells = round(use * CELLS)
+    cells = min(max(cells, 1 if gpu.used else 0), CELLS if gpu.used >= gpu.units else CELLS - 1)
+    filled, empty = ("█", "░") if (sys.stdout.encoding or "").lower().startswith("utf") else ("#", ".")
+    style = "red" if gpu.free == 0 else "yellow" if use > FULL_AT else "green"
+    return Text.assemble((filled * cells, style), (empty * (CELLS - cells), "dim"))
+
+
+def _below(node: NodeOverview) -> list[str]:
+    if not node.unplaced:
+        return []
+    pods = ", ".join(map(_share, node.unplaced))
+    return [f"their GPUs are not known yet, so they count on each GPU of {node.node}: {pods}"]
+
+
+def _share(share: PodShare) -> str:
+    return f"{share.pod} {share.units}"

@@ -1,0 +1,83 @@
+"""Reads the shared GPUs of a cluster from the API server, once or as a stream of changes."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import TypeVar
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.client import Client, Collection, Listed
+from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.objects import key_of
+from gpuvirt.cluster.reflector import Reflector
+from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.cluster.shares.index import Index
+from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
+from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.model.shares import overview
+from gpuvirt.model.shares.overview import PodShare, SharesOverview
+
+T = TypeVar("T", bound=KubernetesObject)
+
+SHARING_NODES = Collection(NODES, SharingNode)
+SHARING_PODS = Collection(Resource("pods"), SharingPod, fields="status.phase!=Succeeded,status.phase!=Failed")
+"""All pods of the cluster that have not ended: for the API server, a pod that ends leaves this collection."""
+MIN_PAUSE_S = 0.5
+"""Between two states of a stream, so that a burst of changes is one state."""
+
+
+async def read_shares(client: Client, sharing: Sharing) -> SharesOverview:
+    """Return the shares of a cluster now; raises ApiError."""
+    nodes, pods = await asyncio.gather(client.list(SHARING_NODES), client.list(SHARING_PODS))
+    index = Index(sharing)
+    index.observe_nodes(_all_of(nodes))
+    index.observe_pods(_all_of(pods))
+    return overview_of(index)
+
+
+def overview_of(index: Index) -> SharesOverview:
+    """Return the overview of an index: its nodes, GPUs and pods."""
+    pods = {pod.uid: PodShare(pod.where, units) for pod, units in index.bound_pods()}
+    return overview.overview(index.nodes, pods)
+
+
+class SharesFollower:
+    """Follows the shares of a cluster by watches of its nodes and pods."""
+
+    def __init__(self, client: Client, sharing: Sharing, clock: Clock, random: Random) -> None:
+        self._index = Index(sharing)
+        self._clock = clock
+        self._nodes = Reflector(client, SHARING_NODES, clock, random)
+        self._pods = Reflector(client, SHARING_PODS, clock, random)
+        self._changed = Signal()
+
+    async def run(self, show: Callable[[SharesOverview], None], report: Callable[[ApiError | None], None]) -> None:
+        """Show each state that differs from the one before, for ever; `report` gets each error."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._nodes.run(self._observe_nodes, report))
+            group.create_task(self._pods.run(self._observe_pods, report))
+            group.create_task(self._show(show))
+
+    def _observe_nodes(self, delta: Delta[SharingNode]) -> None:
+        self._index.observe_nodes(delta)
+        self._changed.set()
+
+    def _observe_pods(self, delta: Delta[SharingPod]) -> None:
+        self._index.observe_pods(delta)
+        self._changed.set()
+
+    async def _show(self, show: Callable[[SharesOverview], None]) -> None:
+        shown: SharesOverview | None = None
+        while True:
+            await self._changed.wait()
+            found = overview_of(self._index) if self._index.is_ready else None
+            if found is not None and found != shown:
+                show(found)
+                shown = found
+            await self._clock.sleep(MIN_PAUSE_S)
+
+
+def _all_of(listed: Listed[T]) -> Delta[T]:
+    objects = {key_of(item): item for item in listed.items}
+    return Delta(objects, frozenset(objects))

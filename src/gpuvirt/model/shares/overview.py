@@ -1,0 +1,106 @@
+"""An overview of shared GPUs: what each has left, and which pods have how much of it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.shares.books import NodeBooks
+from gpuvirt.model.shares.placement import GpuId
+
+FEWEST_DIGITS = 8
+"""Of the UUID of a GPU in tables: `GPU-8a5c31f2`. nvidia-smi takes any unambiguous beginning, too."""
+_PREFIX = "GPU-"
+
+
+@dataclass(frozen=True, slots=True)
+class PodShare:
+    """The units that a pod has."""
+
+    pod: str
+    """Namespace and name: `research/train-0`."""
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOverview:
+    """One shared GPU."""
+
+    gpu: GpuId
+    units: int
+    """All of its units: 1000 of a whole GPU."""
+    used: int
+    """By the pods whose GPUs are known; more than `units` where a GPU has become smaller than its pods' shares."""
+    free: int
+    """What a pod can still get: pods whose GPUs are not known count against each GPU of their node."""
+    pods: tuple[PodShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOverview:
+    """The shared GPUs of one node."""
+
+    node: NodeName
+    largest: int
+    """The largest piece that is free: the most that one container can get, below a whole GPU."""
+    gpus: tuple[GpuOverview, ...]
+    unplaced: tuple[PodShare, ...]
+    """The pods of the node whose GPUs are not known: without a valid annotation."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharesOverview:
+    """The shared GPUs of a cluster."""
+
+    nodes: tuple[NodeOverview, ...]
+    units: int
+    used: int
+    free: int
+
+    @property
+    def gpus(self) -> int:
+        """The number of shared GPUs."""
+        return sum(len(node.gpus) for node in self.nodes)
+
+
+def overview(nodes: Mapping[NodeName, NodeBooks], pods: Mapping[PodUid, PodShare]) -> SharesOverview:
+    """Return the overview of nodes; `pods` has the name and the units of each pod in the books."""
+    found = tuple(
+        _node(name, nodes[name], pods) for name in sorted(nodes) if nodes[name].capacity or nodes[name].all_pods
+    )
+    gpus = [gpu for node in found for gpu in node.gpus]
+    return SharesOverview(
+        found, sum(gpu.units for gpu in gpus), sum(gpu.used for gpu in gpus), sum(gpu.free for gpu in gpus)
+    )
+
+
+def _node(name: NodeName, books: NodeBooks, pods: Mapping[PodUid, PodShare]) -> NodeOverview:
+    ids = sorted(books.capacity.keys() | {gpu for used in books.pods.values() for gpu in used})
+    unplaced = (pods[pod] for pod in books.all_pods if pod not in books.pods)
+    return NodeOverview(
+        name, books.largest, tuple(_gpu(gpu, books, pods) for gpu in ids), tuple(sorted(unplaced, key=_by_name))
+    )
+
+
+def _gpu(gpu: GpuId, books: NodeBooks, pods: Mapping[PodUid, PodShare]) -> GpuOverview:
+    shares = [PodShare(pods[pod].pod, used[gpu]) for pod, used in books.pods.items() if gpu in used]
+    return GpuOverview(
+        gpu,
+        units=books.capacity.get(gpu, 0),
+        used=sum(share.units for share in shares),
+        free=books.free.get(gpu, 0),
+        pods=tuple(sorted(shares, key=_by_name)),
+    )
+
+
+def _by_name(share: PodShare) -> str:
+    return share.pod
+
+
+def short_ids(gpus: Iterable[GpuId]) -> Mapping[GpuId, str]:
+    """Return the shortest beginning of each id that names no other of them, of at least eight digits of the UUID."""
+    ids = sorted(set(gpus))
+    length = len(_PREFIX) + FEWEST_DIGITS
+    longest = max(map(len, ids), default=0)
+    while length < longest and len({gpu[:length] for gpu in ids}) < len(ids):
+        length += 1
+    return {gpu: gpu[:length].rstrip("-") for gpu in ids}

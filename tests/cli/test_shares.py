@@ -1,0 +1,93 @@
+"""`gpuvirt shares` shows what an API server's nodes and pods have, once or after each change."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.commandline import GPUVIRT, PATH
+from tests.extender.podapi import PodApi, serving
+from tests.extender.pods import node, pod
+
+
+def cluster() -> PodApi:
+    """Two nodes with three GPUs; a GPU of a worker VM has half the units of its card."""
+    api = PodApi()
+    api.put("nodes", node("node01", a=1000, b=1000))
+    api.put("nodes", node("worker01", c=500))
+    api.put("nodes", node("node02"))
+    api.put("pods", pod("train", 700, on="node01", gpus=[{"a": 700}]))
+    api.put("pods", pod("serve", 300, on="node01", gpus=[{"a": 300}]))
+    api.put("pods", pod("pending", 900))
+    api.put("pods", pod("by-hand", 100, on="worker01"))
+    api.put("pods", pod("cpu-only", on="node01"))
+    return api
+
+
+@asynccontextmanager
+async def called(folder: Path, api: PodApi, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run `gpuvirt shares` against a cluster."""
+    async with serving(api.answer, folder) as served:
+        process = await asyncio.create_subprocess_exec(
+            *(*GPUVIRT, "shares", *arguments, "--kubeconfig", str(served.kubeconfig)),
+            env={"PATH": PATH, "PYTHONUTF8": "1"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def test_the_table_has_a_bar_and_the_pods_of_each_gpu(tmp_path: Path) -> None:
+    async with called(tmp_path, cluster()) as process:
+        out, err = await process.communicate()
+    text = out.decode()
+    assert process.returncode == 0, err.decode()
+    assert "GPU-a  ██████████  1000/1000  0" in text
+    assert "default/serve 300, default/train 700" in text
+    assert "count on each GPU of worker01: default/by-hand 100" in " ".join(text.split())
+    assert "node02" not in text
+    assert "1400 of 2500 units are free on 3 GPUs; the largest free piece has 1000 units." in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+async def test_json_has_the_same(tmp_path: Path) -> None:
+    async with called(tmp_path, cluster(), "-o", "json") as process:
+        out, _ = await process.communicate()
+    found = json.loads(out)
+    assert [(one["node"], one["largest"]) for one in found["nodes"]] == [("node01", 1000), ("worker01", 400)]
+    assert found["nodes"][1]["unplaced"] == [{"pod": "default/by-hand", "units": 100}]
+    assert (found["units"], found["used"], found["free"]) == (2500, 1000, 1400)
+
+
+async def test_a_watch_shows_each_change(tmp_path: Path) -> None:
+    api = cluster()
+    async with called(tmp_path, api, "--watch", "-o", "json") as process:
+        assert process.stdout is not None
+        states = _documents(process.stdout)
+        assert (await anext(states))["used"] == 1000
+        api.delete("pods", "default/train")
+        assert (await anext(states))["used"] == 300
+        api.put("pods", pod("again", 500, on="node01", gpus=[{"b": 500}]))
+        assert (await anext(states))["used"] == 800
+
+
+async def test_a_resource_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    async with called(tmp_path, cluster(), "--resource", "vgpu") as process:
+        _, err = await process.communicate()
+    assert process.returncode == 2
+    assert "--resource" in err.decode()
+
+
+async def _documents(stream: asyncio.StreamReader) -> AsyncIterator[dict[str, int]]:
+    lines: list[str] = []
+    while line := (await stream.readline()).decode():
+        lines.append(line)
+        if line == "}\n":
+            yield json.loads("".join(lines))
+            lines.clear()

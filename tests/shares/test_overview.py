@@ -1,0 +1,84 @@
+"""The overview of shared GPUs has each GPU's pods, what is free, and the largest piece; its table fits 80 columns."""
+
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from gpuvirt.cli.output.sharesrender import bar, print_shares
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.shares.books import NodeBooks
+from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.overview import GpuOverview, PodShare, SharesOverview, overview, short_ids
+from gpuvirt.model.shares.placement import GpuId, Shares
+
+A, B = GpuId("GPU-8a5c31f2-0000-0000-0000-000000000001"), GpuId("GPU-8a5c31f2-0000-0000-0000-000000000002")
+
+
+def shares(**units: int) -> Shares:
+    return {{"a": A, "b": B}[name]: Units(number) for name, number in units.items()}
+
+
+def overview_of(
+    capacity: Shares, placed: Mapping[str, Shares], unplaced: Mapping[str, int] | None = None
+) -> SharesOverview:
+    books, pods = NodeBooks(), dict[PodUid, PodShare]()
+    books.set_capacity(capacity)
+    for name, used in placed.items():
+        total = Units(sum(used.values()))
+        books.put(PodUid(name), used, total)
+        pods[PodUid(name)] = PodShare(f"research/{name}", total)
+    for name, units in (unplaced or {}).items():
+        books.put(PodUid(name), None, Units(units))
+        pods[PodUid(name)] = PodShare(f"research/{name}", units)
+    return overview({NodeName("node01"): books}, pods)
+
+
+def printed(found: SharesOverview, width: int = 80) -> str:
+    out = Console(width=width, highlight=False, markup=False, emoji=False)
+    with out.capture() as capture:
+        print_shares(out, found)
+    return capture.get()
+
+
+def test_each_gpu_has_its_pods_and_what_is_free() -> None:
+    found = overview_of(shares(a=1000, b=1000), {"train": shares(a=700), "serve": shares(a=200, b=100)})
+    (node,) = found.nodes
+    assert [(gpu.gpu, gpu.used, gpu.free) for gpu in node.gpus] == [(A, 900, 100), (B, 100, 900)]
+    assert node.gpus[0].pods == (PodShare("research/serve", 200), PodShare("research/train", 700))
+    assert (node.largest, found.units, found.used, found.free, found.gpus) == (900, 2000, 1000, 1000, 2)
+
+
+def test_a_pod_whose_gpus_are_unknown_counts_on_each_gpu() -> None:
+    (node,) = overview_of(shares(a=1000, b=1000), {}, {"lost": 300}).nodes
+    assert [(gpu.used, gpu.free) for gpu in node.gpus] == [(0, 700), (0, 700)]
+    assert node.unplaced == (PodShare("research/lost", 300),)
+    text = " ".join(printed(overview_of(shares(a=1000), {}, {"lost": 300})).split())
+    assert "count on each GPU of node01: research/lost 300" in text
+
+
+def test_a_gpu_that_is_no_longer_shared_is_listed_with_its_pods() -> None:
+    (node,) = overview_of(shares(b=1000), {"train": shares(a=300)}).nodes
+    assert [(gpu.gpu, gpu.units, gpu.used, gpu.free) for gpu in node.gpus] == [(A, 0, 300, 0), (B, 1000, 0, 1000)]
+
+
+def test_a_cluster_without_shared_gpus_says_how_to_share_them() -> None:
+    assert "mode shared" in printed(overview({}, {}))
+
+
+def test_the_table_fits_80_columns_and_cuts_nothing() -> None:
+    text = printed(overview_of(shares(a=1000, b=1000), {f"training-job-{n}": shares(a=50) for n in range(9)}))
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(f"research/training-job-{n} 50" in " ".join(text.split()) for n in range(9))
+    assert "the largest free piece has 1000 units" in text
+
+
+def test_ids_are_shortened_to_what_distinguishes_them() -> None:
+    assert short_ids([A]) == {A: "GPU-8a5c31f2"}
+    assert len(set(short_ids([A, B]).values())) == 2
+    assert short_ids([]) == {}
+
+
+def test_a_bar_is_empty_or_full_only_for_an_empty_or_full_gpu() -> None:
+    cells = {used: bar(GpuOverview(A, 1000, used, 1000 - used, ())).plain for used in (0, 1, 500, 999, 1000)}
+    assert len({text[0] for text in cells.values()}) == 2
+    assert [text.count(cells[1000][0]) for text in cells.values()] == [0, 1, 5, 9, 10]
