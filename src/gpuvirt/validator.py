@@ -14,7 +14,7 @@ from pathlib import Path
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.labels import GPU_RESOURCES
+from gpuvirt.cluster.labels import GPU_RESOURCES, SHARES_RESOURCE
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
@@ -75,13 +75,15 @@ def toolkit_check(run: Run = run_program, has: Callable[[Path], bool] = is_there
 
 
 def plugin_check(client: Client, node: NodeName) -> Check:
-    """Return the check that a node has allocatable GPUs, or MIG devices, for containers."""
+    """Return the check that a node has allocatable GPUs, MIG devices or units of shared GPUs for containers."""
 
     async def check() -> str:
         allocatable = (await client.get(NODES, node, Node)).status.allocatable
-        if not any(name.startswith(GPU_RESOURCES) and count != "0" for name, count in allocatable.items()):
+        offered = [name for name, count in allocatable.items() if count != "0"]
+        if not any(name.startswith(GPU_RESOURCES) or name == SHARES_RESOURCE for name in offered):
             raise NotReadyError(
-                f"node {node} has no allocatable nvidia.com/gpu or nvidia.com/mig-...: no device plugin offers any"
+                f"node {node} has no allocatable nvidia.com/gpu, nvidia.com/mig-... or {SHARES_RESOURCE}: no device"
+                " plugin offers any"
             )
         return ""
 

@@ -8,7 +8,15 @@ from msgspec.structs import replace
 from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.labels import ALL, DEPLOY, NODE_LABEL, SETS, VGPU_DRIVER_LABEL
+from gpuvirt.cluster.labels import (
+    ALL,
+    DEPLOY,
+    NODE_LABEL,
+    OPERANDS_LABEL,
+    OPERANDS_OFF_ANNOTATION,
+    SETS,
+    VGPU_DRIVER_LABEL,
+)
 from gpuvirt.cluster.operator.nodes.labels import Around, keys_beside, keys_of, taken_back
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.resources import Metadata
@@ -63,6 +71,24 @@ def test_the_default_workload_applies_without_a_label_and_labels_need_enabled_vm
     assert deployed(off) == set(SETS[Workload.CONTAINER])
 
 
+def test_a_policy_can_share_gpus_by_default() -> None:
+    shared = Defaults(sandboxed=True, workload=Workload.SHARED)
+    labels = labelled(NFD, defaults=shared)
+    assert labels[NODE_LABEL] == "true"
+    assert deployed(labels) == set(SETS[Workload.SHARED])
+    assert not deployed(labels) & {"driver", "device-plugin"}
+
+
+def test_beside_nvidias_operator_a_shared_node_has_the_agent_and_keeps_nvidias_operands() -> None:
+    labels = NFD | {LABEL: "shared"}
+    placement = leaving(placement_of(labels, None, ON), labels, None, spec_is_due=False)
+    beside = patched(labels, keys_beside(Metadata(labels=labels), placement, NOTHING_AROUND))
+    assert beside == labels | {NODE_LABEL: "true"}
+    was = labels | {OPERANDS_LABEL: "false", NODE_LABEL: "true"}
+    ours = Metadata(labels=was, annotations={OPERANDS_OFF_ANNOTATION: "true"})
+    assert patched(was, keys_beside(ours, placement, NOTHING_AROUND)) == beside
+
+
 def test_an_unknown_workload_value_leaves_the_node_as_it_is_and_is_reported() -> None:
     before = labelled(NFD | {LABEL: "vm-vgpu"})
     odd = before | {LABEL: "kata"}
@@ -86,6 +112,9 @@ def test_a_workload_change_removes_the_labels_of_the_previous_workload() -> None
         ("container", Mode.UNKNOWN, True),
         ("container", Mode.CONTAINER, False),
         ("container", Mode.UNBOUND, False),
+        ("shared", Mode.PASSTHROUGH, True),
+        ("shared", Mode.VGPU, True),
+        ("shared", Mode.CONTAINER, False),
         ("vm-passthrough", Mode.VGPU, True),
         ("vm-passthrough", Mode.PASSTHROUGH, False),
         ("vm-vgpu", Mode.PASSTHROUGH, False),

@@ -63,6 +63,18 @@ def test_an_unready_component_shows_its_reason() -> None:
     assert {one.state for one in silent} == {"NotReported"}
 
 
+def test_a_node_that_shares_its_gpus_has_the_plugin_and_the_gpus_mode() -> None:
+    offered = Offered(name="nvidia.com/vgpu", healthy=1500, allocated=300, registered=True)
+    status = Status(totals=Totals(gpus=2, modes="container"), resources=(offered,), conditions=(condition("Ready"),))
+    gpu_node = GpuNode(metadata=Metadata(name="node01"), status=status)
+    found = rows([node(Workload.SHARED)], {"node01": gpu_node}, [])
+    assert [(one.workload, one.component, one.ready, one.detail) for one in found] == [
+        ("shared", "sandbox-device-plugin", True, "1500 nvidia.com/vgpu (300 allocated)"),
+        ("shared", "shared-gpus", True, "2 GPUs, container mode"),
+    ]
+    assert {one.component for one in rows([node(Workload.SHARED)], {}, [])} == {"sandbox-device-plugin", "shared-gpus"}
+
+
 def test_pods_of_operands_have_rows_and_the_agents_pod_has_none() -> None:
     waits = ContainerStatus(ContainerState(Waiting("ImagePullBackOff", "no such image")))
     pods = [

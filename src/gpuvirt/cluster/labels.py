@@ -5,6 +5,7 @@ gpuvirt defines those of `gpuvirt.io`. `model` has the labels that the agent and
 annotation that only one module uses is defined in that module.
 """
 
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import LABEL, VGPU_CONFIG_LABEL, Workload
 from gpuvirt.model.offers import discovery
 
@@ -33,6 +34,8 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 VGPU_HOST_DRIVER_LABEL = "nvidia.com/vgpu.host-driver-version"
 GPU_RESOURCES = "nvidia.com/gpu", "nvidia.com/mig-"
 """The beginnings of the names of resources that NVIDIA's device plugin offers to containers."""
+SHARES_RESOURCE = Settings().shares.resource
+"""The resource whose units are parts of GPUs in mode `shared`, by default."""
 
 FEATURES = "feature.node.kubernetes.io/"
 GPU_FEATURES = (
@@ -78,21 +81,34 @@ PAUSED_FOR_DRIVER = f"{PAUSED}driver-upgrade"
 
 DRIVER = "driver"
 MIG_MANAGER = "mig-manager"
+TOOLKIT = "container-toolkit"
 AGENT = "sandbox-device-plugin"
 """The operand that the agent replaces."""
 VALIDATOR = "sandbox-validator"
 VFIO_MANAGER = "vfio-manager"
 VGPU_DRIVER = "vgpu-manager"
 VGPU_DEVICE_MANAGER = "vgpu-device-manager"
+WITH_TOOLKIT = frozenset({Workload.CONTAINER, Workload.SHARED})
+"""The workloads in which containers get GPUs from NVIDIA's container toolkit."""
 SETS = {
     Workload.CONTAINER: (
         DRIVER,
         "gpu-feature-discovery",
-        "container-toolkit",
+        TOOLKIT,
         "device-plugin",
         "dcgm",
         "dcgm-exporter",
         "node-status-exporter",
+        "operator-validator",
+        "client",
+    ),
+    # Without the driver, whose container would take GPUs from the agent: it is installed on the host.
+    Workload.SHARED: (
+        AGENT,
+        "gpu-feature-discovery",
+        TOOLKIT,
+        "dcgm",
+        "dcgm-exporter",
         "operator-validator",
         "client",
     ),

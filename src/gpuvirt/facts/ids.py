@@ -49,6 +49,10 @@ _RESOURCE = re.compile(
 )
 _SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"(?=.{1,63}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_LABEL_KEY = re.compile(
+    r"(?:(?=.{1,253}/)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*/)?"
+    r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 
 
@@ -120,6 +124,15 @@ def parse_resource_name(text: str) -> ResourceName:
             "a resource name", text, "domain/name, the name of at most 63 letters, digits, '-', '_' and '.'"
         )
     return ResourceName(text)
+
+
+def parse_label_key(text: str) -> str:
+    """Return `text` as the key of a label, or raise InvalidIdError. Source: Kubernetes' qualified names."""
+    if not _LABEL_KEY.fullmatch(text):
+        raise InvalidIdError(
+            "a label's key", text, "NAME or domain/NAME, the name of at most 63 letters, digits, '-', '_' and '.'"
+        )
+    return text
 
 
 def parse_node_name(text: str) -> NodeName:

@@ -79,7 +79,8 @@ class Spec(Part, frozen=True, kw_only=True):
         DesiredMode,
         Meta(
             description="The mode of all GPUs of the node. unmanaged: gpuvirt changes nothing. passthrough: whole GPUs"
-            " for VMs. vgpu: vGPUs for VMs. container: GPUs on their native driver, for containers."
+            " for VMs. vgpu: vGPUs for VMs. container: GPUs on their native driver, for containers. shared: on their"
+            " native driver, and offered to pods in units."
         ),
     ] = DesiredMode.UNMANAGED
     vgpu_config: Annotated[
@@ -133,7 +134,7 @@ class Gpu(Part, frozen=True, kw_only=True):
     name: Annotated[str | None, Meta(description="The name of the GPU in the PCI ID database.")] = None
     mode: Annotated[str, Meta(description="The observed mode of the GPU: passthrough, vgpu, native.")]
     desired_mode: Annotated[
-        str | None, Meta(description="The mode that the agent keeps the GPU in: passthrough, vgpu, container.")
+        str | None, Meta(description="The mode that the agent keeps the GPU in: passthrough, vgpu, container, shared.")
     ] = None
     vgpu_config: Annotated[str | None, Meta(description="The vGPU config that the agent applies to the GPU.")] = None
     driver: Annotated[str | None, Meta(description="The kernel driver of the GPU; null: none or unknown.")] = None

@@ -22,6 +22,7 @@ class WorkloadConfig(StrEnum):
     """The workload that a node's GPUs are for."""
 
     CONTAINER = "container"
+    SHARED = "shared"
     VM_PASSTHROUGH = "vm-passthrough"
     VM_VGPU = "vm-vgpu"
 

@@ -15,7 +15,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     plain_spec,
 )
 from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.labels import DRIVER, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
+from gpuvirt.cluster.labels import DRIVER, OS_LABEL, TOOLKIT, VGPU_DRIVER, VGPU_DRIVER_LABEL, WITH_TOOLKIT, deploy_label
 from gpuvirt.cluster.operator import nodedecisions as nodes
 from gpuvirt.cluster.operator.announcer import (
     Announcement,
@@ -167,7 +167,8 @@ def site_of(
             )
         ),
         container_os=frozenset(_systems(named, placements, Workload.CONTAINER, deploy_label(DRIVER))),
-        has_container_nodes=any(_nodes_of(named, placements, Workload.CONTAINER, deploy_label(DRIVER))),
+        has_container_nodes=any(_nodes_of(named, placements, Workload.CONTAINER, deploy_label(DRIVER)))
+        or any(_nodes_of(named, placements, Workload.SHARED, deploy_label(TOOLKIT))),
         runtime=_runtime(named, placements),
         config_maps={
             name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None
@@ -197,7 +198,7 @@ def _nodes_of(
 def _runtime(named: Mapping[str, Node], placements: Mapping[str, Placement]) -> str:
     """Return the container runtime of most nodes for containers; containerd if no node has reported its own."""
     container_nodes = sorted(
-        name for name, placement in placements.items() if placement.counts and placement.workload is Workload.CONTAINER
+        name for name, placement in placements.items() if placement.counts and placement.workload in WITH_TOOLKIT
     )
     versions = (named[name].status.node_info.container_runtime_version for name in container_nodes)
     found = Counter(version.partition("://")[0] for version in versions if version)

@@ -16,6 +16,7 @@ from gpuvirt.cluster.labels import (
     DRIVER,
     OPERANDS_LABEL,
     PRESENT_LABEL,
+    TOOLKIT,
     VFIO_MANAGER,
     VGPU_DEVICE_MANAGER,
     WORKLOAD_LABEL,
@@ -35,6 +36,13 @@ PLUGIN, VALIDATOR, VFIO, VGPU_DEVICE_MANAGER_COMPONENT = (
     "vfio-manager",
     "vgpu-device-manager",
 )
+SHARED_GPUS = "shared-gpus"
+CHANGERS: Mapping[str, str] = {
+    Workload.PASSTHROUGH: VFIO,
+    Workload.VGPU: VGPU_DEVICE_MANAGER_COMPONENT,
+    Workload.SHARED: SHARED_GPUS,
+}
+"""The component that stands for the agent's changes of GPUs, by workload."""
 PODS: Mapping[str, str] = {
     OperandName.VGPU_MANAGER: "vgpu-manager",
     OperandName.DRIVER: "driver",
@@ -99,7 +107,7 @@ def _rows_of(node: Node, observed: ObservedNode, problems: Sequence[Problem], po
         yield Row(name, workload, ALL_OPERANDS, ready=True, state=OFF, detail=f"label {OPERANDS_LABEL}=false")
         return
     of_agent = next((problem.reason for problem in problems if problem.component == AGENT), None)
-    has_agent = workload in _VM_WORKLOADS
+    has_agent = workload in _AGENT_WORKLOADS
     if has_agent:
         yield from _agent_rows(node, workload, observed.gpu_node, of_agent)
     for problem in problems:
@@ -114,7 +122,7 @@ def _detail(reason: Reason) -> str:
     return reason.text.removeprefix(f"{reason.code}: ")
 
 
-_VM_WORKLOADS = {str(Workload.PASSTHROUGH), str(Workload.VGPU)}
+_AGENT_WORKLOADS = {str(Workload.PASSTHROUGH), str(Workload.VGPU), str(Workload.SHARED)}
 
 
 def _workload(labels: Mapping[str, str]) -> str:
@@ -126,12 +134,15 @@ def _workload(labels: Mapping[str, str]) -> str:
         return str(Workload.PASSTHROUGH)
     if deploy_label(DRIVER) in deploys:
         return str(Workload.CONTAINER)
+    if {deploy_label(AGENT), deploy_label(TOOLKIT)} <= deploys:
+        return str(Workload.SHARED)
     return labels.get(WORKLOAD_LABEL, "-")
 
 
 def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Reason | None) -> Iterator[Row]:
     name, status = node.metadata.name, gpu_node.status if gpu_node is not None else None
-    makes_vgpus = workload == Workload.VGPU
+    changer = CHANGERS[workload]
+    checks = () if workload == Workload.SHARED else (VALIDATOR,)
     if status is None or problem is not None:
         # The report of an agent that no longer runs may be outdated.
         state = str(problem.code) if problem is not None else "NotReported"
@@ -140,28 +151,22 @@ def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Re
             if problem is not None
             else "the node agent has not reported yet; see the log of its pod if this lasts"
         )
-        for component in (PLUGIN, VALIDATOR, VGPU_DEVICE_MANAGER_COMPONENT if makes_vgpus else VFIO):
+        for component in (PLUGIN, *checks, changer):
             yield Row(name, workload, component, ready=False, state=state, detail=detail)
         return
     yield _plugin(name, workload, status)
     failed = [condition for condition in status.conditions if condition.type in CHECKS and condition.status != "True"]
     state, why = _first(failed)
-    yield Row(name, workload, VALIDATOR, ready=not failed, state=state, detail=why)
+    for component in checks:
+        yield Row(name, workload, component, ready=not failed, state=state, detail=why)
     unready = [condition for condition in status.conditions if condition.type == READY and condition.status != "True"]
     done = f"{status.totals.gpus} GPUs, {status.totals.modes or 'no'} mode"
-    if makes_vgpus:
+    if workload == Workload.VGPU:
         # The config that the agent applies, which differs from the label if that is invalid or overridden.
         configs = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None})
         done = f"{status.totals.vgpus} vGPUs, config {', '.join(configs) or 'none'}"
     state, why = _first(unready)
-    yield Row(
-        name,
-        workload,
-        VGPU_DEVICE_MANAGER_COMPONENT if makes_vgpus else VFIO,
-        ready=not unready,
-        state=state,
-        detail=why or done,
-    )
+    yield Row(name, workload, changer, ready=not unready, state=state, detail=why or done)
 
 
 def _plugin(name: str, workload: str, status: Status) -> Row:
@@ -180,7 +185,7 @@ def _plugin(name: str, workload: str, status: Status) -> Row:
 def _pod_rows(node: str, workload: str, pods: Iterable[Pod]) -> Iterator[Row]:
     for pod in sorted(pods, key=lambda pod: pod.metadata.name):
         component, ready = PODS.get(pod.app), pod.status.ready
-        if pod.app == OperandName.AGENT and workload in _VM_WORKLOADS and not ready:
+        if pod.app == OperandName.AGENT and workload in _AGENT_WORKLOADS and not ready:
             component = OperandName.AGENT.value  # a ready agent has only the rows of its parts
         if component is not None:
             state, why = (RUNNING, "") if ready else (pod.status.phase or "Unknown", pod.status.held_up_by)

@@ -13,6 +13,7 @@ from gpuvirt.model.inventory.isolation import UnitId
 _DRIVERS: Mapping[str, DesiredDriver] = {
     DesiredMode.PASSTHROUGH: DesiredDriver.PASSTHROUGH,
     DesiredMode.CONTAINER: DesiredDriver.NATIVE,
+    DesiredMode.SHARED: DesiredDriver.NATIVE,
     DesiredMode.VGPU: DesiredDriver.NATIVE,
 }
 

@@ -14,8 +14,14 @@ class DesiredMode(StrEnum):
     """On a VFIO driver, for one VM as a whole."""
     CONTAINER = "container"
     """On its native driver, for containers and the host."""
+    SHARED = "shared"
+    """On its native driver, offered to pods in units of `nvidia.com/vgpu`."""
     VGPU = "vgpu"
     """On the driver that creates vGPUs; the existing vGPUs are offered."""
+
+
+FOR_CONTAINERS = (DesiredMode.CONTAINER, DesiredMode.SHARED)
+"""The modes in which containers use a GPU by its native driver. They need no IOMMU, and may be mixed on one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,11 @@ class Modes:
         return self.by_gpu.get(gpu, self.default)
 
     @property
-    def are_at_odds(self) -> bool:
-        """Whether container and vgpu are both desired: each needs the kernel module nvidia.ko of another driver."""
-        return {DesiredMode.CONTAINER, DesiredMode.VGPU} <= {self.default, *self.by_gpu.values()}
+    def at_odds(self) -> str | None:
+        """Two modes that can't be on one node, as text; None if there are none.
+
+        Modes for containers and mode vgpu need the kernel module nvidia.ko, each from another driver.
+        """
+        modes = {self.default, *self.by_gpu.values()}
+        for_containers = next((mode for mode in FOR_CONTAINERS if mode in modes), None)
+        return f"{for_containers} and vgpu" if for_containers is not None and DesiredMode.VGPU in modes else None

@@ -1,11 +1,19 @@
 """The settings of a node's agent: the file that `--config` names."""
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import ResourceName, parse_config_map_name, parse_pci_address, parse_resource_name
+from gpuvirt.facts.ids import (
+    ResourceName,
+    parse_config_map_name,
+    parse_label_key,
+    parse_pci_address,
+    parse_resource_name,
+)
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
 from gpuvirt.model.inventory.naming import env_name
@@ -43,6 +51,17 @@ class Compat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Offer audio, USB and NVSwitch functions on a VFIO driver. Default: only the kinds that `offer` names."""
 
 
+class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How GPUs in mode `shared` are offered, and which labels name the vGPU type of a node that is a VM."""
+
+    resource: str = "nvidia.com/vgpu"
+    """The resource that pods request units of."""
+    units: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+    """The units of a whole GPU. A vGPU has as many as its framebuffer is of its card's."""
+    vgpu_type_labels: tuple[str, ...] = ("vgpu.type",)
+    """The node labels with the vGPU type: `vgpu.type=v100-8q-8GB`. An empty list: no labels."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The agent's settings; all have defaults, so an empty file is valid."""
 
@@ -64,12 +83,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cdi: CdiUse = CdiUse.FILES
     """How CDI is used: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
     compat: Compat = Compat()
+    shares: ShareSettings = ShareSettings()
+    """How GPUs in mode `shared` are offered."""
     mode: DesiredMode = DesiredMode.UNMANAGED
     """The desired mode of all GPUs of the node; gpuvirt does not change `unmanaged` GPUs."""
     modes: dict[str, DesiredMode] = {}
     """The desired modes of single GPUs: `"0000:65:00.0": passthrough`."""
     workload_label: bool = False
-    """Follow the node's label `nvidia.com/gpu.workload.config`: `container`, `vm-passthrough`, `vm-vgpu`.
+    """Follow the node's label `nvidia.com/gpu.workload.config`: `container`, `shared`, `vm-passthrough`, `vm-vgpu`.
 
     Precedence: `modes`, then the label, then `mode`.
     """
@@ -113,6 +134,7 @@ def check(settings: Settings, *, where: str) -> Settings:
     except InvalidIdError as error:
         raise ConfigError(str(error), where=where, path="$.vgpu_config_map") from error
     _check_modes(settings, where)
+    _check_shares(settings.shares, where)
     variables: dict[str, str] = {}
     for name, alias in settings.aliases.items():
         full = alias if "/" in alias else f"nvidia.com/{alias}"
@@ -137,12 +159,34 @@ def _check_modes(settings: Settings, where: str) -> None:
             parse_pci_address(address)
         except InvalidIdError as error:
             raise ConfigError(str(error), where=where, path=f"$.modes.{address}") from error
-    if settings.own_modes.are_at_odds:
+    if (at_odds := settings.own_modes.at_odds) is not None:
         others = (f"$.modes.{address}" for address, mode in settings.modes.items() if mode is not settings.mode)
         path = next(others, "$.mode")
         raise ConfigError(
-            "container and vgpu can't be on one node: both need the kernel module nvidia.ko, each from another driver;"
+            f"{at_odds} can't be on one node: both need the kernel module nvidia.ko, each from another driver;"
             " expected only one of them; either can be combined with passthrough",
             where=where,
             path=path,
         )
+
+
+_OTHERS_DOMAINS = ("kubernetes.io", "k8s.io", "nvidia.com", "kubevirt.io", "gpuvirt.io")
+"""The domains whose labels the agent must not write as labels of vGPU types."""
+
+
+def _check_shares(shares: ShareSettings, where: str) -> None:
+    try:
+        parse_resource_name(shares.resource)
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where=where, path="$.shares.resource") from error
+    for index, key in enumerate(shares.vgpu_type_labels):
+        try:
+            parse_label_key(key)
+        except InvalidIdError as error:
+            raise ConfigError(str(error), where=where, path=f"$.shares.vgpu_type_labels[{index}]") from error
+        if key.rpartition("/")[0].endswith(_OTHERS_DOMAINS):
+            raise ConfigError(
+                f"{key} is a label of another program or of gpuvirt itself; expected a key of your own, as vgpu.type",
+                where=where,
+                path=f"$.shares.vgpu_type_labels[{index}]",
+            )

@@ -1,8 +1,8 @@
 """The workload of a node, by its label, and the modes of its GPUs that follow from it.
 
-Source: NVIDIA's operator, which has the same label `nvidia.com/gpu.workload.config` and values. For an invalid value
-NVIDIA's operator uses its default, and reports that only in its log. gpuvirt keeps the modes, and the GpuNode has the
-reason.
+Source: NVIDIA's operator, which has the same label `nvidia.com/gpu.workload.config` and the same values but `shared`.
+For an invalid value NVIDIA's operator uses its default, and reports that only in its log. gpuvirt keeps the modes, and
+the GpuNode has the reason.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,14 @@ class Workload(StrEnum):
     """The purpose of a node."""
 
     CONTAINER = "container"
+    SHARED = "shared"
     PASSTHROUGH = "vm-passthrough"
     VGPU = "vm-vgpu"
 
 
 MODES = {
     Workload.CONTAINER: DesiredMode.CONTAINER,
+    Workload.SHARED: DesiredMode.SHARED,
     Workload.PASSTHROUGH: DesiredMode.PASSTHROUGH,
     Workload.VGPU: DesiredMode.VGPU,
 }
@@ -52,7 +54,8 @@ def modes_of(settings: Settings, request: NodeRequest, before: Modes) -> tuple[M
     if label.value not in MODES:
         return before, unknown_workload(label.value)
     modes = Modes(MODES[Workload(label.value)], settings.modes)
-    return (before, _at_odds(label.value)) if modes.are_at_odds else (modes, None)
+    at_odds = modes.at_odds
+    return (modes, None) if at_odds is None else (before, _at_odds(label.value, at_odds))
 
 
 def overridden_label(request: NodeRequest) -> InvalidDesired | None:
@@ -104,9 +107,9 @@ def _of_spec(spec: NodeSpec, before: Modes) -> tuple[Modes, InvalidDesired | Non
             problem = f"is {quoted(mode)}, which is not a mode, so the node keeps its modes"
             return before, invalid(source, mode, problem, expected="a mode", known=DesiredMode)
     modes = Modes(DesiredMode(spec.mode), {gpu: DesiredMode(mode) for gpu, mode in spec.gpus.items()})
-    if modes.are_at_odds:
+    if (at_odds := modes.at_odds) is not None:
         found = ", ".join(dict.fromkeys(fields.values()))
-        problem = "sets container and vgpu, which can't be on one node, so the node keeps its modes"
+        problem = f"sets {at_odds}, which can't be on one node, so the node keeps its modes"
         expected = "one of the two, beside passthrough and unmanaged"
         return before, invalid(Source(Origin.GPU_NODE, "GpuNode $.spec"), found, problem, expected=expected)
     return modes, None
@@ -124,12 +127,12 @@ def unknown_workload(value: str) -> InvalidDesired:
     )
 
 
-def _at_odds(value: str) -> InvalidDesired:
+def _at_odds(value: str, at_odds: str) -> InvalidDesired:
     return invalid(
         Source(Origin.LABEL, f"label {LABEL}"),
         value,
         f"is {value!r}, but the settings set modes for single GPUs that can't be on the same node;"
         " so the node keeps its modes",
-        expected="a label and settings ($.modes) that do not set both container and vgpu for one node",
-        seen=Seen("", "container and vgpu both need the kernel module nvidia.ko, each from another driver"),
+        expected=f"a label and settings ($.modes) that do not set both {at_odds} for one node",
+        seen=Seen("", f"{at_odds} both need the kernel module nvidia.ko, each from another driver"),
     )

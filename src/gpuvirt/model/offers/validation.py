@@ -43,6 +43,8 @@ def workload_of(mode: DesiredMode, inventory: Inventory) -> Workload:
     match mode:
         case DesiredMode.CONTAINER:
             return Workload.CONTAINER
+        case DesiredMode.SHARED:
+            return Workload.SHARED
         case DesiredMode.VGPU:
             return Workload.VGPU
         case DesiredMode.PASSTHROUGH:

@@ -25,11 +25,11 @@ from gpuvirt.model.change.vgpus.gpustate import (
 from gpuvirt.model.change.vgpus.modes import Questions, questions
 from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport, scheduler_context_of
 from gpuvirt.model.desired.configchoice import ConfigGpu
-from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
+from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.invalid import InvalidDesired, Source
 from gpuvirt.model.inventory.inventory import Inventory
 
-WHOLE = frozenset({DesiredMode.PASSTHROUGH, DesiredMode.CONTAINER})
+WHOLE = frozenset({DesiredMode.PASSTHROUGH, *FOR_CONTAINERS})
 
 
 class VgpuPlans:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.core import Pod
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest, Role, RoleBinding, resource_of
-from gpuvirt.cluster.labels import OPERAND_LABEL
+from gpuvirt.cluster.labels import OPERAND_LABEL, WITH_TOOLKIT
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.drift import Mark, StoredObject, is_due, signed
 from gpuvirt.cluster.operator.deployment.rollout import rollout
@@ -16,7 +16,6 @@ from gpuvirt.cluster.operator.operands.site import OperandName, Rendered
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target
 from gpuvirt.cluster.resources import Resource, pods
-from gpuvirt.model.desired.workload import Workload
 
 DAEMON_SETS = "daemonsets"
 FOR_VMS = frozenset({OperandName.AGENT, OperandName.VGPU_MANAGER})
@@ -107,7 +106,7 @@ def _faults(rendered: Rendered, placements: Mapping[str, Placement]) -> Iterator
     """Yield the faults; those of operands for container nodes only if the cluster has such nodes."""
     workloads = {placement.workload for placement in placements.values() if placement.counts}
     for fault in rendered.faults:
-        if Workload.CONTAINER in workloads or fault.operand in FOR_VMS:
+        if workloads & WITH_TOOLKIT or fault.operand in FOR_VMS:
             yield f"{fault.because.path}: {fault.because.message}"
 
 

@@ -97,8 +97,11 @@ def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Key
         }
         off: dict[str, str | None] = {OPERANDS_OFF_ANNOTATION: "true"} if labels.get(OPERANDS_LABEL) != "false" else {}
         return Keys(desired, off)
-    gone = (NODE_LABEL, VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
-    return Keys(dict.fromkeys(gone), {OPERANDS_OFF_ANNOTATION: None})
+    gone = (VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
+    # NVIDIA's operands serve containers on a node that shares its GPUs, so they stay there beside the agent.
+    shares = placement.present and placement.workload is Workload.SHARED
+    agent = _agent_of_leaving(placement, around) if shares else None
+    return Keys({**dict.fromkeys(gone), NODE_LABEL: agent}, {OPERANDS_OFF_ANNOTATION: None})
 
 
 def taken_back(metadata: Metadata, *, beside: bool = False) -> Keys:

@@ -24,6 +24,7 @@ MOST_NAMED = 4
 NOT_REPORTED = "its GPUs (the agent has not reported yet whether they carry vGPUs)"
 TO_LEAVE = {
     Workload.CONTAINER: frozenset({Mode.PASSTHROUGH, Mode.VGPU, Mode.UNKNOWN}),
+    Workload.SHARED: frozenset({Mode.PASSTHROUGH, Mode.VGPU, Mode.UNKNOWN}),
     Workload.PASSTHROUGH: frozenset({Mode.VGPU, Mode.UNKNOWN}),
     Workload.VGPU: frozenset[Mode](),
 }
@@ -104,12 +105,12 @@ def leaving(
 
     An agent may still create vGPUs if it has not read the latest spec (`spec_is_due`, or a spec newer than its status).
     If the agent has not reported, GPUs may need the vGPU driver that runs on the node. An agent runs on a node for
-    passthrough, or will, and on others with its label.
+    passthrough or shares, or will, and on others with its label.
     """
     if placement.workload is None:
         return placement
     if gpu_node is None or gpu_node.status is None or not _has_observed(gpu_node.status):
-        is_agents = placement.workload is Workload.PASSTHROUGH or labels.get(NODE_LABEL) == "true"
+        is_agents = placement.workload in {Workload.PASSTHROUGH, Workload.SHARED} or labels.get(NODE_LABEL) == "true"
         unknown = placement.workload is not Workload.VGPU and is_agents and _runs_vgpu_driver(labels)
         return replace(placement, leaving=(NOT_REPORTED,), leaves_vgpus=True) if unknown else placement
     unseen = spec_is_due or gpu_node.status.observed_generation < gpu_node.metadata.generation

@@ -84,15 +84,16 @@ def problems_of(node: ObservedNode, deployer: Deployer) -> tuple[Problem, ...]:
         return ()
     if placement.workload is Workload.CONTAINER and not placement.leaving:
         return () if deployer.beside else tuple(_of_container_node(node, deployer))
-    return tuple(_of_vm_node(node, deployer))
+    return tuple(_of_agents_node(node, deployer))
 
 
-def _of_vm_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
+def _of_agents_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
     policy = deployer.policy
     reported = node.gpu_node is not None and node.gpu_node.status is not None
     switch = policy.spec.sandbox_device_plugin.enabled is False
     if off := (_switch(policy, "sandboxDevicePlugin") if switch else None) or _off_by_label(node.labels, AGENT):
-        yield Problem(AGENT, _components_off("the node agent", "no GPU is offered to VMs", off))
+        follows = f"no GPU is offered to {_users_of(node.placement.workload)}"
+        yield Problem(AGENT, _components_off("the node agent", follows, off))
     elif not deployer.has_image:
         if not reported:
             yield Problem(AGENT, clusterproblems.image_unknown())
@@ -103,6 +104,10 @@ def _of_vm_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
     desired = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
     if is_vgpu and desired and _needs_os(node.labels, VGPU_DRIVER):
         yield Problem(VGPU_DRIVER, _os_unknown("the vGPU manager"))
+
+
+def _users_of(workload: Workload | None) -> str:
+    return "pods in units" if workload is Workload.SHARED else "VMs"
 
 
 def _of_container_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:

@@ -180,6 +180,7 @@ def _counts(nodes: Sequence[NodeVerdict], invalid: Sequence[InvalidValue]) -> No
         container=of(Workload.CONTAINER),
         vm_passthrough=of(Workload.PASSTHROUGH),
         vm_vgpu=of(Workload.VGPU),
+        shared=of(Workload.SHARED),
         ready=sum(node.against is None for node in nodes),
         invalid=len({value.node for value in invalid if value.node}),
     )
