@@ -14,37 +14,43 @@ class Check:
 
     area: Area
     run: Callable[[Evidence], Iterable[Finding]]
+    for_vms: bool = False
+    """Whether only VMs need what it checks, so that it is skipped where all GPUs are for containers."""
 
     @property
     def name(self) -> str:
         """The name of the check."""
         return self.run.__name__
 
+    def findings(self, evidence: Evidence) -> tuple[Finding, ...]:
+        """Return the findings."""
+        return () if self.for_vms and evidence.serves_containers_only else tuple(self.run(evidence))
+
 
 CHECKS: tuple[Check, ...] = (
-    Check(Area.FIRMWARE, firmware.virtualization),
-    Check(Area.FIRMWARE, firmware.nested_host),
-    Check(Area.FIRMWARE, firmware.kvm),
+    Check(Area.FIRMWARE, firmware.virtualization, for_vms=True),
+    Check(Area.FIRMWARE, firmware.nested_host, for_vms=True),
+    Check(Area.FIRMWARE, firmware.kvm, for_vms=True),
     Check(Area.FIRMWARE, firmware.bars),
     Check(Area.IOMMU, iommu.iommu),
     Check(Area.IOMMU, iommu.kernel_arguments),
-    Check(Area.IOMMU, iommu.interrupt_remapping),
-    Check(Area.IOMMU, iommu.shared_groups),
-    Check(Area.DRIVERS, drivers.vfio_modules),
+    Check(Area.IOMMU, iommu.interrupt_remapping, for_vms=True),
+    Check(Area.IOMMU, iommu.shared_groups, for_vms=True),
+    Check(Area.DRIVERS, drivers.vfio_modules, for_vms=True),
     Check(Area.DRIVERS, drivers.modprobe_rules),
     Check(Area.DRIVERS, drivers.group_viability),
     Check(Area.DRIVERS, drivers.fighting_drivers),
-    Check(Area.DRIVERS, drivers.boot_console),
-    Check(Area.DRIVERS, drivers.reset_methods),
+    Check(Area.DRIVERS, drivers.boot_console, for_vms=True),
+    Check(Area.DRIVERS, drivers.reset_methods, for_vms=True),
     Check(Area.DEVICES, devices.devices),
-    Check(Area.VGPU, vgpu.vgpus),
-    Check(Area.VGPU, vgpu.vgpu_manager),
-    Check(Area.VGPU, vgpu.sriov),
+    Check(Area.VGPU, vgpu.vgpus, for_vms=True),
+    Check(Area.VGPU, vgpu.vgpu_manager, for_vms=True),
+    Check(Area.VGPU, vgpu.sriov, for_vms=True),
     Check(Area.KUBELET, kubelet.listening),
     Check(Area.KUBELET, kubelet.registration),
     Check(Area.KUBELET, kubelet.counted),
     Check(Area.KUBELET, kubelet.policies),
-    Check(Area.KUBELET, kubelet.vms_near_gpus),
+    Check(Area.KUBELET, kubelet.vms_near_gpus, for_vms=True),
     Check(Area.RUNTIME, runtime.container_cdi),
     Check(Area.KUBEVIRT, kubevirt.permitted_names),
     Check(Area.KUBEVIRT, kubevirt.near_misses),
@@ -55,5 +61,5 @@ CHECKS: tuple[Check, ...] = (
 
 def report(evidence: Evidence) -> Report:
     """Return the findings of all checks."""
-    results = tuple(Result(check.area, check.name, tuple(check.run(evidence))) for check in CHECKS)
+    results = tuple(Result(check.area, check.name, check.findings(evidence)) for check in CHECKS)
     return Report(worst(finding for result in results for finding in result.findings), results)

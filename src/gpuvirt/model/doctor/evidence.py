@@ -8,6 +8,7 @@ from gpuvirt.facts.kubelet import KubeletFacts
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.platform import FunctionSetup
 from gpuvirt.facts.setup import Setup
+from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.inventory.inventory import Gpu, Inventory
@@ -26,6 +27,13 @@ class Evidence:
     kubelet: KubeletFacts
     kubevirts: tuple[KubeVirt, ...] | None = None
     """None without `--kubevirt` and without access to the API server."""
+
+    @property
+    def serves_containers_only(self) -> bool:
+        """Whether all GPUs are for containers, by their desired modes; without the agent by the settings."""
+        own = self.settings.own_modes
+        modes = {gpu.desired or own.of(gpu.address) for gpu in self.view.gpus}
+        return bool(modes) and modes <= set(FOR_CONTAINERS)
 
     @property
     def cmdline(self) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ OFF = (("intel_iommu", "off"), ("amd_iommu", "off"), ("iommu", "off"), ("intrema
 
 def iommu(evidence: Evidence) -> Iterator[Finding]:
     """The IOMMU is on."""
+    if evidence.serves_containers_only:
+        yield fine("the IOMMU", "is not needed: all GPUs are for containers")
+        return
     setup = evidence.setup
     groups, tables = setup.iommu_groups, setup.acpi_tables
     known = [name for prefix, name in TABLES.items() if any(table.startswith(prefix) for table in tables.known)]
