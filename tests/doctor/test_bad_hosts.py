@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.scan import scan
+from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.model.doctor.diagnosis import CHECKS
 from gpuvirt.model.doctor.findings import Finding, Report, of_reason
@@ -14,6 +16,8 @@ from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.hostspec import host_names
 from tests.badhosts import BAD, with_file
 from tests.sickhost import codes, evidence, examine, findings, found, host, simulated
+
+SHARED = Settings(mode=DesiredMode.SHARED)
 
 
 def check(report: Report, code: FindingCode | ReasonCode, level: Level, seen: str, fix: str) -> Finding:
@@ -41,9 +45,24 @@ def test_a_healthy_host_has_no_findings(name: str) -> None:
 
 @pytest.mark.parametrize("name", host_names())
 def test_every_simulated_host_gets_a_complete_report(name: str) -> None:
-    report = examine(host(simulated=name))
+    report = examine(host(simulated=name), settings=SHARED if name.startswith("vm-") else None)
     assert [one for one in findings(report) if one.level is Level.UNKNOWN] == []
     assert (report.level is Level.ERROR) == (name == "2xA10-no-iommu")
+
+
+@pytest.mark.parametrize("mode", [DesiredMode.CONTAINER, DesiredMode.SHARED])
+@pytest.mark.parametrize("name", ["vm-V100-8Q", "vm-2xV100", "2xA10-no-iommu"])
+def test_gpus_for_containers_need_no_iommu(name: str, mode: DesiredMode) -> None:
+    kernel = host(simulated=name)
+    report = examine(kernel, settings=Settings(mode=mode))
+    found = codes(report)
+    assert not found & {FindingCode.IOMMU_OFF, FindingCode.HOST_IS_VM, FindingCode.KVM_MISSING}
+    assert [one.message for one in findings(report) if one.subject == "the IOMMU"] == [
+        "is not needed: all GPUs are for containers"
+    ]
+    one_for_a_vm = Settings(mode=mode, modes={next(iter(scan(kernel).functions)): DesiredMode.PASSTHROUGH})
+    if name != "2xA10-no-iommu":
+        assert FindingCode.IOMMU_OFF in codes(examine(kernel, settings=one_for_a_vm))
 
 
 CDI = Settings(cdi=CdiUse.ANSWERS)

@@ -119,7 +119,7 @@ class _Builder:
             return
         types = slot.vgpu_types or board.vgpu_types
         # A GPU that starts on another driver is on a host whose `nvidia` driver does not make vGPUs.
-        if types and slot.vf_of is None and function.driver == "nvidia":
+        if types and slot.vf_of is None and slot.vgpu is None and function.driver == "nvidia":
             self._carry(slot, board, SimVgpuHost(first, types, vfs or ([] if board.vgpus_on_vfs else [first])))
         elif slot.vgpus:
             raise ValueError("vGPUs need the driver nvidia, and a board that lists their types")
@@ -173,6 +173,7 @@ class _Builder:
             vf=self._vf(board, part),
             takes_numvfs=board.numvfs,
             fell_off_bus=slot.fell_off_bus,
+            model=slot.vgpu or board.product,
             physfn=self._existing(slot.vf_of) if slot.vf_of is not None else None,
         )
         self.kernel.pci.add(function)

@@ -29,6 +29,7 @@ Group = Annotated[int, Meta(ge=0, le=MOST_GROUP)]
 NumaNode = Annotated[int, Meta(ge=-1, le=MOST_NUMA_NODE)]
 Cdev = Annotated[int, Meta(ge=0, le=MOST_GROUP)]
 Left = Annotated[int, Meta(ge=0, le=MOST_GROUP)]
+Product = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_. ]{0,63}\Z")]
 Count = Annotated[int, Meta(ge=1, le=MOST_VFS)]
 
 
@@ -79,6 +80,8 @@ class CardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A model of card."""
 
     functions: Annotated[tuple[FunctionSpec, ...], Meta(min_length=1, max_length=8)]
+    product: Product = "NVIDIA Graphics Device"
+    """The product name that NVIDIA's driver shows of the GPU."""
     vf_id: str | None = None
     vf_class: ClassCode | None = None
     """The class of the card's VFs, where it differs from the GPU's; no driver binds to such VFs."""
@@ -116,6 +119,8 @@ class SlotSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether the GPU is in mixed-size mode."""
     mig: dict[str, Count] = {}
     """The number of GPU instances by profile; the GPU is in MIG mode where there are some."""
+    vgpu: Product | None = None
+    """The vGPU type, where the host is a VM and the GPU its vGPU: `GRID V100-8Q`."""
     vf_of: str | None = None
     """The address of the PF of a VF, which comes earlier in the file. A VF in the file replaces the `vfs` of the PF."""
     cdev: Cdev | None = None

@@ -1,4 +1,4 @@
-"""Reads the drivers' ids of GPUs: NVIDIA's UUIDs and GPU instances in /proc, and the names of DRM nodes in /sys.
+"""Reads the drivers' ids of GPUs: NVIDIA's UUIDs, product names and GPU instances in /proc, DRM nodes in /sys.
 
 `GPU UUID` in `information` is question marks until the driver has initialised the GPU; such a GPU has no id here.
 """
@@ -6,7 +6,7 @@
 import re
 from collections.abc import Iterable
 
-from gpuvirt.facts.deviceids import DeviceIds
+from gpuvirt.facts.deviceids import DeviceIds, DriverInformation
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction, Unread
 from gpuvirt.facts.sysfs import device_path
@@ -15,7 +15,9 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.paths import HostPath
 
 CAPABILITIES = HostPath("/proc/driver/nvidia/capabilities")
-_UUID = re.compile(r"^GPU UUID:\s*GPU-([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\s*$", re.MULTILINE)
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}))\s*$", re.MULTILINE)
+_MODEL = re.compile(r"^Model:[ \t]*(\S[^\n]*?)[ \t]*$", re.MULTILINE)
+_NO_MODEL = "Unknown"
 MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,3})\s*$", re.MULTILINE)
 """The minor number of `/dev/nvidia0` in `information`."""
 
@@ -30,6 +32,7 @@ def read_device_ids(kernel: Kernel, functions: Iterable[PciFunction]) -> DeviceI
     uuids: dict[str, PciAddress] = {}
     nodes: dict[str, PciAddress] = {}
     minors: dict[str, PciAddress] = {}
+    information: dict[PciAddress, DriverInformation | Unread] = {}
     for function in functions:
         if function.kind is not FunctionKind.GPU or not isinstance(function.driver, str) or function.on_vfio:
             continue
@@ -38,14 +41,22 @@ def read_device_ids(kernel: Kernel, functions: Iterable[PciFunction]) -> DeviceI
         nodes |= dict.fromkeys(names, address) if isinstance(names, list | tuple) else {}
         if function.id.vendor != NVIDIA:
             continue
-        information = read_information(kernel, address)
-        if not isinstance(information, str):
+        text = read_information(kernel, address)
+        if isinstance(text, Unread):
+            information[address] = text
+        if not isinstance(text, str):
             continue
-        if uuid := _UUID.search(information):
-            uuids[uuid[1].lower()] = address
-        if minor := MINOR.search(information):
+        uuid, model, minor = _UUID.search(text), _MODEL.search(text), MINOR.search(text)
+        information[address] = DriverInformation(
+            uuid[1] if uuid is not None else None,
+            model[1] if model is not None and model[1] != _NO_MODEL else None,
+            int(minor[1]) if minor is not None else None,
+        )
+        if uuid is not None:
+            uuids[uuid[2].lower()] = address
+        if minor is not None:
             minors[f"gpu{minor[1]}"] = address
-    return DeviceIds(uuids, nodes, _mig_gpus(kernel, minors) if minors else None)
+    return DeviceIds(uuids, nodes, information, _mig_gpus(kernel, minors) if minors else None)
 
 
 def _mig_gpus(kernel: Kernel, minors: dict[str, PciAddress]) -> frozenset[PciAddress] | None:

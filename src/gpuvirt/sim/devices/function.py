@@ -42,6 +42,8 @@ class SimFunction:
     virtfns: list[PciAddress] = field(default_factory=list)
     total_vfs: int | None = None
     vf: VfIdentity | None = None
+    model: str = "NVIDIA Graphics Device"
+    """The product name that NVIDIA's driver shows; in a VM with a vGPU the vGPU type."""
     takes_numvfs: bool = True
     """Whether the native driver creates VFs by `sriov_numvfs`; NVIDIA's does not."""
 

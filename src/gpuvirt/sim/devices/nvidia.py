@@ -50,7 +50,10 @@ class NvidiaDriver:
         if function.driver == "nvidia" and function.id.vendor == NVIDIA and is_gpu:
             minor = self._minors.setdefault(slot, len(self._minors))
             lock = File(read=lambda: f"{int(slot in self._locked)}\n", write=lambda text: self._lock(slot, text))
-            information = f"GPU UUID: \t {gpu_uuid(slot)}\nBus Location: \t {slot}\nDevice Minor: \t {minor}\n"
+            information = (
+                f"Model: \t\t {function.model}\nGPU UUID: \t {gpu_uuid(slot)}\nBus Location: \t {slot}\n"
+                f"Device Minor: \t {minor}\n"
+            )
             self._tree.place(HostPath(f"{GPUS}/{slot}/information"), constant(information))
             self._tree.place(HostPath(f"{GPUS}/{slot}/unbindLock"), lock)
             self._tree.place(HostPath(f"/dev/nvidia{minor}"), DeviceNode(MAJOR << 8 | minor))
