@@ -4,25 +4,16 @@ The agent writes it to `/run/gpuvirt/node.json` in this form, so its fields are 
 are added, never renamed. `version` grows with changes that readers must handle.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
-from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
-from gpuvirt.model.allocation.attachment import vm_nodes
-from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.facts.vgpu import SchedulerPolicy
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.model.devices.selectors import ResourceKind, selectors_of
-from gpuvirt.model.inventory.inventory import Gpu, Inventory, Mode, Vgpu, mode_of
-from gpuvirt.model.inventory.malformed import malformed_entries
-from gpuvirt.model.inventory.naming import Naming
-from gpuvirt.model.offers.deviceusers import DeviceUsers
-from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
+from gpuvirt.model.devices.selectors import ResourceKind
+from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import Condition
-from gpuvirt.model.offers.withholding import Withholding
 from gpuvirt.model.reasons import Reason
 from gpuvirt.paths import HostPath
 
@@ -161,136 +152,3 @@ class Registration:
 
     registered: bool
     because: Reason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sitter:
-    """The inputs of a NodeView."""
-
-    inventory: Inventory
-    offers: Offers
-    entries: tuple[Entry, ...]
-    naming: Naming
-    registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
-    notes: tuple[Reason, ...] = ()
-    agent: AgentView | None = None
-    desired_by_gpu: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The desired modes of the GPUs that the agent manages."""
-    vgpu_configs: Mapping[PciAddress, str] = field(default_factory=dict)
-    """The desired vGPU configs."""
-    schedulers: Mapping[PciAddress, Scheduler | Unread] = field(default_factory=dict)
-    """The schedulers of the GPUs for which they were read."""
-    workload: Workload = Workload.PASSTHROUGH
-    conditions: tuple[Condition, ...] = ()
-    withholdings: Mapping[ResourceName, Withholding] = field(default_factory=dict)
-    """The withheld resources."""
-    invalid: tuple[InvalidDesired, ...] = ()
-
-    @property
-    def users(self) -> DeviceUsers:
-        """The pods, VMs and processes that use its devices."""
-        return DeviceUsers(self.entries, self.inventory.facts.users or {})
-
-
-Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
-"""The offered devices with their resources, by device id."""
-
-
-def draw(sitter: Sitter, at: datetime) -> NodeView:
-    """Return the view of a node."""
-    facts, gpus = sitter.inventory.facts, sitter.inventory.gpus
-    offered: Offered = {device.id: (resource, device) for resource, device in sitter.offers.devices()}
-    return NodeView(
-        at=at,
-        gpus=tuple(_function(sitter, offered, gpu.function, gpu) for gpu in gpus.values()),
-        functions=tuple(
-            _function(sitter, offered, function, None)
-            for address, function in sorted(facts.functions.items())
-            if address not in gpus and VgpuId(address) not in sitter.inventory.vgpus
-            if address in offered or (function.physfn is None and sitter.inventory.matters(function))
-        ),
-        resources=tuple(_resource(sitter, name) for name in sorted(sitter.offers.names)),
-        notes=(*sitter.notes, *malformed_entries(facts)),
-        boot_id=facts.platform.boot_id,
-        agent=sitter.agent,
-        workload=sitter.workload,
-        conditions=sitter.conditions,
-        invalid=sitter.invalid,
-    )
-
-
-def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu | None) -> GpuView:
-    resource, device = offered.get(function.address, (None, None))
-    withheld = sitter.offers.withheld.get(function.address)
-    group, scheduler = function.iommu_group, sitter.schedulers.get(function.address)
-    vgpus = [vgpu for vgpu in sitter.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
-    return GpuView(
-        address=function.address,
-        pci_id=str(function.id),
-        kind=function.kind,
-        name=sitter.naming.ids.text(function.id),
-        mode=mode_of(function, gpu.vgpu_host if gpu is not None else None),
-        driver=function.driver if isinstance(function.driver, str) else None,
-        group=None if isinstance(group, Unread) else group,
-        numa_node=function.numa_node,
-        offered_as=resource,
-        healthy=device.health.healthy if device is not None else None,
-        desired=sitter.desired_by_gpu.get(function.address),
-        vgpu_config=sitter.vgpu_configs.get(function.address),
-        scheduler=SchedulerView(scheduler.policy, scheduler.timeslice_ms) if isinstance(scheduler, Scheduler) else None,
-        siblings=gpu.siblings if gpu is not None else (),
-        users=sitter.users.of(function.address, group),
-        vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
-        vfs=len(function.virtfns),
-        reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
-        vms=sitter.users.vms(function.address),
-    )
-
-
-def _vgpu(sitter: Sitter, offered: Offered, vgpu: Vgpu) -> VgpuView:
-    resource, device = offered.get(vgpu.live.id, (None, None))
-    withheld = sitter.offers.withheld.get(vgpu.live.id)
-    return VgpuView(
-        id=vgpu.live.id,
-        type=vgpu.live.type if isinstance(vgpu.live.type, str) else "unknown",
-        slot=vgpu.live.slot,
-        offered_as=resource,
-        users=sitter.users.of(vgpu.live.id, vgpu.live.group),
-        reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
-        vms=sitter.users.vms(vgpu.live.id),
-    )
-
-
-def _resource(sitter: Sitter, name: ResourceName) -> ResourceView:
-    offer, held_back = sitter.offers.by_resource.get(name, Offer(name)), sitter.offers.held_back.get(name, ())
-    allocated_to = sitter.users.allocations(name)
-    withholding = sitter.withholdings.get(name)
-    registration = sitter.registrations.get(name, Registration(registered=False))
-    if withholding is not None:
-        registration = Registration(registered=False, because=withholding.reason)
-    devices = (device.candidate for device in offer.devices.values())
-    selectors = selectors_of(sitter.inventory, (*devices, *held_back))
-    return ResourceView(
-        name=name,
-        devices=tuple(
-            DeviceView(
-                id=device.id,
-                healthy=device.health.healthy,
-                numa_node=device.candidate.numa_node,
-                group=device.candidate.group,
-                gpu=device.candidate.target.gpu,
-                nodes=vm_nodes(sitter.inventory, device.candidate),
-                reasons=device.health.against,
-                allocated_to=allocated_to.get(device.id),
-            )
-            for device in offer.devices.values()
-        ),
-        also_called=tuple(sorted(sitter.offers.other_names.get(name, ()))),
-        registered=registration.registered,
-        not_registered_because=registration.because,
-        kind=selectors.kind,
-        pci_vendor_selectors=selectors.pci,
-        mdev_name_selectors=selectors.mdev,
-        withheld=withholding is not None,
-        silent=withholding is not None and withholding.silent,
-    )

@@ -23,9 +23,10 @@ from gpuvirt.model.desired.workload import addresses_of_settings, named_addresse
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.drawing import Sitter, draw
 from gpuvirt.model.offers.offers import OfferInputs, Offers
 from gpuvirt.model.offers.validation import conditions, workload_of
-from gpuvirt.model.offers.view import AgentView, NodeView, Sitter, draw
+from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.steps.changes import Changes
 from gpuvirt.node.known.invalidstates import InvalidStates
