@@ -9,10 +9,9 @@ from typing import TypeVar
 
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
 from gpuvirt.hardware.access.tools import Tools
-from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
-from gpuvirt.model.allocation.recorded import Recorded
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds

@@ -20,8 +20,8 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.tools import Run, is_there, run_program
 from gpuvirt.hardware.programs.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver
+from gpuvirt.model.change.driverplanning import why_not_unused
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.change.unused import why_not_unused
 from gpuvirt.model.reasons import in_words
 from gpuvirt.node.store.files import replace_file
 

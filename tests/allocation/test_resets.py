@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import ResetScope
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.offers.resets import is_reset
+from gpuvirt.model.offers.health import is_reset
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host

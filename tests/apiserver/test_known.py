@@ -12,13 +12,12 @@ from typing_extensions import override
 
 from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
-from gpuvirt.cluster.agent.keeping import KeeperDependencies
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, Known
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
-from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import unknown_workload

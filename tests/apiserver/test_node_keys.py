@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster.agent.clusterside import problem_of
-from gpuvirt.cluster.agent.noderequests import request_of_config_map, request_of_node
+from gpuvirt.cluster.agent.noderequests import MOST_REASON, request_of_config_map, request_of_node, state_keys
 from gpuvirt.cluster.agent.operands import OPERAND_LABELS, observed_of, operand_keys
-from gpuvirt.cluster.agent.statelabel import MOST_REASON, state_keys
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
 from gpuvirt.cluster.keys import patch_of, patched
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod

@@ -25,7 +25,7 @@ from gpuvirt.cluster.operator.definitions import Definition
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.errors import ConfigError, DamagedError
-from gpuvirt.facts.kubelet import KubeletConfig
+from gpuvirt.facts.setup import KubeletConfig
 from gpuvirt.kubelet.checkpoint import Checkpoint
 from gpuvirt.model.doctor import kubevirt
 from gpuvirt.model.doctor.kubevirt import KubeVirt

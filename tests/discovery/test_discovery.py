@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.facts.discovery import Discovery
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
+from gpuvirt.facts.snapshot import Discovery
 from gpuvirt.hardware.discovery import OS_RELEASE, look
 from gpuvirt.model.inventory import osrelease
 from gpuvirt.model.inventory.osrelease import OsRelease

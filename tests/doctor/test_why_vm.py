@@ -11,7 +11,7 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.model.doctor.explanation import Standing
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
 from gpuvirt.model.doctor.target import object_target
-from gpuvirt.model.doctor.vms.admission import refusal_in
+from gpuvirt.model.doctor.vms.podfindings import refusal_in
 from gpuvirt.model.doctor.vms.vmevidence import (
     ConditionSeen,
     DeviceRequests,

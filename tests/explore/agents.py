@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.gate.gate import gate_at

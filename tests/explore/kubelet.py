@@ -11,8 +11,8 @@ import msgspec
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.podresources import Devices, PodResourcesUnknownError
+from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Consumer
-from gpuvirt.model.allocation.recorded import Consumers
 from gpuvirt.paths import KubeletPaths
 from tests.explore.agenda import Option
 

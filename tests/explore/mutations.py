@@ -8,7 +8,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware import devicefacts
 from gpuvirt.kubelet import accountwatch, checkpoint
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.model.allocation import ledger
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.holds import Holds
@@ -16,8 +16,7 @@ from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
 from gpuvirt.model.change import driverrefusals, drivers, planner
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverjournal import DriverJournal
-from gpuvirt.model.change.plan import VgpuPlan
-from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.node.allocation import allocator

@@ -14,7 +14,7 @@ from typing import Protocol
 from gpuvirt.cli.changes import podaccount
 from gpuvirt.kubelet import accountwatch, hostaccount
 from gpuvirt.kubelet.podresources import Devices
-from gpuvirt.model.allocation.recorded import Consumers
+from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.node.change.gate import gate, gatelock, gatepass
 from gpuvirt.node.change.gate.gaterecord import Owner
 from gpuvirt.sim import builder, hostspec

@@ -4,7 +4,7 @@ from datetime import datetime
 from random import Random
 
 from gpuvirt.kubelet.podresources import Devices
-from gpuvirt.model.allocation.recorded import Consumers
+from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.node.change.gate.gaterecord import Owner
 from tests.explore.world import World
 

@@ -4,9 +4,9 @@ import errno
 
 import pytest
 
-from gpuvirt.facts.deviceids import DriverInformation
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.hardware.functions.deviceids import read_device_ids
 from gpuvirt.hardware.scan import scan
 from gpuvirt.paths import HostPath

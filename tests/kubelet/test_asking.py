@@ -12,7 +12,7 @@ from typing_extensions import override
 from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.intervals import Intervals

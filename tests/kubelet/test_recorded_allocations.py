@@ -5,9 +5,8 @@ import os
 from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.allocation.allocations import Unknown
-from gpuvirt.model.allocation.recorded import Recorded
+from gpuvirt.kubelet.checkpoint import RecordedAllocations
+from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.paths import KubeletPaths

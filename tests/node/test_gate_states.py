@@ -12,7 +12,7 @@ import pytest
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings

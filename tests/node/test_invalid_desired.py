@@ -14,8 +14,7 @@ from gpuvirt.apps.doctor import gather
 from gpuvirt.cli.output import diagnosisrender, render
 from gpuvirt.cluster.agent.gpunode import request_of_spec, status_of
 from gpuvirt.cluster.agent.gpunodekeeper import events_between
-from gpuvirt.cluster.agent.noderequests import request_of_config_map
-from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_keys
+from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_keys
 from gpuvirt.cluster.kinds.core import ConfigMap
 from gpuvirt.cluster.kinds.gpunode import READY, GpuMode, GpuNode, Origins, Spec, Status
 from gpuvirt.cluster.labels import DEPLOY, SETS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.known.namereview import NameReview
+from gpuvirt.node.known.resourcestates import NameReview
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node

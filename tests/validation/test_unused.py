@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.model.change.unused import why_not_unused
+from gpuvirt.model.change.driverplanning import why_not_unused
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath

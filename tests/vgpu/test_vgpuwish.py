@@ -11,10 +11,9 @@ from gpuvirt.facts.ids import PciAddress, PciId, VgpuType, parse_pci_id
 from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName, read_book, resolve
 from gpuvirt.model.desired import configchoice, vgpuconfig
 from gpuvirt.model.desired.configchoice import ConfigGpu
-from gpuvirt.model.desired.devicefilter import DeviceFilter
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.desired.observed import ConfigText
-from gpuvirt.model.desired.vgpuentries import Entry, NoteCode, Sizes
+from gpuvirt.model.desired.vgpuentries import DeviceFilter, Entry, NoteCode, Sizes
 from gpuvirt.model.vgputypes.profiles import parse_profile
 from tests.vgpu import shipped
 

@@ -15,9 +15,9 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.accountwatch import AccountWatch
+from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.model.inventory.pciids import PciIds

@@ -1,13 +1,42 @@
-"""The snapshot of a host: all facts of one observation."""
+"""The snapshot of a host: all facts of one observation, or the few that a discovery reads without privileges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.deviceids import DeviceIds
 from gpuvirt.facts.ids import BootId, IommuGroup, PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.vgpu import VgpuHost
 from gpuvirt.paths import HostPath
+
+
+@dataclass(frozen=True, slots=True)
+class DriverInformation:
+    """What NVIDIA's driver shows of a GPU in `/proc/driver/nvidia/gpus/ADDRESS/information`.
+
+    A value is None where the driver does not show it, as before it has initialised the GPU.
+    """
+
+    uuid: str | None
+    """`GPU-8a5c...`, in the driver's own spelling."""
+    model: str | None
+    """The product name: `Tesla T4`; in a VM with a vGPU the vGPU type, `GRID V100-8Q`."""
+    minor: int | None = None
+    """The number of the device node: 0 for `/dev/nvidia0`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIds:
+    """The ids that the drivers of a host show. A GPU whose id could not be read is left out."""
+
+    gpu_uuids: Mapping[str, PciAddress] = field(default_factory=dict)
+    """By NVIDIA's UUID, in lower case and without `GPU-`."""
+    drm_nodes: Mapping[str, PciAddress] = field(default_factory=dict)
+    """By the name of a DRM node: `card1`, `renderD128`."""
+    information: Mapping[PciAddress, DriverInformation | Unread] = field(default_factory=dict)
+    """By GPU; a GPU of which NVIDIA's driver shows nothing is left out."""
+    mig_gpus: frozenset[PciAddress] | None = None
+    """The NVIDIA GPUs that have GPU instances (MIG); None where the driver does not list them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +99,15 @@ class Facts:
     malformed_entries: tuple[MalformedEntry, ...] = ()
     unread: tuple[Unread, ...] = ()
     """Folders that could not be listed. Their contents are those of the previous observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The facts that `gpuvirt discover` reads without privileges."""
+
+    gpu: bool | None
+    """Whether a PCI function is an NVIDIA GPU; None if that is unknown."""
+    os_release: Attribute
+    """`/etc/os-release`."""
+    unread: tuple[Unread, ...] = ()
+    """Files that could not be read, or that are missing although every host has them."""

@@ -7,9 +7,9 @@ import errno
 from collections.abc import Iterator
 
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.discovery import Discovery
 from gpuvirt.facts.ids import parse_pci_address
 from gpuvirt.facts.pci import NVIDIA, Unread
+from gpuvirt.facts.snapshot import Discovery
 from gpuvirt.facts.sysfs import PCI_DEVICES
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel

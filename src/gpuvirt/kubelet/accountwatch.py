@@ -9,12 +9,11 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.checkpoint import gone, without_gone
+from gpuvirt.kubelet.checkpoint import RecordedAllocations, allocations_unknown, gone, without_gone
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
-from gpuvirt.kubelet.recordedallocations import RecordedAllocations, allocations_unknown
+from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import KubeletAccount
-from gpuvirt.model.allocation.recorded import Consumers
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.paths import KubeletPaths

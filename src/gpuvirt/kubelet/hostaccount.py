@@ -13,7 +13,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import without_gone
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_consumers
-from gpuvirt.model.allocation.recorded import Consumers
+from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.paths import KubeletPaths
 
 

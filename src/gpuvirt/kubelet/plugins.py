@@ -10,12 +10,15 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import grpc
+import grpc.aio
+
 from gpuvirt.clock import Clock, Signal, until_tick_s
-from gpuvirt.errors import PathTooLongError
+from gpuvirt.errors import GpuvirtError, PathTooLongError
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.kubelet import sockets
+from gpuvirt.kubelet import sockets, wire
 from gpuvirt.kubelet.deviceplugin import Answers, DevicePlugin, SocketTakenError
-from gpuvirt.kubelet.registration import RegistrationFailedError, register
+from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.model.offers.view import NodeView, Registration, ResourceView
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.agent import Agent
@@ -178,3 +181,27 @@ class Plugins:
 
     def _report(self, resource: ResourceName, reason: Reason) -> None:
         self._agent.observe_registration(resource, Registration(registered=False, because=reason))
+
+
+METHOD = "/v1beta1.Registration/Register"
+
+TIMEOUT_S = 12.0
+"""The kubelet connects to the plugin before it answers, with a timeout of 10 s."""
+
+
+class RegistrationFailedError(GpuvirtError):
+    """The kubelet cannot be reached, or rejects a resource."""
+
+
+async def register(paths: KubeletPaths, resource: ResourceName, endpoint: str) -> None:
+    """Register `resource`, whose plugin listens on the socket `endpoint`; raise RegistrationFailedError."""
+    request = wire.registration(resource, endpoint)
+    async with grpc.aio.insecure_channel(f"unix:{paths.registration_socket}") as channel:
+        call = channel.unary_unary(METHOD, pb.RegisterRequest.SerializeToString, pb.Empty.FromString)
+        try:
+            await call(request, timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise RegistrationFailedError(
+                f"{paths.registration_socket}: the kubelet did not register {resource}:"
+                f" {error.code().name}: {error.details()}"
+            ) from error

@@ -12,8 +12,8 @@ import grpc.aio
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.proto import podresources_pb2 as pb
+from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Consumer
-from gpuvirt.model.allocation.recorded import Consumers
 
 SERVICE = "v1.PodResourcesLister"
 LIST, ALLOCATABLE = "List", "GetAllocatableResources"

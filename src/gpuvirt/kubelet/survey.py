@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gpuvirt import documents
 from gpuvirt.errors import ConfigError, DamagedError
-from gpuvirt.facts.kubelet import KubeletConfig, KubeletFacts
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.setup import KubeletConfig, KubeletFacts
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
 from gpuvirt.paths import HostPath, KubeletPaths

@@ -21,7 +21,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.node.allocation.allocator import Allocator, Callbacks
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.known.desiredstate import DesiredState
-from gpuvirt.node.known.namereview import NameReview
+from gpuvirt.node.known.resourcestates import NameReview
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals

@@ -3,8 +3,8 @@
 import logging
 
 from gpuvirt.clock import Clock
-from gpuvirt.facts.discovery import Discovery
 from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.snapshot import Discovery
 from gpuvirt.hardware import discovery
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.model.offers.discovery import Labels, labels_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.model.allocation.recorded import ReadRecorded
+from gpuvirt.model.allocation.allocations import ReadRecorded
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.node.change import site as change
 from gpuvirt.node.loops.serialworker import SerialWorker

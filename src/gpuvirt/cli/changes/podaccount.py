@@ -12,10 +12,9 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
-from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.allocations import Consumers, Unknown
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
-from gpuvirt.model.allocation.recorded import Consumers
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals

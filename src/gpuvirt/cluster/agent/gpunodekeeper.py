@@ -9,14 +9,13 @@ import msgspec
 from gpuvirt.clock import Signal
 from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunode import status_of
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, Known, Tell
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.events import EventDraft, Kind
 from gpuvirt.cluster.failures import ConflictError
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, GPU_NODES, KIND, READY, GpuNode, Status
 from gpuvirt.cluster.kinds.parts import Condition
-from gpuvirt.cluster.known import Known
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.loops.cell import Cell

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, Known, Tell
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.offers.schedulable import Count

@@ -11,13 +11,12 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, Known, Tell
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ForbiddenError, retried
 from gpuvirt.cluster.keys import Fields, Keys, Patch, patch_of, patched
 from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.known import Known
 from gpuvirt.cluster.resources import NODES, Metadata
 
 log = logging.getLogger(__name__)

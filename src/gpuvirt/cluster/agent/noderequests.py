@@ -1,15 +1,30 @@
-"""The desired state in the node's labels and the vGPU ConfigMap, turned into requests for the agent."""
+"""The desired state in the node's labels and the vGPU ConfigMap, and the labels that report the progress toward it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from gpuvirt import plain
+from gpuvirt.cluster.agent.nodekeys import Claim
 from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.kinds.core import ConfigMap, Node
-from gpuvirt.cluster.labels import CONFIG_LABEL, WORKLOAD_LABEL
+from gpuvirt.cluster.labels import (
+    CONFIG_LABEL,
+    REASON_ANNOTATION,
+    STATE_LABEL,
+    WORKLOAD_LABEL,
+    WORKLOAD_REASON_ANNOTATION,
+    WORKLOAD_STATE_LABEL,
+)
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Progress
+from gpuvirt.node.loops.cell import Cell
 
 CONFIG_KEY = "config.yaml"
 """The entry of the ConfigMap that has the vGPU configs."""
+
+MOST_REASON = 1000
+"""The most characters of a reason; all annotations of an object together may have 256 KiB."""
 
 TakeRequest = Callable[[NodeRequest], None]
 """Stores the desired state of a node; parts that the request lacks stay as they are."""
@@ -46,3 +61,29 @@ def observe_node(observe: TakeRequest, key: ObjectKey) -> Callable[[Delta[Node]]
 def observe_config_map(observe: TakeRequest, key: ObjectKey) -> Callable[[Delta[ConfigMap]], None]:
     """Return a function that passes changes of a ConfigMap to `observe`."""
     return lambda delta: observe(request_of_config_map(key, delta.objects.get(key)))
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The label of a state, and the annotation with its reason."""
+
+    label: str
+    annotation: str
+
+
+OF_VGPUS = Names(STATE_LABEL, REASON_ANNOTATION)
+OF_WORKLOAD = Names(WORKLOAD_STATE_LABEL, WORKLOAD_REASON_ANNOTATION)
+
+
+def state_keys(state: Progress | None, names: Names = OF_VGPUS) -> Keys:
+    """Return the label and the annotation of a state; without a state, the node's stay as they are."""
+    return Keys({names.label: state.name}, {names.annotation: _reason(state)}) if state is not None else Keys()
+
+
+def state_claim(states: Cell[Progress | None], names: Names) -> Claim:
+    """Return the claim of the label and the annotation of a state."""
+    return Claim(lambda _: state_keys(states.get(), names), states.telling)
+
+
+def _reason(state: Progress) -> str | None:
+    return plain.one_line(state.reason, MOST_REASON) or None

@@ -6,9 +6,9 @@
 import re
 from collections.abc import Iterable
 
-from gpuvirt.facts.deviceids import DeviceIds, DriverInformation
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction, Unread
+from gpuvirt.facts.snapshot import DeviceIds, DriverInformation
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel

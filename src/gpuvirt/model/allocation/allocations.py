@@ -1,9 +1,13 @@
-"""The allocations of GPUs to pods, or that they are unknown: two types, and no default turns one into the other."""
+"""The allocations of GPUs to pods, and those that the kubelet has recorded in its checkpoint, or that they are unknown.
 
-from collections.abc import Mapping
+Allocations and `Unknown` are two types, and no default turns one into the other.
+"""
+
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.model.allocation.ledger import Consumer, Entry
 from gpuvirt.model.reasons import Reason
 
 Allocations = Mapping[PciAddress, tuple[str, ...]]
@@ -22,3 +26,33 @@ class Unknown:
     def reason_for(self, subject: str) -> Reason | None:
         """Return the reason with a device or an isolation unit as its subject."""
         return None if self.reason is None else replace(self.reason, subject=subject)
+
+
+Recorded = Mapping[tuple[ResourceName, DeviceId], frozenset[Consumer]]
+"""The containers that have each device; an init container and an app container of one pod may share a device."""
+
+Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
+"""One container of each device."""
+
+ReadRecorded = Callable[[], Recorded | Unknown]
+"""A function that reads the record, callable from any thread; it returns Unknown if the record can't be read."""
+
+
+def any_consumer(recorded: Recorded) -> Consumers:
+    """Return one container of each device."""
+    return {key: next(iter(consumers)) for key, consumers in recorded.items() if consumers}
+
+
+def with_consumers(entries: tuple[Entry, ...], consumers: Consumers, unfinished: Container[str]) -> tuple[Entry, ...]:
+    """Return the entries with the recorded containers, except those of allocations that are not finished.
+
+    If the record adds nothing, the result is the same tuple.
+    """
+    if not any(entry.consumer is None and (entry.resource, entry.device) in consumers for entry in entries):
+        return entries
+    return tuple(
+        replace(entry, consumer=consumers.get((entry.resource, entry.device)))
+        if entry.consumer is None and entry.allocation not in unfinished
+        else entry
+        for entry in entries
+    )

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.deviceids import DeviceIds
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, is_mdev_uuid, is_pci_address
 from gpuvirt.facts.pci import AMD, INTEL, NVIDIA, FunctionKind, PciFunction
+from gpuvirt.facts.snapshot import DeviceIds
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
-from gpuvirt.facts.pci import FunctionKind
+from gpuvirt.facts.pci import NVIDIA, FunctionKind
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.driverrefusals import driver_refusals
 from gpuvirt.model.change.modalias import FALLBACK
@@ -19,7 +19,7 @@ from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import ClearOverride, DriverStep, LoadModule, Override, Probe, Unbind
 from gpuvirt.model.inventory.isolation import UnitId, spoilers
-from gpuvirt.model.reasons import nativerefusals
+from gpuvirt.model.reasons import Reason, nativerefusals, refusals
 
 
 def plan_units(state: UnitState, desired: DesiredDrivers) -> tuple[DriverPlan, ...]:
@@ -173,3 +173,19 @@ def _notes(addresses: Iterable[PciAddress]) -> Iterator[str]:
             f"{address}: on a host with NVSwitches the driver may hang when it probes a single GPU; when all GPUs are"
             f" free, probe it by hand: {nativerefusals.probe_command(address)}"
         )
+
+
+def why_not_unused(state: UnitState) -> tuple[Reason, ...]:
+    """Return why a VM can be using one of NVIDIA's GPUs. A GPU whose use could not be read counts as used."""
+    return tuple(dict.fromkeys(_possible_uses(state)))
+
+
+def _possible_uses(state: UnitState) -> Iterator[Reason]:
+    gpus = {address: gpu for address, gpu in state.inventory.gpus.items() if gpu.function.id.vendor == NVIDIA}
+    for address, gpu in gpus.items():
+        if gpu.vgpu_host is not None and gpu.vgpu_host.live:
+            yield refusals.carries_vgpus(address, len(gpu.vgpu_host.live))
+        if gpu.function.on_vfio and state.inventory.facts.users is None:
+            yield refusals.users_unseen(address)
+    for plan in plan_units(state, dict.fromkeys(gpus, DesiredDriver.NATIVE)):
+        yield from plan.refusals

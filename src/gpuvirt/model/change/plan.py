@@ -1,11 +1,16 @@
-"""The plan of an isolation unit, as data: a dry run prints it, `node.change` carries it out."""
+"""The plan of an isolation unit, as data, and the devices that it may touch.
 
-from collections.abc import Iterator
+A dry run prints the plan, `node.change` carries it out.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.model.change.steps import CreateInstance, CreateVgpu, DriverStep, SetScheduler, Step, VgpuStep
+from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
 
@@ -108,3 +113,32 @@ class Plan:
     def vgpus_of(self, gpu: PciAddress) -> VgpuPlan:
         """Return the plan for the vGPUs of a GPU, an empty one where none are desired."""
         return next((plan for plan in self.vgpus if plan.gpu == gpu), VgpuPlan(gpu))
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The devices that a change may touch: functions with all their vGPUs, and single vGPUs."""
+
+    functions: frozenset[PciAddress] = frozenset()
+    vgpus: frozenset[VgpuId] = frozenset()
+
+    def covers(self, target: Target) -> bool:
+        """Return whether a device is in the scope."""
+        return target.gpu in self.functions or target.vgpu in self.vgpus
+
+    def covers_id(self, inventory: Inventory, device: PciAddress | VgpuId) -> bool:
+        """Return whether a function or a vGPU of a host is in the scope."""
+        vgpu = inventory.vgpus.get(VgpuId(device))
+        return device in self.functions or device in self.vgpus or (vgpu is not None and vgpu.gpu in self.functions)
+
+    def includes(self, other: "Scope") -> bool:
+        """Return whether another scope is a part of this one."""
+        return other.functions <= self.functions and other.vgpus <= self.vgpus
+
+    def with_all(self, others: Iterable["Scope"]) -> "Scope":
+        """Return the union of this scope and others."""
+        scopes = (self, *others)
+        return Scope(
+            frozenset[PciAddress]().union(*(scope.functions for scope in scopes)),
+            frozenset[VgpuId]().union(*(scope.vgpus for scope in scopes)),
+        )

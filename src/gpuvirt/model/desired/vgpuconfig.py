@@ -15,8 +15,7 @@ from gpuvirt.documents import Written
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
-from gpuvirt.model.desired.devicefilter import DeviceFilter, parse_filter
-from gpuvirt.model.desired.vgpuentries import Entry, Note, NoteCode, Sizes
+from gpuvirt.model.desired.vgpuentries import DeviceFilter, Entry, Note, NoteCode, Sizes, parse_filter
 from gpuvirt.model.desired.vgpureview import review
 from gpuvirt.model.vgputypes.profiles import Profile, parse_profile
 from gpuvirt.plain import Plain, Step

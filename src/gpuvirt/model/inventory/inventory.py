@@ -1,7 +1,7 @@
-"""The GPUs and vGPUs of a node, with their slots, IOMMU groups and isolation units."""
+"""The GPUs and vGPUs of a node, with their slots, IOMMU groups and isolation units, and malformed entries of sysfs."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -10,6 +10,10 @@ from gpuvirt.facts.pci import FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.model.inventory.isolation import UnitId, groups_of, units_of
+from gpuvirt.model.reasons import Reason, notoffered, refusals
+
+VITAL = frozenset({"vendor", "device", "class", "driver", "iommu_group"})
+"""Attributes of a function that keep its device from being offered when they can't be read."""
 
 
 class Mode(StrEnum):
@@ -114,3 +118,21 @@ def mode_of(function: PciFunction, vgpu_host: VgpuHost | None) -> Mode:
     if vgpu_host is not None:
         return Mode.VGPU
     return Mode.UNBOUND if function.driver is None else Mode.CONTAINER
+
+
+def malformed_entries(facts: Facts) -> Iterator[Reason]:
+    """Yield a reason for each entry that is malformed or could not be read, and that concerns no device."""
+    for malformed in facts.malformed_entries:
+        yield notoffered.malformed(malformed.path, malformed.what)
+    for unread in _odd_attributes(facts):
+        yield notoffered.malformed(unread.path, f"can't be understood: {unread.said}; gpuvirt ignores it")
+    for unread in facts.unread:
+        yield refusals.unread(unread.path, unread, "its last known state is kept")
+
+
+def _odd_attributes(facts: Facts) -> Iterator[Unread]:
+    """Yield attributes with an invalid value that keep no device from being offered: a NUMA node, a revision."""
+    for function in facts.functions.values():
+        for unread in function.unread:
+            if unread.seen is not None and unread.path.rpartition("/")[2] not in VITAL:
+                yield unread

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from gpuvirt.facts.discovery import Discovery
+from gpuvirt.facts.snapshot import Discovery
 from gpuvirt.model.inventory import osrelease
 
 PRESENT_LABEL = "gpuvirt.io/pci-10de.present"

@@ -12,8 +12,7 @@ from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.devices.selectors import selectors_of
-from gpuvirt.model.inventory.inventory import Gpu, Inventory, Vgpu, mode_of
-from gpuvirt.model.inventory.malformed import malformed_entries
+from gpuvirt.model.inventory.inventory import Gpu, Inventory, Vgpu, malformed_entries, mode_of
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers

@@ -1,14 +1,15 @@
 """Whether an offered device can be used: the symptoms of each observation, debounced over time.
 
 Some symptoms pass: a device answers 0xffff for a moment while a VM resets it, and a group is not viable while its
-functions change drivers in turn.
+functions change drivers in turn. A whole GPU that is not reset between two VMs is withheld from other pods than its
+last one, since the next VM could read its memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
-from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, Unread
+from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, ResetScope, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.holds import Holds
@@ -16,10 +17,13 @@ from gpuvirt.model.allocation.ledger import Former
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import spoilers
-from gpuvirt.model.offers.resets import is_reset, why_withheld
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, unhealthy
 
 Key = tuple[ResourceName, DeviceId]
+
+
+NO_WAY = "has no reset method that the kernel supports"
+KEEPS_MEMORY = "the next VM may read the memory that the last VM left in it, or hang"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +209,25 @@ def _other_members(inventory: Inventory, candidate: Candidate) -> Iterator[PciAd
     """Yield the other members of a candidate's group; its own function is left out, as a vGPU's VF stays on nvidia."""
     members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
     return (address for address in members if address != candidate.carrier)
+
+
+def is_reset(functions: Mapping[PciAddress, PciFunction], address: PciAddress, scope: ResetScope | None) -> bool | None:
+    """Return whether VFIO resets a function between two VMs, None where that is unknown.
+
+    vfio-pci resets a function when a VM opens it and when the VM closes it. Where that fails, vfio-pci resets the bus
+    when its last function is closed, and only if it has all functions of that bus.
+    """
+    if scope not in {ResetScope.BUS, ResetScope.SHARED_BUS}:
+        return None if scope is None else scope is ResetScope.FUNCTION
+    bus = address.rpartition(":")[0]
+    others = [function for other, function in functions.items() if other.rpartition(":")[0] == bus and other != address]
+    if not others and scope is ResetScope.SHARED_BUS:
+        return False
+    if all(function.on_vfio for function in others):
+        return True
+    return None if any(isinstance(function.driver, Unread) for function in others) else False
+
+
+def why_withheld(address: PciAddress, tenant: str) -> Reason:
+    """Return why a function that can't be reset is withheld from other pods than its last one."""
+    return unhealthy.not_reset(address, tenant, NO_WAY, KEEPS_MEMORY)

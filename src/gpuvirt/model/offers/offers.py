@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.holds import Holds, find_holds
 from gpuvirt.model.allocation.ledger import Entry, Former
-from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices import candidates as possible
 from gpuvirt.model.devices.candidates import Candidate

@@ -4,10 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuvirt.clock import Clock
-from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.allocations import (
+    Consumers,
+    ReadRecorded,
+    Recorded,
+    Unknown,
+    any_consumer,
+    with_consumers,
+)
 from gpuvirt.model.allocation.holds import Holds, find_holds
 from gpuvirt.model.allocation.ledger import Entry, Known, KubeletAccount, adopt
-from gpuvirt.model.allocation.recorded import Consumers, ReadRecorded, Recorded, any_consumer, with_consumers
 from gpuvirt.node.allocation.unfinished import Unfinished
 from gpuvirt.node.known.state import NodeState
 

@@ -10,9 +10,8 @@ container's: then Allocate refuses the rest of its IOMMU group.
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.ledger import Consumer, Entry
-from gpuvirt.model.allocation.recorded import Recorded
 
 Key = tuple[ResourceName, DeviceId]
 

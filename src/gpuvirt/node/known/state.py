@@ -12,7 +12,7 @@ from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Former, KubeletAccount, Ledger
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
-from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.desired.gpumodes import Modes

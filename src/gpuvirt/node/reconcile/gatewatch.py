@@ -8,7 +8,7 @@ from gpuvirt.clock import Clock, until_tick_s
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
-from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.reasons import refusals
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState

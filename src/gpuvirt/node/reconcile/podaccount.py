@@ -5,10 +5,9 @@ from datetime import datetime
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model.allocation.allocations import Allocations, Unknown
+from gpuvirt.model.allocation.allocations import Allocations, ReadRecorded, Unknown, any_consumer
 from gpuvirt.model.allocation.ledger import KubeletAccount, allocations_of
 from gpuvirt.model.allocation.podallocations import PodAllocations, map_allocations
-from gpuvirt.model.allocation.recorded import ReadRecorded, any_consumer
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.gate.gaterecord import APART_S, Reading, with_reading

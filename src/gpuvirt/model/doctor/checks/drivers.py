@@ -12,7 +12,7 @@ from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.inventory.isolation import spoilers
-from gpuvirt.model.offers.resets import KEEPS_MEMORY, NO_WAY, is_reset
+from gpuvirt.model.offers.health import KEEPS_MEMORY, NO_WAY, is_reset
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath

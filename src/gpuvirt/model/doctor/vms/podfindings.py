@@ -1,14 +1,16 @@
 """Findings on the pod of a VM, or any pod, that does not run with its GPUs: one function for each."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpuvirt.model.doctor.findings import Finding, listed, of_reason, problem
-from gpuvirt.model.doctor.vms.admission import refusal_in
 from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, DeviceSeen, VmEvidence, condition
 from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
+
+_REFUSAL = re.compile(r"desc = \S+: (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)(?:, which is unexpected.*)?$", re.DOTALL)
 
 
 def no_pod(evidence: VmEvidence) -> Finding:
@@ -166,3 +168,15 @@ def unhealthy(devices: Sequence[DeviceSeen]) -> Finding | None:
                 fix=(f"gpuvirt why {device.id}, on its node",),
             )
     return None
+
+
+def refusal_in(message: str) -> Reason | None:
+    """Return the reason for which gpuvirt refused an Allocate, None where the message has no such reason."""
+    found = _REFUSAL.search(message)
+    code = code_in(found["code"]) if found is not None else None
+    if found is None or code is None:
+        return None
+    text, _, fix = found["text"].partition("; fix: ")
+    text, _, seen = text.partition("; seen: ")
+    subject, _, words = text.partition(" ")
+    return Reason(code, subject, words, (Seen("", seen),) if seen else (), fix or None)

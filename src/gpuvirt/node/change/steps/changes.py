@@ -16,7 +16,7 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, unmapped_reasons
-from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals

@@ -16,8 +16,7 @@ from gpuvirt.hardware.access.tools import ToolError, Tools
 from gpuvirt.hardware.functions import modules
 from gpuvirt.hardware.usage import nativeusers
 from gpuvirt.hardware.usage.users import cdevs_of
-from gpuvirt.model.change.plan import DriverPlan
-from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.plan import DriverPlan, Scope
 from gpuvirt.model.change.steps import (
     ClearOverride,
     DriverStep,

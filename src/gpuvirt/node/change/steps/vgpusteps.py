@@ -16,8 +16,7 @@ from gpuvirt.hardware.programs import mig, nvidiasmi, vgpuscheduler
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.usage import nativeusers
 from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model.change.plan import VgpuPlan
-from gpuvirt.model.change.scope import Scope
+from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.steps import (
     CreateInstance,
     CreateVgpu,
