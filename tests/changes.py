@@ -25,7 +25,7 @@ from gpuvirt.node.change.steps.changes import Change, by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
 
-Tell = Callable[[Step | RollBack], None]
+ReportStep = Callable[[Step | RollBack], None]
 NO_PODS: Allocations = {}
 
 
@@ -70,12 +70,12 @@ def change_drivers(
     unit: UnitId,
     drivers: DesiredDrivers,
     known: Inputs = NOBODY,
-    tell: Tell = say_nothing,
+    report: ReportStep = say_nothing,
     change: Change | None = None,
 ) -> tuple[Reason, ...]:
     """Bind the GPUs of a unit to drivers, and return the reasons of a failure."""
     desired = {gpu: DesiredGpu(driver) for gpu, driver in drivers.items()}
-    return apply(site, unit, desired, known, Run(tell, change or by_hand(unit, known.newest))).reasons
+    return apply(site, unit, desired, known, Run(report, change or by_hand(unit, known.newest))).reasons
 
 
 def change_vgpus(
@@ -83,14 +83,14 @@ def change_vgpus(
     gpu: PciAddress,
     vgpus: DesiredVgpus,
     known: Inputs = NOBODY,
-    tell: Tell = say_nothing,
+    report: ReportStep = say_nothing,
     first: Inventory | None = None,
 ) -> tuple[Reason, ...]:
     """Create the desired vGPUs of a GPU, and return the reasons of a failure."""
     first = first or build_inventory(scan(site.kernel))
     unit = first.gpus[gpu].unit if gpu in first.gpus else UnitId(gpu)
     return apply(
-        site, unit, {gpu: DesiredGpu(vgpus=vgpus)}, known, Run(tell, by_hand(unit, known.newest)), first
+        site, unit, {gpu: DesiredGpu(vgpus=vgpus)}, known, Run(report, by_hand(unit, known.newest)), first
     ).reasons
 
 

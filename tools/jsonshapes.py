@@ -16,7 +16,7 @@ from gpuvirt.cli.simulated import sim
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row as ComponentRow
 from gpuvirt.model.doctor import findings
-from gpuvirt.model.doctor.explanation import Way
+from gpuvirt.model.doctor.explanation import DeviceExplanation
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.overview import SharesOverview
@@ -24,7 +24,7 @@ from gpuvirt.model.shares.overview import SharesOverview
 COMMANDS: Mapping[str, object] = {
     "devices": NodeView,
     "doctor": findings.Report,
-    "why ADDRESS|RESOURCE": Way,
+    "why ADDRESS|RESOURCE": DeviceExplanation,
     "why vm/NAME|vmi/NAME|pod/NAME": Explanation,
     "status": ClusterStatus,
     "shares": SharesOverview,

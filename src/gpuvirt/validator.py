@@ -18,7 +18,7 @@ from gpuvirt.cluster.labels import GPU_RESOURCES, SHARES_RESOURCE
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.hardware.access.tools import Run, is_there, run_program
+from gpuvirt.hardware.access.tools import Run, exists, run_program
 from gpuvirt.hardware.programs.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver
 from gpuvirt.model.change.driverplanning import why_not_unused
 from gpuvirt.model.change.state import UnitState
@@ -41,7 +41,7 @@ class Marker:
     path: Path
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether the file exists."""
         return self.path.exists()
 
@@ -64,7 +64,7 @@ def driver_check(roots: DriverRoots, run: Run = run_program) -> Check:
     return check
 
 
-def toolkit_check(run: Run = run_program, has: Callable[[Path], bool] = is_there) -> Check:
+def toolkit_check(run: Run = run_program, has: Callable[[Path], bool] = exists) -> Check:
     """Return the check that containers get GPUs from the NVIDIA Container Toolkit."""
 
     async def check() -> str:
@@ -129,9 +129,9 @@ async def validate(check: Check, marker: Marker | None, clock: Clock, *, wait: b
 
 async def await_marker(marker: Marker, clock: Clock) -> None:
     """Wait until a file exists."""
-    if not marker.is_there:
+    if not marker.exists:
         log.info("waiting for %s", marker.path)
-    while not marker.is_there:
+    while not marker.exists:
         await clock.sleep(EVERY_S)
 
 

@@ -201,7 +201,7 @@ async def test_a_driver_that_sleeps_refuses_one_pod_and_delays_no_other_request(
     def sleep() -> None:
         wake.wait(100)
 
-    async with running_node(kernel, tmp_path, giving=ThreadWorker("giving")) as node:
+    async with running_node(kernel, tmp_path, allocating=ThreadWorker("giving")) as node:
         path = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
         kernel.faults.before_read(path, sleep)
         with pytest.MonkeyPatch.context() as patch:
@@ -273,7 +273,7 @@ async def test_a_blocked_read_of_proc_delays_no_other_request(
     def sleep() -> None:
         wake.wait(100)
 
-    async with running_node(kernel, tmp_path, giving=ThreadWorker("giving")) as node:
+    async with running_node(kernel, tmp_path, allocating=ThreadWorker("giving")) as node:
         if known_by == "ledger":
             node.hold(A10, FIRST)
             await node.report_account()

@@ -74,7 +74,7 @@ def test_unknown_fields_are_kept_and_ignored(spec: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "path", "said"),
+    ("spec", "path", "reported"),
     [
         ({"driver": {"enabled": "yes"}}, "$.spec.driver.enabled", "Expected `bool | null`, got `str`"),
         (
@@ -86,5 +86,5 @@ def test_unknown_fields_are_kept_and_ignored(spec: object) -> None:
         ([], "$.spec", "Expected `object`, got `array`"),
     ],
 )
-def test_an_invalid_field_is_reported_with_its_path(spec: object, path: str, said: str) -> None:
-    assert read_policy(stored(spec)) == SpecFault(path, said)
+def test_an_invalid_field_is_reported_with_its_path(spec: object, path: str, reported: str) -> None:
+    assert read_policy(stored(spec)) == SpecFault(path, reported)

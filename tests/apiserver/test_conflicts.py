@@ -88,12 +88,12 @@ def election(client: Client, me: str) -> Election:
     return Election(client, Candidacy("gpuvirt", "gpuvirt-controller", me), Hasty(), Random(1))  # noqa: S311  no secrets
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("existing", [True, False])
 async def test_an_uninstall_acquires_a_lease_that_the_leader_renews_meanwhile(
-    authority: Authority, server: Pair, there: bool
+    authority: Authority, server: Pair, existing: bool
 ) -> None:
     objects: dict[str, Object] = (
-        {LEASE: {"metadata": {"name": "gpuvirt-controller", "resourceVersion": "1"}}} if there else {}
+        {LEASE: {"metadata": {"name": "gpuvirt-controller", "resourceVersion": "1"}}} if existing else {}
     )
     peer = Peer(3, objects)
     async with serving(peer.answer, server, authority.certificate) as (api, client):
@@ -102,7 +102,7 @@ async def test_an_uninstall_acquires_a_lease_that_the_leader_renews_meanwhile(
     assert lines[0] == "no controller leads for 10 minutes"
     assert peer.objects[LEASE]["spec"]["holderIdentity"] == "uninstall-host"
     assert [call.method for call in api.calls if call.path in {LEASE, LEASES}][:8] == (
-        ["GET", "PUT"] * 4 if there else ["GET", "POST", *["GET", "PUT"] * 3]
+        ["GET", "PUT"] * 4 if existing else ["GET", "POST", *["GET", "PUT"] * 3]
     )
 
 
@@ -123,18 +123,18 @@ async def test_a_leader_releases_its_lease_despite_concurrent_writes(authority: 
 async def test_an_object_recreated_during_an_uninstall_is_deleted_too(authority: Authority, server: Pair) -> None:
     """A DaemonSet that a controller makes again between a list and a deletion."""
     sets = "/apis/apps/v1/namespaces/gpuvirt/daemonsets"
-    there = {"uid": "old"}
+    existing = {"uid": "old"}
 
     def answer(call: Call) -> Reply:
         if call.path == f"{sets}/gpuvirt-node" and call.method == "DELETE":
             asked = json.loads(call.body)["preconditions"]["uid"]
             if asked == "old":
-                there["uid"] = "new"
+                existing["uid"] = "new"
                 return CONFLICT
-            there.clear()
+            existing.clear()
             return 200, {}
         if call.path == sets and call.method == "GET":
-            items = [{"metadata": {"name": "gpuvirt-node", **there, "labels": {"a": "b"}}}] if there else []
+            items = [{"metadata": {"name": "gpuvirt-node", **existing, "labels": {"a": "b"}}}] if existing else []
             return 200, {"metadata": {}, "items": items if "operand" in call.target else []}
         return Peer.answer(peer, call)
 
@@ -143,7 +143,7 @@ async def test_an_object_recreated_during_an_uninstall_is_deleted_too(authority:
         uninstaller = Uninstaller(client, Goals("gpuvirt"), Hasty(), election(client, "uninstall-host"))
         lines = [line async for line in uninstaller.run()]
     assert "deleted daemonsets gpuvirt-node" in lines
-    assert not there
+    assert not existing
 
 
 def failing(times: int, error: ApiError) -> tuple[list[int], Callable[[], Awaitable[str]]]:

@@ -67,8 +67,8 @@ async def test_a_proxy_may_require_credentials(
         proxy = TestProxy(api.port, login)
         async with proxying(proxy, scheme, server) as url:
             for who in ("user:p%40ss", "user:other"):
-                there = url.replace("://", f"://{who}@")
-                client = client_of(tmp_path, api.port, here(authority, f", proxy-url: '{there}'"))
+                existing = url.replace("://", f"://{who}@")
+                client = client_of(tmp_path, api.port, here(authority, f", proxy-url: '{existing}'"))
                 if who == "user:p%40ss":
                     await get(client)
                     continue
@@ -81,13 +81,13 @@ async def test_a_proxy_may_require_credentials(
 
 
 @pytest.mark.parametrize(
-    ("scheme", "refusal", "said"), [("http", 503, "got 503 As Said"), ("socks5", 4, "the host is unreachable")]
+    ("scheme", "refusal", "reported"), [("http", 503, "got 503 As Said"), ("socks5", 4, "the host is unreachable")]
 )
 async def test_a_proxy_that_cannot_reach_the_server_is_reported(
-    tmp_path: Path, authority: Authority, server: Pair, scheme: str, refusal: int, said: str
+    tmp_path: Path, authority: Authority, server: Pair, scheme: str, refusal: int, reported: str
 ) -> None:
     async with proxying(TestProxy(1, refusal=refusal), scheme, server) as url:
-        with pytest.raises(UnreachableError, match=f"https://127.0.0.1:1: the proxy {url}: .*{said}"):
+        with pytest.raises(UnreachableError, match=f"https://127.0.0.1:1: the proxy {url}: .*{reported}"):
             await get(client_of(tmp_path, 1, here(authority, f", proxy-url: '{url}'")))
     with pytest.raises(UnreachableError, match=f"the proxy {url} is unreachable: .*Connect call failed"):
         await get(client_of(tmp_path, 1, here(authority, f", proxy-url: '{url}'")))

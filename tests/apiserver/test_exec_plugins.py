@@ -203,7 +203,7 @@ PRINTS = "#!/bin/sh\necho '%s'\n"
 
 
 @pytest.mark.parametrize(
-    ("plugin", "said"),
+    ("plugin", "reported"),
     [
         (None, r"is not installed; expected .* on PATH: https://kubernetes.io/.*; install it from us$"),
         ("#!/bin/sh\nexit 7\n", r"failed with exit status 7; .* run it by hand: .*/plugin get --token$"),
@@ -221,10 +221,10 @@ PRINTS = "#!/bin/sh\necho '%s'\n"
         ("no interpreter", "can't be run: Exec format error"),
     ],
 )
-async def test_a_failing_plugin_is_reported_with_the_reason(folder: Folder, plugin: str | None, said: str) -> None:
+async def test_a_failing_plugin_is_reported_with_the_reason(folder: Folder, plugin: str | None, reported: str) -> None:
     if plugin is not None:
         folder.plugin(plugin)
-    with pytest.raises(CredentialsError, match=rf"the kubeconfig's credential plugin {folder.path}/plugin {said}"):
+    with pytest.raises(CredentialsError, match=rf"the kubeconfig's credential plugin {folder.path}/plugin {reported}"):
         await Client(folder.credentials(1)).get(NODES, "node01", Node)
 
 

@@ -83,14 +83,14 @@ def test_a_gpunode_spec_is_a_request_and_an_absent_spec_is_observed_as_absent() 
     desired = NodeSpec("passthrough", {GPU: "vgpu"}, "A10-4Q")
     assert request_of_spec(spec) == NodeRequest(spec=Observed(desired))
     assert request_of_spec(None) == NodeRequest(spec=Observed(None))
-    told = gpunode.Withheld(resource=A10_4Q, code="ForeignProvider", message="is KubeVirt's", offered_as="a.com/x")
-    found = request_of_spec(Spec(withheld=(told,))).spec
+    reported = gpunode.Withheld(resource=A10_4Q, code="ForeignProvider", message="is KubeVirt's", offered_as="a.com/x")
+    found = request_of_spec(Spec(withheld=(reported,))).spec
     assert found == Observed(
         NodeSpec("unmanaged", withheld=(Withheld(A10_4Q, "ForeignProvider", "is KubeVirt's", "a.com/x"),))
     )
 
 
-class Hears:
+class Observes:
     def __init__(self) -> None:
         self.desired = NodeRequest()
 
@@ -104,7 +104,7 @@ class Hears:
 
 def test_a_deleted_gpunode_keeps_its_desired_state() -> None:
     """An admin may delete it, or its whole kind, while VMs run."""
-    agent = Hears()
+    agent = Observes()
     observe = observe_gpu_node(agent.listener, KEY)
     observe(Delta({}))
     assert agent.desired.spec == Observed(None)
@@ -121,7 +121,7 @@ def test_a_deleted_gpunode_keeps_its_desired_state() -> None:
 
 
 def test_labels_and_settings_apply_again_after_a_spec_is_removed() -> None:
-    agent = Hears()
+    agent = Observes()
     observe = observe_gpu_node(agent.listener, KEY)
     observe(Delta({KEY: GpuNode(metadata=Metadata(name="node01", generation=2), spec=Spec(mode=DesiredMode.VGPU))}))
     observe(Delta({KEY: GpuNode(metadata=Metadata(name="node01", generation=3))}))
@@ -129,18 +129,18 @@ def test_labels_and_settings_apply_again_after_a_spec_is_removed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "reported"),
     [
         (NodeSpec("whole"), "is not a mode"),
         (NodeSpec("vgpu", {GPU: "container"}), "sets container and vgpu"),
     ],
 )
-def test_an_invalid_spec_keeps_the_previous_modes(spec: NodeSpec, said: str) -> None:
+def test_an_invalid_spec_keeps_the_previous_modes(spec: NodeSpec, reported: str) -> None:
     before = Modes(DesiredMode.PASSTHROUGH)
     modes, problem = modes_of(Settings(), NodeRequest(spec=Observed(spec)), before)
     assert modes == before
     assert problem is not None
-    assert said in problem.reason.text
+    assert reported in problem.reason.text
 
 
 def test_a_spec_precedes_the_label_and_the_settings() -> None:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, Known
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, ObservedObject
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ConflictError
@@ -28,34 +28,34 @@ from gpuvirt.sim.clock import BEGINNING, SimClock
 
 @given(st.data())
 def test_the_object_matches_the_last_watch_event_after_any_interleaving(data: st.DataObject) -> None:
-    there = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
-    history = [Node(Metadata(resource_version=str(at))) if is_there else None for at, is_there in enumerate(there)]
+    existing = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
+    history = [Node(Metadata(resource_version=str(at))) if exists else None for at, exists in enumerate(existing)]
     written = data.draw(st.sampled_from([at for at, one in enumerate(history) if one is not None] or [0]))
     item = history[written]
     begins = data.draw(st.integers(0, written))
     answered = data.draw(st.integers(begins, len(history)))
-    known = Known[Node]()
-    before = known.word
+    known = ObservedObject[Node]()
+    before = known.latest
     for at in range(len(history) + 1):
         if at == begins:
-            before = known.word
+            before = known.latest
         if at == answered and item is not None:
             known.answer(before, item)
         if at < len(history):
             known.observe(history[at])
-    assert known.word is not None
+    assert known.latest is not None
     assert known.item == history[-1]
 
 
 def test_a_watch_event_during_a_conflicting_write_is_not_lost() -> None:
-    known, made = Known[Node](), Node(Metadata(resource_version="1"))
+    known, made = ObservedObject[Node](), Node(Metadata(resource_version="1"))
     known.observe(None)
-    before = known.word
+    before = known.latest
     known.observe(made)
     known.doubt(before)
     assert known.item == made
-    known.doubt(known.word)
-    assert known.word is None
+    known.doubt(known.latest)
+    assert known.latest is None
 
 
 @dataclass

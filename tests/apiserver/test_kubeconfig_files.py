@@ -67,9 +67,9 @@ def test_a_fault_is_reported_with_the_file_that_has_the_fault(paths: Path, tmp_p
     assert (refused.value.where, refused.value.path) == (f"{tmp_path}/second/config", "$.clusters[1].cluster.server")
 
 
-@pytest.mark.parametrize(("names", "said"), [("a", "can't be read: No such file"), ("a:b", "these files exists")])
-def test_files_that_are_all_missing_are_reported(tmp_path: Path, names: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize(("names", "reported"), [("a", "can't be read: No such file"), ("a:b", "these files exists")])
+def test_files_that_are_all_missing_are_reported(tmp_path: Path, names: str, reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         from_kubeconfig(Path(":".join(f"{tmp_path}/{name}" for name in names.split(":"))))
 
 

@@ -272,7 +272,7 @@ def test_a_module_that_needs_a_free_gpu_is_loaded_again_after_the_unbind(t4: Hos
         def modprobe(self, module: str) -> None:
             if driver(t4, T4) is not None:
                 output = f"modprobe: ERROR: could not insert '{module}': No such device"
-                raise ToolError(output, exit_code=1, said=output)
+                raise ToolError(output, exit_code=1, output=output)
             super().modprobe(module)
 
     assert moved(t4, DesiredDriver.NATIVE, tools=Tools(t4.kernel)) == []

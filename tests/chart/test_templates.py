@@ -256,8 +256,8 @@ def test_secrets_pull_the_images_of_all_our_pods(helm: Helm) -> None:
     assert {"gpuvirt-controller", "gpuvirt-node"} <= found.keys()
     ours = {name: one for name, one in found.items() if name.startswith("gpuvirt-")}
     assert all(at(one, "imagePullSecrets") == [{"name": "mine"}] for one in ours.values())
-    told = {"name": "GPUVIRT_IMAGE_PULL_SECRETS", "value": "mine"}
-    assert told in items(at(rendered.pods()["gpuvirt-controller"], "containers", 0, "env"))
+    reported = {"name": "GPUVIRT_IMAGE_PULL_SECRETS", "value": "mine"}
+    assert reported in items(at(rendered.pods()["gpuvirt-controller"], "containers", 0, "env"))
     assert {at(pod, "serviceAccountName") for pod in rendered.pods().values()} <= found.keys()
 
 

@@ -149,9 +149,13 @@ def test_devices_shows_the_schedulers_that_the_agent_reports(tmp_path: Path) -> 
     assert re.search(rf"{first.address} .* 2 x GRID T4-8Q +best-effort +", shown), shown
     assert re.search(rf"{second.address} .* 4 x GRID T4-1Q +equal-share, 4 ms +", shown)
     assert shown.rstrip().endswith("read from agent test, pid 1")
-    told = json.loads(ran("devices", "-o", "json", "--host-root", str(tmp_path)).stdout)["gpus"]
+    reported = json.loads(ran("devices", "-o", "json", "--host-root", str(tmp_path)).stdout)["gpus"]
     equal_4 = {"policy": "equal-share", "timeslice_ms": 4}
-    assert [one["scheduler"] for one in told[:3]] == [{"policy": "best-effort", "timeslice_ms": None}, equal_4, None]
+    assert [one["scheduler"] for one in reported[:3]] == [
+        {"policy": "best-effort", "timeslice_ms": None},
+        equal_4,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(("mode", "command"), [("vgpu", "bind"), ("container", "bind"), ("passthrough", "unbind")])

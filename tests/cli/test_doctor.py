@@ -91,8 +91,8 @@ def test_kubevirt_from_standard_input() -> None:
     command = " ".join([*GPUVIRT, "doctor", "--kubevirt", "-", "-o", "json", "<", str(example)])
     done = gpuvirt("sim", "run", "-H", "2xA10", "--", "sh", "-c", command)
     results = json.loads(done.stdout)["results"]
-    told = next(one["findings"] for one in results if one["check"] == "permitted_names")
-    assert [one["subject"] for one in told] == ["nvidia.com/GA102GL_A10"]
+    reported = next(one["findings"] for one in results if one["check"] == "permitted_names")
+    assert [one["subject"] for one in reported] == ["nvidia.com/GA102GL_A10"]
 
 
 def test_why_names_the_blocker_of_a_gpu(on: On) -> None:
@@ -105,10 +105,10 @@ def test_why_names_the_blocker_of_a_gpu(on: On) -> None:
 
 def test_why_as_json(on: On) -> None:
     done = on("2xA10", "why", "GA102GL_A10", "-o", "json")
-    way = json.loads(done.stdout)
-    assert (done.returncode, way["version"], way["resource"]) == (1, 1, "nvidia.com/GA102GL_A10")
-    assert [one["step"] for one in way["stages"]] == list(Step)
-    assert way["blocker"]["code"] == "KubeletAway"
+    explanation = json.loads(done.stdout)
+    assert (done.returncode, explanation["version"], explanation["resource"]) == (1, 1, "nvidia.com/GA102GL_A10")
+    assert [one["step"] for one in explanation["stages"]] == list(Step)
+    assert explanation["blocker"]["code"] == "KubeletAway"
 
 
 @pytest.mark.parametrize("target", ["a b", "", "nvidia.com/"])
@@ -125,14 +125,14 @@ def test_settings_that_match_no_gpu_are_reported_by_all_commands(
     config = tmp_path / "node.yaml"
     config.write_text('mode: vgpu\nmodes: {"0000:66:00.0": passthrough}\n')
     done = on("2xA10", *command, "--config", str(config))
-    said = " ".join(done.stdout.split())
-    assert "ConfigInvalid: settings $.modes.0000:66:00.0 names '0000:66:00.0'" in said
-    assert "did you mean 0000:65:00.0?" in said
+    reported = " ".join(done.stdout.split())
+    assert "ConfigInvalid: settings $.modes.0000:66:00.0 names '0000:66:00.0'" in reported
+    assert "did you mean 0000:65:00.0?" in reported
 
 
 @pytest.mark.parametrize("command", [("node",), ("devices",), ("doctor",), ("why", "0000:65:00.0")])
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reported"),
     [
         (
             "mode: vgpus\n",
@@ -144,9 +144,9 @@ def test_settings_that_match_no_gpu_are_reported_by_all_commands(
     ],
 )
 def test_unreadable_settings_make_every_command_exit_with_2(
-    on: On, tmp_path: Path, command: tuple[str, ...], text: str, said: str
+    on: On, tmp_path: Path, command: tuple[str, ...], text: str, reported: str
 ) -> None:
     config = tmp_path / "node.yaml"
     config.write_text(text)
     done = on("2xA10", *command, "--config", str(config))
-    assert (done.returncode, said in done.stderr, str(config) in done.stderr) == (2, True, True), done.stderr
+    assert (done.returncode, reported in done.stderr, str(config) in done.stderr) == (2, True, True), done.stderr

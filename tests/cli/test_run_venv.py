@@ -51,5 +51,5 @@ def test_the_sources_are_found_without_an_install(tree: Path) -> None:
 def test_pip_runs_without_being_installed(tree: Path) -> None:
     code = "import sys; sys.path.insert(0, 'tools'); import run_venv; print(*run_venv._pip(), sep='\\n')"
     how = subprocess.check_output([sys.executable, "-c", code], cwd=tree, text=True).splitlines()
-    said = subprocess.check_output([tree / ".venv/bin/python", *how, "--version"], text=True)
-    assert said.startswith("pip ")
+    reported = subprocess.check_output([tree / ".venv/bin/python", *how, "--version"], text=True)
+    assert reported.startswith("pip ")

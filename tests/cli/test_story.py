@@ -34,9 +34,9 @@ def test_the_demo_shows_vgpus_on_a_host_that_supports_vgpus(
     simulated: str, short_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asyncio.run(demo.play(simulated, short_path))
-    told = capsys.readouterr().out
-    assert "Nothing can be offered" not in told
-    before, _, after = told.partition("The label requests other vGPUs")
+    reported = capsys.readouterr().out
+    assert "Nothing can be offered" not in reported
+    before, _, after = reported.partition("The label requests other vGPUs")
     assert "Without a label the node has the config `default`" in before
     pending, _, ended = after.partition("The VM ends")
     assert "nvidia.com/vgpu.config.state=pending: VgpuInUse" in pending

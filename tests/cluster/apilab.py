@@ -96,7 +96,7 @@ class Listener:
     problems: dict[str, Reason] = field(default_factory=dict)
     codes: list[ReasonCode] = field(default_factory=list)
     """Everything that was ever wrong."""
-    kind_is_there: bool | None = None
+    kind_exists: bool | None = None
     """Whether there is the kind GpuNode."""
     failures: int = 0
     """How often it is still to fail at what it hears."""
@@ -110,8 +110,8 @@ class Listener:
             raise RuntimeError("a fault of whoever listens")
         self.desired = self.desired.updated(delta)
 
-    def observe_kind(self, *, there: bool) -> None:
-        self.kind_is_there = there
+    def observe_kind(self, *, exists: bool) -> None:
+        self.kind_exists = exists
 
     def observe_operands(self, observed: OperandsObserved | None) -> None:
         self.operands = observed

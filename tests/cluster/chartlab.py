@@ -72,8 +72,8 @@ class Install:
     def pods(self) -> str:
         """Describe the pods for a failed test."""
         logs = Path("/var/log/pods").glob(f"{NAMESPACE}_*/*/*.log")
-        said = "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in logs)
-        return self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide").stdout + said
+        reported = "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in logs)
+        return self.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide").stdout + reported
 
     def install(self, *values: str) -> "subprocess.CompletedProcess[str]":
         """Install by the commands of the GPU Operator's guide, with the lab's image."""
@@ -185,9 +185,9 @@ def import_vgpu_manager(cluster: Cluster, tag: str) -> str:
 def no_log_left() -> Iterator[None]:
     """Remove `/dev/log` afterwards, which containerd creates for a pod that mounts it, if it did not exist."""
     log = Path("/dev/log")
-    there = log.exists()
+    existing = log.exists()
     try:
         yield
     finally:
-        if not there and log.is_dir():
+        if not existing and log.is_dir():
             log.rmdir()

@@ -72,17 +72,17 @@ class ControlledNode:
 
     def until_deployed(self, operands: set[str]) -> None:
         """Wait until the node is labelled for exactly these operands."""
-        self.node.until(lambda: self.deployed() == operands, lambda: f"{self.deployed()}; {self.said()}")
+        self.node.until(lambda: self.deployed() == operands, lambda: f"{self.deployed()}; {self.reported()}")
 
-    def said(self, policy: str = "cluster-policy") -> str:
+    def reported(self, policy: str = "cluster-policy") -> str:
         """Return the policy's `Ready` condition: its status, reason and message."""
         ready = '{range .status.conditions[?(@.type=="Ready")]}{.status} {.reason} {.message}{end}'
         done = self.node.cluster.kubectl("get", "clusterpolicy", policy, "-o", f"jsonpath={ready}")
         return done.stdout
 
-    def until_said(self, text: str, policy: str = "cluster-policy") -> None:
+    def until_reported(self, text: str, policy: str = "cluster-policy") -> None:
         """Wait until the policy's condition contains a text."""
-        self.node.until(lambda: text in self.said(policy), lambda: self.said(policy))
+        self.node.until(lambda: text in self.reported(policy), lambda: self.reported(policy))
 
     def apply_agent_access(self) -> None:
         """Create the agent's account and rights in the controller's namespace, as an install does."""

@@ -36,19 +36,19 @@ async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
     groups = [{BOTH[0]: "/dev/vfio/12", BOTH[1]: "/dev/vfio/22"}[DeviceId(device)] for device in asked]
     assert [node.host_path for node in answer.devices] == ["/dev/vfio/vfio", *groups]
     api = PodResources(paths.pod_resources_socket)
-    told, counted = await api.consumers(), await api.allocatable()
+    reported, counted = await api.consumers(), await api.allocatable()
     await api.close()
     assert {one for one in counted if one[0] == A10} == {(A10, device) for device in BOTH}, "allocated or free"
-    names = {key: (consumer.pod, consumer.container) for key, consumer in told.items()}
+    names = {key: (consumer.pod, consumer.container) for key, consumer in reported.items()}
     assert names == {(A10, device): (pod, "compute") for device in BOTH}
 
 
 async def ended(paths: KubeletPaths) -> bool:
     """Both sources after the pod ended and a device list was sent again."""
     api = PodResources(paths.pod_resources_socket)
-    told = await api.consumers()
+    reported = await api.consumers()
     await api.close()
-    return not told and not checkpoint.parse(paths.checkpoint.read_bytes()).data.pod_device_entries
+    return not reported and not checkpoint.parse(paths.checkpoint.read_bytes()).data.pod_device_entries
 
 
 async def test_allocations_in_the_simulated_kubelets_checkpoint_and_pod_resources(short_path: Path) -> None:

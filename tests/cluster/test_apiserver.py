@@ -285,18 +285,18 @@ async def test_resource_counts_are_written_before_the_kubelets_next_report(api: 
     agent = Listener(notice=notice)
     name = ResourceName("example.com/gpu")
 
-    def said() -> str:
+    def reported() -> str:
         """The count in the Node's status; the kubelet removes counts without a plugin."""
         return api.node_field(r".status.allocatable.example\.com/gpu") or "0"
 
     async with following(api.credentials, agent):
         notice.counts.set({name: Count(2, 2)})
-        await until(lambda: said() == "2", lambda: agent, SOON_S)
+        await until(lambda: reported() == "2", lambda: agent, SOON_S)
         notice.counts.set({name: Count(0, 0)})
-        await until(lambda: said() == "0", lambda: agent, SOON_S)
+        await until(lambda: reported() == "0", lambda: agent, SOON_S)
         report = '{"status": {"allocatable": {"example.com/gpu": "2"}}}'
         api.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", report)
-        await until(lambda: said() == "0", lambda: agent, SOON_S)
+        await until(lambda: reported() == "0", lambda: agent, SOON_S)
         assert agent.problems == {}
 
 
@@ -409,4 +409,4 @@ def notes(host: Path) -> set[ReasonCode]:
 
 async def test_a_missing_gpunode_kind_is_observed(api: ApiLab) -> None:
     async with following(api.credentials, gpu_nodes=True) as agent:
-        await until(lambda: agent.kind_is_there is False, lambda: agent.problems)
+        await until(lambda: agent.kind_exists is False, lambda: agent.problems)

@@ -133,13 +133,13 @@ class Operated:
         pods = ("get", "pods", "--selector", "app=nvidia-sandbox-device-plugin-daemonset")
         return self.node.kubectl("--namespace", NAMESPACE, *pods, "-o", "jsonpath={.items[*].metadata.uid}")
 
-    def said(self) -> str:
+    def reported(self) -> str:
         """Output for a failed test."""
         logs = self.node.cluster.kubectl("--namespace", NAMESPACE, "logs", "daemonset/nvidia-vgpu-device-manager")
         return f"{[(key, self.label(key)) for key in KEYS]}\n{self.plugin()}\n{logs.stdout}{logs.stderr}"
 
     def until(self, key: str, value: str) -> None:
-        self.node.until(lambda: self.label(key) == value, self.said)
+        self.node.until(lambda: self.label(key) == value, self.reported)
 
 
 @contextmanager
@@ -169,26 +169,26 @@ def resource(name: str) -> str:
 
 
 def test_a_label_changes_the_resources_of_nvidias_device_plugin(node: LabNode, image: None) -> None:  # noqa: ARG001
-    with operated(node) as there:
-        there.until(f"{CONFIG}.state", "success")
-        there.until(PLUGIN, "true")
+    with operated(node) as existing:
+        existing.until(f"{CONFIG}.state", "success")
+        existing.until(PLUGIN, "true")
         node.until_allocatable(resource("12Q"), 4)
-        before = there.plugin()
+        before = existing.plugin()
         node.make_nodes()
         node.start("keeps", PodRequest({resource("12Q"): 1}, "sleep 1000"))
         node.until(lambda: node.status("keeps").phase == "Running", lambda: str(node.status("keeps")))
         began = time.monotonic()  # noqa: TID251  said, not asserted
-        there.labels(f"{CONFIG}=A10-4Q")
-        node.until(lambda: there.label(PLUGIN) == "paused-for-vgpu-change", there.said)
+        existing.labels(f"{CONFIG}=A10-4Q")
+        node.until(lambda: existing.label(PLUGIN) == "paused-for-vgpu-change", existing.reported)
         node.until_allocatable(resource("4Q"), 6)
         print(f"a label beside another's plugin took {time.monotonic() - began:.1f} s")  # noqa: T201, TID251
-        assert there.plugin() != before, "the plugin was stopped during the change"
-        assert (there.label(PLUGIN), there.label(VALIDATOR)) == ("true", "true")
-        there.until(f"{CONFIG}.state", "pending")
+        assert existing.plugin() != before, "the plugin was stopped during the change"
+        assert (existing.label(PLUGIN), existing.label(VALIDATOR)) == ("true", "true")
+        existing.until(f"{CONFIG}.state", "pending")
         assert node.status("keeps").phase == "Running"
         node.delete("keeps")
         node.until_allocatable(resource("4Q"), 12)
-        there.until(f"{CONFIG}.state", "success")
-        there.until(PLUGIN, "true")
+        existing.until(f"{CONFIG}.state", "success")
+        existing.until(PLUGIN, "true")
         node.make_nodes()
         node.run("other", PodRequest({resource("4Q"): 1}, "true"))

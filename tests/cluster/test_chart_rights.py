@@ -73,20 +73,20 @@ class Walk:
     def until(self, *arguments: str, says: str) -> None:
         """Wait until kubectl prints something."""
 
-        def said() -> str:
+        def reported() -> str:
             return self.user.cluster.kubectl(*arguments).stdout
 
-        self.node.until(lambda: says in said(), lambda: f"{said()!r} has no {says!r}\n{self.user.pods()}")
+        self.node.until(lambda: says in reported(), lambda: f"{reported()!r} has no {says!r}\n{self.user.pods()}")
 
     def gone(self, *arguments: str) -> None:
         """Wait until kubectl prints nothing."""
 
-        def said() -> str:
+        def reported() -> str:
             return self.user.cluster.kubectl(
                 "get", *arguments, "-n", NAMESPACE, "-o", "name", "--ignore-not-found"
             ).stdout
 
-        self.node.until(lambda: said() == "", said)
+        self.node.until(lambda: reported() == "", reported)
 
     def install(self, *values: str) -> str:
         """Install the chart, and record the granted rights."""

@@ -71,7 +71,7 @@ def test_the_guides_values_are_accepted_and_printed(policies: ApiLab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "reported"),
     [
         ({"sandboxWorkloads": {"mode": "kata"}}, "mode kata can't be served yet"),
         ({"sandboxWorkloads": {"mode": "xen"}}, 'Unsupported value: "xen"'),
@@ -97,8 +97,8 @@ def test_the_guides_values_are_accepted_and_printed(policies: ApiLab) -> None:
         ({"vgpuManager": {"env": [{"value": "x"}]}}, "name: Required value"),
     ],
 )
-def test_an_invalid_spec_is_refused_with_the_fix(policies: ApiLab, spec: Plain, said: str) -> None:
-    assert said in refusal(policies, spec)
+def test_an_invalid_spec_is_refused_with_the_fix(policies: ApiLab, spec: Plain, reported: str) -> None:
+    assert reported in refusal(policies, spec)
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,18 @@ def test_a_node_changes_to_its_labelled_workload_and_waits_for_vms(node: LabNode
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with controlled(node) as cluster, cluster.controller(), node.simulated_host("4xT4"), node.nodes_kept():
         cluster.apply_policy({})
-        cluster.until_said("True NoGPUNodes")
+        cluster.until_reported("True NoGPUNodes")
         cluster.label(f"{PRESENT}=true")
         cluster.until_deployed(CONTAINER)
         cluster.label(f"{WORKLOAD}=vm-passthrough")
         cluster.until_deployed(PASSTHROUGH)
-        cluster.until_said(
+        cluster.until_reported(
             f"False ImageUnknown node {NODE}: ImageUnknown: the controller was started without the image"
         )
         assert "ImageUnknown" in cluster.status()
         with node.agent("", asks):
             node.until_allocatable(WHOLE, 4)
-            cluster.until_said("True Reconciled")
+            cluster.until_reported("True Reconciled")
             node.start("keeps", PodRequest({WHOLE: 1}, "env | grep PCI_RESOURCE; sleep 1000"))
             mine = node.devices("keeps")
             cluster.label(f"{WORKLOAD}=vm-vgpu")
@@ -39,17 +39,19 @@ def test_a_node_changes_to_its_labelled_workload_and_waits_for_vms(node: LabNode
             node.until_allocatable(HALF, 6)
             cluster.label("nvidia.com/vgpu.config=T4-4Q")
             node.until_allocatable("nvidia.com/GRID_T4-4Q", 12)
-            cluster.until_said(f"pod {node.namespace}/keeps")
+            cluster.until_reported(f"pod {node.namespace}/keeps")
             cluster.label(f"{WORKLOAD}=container")
             (gpu,) = mine
-            cluster.until_said(f"the node becomes container once these GPUs are free: {gpu} (passthrough, used by pod")
+            cluster.until_reported(
+                f"the node becomes container once these GPUs are free: {gpu} (passthrough, used by pod"
+            )
             node.until_allocatable("nvidia.com/GRID_T4-4Q", 0)
             assert cluster.deployed() == VGPU, "a container driver would unbind the VM's GPU"
             assert node.devices("keeps") == mine
             assert "Draining" in node.kubectl("describe", "node", NODE)
             node.delete("keeps")
             cluster.until_deployed(CONTAINER)
-            cluster.until_said("False ImageUnknown")
+            cluster.until_reported("False ImageUnknown")
             assert "gpuvirt.io/node" not in cluster.labels()
 
 
@@ -62,7 +64,7 @@ def test_vgpu_counts_of_the_gpu_operators_guide(node: LabNode) -> None:
             node.until_allocatable("nvidia.com/NVIDIA_A10-12Q", 4)
             cluster.label("nvidia.com/vgpu.config=A10-4Q")
             node.until_allocatable("nvidia.com/NVIDIA_A10-4Q", 12)
-            cluster.until_said("True Reconciled")
+            cluster.until_reported("True Reconciled")
 
 
 def test_a_second_controller_takes_over_after_a_kill_and_after_an_outage(node: LabNode) -> None:
@@ -87,9 +89,9 @@ def test_a_second_controller_takes_over_after_a_kill_and_after_an_outage(node: L
 def test_the_younger_of_two_policies_reports_that_it_is_ignored(node: LabNode) -> None:
     with controlled(node) as cluster, cluster.controller():
         cluster.apply_policy({})
-        cluster.until_said("NoGPUNodes")
+        cluster.until_reported("NoGPUNodes")
         cluster.apply_policy({"sandboxWorkloads": {"enabled": False}}, "second")
-        cluster.until_said("ClusterPolicy cluster-policy is older", "second")
+        cluster.until_reported("ClusterPolicy cluster-policy is older", "second")
         column = node.kubectl("get", "clusterpolicies", "--no-headers")
         assert [line.split()[:2] for line in column.splitlines()] == [
             ["cluster-policy", "ready"],
@@ -110,7 +112,7 @@ def test_beside_nvidias_operator_only_vm_nodes_are_changed_and_only_with_coexist
         before = cluster.labels()
         with cluster.controller():
             cluster.apply_policy({})
-            cluster.until_said("OtherOperator: NVIDIA's GPU operator runs in this cluster")
+            cluster.until_reported("OtherOperator: NVIDIA's GPU operator runs in this cluster")
             assert cluster.labels() == before
             assert node.kubectl("get", "gpunodes", "-o", "name") == ""
         with cluster.controller("--coexist"):

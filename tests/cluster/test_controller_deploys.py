@@ -47,7 +47,7 @@ def test_labelling_a_node_deploys_the_agent_and_creates_vgpus(node: LabNode, ima
         node.until_allocatable(SMALL, 12)
         vgpus = ("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.vgpus}")
         node.until(lambda: node.kubectl(*vgpus) == "12", lambda: node.kubectl(*vgpus))
-        cluster.until_said("True Reconciled")
+        cluster.until_reported("True Reconciled")
         components = ("sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager")
         running = [[one, "yes", "Running"] for one in components]
         node.until(lambda: rows(cluster.status()) == running, cluster.status)
@@ -65,14 +65,14 @@ def test_labelling_a_node_deploys_the_agent_and_creates_vgpus(node: LabNode, ima
 
         first = cluster.get("pods", ".items[*].metadata.name")
         cluster.apply_policy(policy(cluster, resources={"limits": {"memory": "1000Mi", "cpu": "1000m"}}))
-        node.until(lambda: first not in cluster.get("pods", ".items[*].metadata.name"), cluster.said)
-        cluster.until_said("True Reconciled")
+        node.until(lambda: first not in cluster.get("pods", ".items[*].metadata.name"), cluster.reported)
+        cluster.until_reported("True Reconciled")
         node.until_allocatable(SMALL, 12)
         node.run("late", PodRequest({SMALL: 1}, "true"))
 
-        said = cluster.gpuvirt("uninstall")
-        assert "deleted daemonsets gpuvirt-node" in said
-        assert f"deleted GpuNode {NODE}" in said
+        reported = cluster.gpuvirt("uninstall")
+        assert "deleted daemonsets gpuvirt-node" in reported
+        assert f"deleted GpuNode {NODE}" in reported
         assert cluster.get("daemonsets,configmaps", ".items[*].metadata.name") == "kube-root-ca.crt"
         ours = {key for key in cluster.labels() if key.startswith(("nvidia.com/", "gpuvirt.io/"))}
         assert ours == {WORKLOAD, "nvidia.com/vgpu.config"}, "an admin's"

@@ -36,8 +36,8 @@ class Admin:
         self.node.kubectl("patch", "kubevirt", "kubevirt", "--subresource=status", "--type=merge", "-p", status)
 
     def configuration(self) -> Mapping[str, object]:
-        said = self.node.kubectl("get", "kubevirt", "kubevirt", "-o", "jsonpath={.spec.configuration}")
-        found: Mapping[str, object] = json.loads(said or "{}")
+        reported = self.node.kubectl("get", "kubevirt", "kubevirt", "-o", "jsonpath={.spec.configuration}")
+        found: Mapping[str, object] = json.loads(reported or "{}")
         return found
 
     def permitted(self) -> Mapping[str, tuple[str, bool]]:
@@ -49,13 +49,13 @@ class Admin:
             for one in lists.get("mediatedDevices") or ()
         }
 
-    def said(self) -> str:
+    def reported(self) -> str:
         """Return the policy's KubeVirt condition."""
         path = r'{range .status.conditions[?(@.type=="KubeVirtConfigured")]}{.status} {.reason} {.message}{end}'
         return self.node.kubectl("get", "clusterpolicy", "cluster-policy", "-o", f"jsonpath={path}")
 
-    def until_said(self, text: str) -> None:
-        self.node.until(lambda: text in self.said(), self.said)
+    def until_reported(self, text: str) -> None:
+        self.node.until(lambda: text in self.reported(), self.reported)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def test_kubevirt_permits_the_offered_resources_despite_admin_changes(node: LabN
         admin.make({"developerConfiguration": {"featureGates": ["Sidecar"]}})
         node.until_allocatable(HALF, 8)
         node.until(lambda: admin.permitted().get(HALF) == ("GRID T4-8Q", True), lambda: str(admin.permitted()))
-        admin.until_said("True Configured")
+        admin.until_reported("True Configured")
         assert admin.configuration()["mediatedDevicesConfiguration"] == {"enabled": False}
         for _ in range(2):
             node.kubectl("patch", "kubevirt", "kubevirt", "--type=json", "-p", GATE)
@@ -85,8 +85,8 @@ def test_kubevirt_permits_the_offered_resources_despite_admin_changes(node: LabN
         gates = admin.configuration()["developerConfiguration"]
         assert gates == {"featureGates": ["Sidecar", *["DisableMDEVConfiguration"] * 2]}
 
-        said = admin.cluster.gpuvirt("uninstall")
-        assert "kubevirts kubevirt: removed what gpuvirt had added" in said
+        reported = admin.cluster.gpuvirt("uninstall")
+        assert "kubevirts kubevirt: removed what gpuvirt had added" in reported
         assert admin.configuration() == {"developerConfiguration": gates}
 
 
@@ -95,7 +95,7 @@ def test_a_resource_that_kubevirt_provides_is_withheld(node: LabNode) -> None:
         admin.make(
             {"permittedHostDevices": {"mediatedDevices": [{"mdevNameSelector": "GRID T4-8Q", "resourceName": HALF}]}}
         )
-        admin.until_said("ForeignProvider")
+        admin.until_reported("ForeignProvider")
         withheld = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.withheld[*].resource}")
         node.until(lambda: node.kubectl(*withheld) == HALF, lambda: node.kubectl(*withheld))
         external = [
@@ -113,8 +113,8 @@ def test_a_resource_that_kubevirt_provides_is_withheld(node: LabNode) -> None:
 def registered(node: LabNode, since: int) -> list[str]:
     """Return the resources that agents registered with the kubelet, from their log since an offset."""
     lines = (node.cluster.folder / "log/agent.log").read_text()[since:].splitlines()
-    said = [json.loads(line) for line in lines if line.startswith("{")]
-    return [one["resource"] for one in said if one["message"] == "registered"]
+    reported = [json.loads(line) for line in lines if line.startswith("{")]
+    return [one["resource"] for one in reported if one["message"] == "registered"]
 
 
 def test_a_resource_that_kubevirt_provides_is_never_registered_even_after_a_restart(node: LabNode) -> None:
@@ -134,7 +134,7 @@ def test_a_resource_that_kubevirt_provides_is_never_registered_even_after_a_rest
             with node.agent("", asks):
                 node.until_allocatable(QUARTER, 16)
                 cluster.label("nvidia.com/vgpu.config=T4-8Q")
-                admin.until_said("ForeignProvider")
+                admin.until_reported("ForeignProvider")
                 node.until(lambda: node.kubectl(*withheld) == HALF, lambda: node.kubectl(*withheld))
                 vgpus = ("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.vgpus}")
                 node.until(lambda: node.kubectl(*vgpus) == "8", lambda: node.kubectl(*vgpus))
@@ -151,7 +151,7 @@ def test_after_three_reverts_the_patch_stops_and_no_vgpus_are_created(node: LabN
         admin.make({})
         node.until_allocatable(HALF, 8)
         for _ in range(3):
-            node.until(lambda: HALF in admin.permitted(), admin.said)
+            node.until(lambda: HALF in admin.permitted(), admin.reported)
             node.kubectl(
                 "patch",
                 "kubevirt",
@@ -160,7 +160,7 @@ def test_after_three_reverts_the_patch_stops_and_no_vgpus_are_created(node: LabN
                 "-p",
                 '[{"op": "remove", "path": "/spec/configuration"}]',
             )
-        admin.until_said("ConfigReverted")
+        admin.until_reported("ConfigReverted")
         mode = ("get", "gpunode", NODE, "-o", "jsonpath={.spec.mode} {.spec.origins.mode}")
         node.until(lambda: "unmanaged no vGPUs are created" in node.kubectl(*mode), lambda: node.kubectl(*mode))
         node.until_allocatable(HALF, 8)

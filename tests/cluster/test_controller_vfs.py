@@ -32,19 +32,19 @@ def test_without_sriov_manage_vgpus_and_the_vgpu_driver_stay(node: LabNode) -> N
         cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
         with node.agent("", asks):
             node.until_allocatable(HALF, 4)
-            there = vgpus(node)
+            existing = vgpus(node)
             node.until(lambda: gpus(node, "vfs") == {"32"}, lambda: str(gpus(node, "vfs")))
             cluster.label(f"{WORKLOAD}=vm-passthrough")
-            cluster.until_said("needs sriov-manage, which is not installed")
+            cluster.until_reported("needs sriov-manage, which is not installed")
             node.until_allocatable(HALF, 0)
             for _ in range(TRIES):
-                assert vgpus(node) == there
+                assert vgpus(node) == existing
                 assert cluster.deployed() == VGPU
             why = node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={READY}")
             assert "PrerequisiteMissing" in why
             cluster.label(f"{WORKLOAD}=vm-vgpu")
             node.until_allocatable(HALF, 4)
-            assert vgpus(node) == there
+            assert vgpus(node) == existing
 
 
 def test_the_vgpu_driver_label_is_removed_after_gpus_left_and_restored_by_a_rollback(node: LabNode) -> None:
@@ -54,10 +54,10 @@ def test_the_vgpu_driver_label_is_removed_after_gpus_left_and_restored_by_a_roll
         cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
         cluster.until_deployed(VGPU)
         cluster.label(f"{WORKLOAD}=vm-passthrough")
-        cluster.until_said("the agent has not reported yet whether they carry vGPUs")
+        cluster.until_reported("the agent has not reported yet whether they carry vGPUs")
         assert cluster.deployed() == VGPU
         cluster.report(vfs=32, mode="vgpu")
-        cluster.until_said("0000:65:00.0 (vgpu, 32 VFs on)")
+        cluster.until_reported("0000:65:00.0 (vgpu, 32 VFs on)")
         assert cluster.deployed() == VGPU
         cluster.report(vfs=0, mode="container")
         cluster.until_deployed(PASSTHROUGH)

@@ -29,15 +29,15 @@ def test_the_driver_waits_until_no_gpu_carries_vgpus(node: LabNode, image: None)
             cluster.apply_policy({**parts(driver=driver), "hostPaths": {"rootFS": str(node.host)}})
             cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=container", "gpuvirt.io/os=ubuntu22.04")
 
-            def said() -> str:
+            def reported() -> str:
                 logs = Path("/var/log/pods").glob(f"{NAMESPACE}_nvidia-driver-*/{CHECK}/*.log")
                 return "".join(log.read_text() for log in logs)
 
             def state(container: int) -> str:
                 return cluster.get("pods", f".items[0].status.initContainerStatuses[{container}].state")
 
-            node.until(lambda: "CarriesVgpus: 0000:3b:00.0 carries" in said(), lambda: f"{said()} {state(0)}")
+            node.until(lambda: "CarriesVgpus: 0000:3b:00.0 carries" in reported(), lambda: f"{reported()} {state(0)}")
             assert "PodInitializing" in state(1), "NVIDIA's driver-manager"
             for vgpu in sorted((node.host / "sys/bus/mdev/devices").iterdir()):
                 (vgpu.resolve() / "remove").write_text("1")
-            node.until(lambda: '"exitCode":0' in state(0), lambda: f"{said()} {state(0)}")
+            node.until(lambda: '"exitCode":0' in state(0), lambda: f"{reported()} {state(0)}")

@@ -123,8 +123,8 @@ ADMIN = f"token: {TOKEN}"
 async def test_a_kubeconfig_that_kubectl_accepts_is_accepted(place: Place, cluster: str, user: str) -> None:
     theirs, ours = await both(place, place.kubeconfig(cluster, user))
     assert (theirs.returncode, theirs.stdout) == (0, "namespace/default\n"), theirs.stderr
-    said = "namespace default: admits privileged pods\n"
-    assert (ours.returncode, ours.stdout, ours.stderr) == (0, said, "")
+    reported = "namespace default: admits privileged pods\n"
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, reported, "")
 
 
 async def test_an_unchecked_server_certificate_is_warned_about_on_a_single_line(place: Place) -> None:
@@ -135,7 +135,7 @@ async def test_an_unchecked_server_certificate_is_warned_about_on_a_single_line(
 
 
 @pytest.mark.parametrize(
-    ("cluster", "user", "said"),
+    ("cluster", "user", "reported"),
     [
         ("SERVER", ADMIN, "CERTIFICATE_VERIFY_FAILED"),
         (f"{CHECKED}, tls-server-name: elsewhere", ADMIN, "Hostname mismatch"),
@@ -150,12 +150,14 @@ async def test_an_unchecked_server_certificate_is_warned_about_on_a_single_line(
         (CHECKED, "exec: {apiVersion: client.authentication.k8s.io/v1alpha1, command: ./plugin}", "exec.apiVersion"),
     ],
 )
-async def test_a_kubeconfig_that_kubectl_refuses_is_refused(place: Place, cluster: str, user: str, said: str) -> None:
+async def test_a_kubeconfig_that_kubectl_refuses_is_refused(
+    place: Place, cluster: str, user: str, reported: str
+) -> None:
     theirs, ours = await both(place, place.kubeconfig(cluster, user))
     assert theirs.returncode != 0
     assert "auth-provider" not in user or "has been removed" in theirs.stderr
     assert ours.returncode != 0
-    assert said in ours.stderr
+    assert reported in ours.stderr
     assert len(ours.stderr.splitlines()) == 1
 
 

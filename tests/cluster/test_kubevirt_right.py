@@ -202,9 +202,9 @@ async def test_an_uninstall_restores_the_kubevirt(dependencies: Dependencies) ->
     asking = {"name": "a", "image": "none", "resources": {"limits": {T4_8Q: "1"}}}
     dependencies.node.apply({**pod, "spec": {"automountServiceAccountToken": False, "containers": [asking]}})
     asks = ("--kubeconfig", str(dependencies.node.cluster.kubeconfig), "--namespace", dependencies.node.namespace)
-    said = gpuvirt("uninstall", *asks).stdout
+    reported = gpuvirt("uninstall", *asks).stdout
     keeps = "the gate DisableMDEVConfiguration, which VMs or pods request"
-    assert keeps in said, "otherwise KubeVirt would delete the pod's vGPU"
+    assert keeps in reported, "otherwise KubeVirt would delete the pod's vGPU"
     gates = ("spec", "configuration", "developerConfiguration", "featureGates")
     assert dependencies.found("kubevirt", *gates) == ["Theirs", "DisableMDEVConfiguration"]
     assert dependencies.found("kubevirt", *LISTS) is None, "without a list every device is permitted"

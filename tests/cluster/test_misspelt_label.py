@@ -70,7 +70,7 @@ OUTLETS: Mapping[str, Callable[[Place], str]] = {
     "the GpuNode": lambda place: place.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.status.invalid}"),
     "the GpuNode's events": lambda place: place.kubectl("describe", "gpunode", NODE).partition("Events:")[2],
     "the Node's events": lambda place: place.kubectl("describe", "node", NODE).partition("Events:")[2],
-    "the policy": lambda place: place.cluster.said(),
+    "the policy": lambda place: place.cluster.reported(),
     "the policy's condition": lambda place: place.kubectl(
         "get", "clusterpolicy", "cluster-policy", "-o",
         r'jsonpath={.status.conditions[?(@.type=="DesiredStateInvalid")].message}',
@@ -112,12 +112,12 @@ def column(place: Place) -> list[str]:
 def test_a_misspelt_label_is_reported_by_all_outlets_and_changes_nothing(node: LabNode) -> None:
     with running(node) as place:
         node.until_allocatable(HALF, 8)
-        place.cluster.until_said("True Reconciled")
+        place.cluster.until_reported("True Reconciled")
         place.cluster.label(f"{CONFIG}=nonsense2")
 
         def silent() -> dict[str, str]:
-            said = {name: outlet(place) for name, outlet in OUTLETS.items()}
-            return {name: text for name, text in said.items() if "nonsense2" not in text}
+            reported = {name: outlet(place) for name, outlet in OUTLETS.items()}
+            return {name: text for name, text in reported.items() if "nonsense2" not in text}
 
         node.until(lambda: silent() == {}, lambda: json.dumps(silent(), indent=1))
         assert column(place) == ["False", "ConfigInvalid"]
@@ -126,12 +126,12 @@ def test_a_misspelt_label_is_reported_by_all_outlets_and_changes_nothing(node: L
         assert "default" in near
         assert node.allocatable(HALF) == 8
         place.cluster.label(f"{WORKLOAD}=vm-vgpus")
-        place.cluster.until_said("did you mean vm-vgpu?")
+        place.cluster.until_reported("did you mean vm-vgpu?")
         node.until(lambda: "did you mean vm-vgpu?" in place.status(), place.status)
         assert node.allocatable(HALF) == 8
         place.cluster.label(f"{WORKLOAD}=vm-vgpu", f"{CONFIG}=T4-4Q")
         node.until_allocatable("nvidia.com/GRID_T4-4Q", 16)
-        place.cluster.until_said("True Reconciled")
+        place.cluster.until_reported("True Reconciled")
         assert column(place) == ["True", "Reconciled"]
         still = {name for name in OUTLETS if "'s log" not in name and "events" not in name}
         node.until(
@@ -143,10 +143,10 @@ def test_a_misspelt_label_is_reported_by_all_outlets_and_changes_nothing(node: L
 def test_a_policy_with_a_missing_config_map_reports_it(node: LabNode) -> None:
     with controlled(node) as cluster, cluster.controller():
         cluster.apply_policy({"vgpuDeviceManager": {"enabled": True, "config": {"name": "my-config"}}})
-        cluster.until_said("False ConfigInvalid")
-        assert "names the ConfigMap 'my-config'" in cluster.said()
+        cluster.until_reported("False ConfigInvalid")
+        assert "names the ConfigMap 'my-config'" in cluster.reported()
         configs = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "my-config", "namespace": NAMESPACE}}
         node.apply({**configs, "data": {"config.yml": "version: v1"}})
-        cluster.until_said("has no key config.yaml (its keys: config.yml)")
+        cluster.until_reported("has no key config.yaml (its keys: config.yml)")
         node.apply({**configs, "data": {"config.yaml": "version: v1"}})
-        cluster.until_said("True NoGPUNodes")
+        cluster.until_reported("True NoGPUNodes")

@@ -48,8 +48,8 @@ def test_cdi_devices_reach_the_container(node: LabNode) -> None:
 
 def test_a_pod_that_requests_an_unknown_resource_starts_without_devices(node: LabNode) -> None:
     """The scheduler trusts the node's status, which may outlive the kubelet's checkpoint."""
-    said = '{"status": {"capacity": {"example.com/none": "1"}, "allocatable": {"example.com/none": "1"}}}'
-    node.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", said)
+    reported = '{"status": {"capacity": {"example.com/none": "1"}, "allocatable": {"example.com/none": "1"}}}'
+    node.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", reported)
     printed = node.run("without", PodRequest({"example.com/none": 1}, "env | grep PCI_RESOURCE || echo none"))
     assert printed == ["none"]
 

@@ -34,19 +34,19 @@ def passing_on(lab: Cluster) -> Callable[[Call], Reply]:
             with urlopen(request, context=context) as reply:  # noqa: S310  the lab's own server
                 return reply.status, json.load(reply)
         except HTTPError as error:
-            said = error.read().decode()
-            return error.code, json.loads(said) if said.startswith("{") else {"message": said}
+            reported = error.read().decode()
+            return error.code, json.loads(reported) if reported.startswith("{") else {"message": reported}
 
     return answer
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("existing", [True, False])
 async def test_an_uninstall_acquires_a_lease_that_another_program_writes_concurrently(
-    lab: Cluster, tmp_path: Path, there: bool
+    lab: Cluster, tmp_path: Path, existing: bool
 ) -> None:
     """Before each of three reads of the lease another writer changes it, or creates it if it is absent."""
     lab.kubectl("delete", "lease", "gpuvirt-controller", "--namespace", "default", "--ignore-not-found")
-    if there:
+    if existing:
         assert lab.kubectl("apply", "--namespace", "default", "-f", "-", given=MANIFEST).returncode == 0
     rivals = list(range(3))
     statuses: list[int] = []

@@ -46,8 +46,8 @@ def test_the_api_server_accepts_all_rendered_manifests(
     manifests = (*accounts(NAMESPACE), *rendered.manifests)
     given = "\n---\n".join(encoded(one).decode() for one in manifests)
     how = ("--server-side", "--dry-run=server", "--validate=strict", "--field-manager=gpuvirt")
-    said = api.kubectl("apply", *how, "-f", "-", given=given)
-    assert len(said.splitlines()) == len(manifests)
+    reported = api.kubectl("apply", *how, "-f", "-", given=given)
+    assert len(reported.splitlines()) == len(manifests)
 
 
 def test_validation_succeeds_after_the_node_offers_gpus(lab: Cluster, tmp_path: Path) -> None:

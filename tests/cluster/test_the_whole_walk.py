@@ -109,9 +109,9 @@ def admin(user: Install, node: LabNode) -> Iterator[Admin]:
         spec: Mapping[str, object] = {"configuration": {"developerConfiguration": {"featureGates": []}}}
         metadata = {"name": "kubevirt", "namespace": "kubevirt"}
         user.apply({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": metadata, "spec": spec})
-        said = json.dumps({"status": {"observedKubeVirtVersion": "v0.59.1"}})
+        reported = json.dumps({"status": {"observedKubeVirtVersion": "v0.59.1"}})
         user.kubectl(
-            "patch", "kubevirt", "kubevirt", "-n", "kubevirt", "--subresource=status", "--type=merge", "-p", said
+            "patch", "kubevirt", "kubevirt", "-n", "kubevirt", "--subresource=status", "--type=merge", "-p", reported
         )
         user.kubectl("label", "node", NODE, f"{PRESENT}=true", *(f"{key}={value}" for key, value in OS.items()))
         with user.simulated_host(node, "2xA10-sriov"), no_log_left():
@@ -182,8 +182,8 @@ def names_its_own_config(admin: Admin, release: str) -> None:
 
 
 def changes_vgpus_again(admin: Admin) -> None:
-    said = admin.types(f"kubectl label node {NODE} --overwrite nvidia.com/vgpu.config=A10-4Q")
-    assert said == f"node/{NODE} labeled"
+    reported = admin.types(f"kubectl label node {NODE} --overwrite nvidia.com/vgpu.config=A10-4Q")
+    assert reported == f"node/{NODE} labeled"
     admin.offers(A10_4Q, 12)
     assert admin.types(PATCH) == "kubevirt.kubevirt.io/kubevirt patched"
     admin.permits("A10-12Q", "A10-8Q", "A10-4Q")

@@ -25,9 +25,9 @@ def agents_parts(state: str) -> list[list[str]]:
 
 def test_a_disabled_node_does_not_count_until_it_is_enabled_again(node: LabNode, image: None) -> None:  # noqa: ARG001
     with deploying(node) as cluster:
-        cluster.until_said("True Reconciled")
+        cluster.until_reported("True Reconciled")
         cluster.label(f"{OPERANDS}=false")
-        cluster.until_said(f"True NoGPUNodes every node with GPUs is labelled {OPERANDS}=false: {NODE}")
+        cluster.until_reported(f"True NoGPUNodes every node with GPUs is labelled {OPERANDS}=false: {NODE}")
         until_shown(cluster, ["operands", "yes", "Off"])
         counts = ("get", "clusterpolicy", "cluster-policy", "-o", "jsonpath={.status.state} {.status.nodes}")
         assert node.kubectl(*counts).startswith('ready {"container":0,"invalid":0,"ready":0,"total":0')
@@ -37,16 +37,16 @@ def test_a_disabled_node_does_not_count_until_it_is_enabled_again(node: LabNode,
             "the agent's last report"
         )
         cluster.label(f"{OPERANDS}-")
-        cluster.until_said("True Reconciled")
+        cluster.until_reported("True Reconciled")
 
         # A missing agent on a node that needs one.
         node.kubectl("taint", "node", NODE, "only=others:NoExecute")
         try:
-            cluster.until_said(f"node {NODE}: PodMissing: DaemonSet gpuvirt-node has no pod on this node")
+            cluster.until_reported(f"node {NODE}: PodMissing: DaemonSet gpuvirt-node has no pod on this node")
             until_shown(cluster, *agents_parts("PodMissing"))
         finally:
             node.kubectl("taint", "node", NODE, "only-")
-        cluster.until_said("True Reconciled")
+        cluster.until_reported("True Reconciled")
 
 
 def test_a_controller_without_an_image_is_reported_by_all_outlets(node: LabNode) -> None:
@@ -56,18 +56,18 @@ def test_a_controller_without_an_image_is_reported_by_all_outlets(node: LabNode)
         with cluster.controller():
             cluster.apply_policy({})
             cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
-            cluster.until_said(
+            cluster.until_reported(
                 f"False ImageUnknown node {NODE}: ImageUnknown: the controller was started without the image"
             )
-            assert "--image or GPUVIRT_IMAGE" in cluster.said()
+            assert "--image or GPUVIRT_IMAGE" in cluster.reported()
             until_shown(cluster, *agents_parts("ImageUnknown"))
-            said = log.read_bytes()[written:].decode()
-            assert "gpuvirt's own image is not known, so this controller deploys nothing" in said
-            assert "Ready is False (ImageUnknown" in said
+            reported = log.read_bytes()[written:].decode()
+            assert "gpuvirt's own image is not known, so this controller deploys nothing" in reported
+            assert "Ready is False (ImageUnknown" in reported
             cluster.label(f"{OPERANDS}=false")
-            cluster.until_said("True NoGPUNodes every node with GPUs")
+            cluster.until_reported("True NoGPUNodes every node with GPUs")
             cluster.label(f"{OPERANDS}-", f"{WORKLOAD}=container")
-            cluster.until_said("False ImageUnknown")
+            cluster.until_reported("False ImageUnknown")
             until_shown(cluster, ["device-plugin", "no", "ImageUnknown"], ["driver", "no", "OsUnknown"])
 
 
@@ -79,7 +79,7 @@ def test_an_unrenderable_driver_and_disabled_components_are_reported(node: LabNo
         with cluster.controller(*OURS):
             cluster.apply_policy({**off, "vgpuManager": manager})
             cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=container")
-            cluster.until_said(f"node {NODE}: ComponentsOff: driver, container-toolkit, device-plugin")
+            cluster.until_reported(f"node {NODE}: ComponentsOff: driver, container-toolkit, device-plugin")
             shown = ["device-plugin", "no", "ComponentsOff"]
             node.until(lambda: shown in cluster.components(), cluster.status)
             cluster.label(f"{WORKLOAD}=vm-vgpu")

@@ -152,9 +152,9 @@ def test_why_finds_gpuvirts_refusal_in_the_kubelets_message(node: LabNode) -> No
             (node.host / "sys/bus/pci/drivers/vfio-pci/unbind").write_text(address)
         pod = admin.make_launcher("vm-a", A10, on_node=NODE)
         node.until(lambda: node.status(pod).phase == "Failed", lambda: str(node.status(pod)))
-        said = node.status(pod).message
+        reported = node.status(pod).message
         # If the agent was faster, the kubelet itself refuses.
-        assert admin.code(f"pod/{pod}") == ("NoDriver" if "NoDriver: " in said else "AdmissionRefused"), said
+        assert admin.code(f"pod/{pod}") == ("NoDriver" if "NoDriver: " in reported else "AdmissionRefused"), reported
 
 
 def test_why_explains_a_vm_from_creation_to_its_devices(node: LabNode) -> None:

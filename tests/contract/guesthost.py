@@ -42,10 +42,10 @@ class GuestJob:
 
     def answer(self, within_s: float) -> Answer | None:
         try:
-            said = self._channel.call("caller_answer", self._number, str(within_s), within_s=within_s + LONG_S)
+            reported = self._channel.call("caller_answer", self._number, str(within_s), within_s=within_s + LONG_S)
         except OSError as error:
             return Answer(error.errno or -1)
-        return None if said is None else Answer(data=str(said).encode("latin-1"))
+        return None if reported is None else Answer(data=str(reported).encode("latin-1"))
 
 
 class GuestVm:

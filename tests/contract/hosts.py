@@ -233,10 +233,10 @@ class MountedHost:
         self._number = number
 
     def asked_back(self, within_s: float = 0.0) -> bool:
-        return self._host.tell("asked_back", str(self._number), str(within_s)) == 1
+        return self._host.send("asked_back", str(self._number), str(within_s)) == 1
 
     def end(self) -> None:
-        self._host.tell("end", str(self._number))
+        self._host.send("end", str(self._number))
 
 
 class MountHost(ThreadCallers):
@@ -246,7 +246,7 @@ class MountHost(ThreadCallers):
         super().__init__(RealKernel(HostRoots.under(folder)))
         self._server = server
 
-    def tell(self, *words: str) -> int:
+    def send(self, *words: str) -> int:
         """Send a command to the host; return the server's reply."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -257,7 +257,7 @@ class MountHost(ThreadCallers):
         return answer["value"]
 
     def start_vm(self, group: IommuGroup, *, devices: bool = True) -> Vm:
-        return MountedHost(self, self.tell("start", str(group), "devices" if devices else "group"))
+        return MountedHost(self, self.send("start", str(group), "devices" if devices else "group"))
 
 
 @contextmanager

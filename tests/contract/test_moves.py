@@ -69,13 +69,15 @@ class Mover:
         units = {seen.inventory.gpus[gpu].unit for gpu in gpus}
         desired_by_gpu = dict.fromkeys(gpus, desired_driver)
         return [
-            one for unit in sorted(units) for one in change_drivers(self.site, unit, desired_by_gpu, orders, self._tell)
+            one
+            for unit in sorted(units)
+            for one in change_drivers(self.site, unit, desired_by_gpu, orders, self._report)
         ]
 
     def drivers(self, *addresses: PciAddress) -> list[object]:
         return [driver_of(self.site.kernel, address) for address in addresses]
 
-    def _tell(self, step: Step | RollBack) -> None:
+    def _report(self, step: Step | RollBack) -> None:
         self.steps.append(step.text)
 
 

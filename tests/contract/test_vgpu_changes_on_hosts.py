@@ -46,12 +46,12 @@ class VgpuHost:
         *,
         small: int = 0,
         large: int = 0,
-        tell: Callable[[Step | RollBack], None] | None = None,
+        report: Callable[[Step | RollBack], None] | None = None,
     ) -> tuple[Reason, ...]:
         """Give a GPU these vGPUs; return the reasons of a failure."""
         self.steps.clear()
         desired_vgpus = DesiredVgpus({"T4-1B": small, "T4-2B": large})
-        return change_vgpus(self.site, gpu, desired_vgpus, self.given, tell or self.steps.append)
+        return change_vgpus(self.site, gpu, desired_vgpus, self.given, report or self.steps.append)
 
     def types(self, gpu: PciAddress) -> Mapping[VgpuId, object]:
         """The types of a GPU's vGPUs."""
@@ -167,7 +167,7 @@ def test_the_lease_finds_a_vm_that_starts_after_the_snapshot(host: Host, makes_v
         if isinstance(step, RemoveVgpu) and step.vgpu == second and not vms:
             vms.append(vm_on(host, second))
 
-    reasons = makes_vgpus.apply_vgpus(RTX, small=1, tell=start)
+    reasons = makes_vgpus.apply_vgpus(RTX, small=1, report=start)
     assert codes(reasons) == [ReasonCode.VGPU_IN_USE]
     assert reasons[0].subject == second
     assert makes_vgpus.ids(RTX) == [second], "as if the VM had started before the snapshot"
@@ -245,13 +245,13 @@ def test_the_next_change_completes_a_change_that_was_killed_before_any_step(make
     for lived in range(2 + 2):
         taken: list[Step | RollBack] = []
 
-        def tell(step: Step | RollBack, taken: list[Step | RollBack] = taken, lived: int = lived) -> None:
+        def report(step: Step | RollBack, taken: list[Step | RollBack] = taken, lived: int = lived) -> None:
             if len(taken) == lived:
                 raise Killed
             taken.append(step)
 
         with pytest.raises(Killed):
-            makes_vgpus.apply_vgpus(RTX, small=2, tell=tell)
+            makes_vgpus.apply_vgpus(RTX, small=2, report=report)
         assert len(makes_vgpus.ids(RTX)) == abs(2 - lived)
         assert makes_vgpus.apply_vgpus(RTX, small=2) == ()
         assert makes_vgpus.types(RTX) == desired

@@ -32,7 +32,7 @@ class Changers:
         command = f"python3 -m lab.kernel.inside.changer /tmp/agent /tmp/units {unit} {path} {unit}"
         return int(self._run(f"cd /mnt/share; {command} > /tmp/{name} 2>&1 < /dev/null & echo $!"))
 
-    def said(self, name: str) -> list[str]:
+    def reported(self, name: str) -> list[str]:
         """Return its output so far."""
         return self._run(f"cat /tmp/{name}").split("\n")[:-1]
 
@@ -64,19 +64,19 @@ def test_an_agent_killed_while_the_kernel_blocks_its_write_is_replaced(guests: G
     assert vm.asked_back(LONG_S)
     changers.kill(first)
     until(lambda: changers.has_ended(first))
-    assert changers.said("first") == ["agent", "unit"]
+    assert changers.reported("first") == ["agent", "unit"]
     changers.start("successor", GPU, UNBIND)
-    until(lambda: len(changers.said("successor")) == 2)
-    assert changers.said("successor") == ["agent", f"blocked: write {UNBIND}"]
+    until(lambda: len(changers.reported("successor")) == 2)
+    assert changers.reported("successor") == ["agent", f"blocked: write {UNBIND}"]
     changers.start("beside", OTHER, UNBIND)
-    until(lambda: changers.said("beside") == ["agent", "unit", "written"])
+    until(lambda: changers.reported("beside") == ["agent", "unit", "written"])
     assert not exists(host, f"/sys/bus/pci/devices/{OTHER}/driver")
     vm.end()
 
     def is_free() -> bool:
         changers.start("later", GPU, UNBIND)
-        until(lambda: len(changers.said("later")) > 1)
-        return "unit" in changers.said("later")
+        until(lambda: len(changers.reported("later")) > 1)
+        return "unit" in changers.reported("later")
 
     until(is_free)
-    until(lambda: changers.said("later")[2:] == ["errno 19"])  # ENODEV: the write of the first process has succeeded
+    until(lambda: changers.reported("later")[2:] == ["errno 19"])

@@ -9,8 +9,8 @@ import msgspec
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
-from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions, decide
+from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture
@@ -18,7 +18,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-HOME = Home("gpu-operator")
+SETTINGS = ControllerSettings("gpu-operator")
 NFD = {"feature.node.kubernetes.io/pci-10de.present": "true"}
 ALL_ON = {
     "sandboxWorkloads": {"enabled": True},
@@ -52,7 +52,7 @@ class Scene:
     gpu_nodes: Sequence[OwnedGpuNode] = ()
     pods: Sequence[Pod] = ()
     other_operator: str | None = None
-    there: There = field(default_factory=There)
+    existing: Existing = field(default_factory=Existing)
     kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
 
     @property
@@ -61,10 +61,10 @@ class Scene:
             {key_of(one): one for one in self.policies},
             {key_of(one): one for one in self.nodes},
             {key_of(one): one for one in self.gpu_nodes},
-            replace(self.there, pods={**self.there.pods, **{key_of(one): one for one in self.pods}}),
+            replace(self.existing, pods={**self.existing.pods, **{key_of(one): one for one in self.pods}}),
             self.other_operator,
             self.kubevirt,
         )
 
-    def decided(self, home: Home = HOME, failures: Sequence[str] = ()) -> Decisions:
-        return decide(self.picture, home, failures, AT)
+    def decided(self, settings: ControllerSettings = SETTINGS, failures: Sequence[str] = ()) -> Decisions:
+        return decide(self.picture, settings, failures, AT)

@@ -24,7 +24,7 @@ from gpuvirt.cluster.operator.picture import pausers_by_node
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from tests.controller.scene import HOME, NFD, Scene, node, policy
+from tests.controller.scene import NFD, SETTINGS, Scene, node, policy
 
 NO_OWNERS: Mapping[str, str] = {}
 
@@ -129,8 +129,8 @@ def test_a_second_pass_writes_nothing() -> None:
     second = scene.decided()
     (status,) = (one for one in second.writes if isinstance(one, PatchPolicyStatus))
     assert len(second.writes) == 1
-    told = [with_(scene.policies[0], status=status.status)]
-    assert replace(scene, policies=told).decided().writes == ()
+    reported = [with_(scene.policies[0], status=status.status)]
+    assert replace(scene, policies=reported).decided().writes == ()
 
 
 def test_the_policy_names_the_nodes_that_are_not_ready_and_why() -> None:
@@ -207,7 +207,7 @@ def test_beside_nvidias_operator_nothing_is_written_without_coexist() -> None:
     assert ready(refused).reason == "OtherOperator"
     assert "--coexist" in ready(refused).message
     assert not any(isinstance(one, ApplyGpuNode | PatchNode) for one in refused.writes)
-    beside = scene.decided(replace(HOME, coexists=True))
+    beside = scene.decided(replace(SETTINGS, coexists=True))
     assert [one.target.name for one in beside.writes] == ["node01", "node01"]
     (patch,) = (one.patch for one in beside.writes if isinstance(one, PatchNode))
     ours = {NODE_LABEL: "true", VGPU_DRIVER_LABEL: "true", "nvidia.com/gpu.deploy.operands": "false"}
@@ -246,6 +246,6 @@ def test_programs_that_pause_operands_are_found_by_their_pods() -> None:
 def test_an_invalid_label_is_reported_once_and_leaves_the_spec_alone() -> None:
     found = Scene([node("kata")], gpu_nodes=[gpu_node()]).decided()
     assert not any(isinstance(one, ApplyGpuNode) for one in found.writes)
-    told = [one for one in found.announcements if one.about.kind == "Node"]
-    assert [one.event.reason for one in told] == ["ConfigInvalid"]
+    reported = [one for one in found.announcements if one.about.kind == "Node"]
+    assert [one.event.reason for one in reported] == ["ConfigInvalid"]
     assert found.nodes[0].against is not None

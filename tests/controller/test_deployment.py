@@ -13,17 +13,17 @@ from gpuvirt.cluster.kinds.gpunode import Gpu, Status, Vgpu
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.labels import NODE_LABEL, TEMPLATE_LABEL
 from gpuvirt.cluster.objects import ObjectKey, key_of
-from gpuvirt.cluster.operator.decisions import Decisions, Home
-from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions
+from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject, covers, digest_of
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, PatchNode
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.plain import Plain
-from tests.controller.scene import HOME, Scene, node, policy
+from tests.controller.scene import SETTINGS, Scene, node, policy
 
-DEPLOYS = replace(HOME, image="gpuvirt:1")
+DEPLOYS = replace(SETTINGS, image="gpuvirt:1")
 VM_NODES = [node("vm-passthrough")]
 
 
@@ -54,31 +54,31 @@ def stored(write: ApplyObject, *, edited: str = "", status: DaemonSetStatus | No
 
 def deployed_objects(
     decisions: Decisions, *pods: Pod, status: DaemonSetStatus | None = None, edited: str = ""
-) -> There:
+) -> Existing:
     """Return the objects after all are applied; `edited` changes the DaemonSet by hand: `old->new`."""
     found: dict[Resource, dict[ObjectKey, StoredObject]] = {}
     for write in applied(decisions).values():
         is_set = isinstance(write.content, DaemonSet)
         one = stored(write, edited=edited if is_set else "", status=status if is_set else None)
         found.setdefault(write.target.resource, {})[key_of(one)] = one
-    return There(found, {key_of(pod): pod for pod in pods})
+    return Existing(found, {key_of(pod): pod for pod in pods})
 
 
-def complete_decisions(scene: Scene, home: Home = DEPLOYS) -> Decisions:
+def complete_decisions(scene: Scene, settings: ControllerSettings = DEPLOYS) -> Decisions:
     """Return all decisions until no object is missing, as one decision."""
     writes = list[Write]()
     while True:
-        decisions = scene.decided(home)
+        decisions = scene.decided(settings)
         fresh = [one for one in decisions.writes if isinstance(one, ApplyObject)]
         assert not {one.target for one in fresh} & {one.target for one in writes}
         writes += fresh
         if not fresh:
             return replace(decisions, writes=tuple(writes))
-        scene = replace(scene, there=deployed_objects(replace(decisions, writes=tuple(writes))))
+        scene = replace(scene, existing=deployed_objects(replace(decisions, writes=tuple(writes))))
 
 
-def again(before: There) -> Decisions:
-    return Scene(VM_NODES, there=before).decided(DEPLOYS)
+def again(before: Existing) -> Decisions:
+    return Scene(VM_NODES, existing=before).decided(DEPLOYS)
 
 
 def agent_pod(decisions: Decisions, *, ready: bool = True, template: str | None = None) -> Pod:
@@ -111,7 +111,7 @@ def test_objects_are_applied_after_the_objects_they_need() -> None:
     while fresh := applied(scene.decided(DEPLOYS)).keys():
         steps.append(set(fresh))
         kept = [one for name, one in applied(first).items() if name in set[str]().union(*steps)]
-        scene = replace(scene, there=deployed_objects(replace(first, writes=tuple(kept))))
+        scene = replace(scene, existing=deployed_objects(replace(first, writes=tuple(kept))))
     assert steps == [
         {"configmaps/gpuvirt-node", "roles/gpuvirt-node-configs"},
         {"rolebindings/gpuvirt-node-configs"},
@@ -123,12 +123,12 @@ def test_a_daemonset_upgrade_waits_for_its_config_map() -> None:
     first = complete_decisions(Scene(VM_NODES))
     before = deployed_objects(first, agent_pod(first), status=WELL)
     other = policy({"vgpuDeviceManager": {"enabled": True, "config": {"default": "A10-4Q"}}})
-    assert applied(Scene(VM_NODES, [other], there=before).decided(DEPLOYS)).keys() == {"configmaps/gpuvirt-node"}
+    assert applied(Scene(VM_NODES, [other], existing=before).decided(DEPLOYS)).keys() == {"configmaps/gpuvirt-node"}
 
 
 def test_without_our_image_nothing_is_deployed_or_deleted() -> None:
     first = complete_decisions(Scene(VM_NODES))
-    found = Scene(VM_NODES, there=deployed_objects(first)).decided(HOME)
+    found = Scene(VM_NODES, existing=deployed_objects(first)).decided(SETTINGS)
     assert not applied(found)
     assert not deleted(found)
 
@@ -159,7 +159,7 @@ def test_an_operand_that_the_policy_disables_is_deleted() -> None:
     first = complete_decisions(Scene(VM_NODES))
     before = deployed_objects(first, agent_pod(first), status=WELL)
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
-    found = Scene(VM_NODES, [off], there=before).decided(DEPLOYS)
+    found = Scene(VM_NODES, [off], existing=before).decided(DEPLOYS)
     assert "gpuvirt-node" in deleted(found)
 
 
@@ -168,13 +168,13 @@ def test_accounts_and_settings_are_deleted_after_the_pods() -> None:
     off = policy({"sandboxDevicePlugin": {"enabled": False}})
     before = deployed_objects(first, agent_pod(first), status=WELL)
 
-    def gone(found: There) -> list[str]:
-        return sorted(deleted(Scene(VM_NODES, [off], there=found).decided(DEPLOYS)))
+    def gone(found: Existing) -> list[str]:
+        return sorted(deleted(Scene(VM_NODES, [off], existing=found).decided(DEPLOYS)))
 
     assert gone(before) == ["gpuvirt-node"], "the DaemonSet"
     left = {resource: objects for resource, objects in before.stored.items() if resource.plural != "daemonsets"}
     assert gone(replace(before, stored=left)) == []
-    assert gone(There(left)) == ["gpuvirt-node", "gpuvirt-node-configs", "gpuvirt-node-configs"]
+    assert gone(Existing(left)) == ["gpuvirt-node", "gpuvirt-node-configs", "gpuvirt-node-configs"]
 
 
 def test_the_vgpu_manager_of_running_vms_stays_and_is_reported() -> None:
@@ -187,12 +187,12 @@ def test_the_vgpu_manager_of_running_vms_stays_and_is_reported() -> None:
     assert f"daemonsets/{driver}" in applied(first)
     before = deployed_objects(first, status=WELL)
     used = vgpu_node(users=("pod default/vm-a",))
-    kept = Scene(nodes, gpu_nodes=[used], there=before).decided(DEPLOYS)
+    kept = Scene(nodes, gpu_nodes=[used], existing=before).decided(DEPLOYS)
     assert driver not in deleted(kept)
     (against,) = (one.against for one in kept.operands if one.name == driver)
     assert against is not None
     assert "VMs have vGPUs on node01" in against
-    assert driver in deleted(Scene(nodes, gpu_nodes=[vgpu_node(users=())], there=before).decided(DEPLOYS))
+    assert driver in deleted(Scene(nodes, gpu_nodes=[vgpu_node(users=())], existing=before).decided(DEPLOYS))
 
 
 def test_beside_nvidias_operator_agents_run_though_its_policy_has_no_vms() -> None:

@@ -10,7 +10,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import State
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.controller import log_invalid
 from gpuvirt.cluster.operator.decisions import Decisions
-from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.policy.status import INVALID, status_of
 from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus
@@ -18,14 +18,14 @@ from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.plain import Plain
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import text_of
-from tests.controller.scene import AT, HOME, Scene, node, policy
+from tests.controller.scene import AT, SETTINGS, Scene, node, policy
 
-DEPLOYS = replace(HOME, image="gpuvirt:1")
+DEPLOYS = replace(SETTINGS, image="gpuvirt:1")
 POLICY = "ClusterPolicy cluster-policy"
 
 
 def stored_map(name: str, **data: str) -> StoredObject:
-    return StoredObject(Metadata(name=name, namespace=HOME.namespace), data=msgspec.Raw(msgspec.json.encode(data)))
+    return StoredObject(Metadata(name=name, namespace=SETTINGS.namespace), data=msgspec.Raw(msgspec.json.encode(data)))
 
 
 def configs(name: str, default: str = "default") -> Mapping[str, Plain]:
@@ -33,7 +33,7 @@ def configs(name: str, default: str = "default") -> Mapping[str, Plain]:
 
 
 MAPS = [stored_map("my-configs", **{"config.yaml": "version: v1"}), stored_map("my-keys", **{"config.yml": ""})]
-THERE = There({config_maps(HOME.namespace): {key_of(one): one for one in MAPS}})
+THERE = Existing({config_maps(SETTINGS.namespace): {key_of(one): one for one in MAPS}})
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ CASES = {
 
 
 def condition(decided: Decisions, kind: str, status: str) -> str:
-    found = status_of(decided.progress, Metadata(name="cluster-policy"), None, HOME.namespace, AT)
+    found = status_of(decided.progress, Metadata(name="cluster-policy"), None, SETTINGS.namespace, AT)
     assert found.state is State.NOT_READY
     return next((one.message for one in found.conditions if (one.type, one.status) == (kind, status)), "not there")
 
@@ -116,19 +116,19 @@ OUTLETS: Mapping[str, Callable[[Decisions, Case], str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[name]
-    decided = Scene(nodes=[node(case.workload)], policies=[policy(case.fields or {})], there=THERE).decided(DEPLOYS)
-    said = {outlet: say(decided, case) for outlet, say in OUTLETS.items()}
+    decided = Scene(nodes=[node(case.workload)], policies=[policy(case.fields or {})], existing=THERE).decided(DEPLOYS)
+    reported = {outlet: say(decided, case) for outlet, say in OUTLETS.items()}
     log_invalid((), decided.progress.invalid)
-    said["the log"] = caplog.text
+    reported["the log"] = caplog.text
     caplog.clear()
     log_invalid(decided.progress.invalid, decided.progress.invalid)
     assert caplog.text == "", "the problem is logged once"
-    assert {outlet: text for outlet, text in said.items() if not all(one in text for one in case.says)} == {}
+    assert {outlet: text for outlet, text in reported.items() if not all(one in text for one in case.says)} == {}
 
 
 def test_an_unreadable_policy_changes_nothing_and_hides_no_node() -> None:
     """Reports of agents count whether or not the policy can be parsed."""
-    broken = Scene(nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], there=THERE)
+    broken = Scene(nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], existing=THERE)
     decided = broken.decided(DEPLOYS)
     assert {type(one) for one in decided.writes} == {PatchPolicyStatus}
 
@@ -141,5 +141,5 @@ def test_an_invalid_workload_label_leaves_its_node_alone() -> None:
 
 def test_an_existing_config_map_and_the_default_config_map_are_valid() -> None:
     for fields in (configs("my-configs"), configs("default-vgpu-devices-config"), configs("")):
-        scene = Scene(nodes=[node("vm-vgpu")], policies=[policy(fields)], there=THERE)
+        scene = Scene(nodes=[node("vm-vgpu")], policies=[policy(fields)], existing=THERE)
         assert scene.decided(DEPLOYS).progress.invalid == ()

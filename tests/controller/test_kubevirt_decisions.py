@@ -25,7 +25,7 @@ from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPoli
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind
-from tests.controller.scene import HOME, Scene, node
+from tests.controller.scene import SETTINGS, Scene, node
 from tests.kubevirts import T4_8Q, Fields, kubevirt
 
 NOTHING_ASKED: Requesting = {kind.name: Observed(()) for kind in DEVICE_KINDS}
@@ -96,13 +96,13 @@ def test_the_previous_kubevirt_values_are_stored_before_the_patch() -> None:
 
 
 def test_an_unmanaged_kubevirt_is_reported_with_the_patch_and_not_patched() -> None:
-    found = scene(LACKING).decided(replace(HOME, manages_kubevirt=False))
+    found = scene(LACKING).decided(replace(SETTINGS, manages_kubevirt=False))
     assert patches(found) == []
-    said = condition(found)
-    assert said is not None
-    assert (said.status, said.reason) == ("False", "KubeVirtNotManaged")
-    assert "would write: " in said.message
-    assert T4_8Q in said.message
+    reported = condition(found)
+    assert reported is not None
+    assert (reported.status, reported.reason) == ("False", "KubeVirtNotManaged")
+    assert "would write: " in reported.message
+    assert T4_8Q in reported.message
 
 
 def test_a_resource_that_kubevirt_provides_is_withheld_on_its_nodes() -> None:
@@ -110,9 +110,9 @@ def test_a_resource_that_kubevirt_provides_is_withheld_on_its_nodes() -> None:
     spec = spec_of(found)
     assert spec is not None
     assert [(one.resource, one.code) for one in spec.withheld] == [(T4_8Q, "ForeignProvider")]
-    said = condition(found)
-    assert said is not None
-    assert said.reason == "ForeignProvider"
+    reported = condition(found)
+    assert reported is not None
+    assert reported.reason == "ForeignProvider"
 
 
 def test_resources_are_reviewed_after_the_agent_reports_their_selectors() -> None:

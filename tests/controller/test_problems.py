@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
 from gpuvirt.cluster.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec, PodStatus
 from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
-from gpuvirt.cluster.operator.decisions import Decisions, Home
+from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions
 from gpuvirt.cluster.operator.nodes.problems import Deployer
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.policy.policies import choose
@@ -26,10 +26,10 @@ from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPoli
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.web import controllermetrics
-from tests.controller.scene import HOME, NFD, Scene, node, policy
+from tests.controller.scene import NFD, SETTINGS, Scene, node, policy
 from tests.controller.test_decisions import gpu_node, ready
 
-DEPLOYS = replace(HOME, image="gpuvirt:1")
+DEPLOYS = replace(SETTINGS, image="gpuvirt:1")
 MANAGER = {"enabled": True, "repository": "registry.example", "image": "vgpu-manager", "version": "1"}
 OS = {"gpuvirt.io/os": "ubuntu22.04"}
 
@@ -51,25 +51,25 @@ def pod(app: str, name: str = "node01", *, is_ready: bool = True) -> Pod:
     return Pod(metadata, PodSpec(name), PodStatus("Running", conditions=conditions))
 
 
-def problem_text(scene: Scene, home: Home = DEPLOYS) -> str:
+def problem_text(scene: Scene, settings: ControllerSettings = DEPLOYS) -> str:
     """Return the problem of the only node of a scene."""
-    (verdict,) = scene.decided(home).nodes
+    (verdict,) = scene.decided(settings).nodes
     return verdict.against or ""
 
 
-def shown(scene: Scene, home: Home = DEPLOYS) -> Sequence[Row]:
+def shown(scene: Scene, settings: ControllerSettings = DEPLOYS) -> Sequence[Row]:
     """Return the rows of `gpuvirt status` for a scene."""
     choice = choose(scene.policies)
     assert choice is not None
     assert isinstance(choice.policy, ClusterPolicy)
-    has_image = home.image is not None
+    has_image = settings.image is not None
     deployer = Deployer(choice.policy, has_image=has_image, has_daemon_sets=has_image)
     return rows(scene.nodes, {one.metadata.name: one for one in scene.gpu_nodes}, scene.pods, deployer)
 
 
-def unready_components(scene: Scene, home: Home = DEPLOYS) -> set[tuple[str, str]]:
+def unready_components(scene: Scene, settings: ControllerSettings = DEPLOYS) -> set[tuple[str, str]]:
     """Return the component and state of all unready rows of `gpuvirt status`."""
-    return {(row.component, row.state) for row in shown(scene, home) if not row.ready}
+    return {(row.component, row.state) for row in shown(scene, settings) if not row.ready}
 
 
 # A controller without an image
@@ -78,32 +78,32 @@ def unready_components(scene: Scene, home: Home = DEPLOYS) -> set[tuple[str, str
 @pytest.mark.parametrize("workload", list(Workload))
 def test_a_controller_without_an_image_is_reported_for_every_waiting_node(workload: Workload) -> None:
     scene = Scene([labelled(workload, **OS)])
-    condition = ready(scene.decided(HOME))
+    condition = ready(scene.decided(SETTINGS))
     assert (condition.status, condition.reason) == ("False", "ImageUnknown")
     assert "the controller was started without the image to deploy" in condition.message
     assert "--image or GPUVIRT_IMAGE" in condition.message
-    assert {state for _, state in unready_components(scene, HOME)} == {"ImageUnknown"}
-    assert all("GPUVIRT_IMAGE" in row.detail for row in shown(scene, HOME))
+    assert {state for _, state in unready_components(scene, SETTINGS)} == {"ImageUnknown"}
+    assert all("GPUVIRT_IMAGE" in row.detail for row in shown(scene, SETTINGS))
 
 
 def test_agents_deployed_by_other_means_need_no_image() -> None:
     scene = Scene([labelled(Workload.VGPU)], gpu_nodes=[gpu_node()])
-    assert ready(scene.decided(HOME)).reason == "Reconciled"
-    assert unready_components(scene, HOME) == set()
+    assert ready(scene.decided(SETTINGS)).reason == "Reconciled"
+    assert unready_components(scene, SETTINGS) == set()
     offers = with_(labelled(Workload.CONTAINER, **OS), status=NodeStatus(allocatable={"nvidia.com/gpu": "8"}))
-    assert problem_text(Scene([offers]), HOME) == ""
+    assert problem_text(Scene([offers]), SETTINGS) == ""
 
 
 # Disabled nodes
 
 
 @pytest.mark.parametrize("workload", list(Workload))
-@pytest.mark.parametrize("home", [HOME, DEPLOYS])
-def test_a_disabled_node_does_not_count(workload: Workload, home: Home) -> None:
+@pytest.mark.parametrize("settings", [SETTINGS, DEPLOYS])
+def test_a_disabled_node_does_not_count(workload: Workload, settings: ControllerSettings) -> None:
     off = node(workload.value, gpu_deploy_operands="false")
     ill = gpu_node(against="VgpuInUse: pod vm-a")
     scene = Scene([with_labels(off, {"nvidia.com/gpu.present": "true"})], gpu_nodes=[ill])
-    found = scene.decided(home)
+    found = scene.decided(settings)
     assert found.nodes == ()
     assert (ready(found).status, ready(found).reason) == ("True", "NoGPUNodes")
     assert ready(found).message == f"every node with GPUs is labelled {OPERANDS_LABEL}=false: node01"
@@ -113,7 +113,7 @@ def test_a_disabled_node_does_not_count(workload: Workload, home: Home) -> None:
     assert (status.nodes.total, status.nodes.ready) == (0, 0)
     assert not [write for write in found.writes if isinstance(write, ApplyObject) and "driver" in write.target.name]
     assert not [one for one in found.announcements if one.about.kind == "Node"], "no program drains the node"
-    (row,) = shown(scene, home)
+    (row,) = shown(scene, settings)
     assert (row.component, row.ready, row.state) == ("operands", True, "Off")
     assert row.detail == f"label {OPERANDS_LABEL}=false"
 
@@ -121,7 +121,7 @@ def test_a_disabled_node_does_not_count(workload: Workload, home: Home) -> None:
 def test_beside_nvidias_operator_the_disabling_label_is_gpuvirts_own() -> None:
     ours = node("vm-vgpu", gpu_deploy_operands="false")
     ours = with_labels(ours, {NODE_LABEL: "true", "nvidia.com/gpu.present": "true"})
-    found = Scene([ours], gpu_nodes=[gpu_node()]).decided(replace(HOME, coexists=True))
+    found = Scene([ours], gpu_nodes=[gpu_node()]).decided(replace(SETTINGS, coexists=True))
     assert [verdict.name for verdict in found.nodes] == ["node01"]
 
 
@@ -140,18 +140,18 @@ def test_beside_nvidias_operator_the_disabling_label_is_gpuvirts_own() -> None:
         ({}, {f"{DEPLOY}device-plugin": "false"}, "label nvidia.com/gpu.deploy.device-plugin=false"),
     ],
 )
-@pytest.mark.parametrize("home", [HOME, DEPLOYS])
+@pytest.mark.parametrize("settings", [SETTINGS, DEPLOYS])
 def test_a_container_node_whose_components_are_off_is_never_ready(
-    fields: Mapping[str, object], labels: Mapping[str, str], where: str, home: Home
+    fields: Mapping[str, object], labels: Mapping[str, str], where: str, settings: ControllerSettings
 ) -> None:
     off = with_labels(labelled(Workload.CONTAINER), {**OS, **labels})
     scene = Scene([off], [policy(fields)])
-    assert "ComponentsOff" in problem_text(scene, home)
-    assert where in problem_text(scene, home)
-    assert not verdict_of(scene.decided(home).progress).ready
-    assert unready_components(scene, home) == {("device-plugin", "ComponentsOff")}
+    assert "ComponentsOff" in problem_text(scene, settings)
+    assert where in problem_text(scene, settings)
+    assert not verdict_of(scene.decided(settings).progress).ready
+    assert unready_components(scene, settings) == {("device-plugin", "ComponentsOff")}
     served = with_(off, status=NodeStatus(allocatable={"nvidia.com/mig-1g.10gb": "7", "cpu": "8"}))
-    assert problem_text(replace(scene, nodes=[served]), home) == "", "another device plugin offers the GPUs"
+    assert problem_text(replace(scene, nodes=[served]), settings) == "", "another device plugin offers the GPUs"
 
 
 @pytest.mark.parametrize("workload", [Workload.PASSTHROUGH, Workload.VGPU])
@@ -245,10 +245,10 @@ def test_the_policy_and_status_agree(
     pods = [pod("gpuvirt-node"), pod("nvidia-device-plugin-daemonset")] if has_pod else []
     observed: list[OwnedGpuNode] = [gpu_node(mode="passthrough")] if reports else []
     scene = Scene([one], [policy(fields)], observed, pods)
-    home = DEPLOYS if has_image else HOME
-    found: Decisions = scene.decided(home)
+    settings = DEPLOYS if has_image else SETTINGS
+    found: Decisions = scene.decided(settings)
     codes = {str(code) for verdict in found.nodes for code in verdict.codes}
-    states = {row.state for row in shown(scene, home)}
+    states = {row.state for row in shown(scene, settings)}
     assert codes <= states
     assert ("Off" in states) == (not found.nodes)
     if codes:
@@ -262,8 +262,8 @@ def test_metrics_count_the_nodes_that_count_with_their_codes() -> None:
     dependencies = ControllerDependencies(
         Client(Credentials("127.0.0.1", 1, "gpu-operator", token=b"x")), RealClock(), SystemRandom()
     )
-    term = Controller(dependencies, HOME)
-    term.decisions = scene.decided(HOME)
+    term = Controller(dependencies, SETTINGS)
+    term.decisions = scene.decided(SETTINGS)
     page = controllermetrics.page(term).splitlines()
     assert "gpu_operator_gpu_nodes_total 1" in page
     assert 'gpuvirt_nodes{workload="container",ready="false"} 1' in page

@@ -50,12 +50,12 @@ def test_the_store_is_unknown_before_the_first_list() -> None:
 
 def test_a_missing_kind_has_no_objects_and_an_unreachable_server_leaves_it_unknown() -> None:
     found = store()
-    found.tell(UnreachableError("away"))
+    found.observe_error(UnreachableError("away"))
     assert found.objects is None
     found.observe(Delta({KEY: node(9)}))
-    found.tell(UnreachableError("away"))
+    found.observe_error(UnreachableError("away"))
     assert version_in(found) == "9"
-    found.tell(NotFoundError("no such kind"))
+    found.observe_error(NotFoundError("no such kind"))
     assert found.get("node01") is None
     assert not found.installed
 
@@ -63,7 +63,7 @@ def test_a_missing_kind_has_no_objects_and_an_unreachable_server_leaves_it_unkno
 def test_kubevirt_kinds_that_cannot_be_read_are_reported_with_the_error() -> None:
     stores = KubeVirtStores(Signal())
     for number, store in enumerate(stores.all):
-        store.tell(NotFoundError("none") if number % 2 else ForbiddenError("no"))
+        store.observe_error(NotFoundError("none") if number % 2 else ForbiddenError("no"))
     observed = stores.observed({}, None)
     assert len(observed.problems) == (len(stores.all) + 1) // 2
     assert set(observed.problems) == {"no"}

@@ -218,9 +218,9 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_built(bench: Bench) ->
     wrong = {"PRIVATE_REGISTRY": "", "VERSION": "510", "OS_TAG": "ubuntu24.04", "CUDA_VERSION": "11.7"}
     done = bench.build(bench.folder / "none.zip", BUILDER="no-such-builder", **wrong)
     assert (done.returncode, done.stdout, bench.calls()) == (2, "", [])
-    told = [line.strip().partition(": ")[0] for line in done.stderr.splitlines() if ": expected " in line]
+    reported = [line.strip().partition(": ")[0] for line in done.stderr.splitlines() if ": expected " in line]
     folders = str(bench.tree / "vgpu-manager")
-    assert told == [
+    assert reported == [
         *("PRIVATE_REGISTRY", "VERSION", "CUDA_VERSION"),
         *(str(bench.folder / "none.zip"), folders, "BUILDER"),
     ]
@@ -228,7 +228,7 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_built(bench: Bench) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("PRIVATE_REGISTRY", "https://registry.example.com", "leave https:// out"),
         ("PRIVATE_REGISTRY", "registry.example.com/", "found '' in 'registry.example.com/'"),
@@ -245,12 +245,12 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_built(bench: Bench) ->
         ("BUILDER", "docker 'x", "can't be split into words"),
     ],
 )
-def test_an_invalid_variable_is_refused(bench: Bench, name: str, value: str, said: str) -> None:
+def test_an_invalid_variable_is_refused(bench: Bench, name: str, value: str, message: str) -> None:
     done = bench.build(bench.run_file(), **{name: value})
     assert (done.returncode, bench.calls()) == (2, [])
     assert "mistakes: 1" in done.stderr
     assert f"  {name}: " in done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_a_registry_without_a_host_is_accepted_with_a_note(bench: Bench) -> None:
@@ -260,17 +260,17 @@ def test_a_registry_without_a_host_is_accepted_with_a_note(bench: Bench) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("NVIDIA-Linux-x86_64-510.73.08-grid.run", "-grid.run is a guest driver"),
         ("NVIDIA-Linux-x86_64-510.73.06-vgpu-kvm-patch.run", "-patch.run a patch"),
         ("NVIDIA-Linux-aarch64-510.73.06-vgpu-kvm.run", "is not a host driver"),
     ],
 )
-def test_a_driver_that_is_not_for_hosts_is_refused(bench: Bench, name: str, said: str) -> None:
+def test_a_driver_that_is_not_for_hosts_is_refused(bench: Bench, name: str, message: str) -> None:
     done = bench.build(bench.run_file(name))
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_an_html_page_saved_as_the_driver_is_refused(bench: Bench) -> None:

@@ -18,7 +18,7 @@ from gpuvirt.apps.discover import DiscoverOptions, Discovery
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.facts.ids import NodeName, PciAddress
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL
-from gpuvirt.node.discoverer import LOOK_S, Discoverer
+from gpuvirt.node.discoverer import INTERVAL_S, Discoverer
 from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.archives.export import export
@@ -58,16 +58,16 @@ async def test_a_change_of_the_host_is_in_the_labels_after_the_next_scan(simulat
         kernel.tree.remove(OS_RELEASE)
         kernel.tree.place(OS_RELEASE, constant("ID=rhcos\nVERSION_ID=4.16\n"))
         kernel.unplug(A10S[0])
-        await clock.advance(LOOK_S)
+        await clock.advance(INTERVAL_S)
         system = {OS_ID_LABEL: "rhcos", OS_VERSION_LABEL: "4.16"}
         assert discoverer.labels.get() == {PRESENT_LABEL: "true"} | system, "one GPU is left"
         kernel.unplug(A10S[1])
-        await clock.advance(LOOK_S)
+        await clock.advance(INTERVAL_S)
         assert discoverer.labels.get() == system, "the GPU may be found again"
-        await clock.advance(LOOK_S)
+        await clock.advance(INTERVAL_S)
         assert discoverer.labels.get() == {PRESENT_LABEL: None} | system
         kernel.plug_in(A10S[1])
-        await clock.advance(LOOK_S)
+        await clock.advance(INTERVAL_S)
         assert discoverer.labels.get() == {PRESENT_LABEL: "true"} | system
 
 
@@ -77,10 +77,10 @@ async def test_the_label_stays_if_a_missing_gpu_is_found_again(simulated: Simula
     async with discovering(kernel) as (discoverer, clock):
         for _ in range(3):
             kernel.unplug(A10S[1])
-            await clock.advance(LOOK_S)
+            await clock.advance(INTERVAL_S)
             assert PRESENT_LABEL not in discoverer.labels.get()
             kernel.plug_in(A10S[1])
-            await clock.advance(LOOK_S)
+            await clock.advance(INTERVAL_S)
             assert discoverer.labels.get()[PRESENT_LABEL] == "true"
 
 
@@ -89,10 +89,10 @@ async def test_labels_of_unreadable_facts_are_not_set(simulated: Simulated) -> N
     async with discovering(kernel) as (discoverer, clock):
         kernel.faults.fail(DEVICES, EACCES)
         kernel.faults.fail(OS_RELEASE, EACCES)
-        await clock.advance(5 * LOOK_S)
+        await clock.advance(5 * INTERVAL_S)
         assert discoverer.labels.get() == {}
         kernel.faults.heal()
-        await clock.advance(LOOK_S)
+        await clock.advance(INTERVAL_S)
         assert discoverer.labels.get() == {PRESENT_LABEL: "true"} | DEBIAN
 
 

@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.snapshot import Discovery
-from gpuvirt.hardware.discovery import OS_RELEASE, look
+from gpuvirt.hardware.discovery import OS_RELEASE, discover
 from gpuvirt.model.inventory import osrelease
 from gpuvirt.model.inventory.osrelease import OsRelease
 from gpuvirt.model.offers.discovery import OS_ID_LABEL, OS_VERSION_LABEL, PRESENT_LABEL, Labels, label_value, labels_of
@@ -31,12 +31,12 @@ VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 @pytest.mark.parametrize("name", host_names())
 def test_hosts_with_nvidias_gpus_are_detected(simulated: Simulated, name: str) -> None:
-    assert look(simulated(name)).gpu is (name not in NOT_NVIDIAS)
+    assert discover(simulated(name)).gpu is (name not in NOT_NVIDIAS)
 
 
 def test_a_scan_reads_only_ids_and_os_release(simulated: Simulated) -> None:
     kernel = simulated("8xA100")
-    look(kernel)
+    discover(kernel)
     ids = {HostPath(f"{DEVICES}/{name}/{what}") for name in kernel.listdir(DEVICES) for what in READ}
     assert kernel.reads <= ids | {OS_RELEASE}
     assert kernel.writes == []
@@ -46,7 +46,7 @@ def test_nvswitches_and_audio_functions_are_no_gpus(simulated: Simulated) -> Non
     kernel = simulated("2xA10")
     for address in A10S:
         kernel.faults.answer(HostPath(f"{DEVICES}/{address}/class"), NVSWITCH_CLASS)
-    assert look(kernel).gpu is False
+    assert discover(kernel).gpu is False
 
 
 @pytest.mark.parametrize("path", [DEVICES, *(HostPath(f"{DEVICES}/{A10S[0]}/{name}") for name in READ)])
@@ -54,7 +54,7 @@ def test_an_unreadable_function_makes_the_gpu_label_unknown(simulated: Simulated
     kernel = simulated("2xA10")
     kernel.unplug(A10S[1])
     kernel.faults.fail(path, EACCES)
-    seen = look(kernel)
+    seen = discover(kernel)
     assert (seen.gpu, seen.unread) == (None, (Unread(path, errno=EACCES),))
     assert PRESENT_LABEL not in labels_of(seen, before=seen)
 
@@ -62,14 +62,14 @@ def test_an_unreadable_function_makes_the_gpu_label_unknown(simulated: Simulated
 def test_a_single_readable_gpu_sets_the_label(simulated: Simulated) -> None:
     kernel = simulated("2xA10")
     kernel.faults.fail(HostPath(f"{DEVICES}/{A10S[0]}/vendor"), EIO)
-    assert look(kernel).gpu is True
+    assert discover(kernel).gpu is True
 
 
 def test_the_gpu_label_is_unknown_without_the_pci_folder(simulated: Simulated) -> None:
     """A container without a mount of /sys."""
     kernel = simulated("2xA10")
     kernel.tree.remove(DEVICES)
-    assert look(kernel).gpu is None
+    assert discover(kernel).gpu is None
 
 
 def discovery(gpu: bool | None, text: str | None = None) -> Discovery:
@@ -120,7 +120,7 @@ def test_the_system_labels_stay_while_os_release_cannot_be_read(simulated: Simul
         kernel.tree.remove(OS_RELEASE)
     else:
         kernel.faults.fail(OS_RELEASE, number)
-    seen = look(kernel)
+    seen = discover(kernel)
     assert labels_of(seen, None) == {PRESENT_LABEL: "true"}
     assert [one.path for one in seen.unread] == [OS_RELEASE]
 

@@ -108,15 +108,15 @@ def test_runtimes(path: str, text: str, code: FindingCode | None, fix: str) -> N
 
 def test_every_check_has_a_host_with_a_finding() -> None:
     """Faults of the kubelet and of KubeVirt are in files of their own."""
-    told = {
+    reported = {
         result.check
         for bad in BAD.values()
         for result in examine(bad.build()).results
         if any(one.level is not Level.OK for one in result.findings)
     }
-    told |= {"container_cdi", "listening", "registration", "counted", "policies"}
-    told |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates"}
-    assert {one.name for one in CHECKS} == told
+    reported |= {"container_cdi", "listening", "registration", "counted", "policies"}
+    reported |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates"}
+    assert {one.name for one in CHECKS} == reported
     tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     bad_hosts = {bad.code for bad in BAD.values()}
     assert [code for code in FindingCode if f"FindingCode.{code.name}" not in tested and code not in bad_hosts] == []

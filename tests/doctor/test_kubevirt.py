@@ -38,14 +38,14 @@ def report(configuration: str, simulated: str = "2xA10") -> Report:
     return diagnosis.report(evidence(host(simulated=simulated), NOWHERE, kubevirts))
 
 
-def of_kubevirt(told: Report) -> Sequence[Finding]:
-    return [one for result in told.results if result.area == "kubevirt" for one in result.findings]
+def of_kubevirt(reported: Report) -> Sequence[Finding]:
+    return [one for result in reported.results if result.area == "kubevirt" for one in result.findings]
 
 
 def test_the_example_permits_the_offered_resources() -> None:
-    told = diagnosis.report(evidence(host(), NOWHERE, parse(EXAMPLE, where="example")))
-    assert told.level is Level.OK
-    assert [one.subject for one in of_kubevirt(told)] == [A10]
+    reported = diagnosis.report(evidence(host(), NOWHERE, parse(EXAMPLE, where="example")))
+    assert reported.level is Level.OK
+    assert [one.subject for one in of_kubevirt(reported)] == [A10]
 
 
 def test_without_a_list_all_devices_are_permitted() -> None:
@@ -58,12 +58,12 @@ def test_a_cluster_without_kubevirt_has_no_findings() -> None:
 
 
 def test_missing_and_misspelt_permitted_devices_are_reported() -> None:
-    told = report(PERMITTED.format("10de:2236", "nvidia.com/GA102_A10", OURS))
-    one = found(told, FindingCode.NOT_PERMITTED)
+    reported = report(PERMITTED.format("10de:2236", "nvidia.com/GA102_A10", OURS))
+    one = found(reported, FindingCode.NOT_PERMITTED)
     assert (one.level, one.subject) == (Level.ERROR, A10)
     assert "it permits the similar name nvidia.com/GA102_A10" in one.message
     assert one.fix[1:] == ('- pciVendorSelector: "10DE:2236"', f"  resourceName: {A10}", f"  {OURS}")
-    assert len(of_kubevirt(told)) == 1, "reported once"
+    assert len(of_kubevirt(reported)) == 1, "reported once"
 
 
 def test_a_misspelt_resource_name_gets_a_suggestion() -> None:
@@ -85,8 +85,8 @@ def test_a_resource_that_kubevirt_provides_is_reported(provider: str) -> None:
 
 @pytest.mark.parametrize(("selector", "fits"), [("10DE:2236", True), ("10de:2236", True), ("10de:2237", False)])
 def test_selectors_are_compared(selector: str, fits: bool) -> None:
-    told = report(PERMITTED.format(selector, A10, OURS))
-    assert (FindingCode.SELECTOR_MISMATCH in codes(told)) is not fits
+    reported = report(PERMITTED.format(selector, A10, OURS))
+    assert (FindingCode.SELECTOR_MISMATCH in codes(reported)) is not fits
 
 
 MDEVS = """{permittedHostDevices: {mediatedDevices: [
@@ -105,11 +105,11 @@ MDEVS = """{permittedHostDevices: {mediatedDevices: [
     ],
 )
 def test_mdevs_that_kubevirt_would_delete_are_reported(external: str, more: str, code: FindingCode | None) -> None:
-    told = report(MDEVS % (external, more), "4xT4")
-    assert (FindingCode.MDEVS_NOT_OURS in codes(told)) is (code is not None)
-    assert FindingCode.SELECTOR_MISMATCH not in codes(told), "a space and _ are equivalent"
+    reported = report(MDEVS % (external, more), "4xT4")
+    assert (FindingCode.MDEVS_NOT_OURS in codes(reported)) is (code is not None)
+    assert FindingCode.SELECTOR_MISMATCH not in codes(reported), "a space and _ are equivalent"
     if code is not None:
-        assert '{"mediatedDevicesConfiguration":{"enabled":false}}' in found(told, code).fix[1]
+        assert '{"mediatedDevicesConfiguration":{"enabled":false}}' in found(reported, code).fix[1]
 
 
 def test_missing_feature_gates_are_reported() -> None:
@@ -118,9 +118,9 @@ def test_missing_feature_gates_are_reported() -> None:
     )
     assert one.message.endswith("GraceIOVirtualization, PCINUMAAwareTopology")
     gates = "GraceIOVirtualization, PCINUMAAwareTopology, IOMMUFD"
-    told = report(f"{{developerConfiguration: {{featureGates: [{gates}]}}}}", "2xGH200")
-    assert FindingCode.FEATURE_GATE_MISSING not in codes(told)
-    assert any("v1.8.0 has the gates" in one.message for one in findings(told))
+    reported = report(f"{{developerConfiguration: {{featureGates: [{gates}]}}}}", "2xGH200")
+    assert FindingCode.FEATURE_GATE_MISSING not in codes(reported)
+    assert any("v1.8.0 has the gates" in one.message for one in findings(reported))
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ def test_an_unreadable_path_is_no_error(path: str) -> None:
 def test_an_unreadable_path_is_reported_with_its_errno(path: str) -> None:
     kernel = full_host()
     kernel.faults.fail(HostPath(path), errno.EACCES)
-    told = [one for one in findings(examine(kernel)) if one.code is FindingCode.NOT_READ]
-    assert any(thing.path == path and thing.value == "EACCES" for one in told for thing in one.seen)
+    reported = [one for one in findings(examine(kernel)) if one.code is FindingCode.NOT_READ]
+    assert any(thing.path == path and thing.value == "EACCES" for one in reported for thing in one.seen)
 
 
 CONTENTS = [b"", b"\xff\xfe", b"\0", b"9" * 5000, b"[[[[", b"\n\n:=-,", b"A" * 200_000, b"\x1b[2J[/x]:smile:"]

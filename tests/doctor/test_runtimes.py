@@ -88,8 +88,8 @@ def test_too_many_imports_are_reported() -> None:
 def test_an_unreadable_import_is_reported(path: str) -> None:
     kernel = with_files({OWN: IMPORTS + V1 + ON, f"{FOLDER}/x.toml": ""})
     kernel.faults.fail(HostPath(path), errno.EACCES)
-    (told,) = cdi_findings(kernel)
-    assert (told.code, told.seen[0].path, told.seen[0].value) == (FindingCode.NOT_READ, path, "EACCES")
+    (reported,) = cdi_findings(kernel)
+    assert (reported.code, reported.seen[0].path, reported.seen[0].value) == (FindingCode.NOT_READ, path, "EACCES")
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_an_unreadable_import_is_reported(path: str) -> None:
 def test_imported_values_override_the_importing_file(own: str, imported: str, level: Level, seen: str) -> None:
     """If containerd's versions read the same files differently, doctor reports that."""
     kernel = with_files({OWN: IMPORTS + own, f"{FOLDER}/x.toml": "version = 2\n" + imported})
-    (told,) = cdi_findings(kernel)
-    assert told.level is level
-    assert seen in "\n".join(f"{one.path}: {one.value}" for one in told.seen)
+    (reported,) = cdi_findings(kernel)
+    assert reported.level is level
+    assert seen in "\n".join(f"{one.path}: {one.value}" for one in reported.seen)
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -135,12 +135,12 @@ TOML = st.sampled_from(
 @settings(deadline=None, max_examples=examples(30))
 @given(st.lists(TOML, max_size=8).map("".join))
 def test_a_redacted_configuration_yields_the_same_findings(text: str) -> None:
-    told = without_secrets(text)
-    assert "secret" not in told
-    assert without_secrets(told) == told
-    assert (parse_toml(told) is None) == (parse_toml(text) is None)
+    reported = without_secrets(text)
+    assert "secret" not in reported
+    assert without_secrets(reported) == reported
+    assert (parse_toml(reported) is None) == (parse_toml(text) is None)
     plain = "'secret'" not in text and "/etc/secret" not in text and "'x'" not in text
-    kernels = [with_files({OWN: one}) for one in (text, told)]
+    kernels = [with_files({OWN: one}) for one in (text, reported)]
     one, other = ([(found.level, found.code) for found in findings(examine(kernel))] for kernel in kernels)
     assert one == other
     assert not plain or cdi_findings(kernels[0]) == cdi_findings(kernels[1])

@@ -9,8 +9,8 @@ import pytest
 
 from gpuvirt.apps.doctor import gather
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
-from gpuvirt.model.doctor.explaining import walk
-from gpuvirt.model.doctor.explanation import Standing, Step, Way
+from gpuvirt.model.doctor.explaining import explain_device
+from gpuvirt.model.doctor.explanation import DeviceExplanation, Standing, Step
 from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.doctor.target import is_target
 from gpuvirt.model.offers.view import NodeView, ResourceView
@@ -27,8 +27,8 @@ A10 = "nvidia.com/GA102GL_A10"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
 
 
-def blocked_at(way: Way) -> Step | None:
-    return next((one.step for one in way.stages if one.standing is Standing.BLOCKED), None)
+def blocked_at(explanation: DeviceExplanation) -> Step | None:
+    return next((one.step for one in explanation.stages if one.standing is Standing.BLOCKED), None)
 
 
 def rebound(kernel: SimKernel, address: str, driver: str | None) -> SimKernel:
@@ -89,66 +89,72 @@ NEIGHBOUR = (
 def test_the_blocker_of_a_gpu_is_named_at_its_step(
     build: Callable[[], SimKernel], step: Step, code: object, fix: str
 ) -> None:
-    way = walk(evidence(build()), GPU)
-    assert way.blocker is not None
-    assert (blocked_at(way), way.blocker.code) == (step, code)
-    assert fix in "\n".join(way.blocker.fix)
-    assert [one.step for one in way.stages] == list(Step)
-    assert {one.standing for one in way.stages[: list(Step).index(step)]} <= {Standing.OK}
+    explanation = explain_device(evidence(build()), GPU)
+    assert explanation.blocker is not None
+    assert (blocked_at(explanation), explanation.blocker.code) == (step, code)
+    assert fix in "\n".join(explanation.blocker.fix)
+    assert [one.step for one in explanation.stages] == list(Step)
+    assert {one.standing for one in explanation.stages[: list(Step).index(step)]} <= {Standing.OK}
 
 
 def test_a_refused_driver_change_is_the_blocker() -> None:
     seen = evidence(host(driver="nouveau"))
     refused = Reason(ReasonCode.IN_USE, GPU, "is in use by Xorg (pid 7)", (Seen("/proc/7/fd"),), "end that process")
-    way = walk(replace(seen, view=replace(seen.view, notes=(refused,))), GPU)
-    assert way.blocker is not None
-    assert (blocked_at(way), way.blocker.code, way.blocker.fix) == (Step.DRIVER, refused.code, (refused.fix,))
+    explanation = explain_device(replace(seen, view=replace(seen.view, notes=(refused,))), GPU)
+    assert explanation.blocker is not None
+    assert (blocked_at(explanation), explanation.blocker.code, explanation.blocker.fix) == (
+        Step.DRIVER,
+        refused.code,
+        (refused.fix,),
+    )
 
 
 def test_a_function_that_is_no_gpu_is_reported() -> None:
-    way = walk(evidence(host()), "17:00.0")
-    assert way.blocker is not None
-    assert (way.blocker.code, way.blocker.subject) == (FindingCode.NOT_A_GPU, "0000:17:00.0")
+    explanation = explain_device(evidence(host()), "17:00.0")
+    assert explanation.blocker is not None
+    assert (explanation.blocker.code, explanation.blocker.subject) == (FindingCode.NOT_A_GPU, "0000:17:00.0")
 
 
 @pytest.mark.parametrize("target", ["nvidia.com/GA102_A10", "GA102GL_A1O", "nvidia.com/a10"])
 def test_a_misspelt_resource_gets_a_suggestion(target: str) -> None:
-    way = walk(evidence(host()), target)
-    assert way.blocker is not None
-    assert way.blocker.code is FindingCode.NO_SUCH_RESOURCE
-    assert way.blocker.message.endswith(f"did you mean {A10}?")
+    explanation = explain_device(evidence(host()), target)
+    assert explanation.blocker is not None
+    assert explanation.blocker.code is FindingCode.NO_SUCH_RESOURCE
+    assert explanation.blocker.message.endswith(f"did you mean {A10}?")
 
 
 def test_a_resource_without_devices_is_not_listed_as_offered() -> None:
     seen = evidence(host())
     empty = ResourceView(ResourceName("nvidia.com/GA102GL_A40"), ())
-    way = walk(replace(seen, view=replace(seen.view, resources=(*seen.view.resources, empty))), "GA102GL_A41")
-    assert way.blocker is not None
-    assert way.blocker.seen[0].value == f"offers {A10}"
-    assert "A40" not in way.blocker.message
+    explanation = explain_device(
+        replace(seen, view=replace(seen.view, resources=(*seen.view.resources, empty))), "GA102GL_A41"
+    )
+    assert explanation.blocker is not None
+    assert explanation.blocker.seen[0].value == f"offers {A10}"
+    assert "A40" not in explanation.blocker.message
 
 
 @pytest.mark.parametrize("target", ["GA102GL_A10", A10])
 def test_a_resource_is_explained_by_its_best_device(target: str) -> None:
     kernel = host()
     kernel.delete_node(IommuGroup(12))
-    way = walk(evidence(kernel), target)
-    assert (way.resource, way.device) == (A10, OTHER)
+    explanation = explain_device(evidence(kernel), target)
+    assert (explanation.resource, explanation.device) == (A10, OTHER)
 
 
 def test_a_sibling_function_is_not_offered_unless_configured() -> None:
-    way = walk(evidence(host(simulated="4xRTX2060")), "0000:04:00.1")
-    assert way.blocker is not None
-    assert (blocked_at(way), way.blocker.code) == (Step.OFFERED, ReasonCode.KIND_NOT_OFFERED)
+    explanation = explain_device(evidence(host(simulated="4xRTX2060")), "0000:04:00.1")
+    assert explanation.blocker is not None
+    assert (blocked_at(explanation), explanation.blocker.code) == (Step.OFFERED, ReasonCode.KIND_NOT_OFFERED)
 
 
 def test_a_gpu_with_vgpus_is_explained_by_its_vgpus() -> None:
     seen = evidence(host(simulated="4xT4"))
-    way = walk(seen, "0000:3b:00.0")
-    assert way.resource == "nvidia.com/GRID_T4-8Q"
-    assert way.device is not None
-    assert walk(seen, way.device) == replace(way, target=way.device)
-    assert walk(evidence(host(simulated="4xL40S")), "0000:25:00.4").resource == "nvidia.com/NVIDIA_L40S-12Q"
+    explanation = explain_device(seen, "0000:3b:00.0")
+    assert explanation.resource == "nvidia.com/GRID_T4-8Q"
+    assert explanation.device is not None
+    assert explain_device(seen, explanation.device) == replace(explanation, target=explanation.device)
+    assert explain_device(evidence(host(simulated="4xL40S")), "0000:25:00.4").resource == "nvidia.com/NVIDIA_L40S-12Q"
 
 
 @pytest.mark.parametrize("name", host_names())
@@ -156,9 +162,9 @@ def test_every_gpu_and_resource_without_a_kubelet_has_a_single_blocker(name: str
     seen = evidence(host(simulated=name))
     view: NodeView = seen.view
     for target in (*(gpu.address for gpu in view.gpus), *(one.name for one in view.resources)):
-        way = walk(seen, target)
-        assert way.blocker is not None, "the host has no kubelet"
-        assert [one.standing for one in way.stages].count(Standing.BLOCKED) == 1
+        explanation = explain_device(seen, target)
+        assert explanation.blocker is not None, "the host has no kubelet"
+        assert [one.standing for one in explanation.stages].count(Standing.BLOCKED) == 1
 
 
 @pytest.mark.parametrize("text", ["", "a b", "nvidia.com/", "x/y/z", "\x1b", "-", "é"])
@@ -170,7 +176,9 @@ class TestWithAgent:
     """With a running agent and kubelet."""
 
     @staticmethod
-    async def walk(node: Cluster, folder: Path, target: str, kubevirt: str | None = None) -> Way:
+    async def explain_device(
+        node: Cluster, folder: Path, target: str, kubevirt: str | None = None
+    ) -> DeviceExplanation:
         (folder / "proc" / str(os.getpid())).mkdir(parents=True, exist_ok=True)
         kubevirts = parse(kubevirt, where="test") if kubevirt is not None else None
         surroundings = replace(
@@ -178,42 +186,44 @@ class TestWithAgent:
         )
         # In another thread, since the simulated kubelet runs in this one.
         seen = await ThreadWorker("doctor").run(lambda: gather(node.kernel, surroundings), name="gather", timeout_s=60)
-        return walk(seen, target)
+        return explain_device(seen, target)
 
     async def until_free(self, node: Cluster, folder: Path) -> None:
         async def free() -> bool:
-            return (await self.walk(node, folder, A10)).blocker is None
+            return (await self.explain_device(node, folder, A10)).blocker is None
 
         await until_so(free)
 
     async def test_a_free_offered_gpu_has_no_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
             await self.until_free(node, short_path)
-            way = await self.walk(node, short_path, GPU)
-            assert way.stages[-1].standing is Standing.SKIPPED
-            refused = await self.walk(
+            explanation = await self.explain_device(node, short_path, GPU)
+            assert explanation.stages[-1].standing is Standing.SKIPPED
+            refused = await self.explain_device(
                 node, short_path, A10, "{kind: KubeVirt, spec: {configuration: {permittedHostDevices: {}}}}"
             )
             assert refused.blocker is not None
             assert (blocked_at(refused), refused.blocker.code) == (Step.PERMITTED, FindingCode.NOT_PERMITTED)
-            assert (await self.walk(node, short_path, A10, "kind: KubeVirt")).stages[-1].standing is Standing.OK
+            assert (await self.explain_device(node, short_path, A10, "kind: KubeVirt")).stages[
+                -1
+            ].standing is Standing.OK
 
     async def test_a_gpu_allocated_to_a_pod_is_the_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
             await node.kubelet.run_pod("vm-a", Container("compute", {A10: 2}))
 
             async def held() -> bool:
-                return any("vm-a" in one.message for one in (await self.walk(node, short_path, A10)).stages)
+                return any("vm-a" in one.message for one in (await self.explain_device(node, short_path, A10)).stages)
 
             await until_so(held)
-            way = await self.walk(node, short_path, A10)
-            assert way.blocker is not None
-            assert (blocked_at(way), way.blocker.code) == (Step.FREE, ReasonCode.HELD_BY_POD)
+            explanation = await self.explain_device(node, short_path, A10)
+            assert explanation.blocker is not None
+            assert (blocked_at(explanation), explanation.blocker.code) == (Step.FREE, ReasonCode.HELD_BY_POD)
 
     async def test_a_resource_that_the_kubelet_does_not_count_is_the_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
             await self.until_free(node, short_path)
             node.kubelet.manager.updated(A10, {}, {})
-            way = await self.walk(node, short_path, A10)
-            assert way.blocker is not None
-            assert (blocked_at(way), way.blocker.code) == (Step.COUNTED, FindingCode.NOT_COUNTED)
+            explanation = await self.explain_device(node, short_path, A10)
+            assert explanation.blocker is not None
+            assert (blocked_at(explanation), explanation.blocker.code) == (Step.COUNTED, FindingCode.NOT_COUNTED)

@@ -71,8 +71,8 @@ def stopped(vm: VmSeen, *kubevirts: KubeVirt) -> VmEvidence:
     return replace(STARTED, vm=vm, vmi=None, pod=None, kubevirts=kubevirts)
 
 
-def without_pod(configuration: str, *said: ConditionSeen) -> VmEvidence:
-    vmi = replace(STARTED.vmi or VmiSeen(), phase="Pending", conditions=said)
+def without_pod(configuration: str, *reported: ConditionSeen) -> VmEvidence:
+    vmi = replace(STARTED.vmi or VmiSeen(), phase="Pending", conditions=reported)
     return replace(STARTED, vmi=vmi, pod=None, kubevirts=kubevirt(configuration))
 
 
@@ -351,10 +351,10 @@ def test_forbidden_objects_are_unknown_and_not_absent() -> None:
 @pytest.mark.parametrize("code", ReasonCode)
 def test_gpuvirts_refusals_are_found_in_kubelet_messages(code: ReasonCode) -> None:
     reason = replace(REFUSED, code=code)
-    said = (
+    reported = (
         f"Allocate failed due to rpc error: code = FailedPrecondition desc = {A10}: {reason.text}, which is unexpected"
     )
-    assert refusal_in(said) == reason
+    assert refusal_in(reported) == reason
     assert refusal_in("Allocate failed due to rpc error: code = Unavailable desc = connection refused") is None
 
 

@@ -134,12 +134,12 @@ class Agents:
             clock=world.clock,
             watching=worker("watching"),
             writing=worker("writing"),
-            giving=worker("giving"),
+            allocating=worker("giving"),
             ledger=world.disk.folder / ledger,
             state_file=None,
             desired_by_gpu=(world.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
-            hears_spec=True,
+            watches_gpu_node=True,
             moving=Moving(host, worker),
         )
         agent_view = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)

@@ -10,8 +10,8 @@ from gpuvirt.hardware import devicefacts
 from gpuvirt.kubelet import accountwatch, checkpoint
 from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.model.allocation import ledger
+from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.allocations import Unknown
-from gpuvirt.model.allocation.holds import Holds
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
 from gpuvirt.model.change import driverrefusals, drivers, planner
 from gpuvirt.model.change.desired import DesiredDriver
@@ -172,7 +172,9 @@ GUARDS: Mapping[str, Guard] = {
     "allocation check: who uses the device": Guard(
         devicefacts.DeviceReading, "see_who_uses", _nothing, ("vm-by-hand-or-pod",), (_RECORD,)
     ),
-    "allocation: a group is not given to two pods": Guard(Holds, "in_the_way", _nothing, ("two-pods-of-one-group",)),
+    "allocation: a group is not given to two pods": Guard(
+        AllocatedDevices, "conflict", _nothing, ("two-pods-of-one-group",)
+    ),
     "account: pods of the checkpoint": Guard(
         checkpoint, "consumers", lambda _: {}, ("killed-without-ledger-or-api",), (_RECORD, _PARTIAL, _UNSETTLED)
     ),

@@ -14,7 +14,7 @@ from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.vgpu import Framework, GpuModes, Scheduler, SchedulerPolicy, VgpuHost
 from gpuvirt.hardware.access.kernel import RealKernel
-from gpuvirt.model.change.moduleoption import FILE, HEAD, in_the_way, merge
+from gpuvirt.model.change.moduleoption import FILE, HEAD, conflicting_options, merge
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.scheduling import refuse, registry_value, scheduler_context_of
 from gpuvirt.model.reasons import ReasonCode
@@ -140,14 +140,14 @@ def test_the_file_has_the_last_value_of_each_gpu(words: list[tuple[PciAddress, i
 def test_another_file_with_the_same_option_is_a_conflict() -> None:
     own_file = Attribute(FILE, line(f"pci={OTHER};RmPVMRL=0x01"))
     harmless = Attribute(HostPath("/etc/modprobe.d/nvidia.conf"), 'options nvidia NVreg_RegistryDwords="RmPVMRL=0x01"')
-    assert in_the_way([own_file, harmless], GPU) == ()
+    assert conflicting_options([own_file, harmless], GPU) == ()
     split = Attribute(
         HostPath("/etc/modprobe.d/x.conf"),
         'options \\\n nvidia NVreg_EnableMSI=1 NVreg_RegistryDwordsPerDevice="a=0x1"',
     )
-    (reason,) = in_the_way([own_file, harmless, split], GPU)
+    (reason,) = conflicting_options([own_file, harmless, split], GPU)
     assert (reason.code, reason.places[0].path) == (ReasonCode.OPTION_ELSEWHERE, "/etc/modprobe.d/x.conf")
-    (unread,) = in_the_way([Attribute(HostPath("/etc/modprobe.d/y.conf"), ODD)], GPU)
+    (unread,) = conflicting_options([Attribute(HostPath("/etc/modprobe.d/y.conf"), ODD)], GPU)
     assert unread.code is ReasonCode.UNREAD
 
 

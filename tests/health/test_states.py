@@ -77,7 +77,7 @@ async def test_a_gpu_stays_healthy_during_a_reset(two_a10: SimNode) -> None:
     two_a10.kernel.fall_off_bus(FIRST, fallen=False)
     await two_a10.advance(20)
     assert two_a10.offered == {A10: {FIRST: True, SECOND: True}}
-    assert two_a10.agent.telemetry.looks["brief", "debounce"] == 1
+    assert two_a10.agent.telemetry.observations["brief", "debounce"] == 1
 
 
 async def test_a_gpu_that_another_program_unbinds_under_its_vm_is_reported_and_left_alone(two_a10: SimNode) -> None:

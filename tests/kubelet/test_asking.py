@@ -75,7 +75,7 @@ def watch_of(
 
 
 @pytest.mark.parametrize(
-    ("withdrawing_for", "tells", "slept"),
+    ("withdrawing_for", "reports", "slept"),
     [
         (99, True, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),
         (3, True, [0.1, 0.2, 1.0, 1.0, 1.0, 1.0]),
@@ -84,11 +84,11 @@ def watch_of(
     ],
 )
 async def test_the_pauses_between_readings_of_the_kubelet(
-    short_path: Path, withdrawing_for: int, *, tells: bool, slept: list[float]
+    short_path: Path, withdrawing_for: int, *, reports: bool, slept: list[float]
 ) -> None:
     clock, listener = ImpatientClock(), Listener(withdrawing_for)
     async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
-        if not tells:
+        if not reports:
             kubelet.paths.pod_resources_socket.unlink()
         task = group.create_task(watch_of(kubelet, clock).run(listener))
         await listener.enough.wait()

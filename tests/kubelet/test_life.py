@@ -254,8 +254,8 @@ async def test_a_restarted_kubelet_without_its_pods_ends_no_allocation(short_pat
         node.kubelet.paths.pod_resources_socket.unlink()
         await node.kubelet.restart(api_server=False)
         await node.until_registered()
-        readings = node.agent.telemetry.looks.total()
-        await until(lambda: node.agent.telemetry.looks.total() > readings + 20)
+        readings = node.agent.telemetry.observations.total()
+        await until(lambda: node.agent.telemetry.observations.total() > readings + 20)
         assert len(held_by(node)) == 3
         node.kubelet.has_pods = True
         node.kubelet.end_pod("vm-a")

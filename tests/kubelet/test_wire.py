@@ -52,7 +52,7 @@ def test_a_device_list_has_only_known_numa_nodes() -> None:
 
 
 def test_an_answer_has_the_same_path_on_the_host_and_in_the_container() -> None:
-    answer = wire.given([Attachment({"A": "b"}, (HostPath("/dev/vfio/12"),)), Attachment({}, ())])
+    answer = wire.allocate_response([Attachment({"A": "b"}, (HostPath("/dev/vfio/12"),)), Attachment({}, ())])
     with_device, without_devices = answer.container_responses
     assert dict(with_device.envs) == {"A": "b"}
     assert [(spec.host_path, spec.container_path, spec.permissions) for spec in with_device.devices] == [

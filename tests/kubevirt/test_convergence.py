@@ -158,9 +158,9 @@ def test_a_single_patch_converges(cluster: Cluster) -> None:
 
 @given(cluster=CLUSTERS)
 def test_entries_of_other_writers_are_unchanged(cluster: Cluster) -> None:
-    before, there = deepcopy(cluster.subject), entries(cluster)
+    before, existing = deepcopy(cluster.subject), entries(cluster)
     cluster.step()
-    assert is_part(there, entries(cluster))
+    assert is_part(existing, entries(cluster))
     gates = at(before, "spec", "configuration", "developerConfiguration", "featureGates") or []
     after = at(cluster.subject, "spec", "configuration", "developerConfiguration", "featureGates") or []
     assert isinstance(gates, list)

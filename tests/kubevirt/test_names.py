@@ -14,7 +14,7 @@ from gpuvirt.cluster.kinds.kubevirt import (
     VirtualMachinePool,
 )
 from gpuvirt.cluster.operator.kubevirt.names import Names, Requesting, names_of
-from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
+from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of
 from gpuvirt.cluster.operator.kubevirt.undoer import held_names
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
 from gpuvirt.cluster.resources import Metadata
@@ -123,7 +123,7 @@ def test_resources_of_several_nodes_are_merged() -> None:
     ],
 )
 def test_nodes_that_may_get_mediated_devices(found: GpuNode, wants: bool) -> None:
-    assert wants_mdevs([found]) is wants
+    assert needs_mdevs([found]) is wants
 
 
 @pytest.mark.parametrize(

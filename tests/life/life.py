@@ -83,7 +83,7 @@ class Life(RuleBasedStateMachine):
         self.human_writes = 0
         self.human_requests = 0
         self.account_is_reported()
-        self.kubelet_hears()
+        self.kubelet_observes()
 
     @override
     def teardown(self) -> None:
@@ -209,7 +209,7 @@ class Life(RuleBasedStateMachine):
     # --- the kubelet and its pods
 
     @rule()
-    def kubelet_hears(self) -> None:
+    def kubelet_observes(self) -> None:
         """The kubelet gets the newest device lists; until the next call it uses these."""
         self.listed = {
             resource.name: [device.id for device in resource.devices if device.healthy]

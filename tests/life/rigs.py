@@ -74,7 +74,7 @@ def site_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> Site:
         clock=clock,
         watching=InlineWorker(),
         writing=InlineWorker(),
-        giving=InlineWorker(),
+        allocating=InlineWorker(),
         ledger=ledger,
         state_file=None,
         desired_by_gpu=ledger.with_name("wishes.json") if ledger.name else None,

@@ -75,13 +75,13 @@ class Moving(RuleBasedStateMachine):
         unit = driver_state(self.site, NOBODY).inventory.gpus[gpu].unit
         taken: list[Step | RollBack] = []
 
-        def tell(step: Step | RollBack) -> None:
+        def report(step: Step | RollBack) -> None:
             taken.append(step)
             if len(taken) > after:
                 raise Killed
 
         with suppress(Killed):
-            change_drivers(self.site, unit, {gpu: desired_vgpus}, NOBODY, tell)
+            change_drivers(self.site, unit, {gpu: desired_vgpus}, NOBODY, report)
 
     @rule(number=NUMBERS, bind=st.booleans())
     def start_vm(self, number: int, *, bind: bool) -> None:
@@ -121,7 +121,7 @@ class Moving(RuleBasedStateMachine):
             self.kernel.end_vm(process)
 
     @rule(number=NUMBERS, driver=st.sampled_from(["vfio-pci", "nvidia", None]))
-    def somebody_rebinds(self, number: int, driver: str | None) -> None:
+    def an_admin_rebinds(self, number: int, driver: str | None) -> None:
         gpu = self.gpus[number % len(self.gpus)]
         if not self.processes and not self.vms:  # otherwise the processes would be harmed
             with suppress(OSError):

@@ -121,14 +121,14 @@ class VgpuLife(RuleBasedStateMachine):
         """Change the vGPUs of a GPU, and kill the process between two steps."""
         taken: list[str] = []
 
-        def tell(step: Step | RollBack) -> None:
+        def report(step: Step | RollBack) -> None:
             taken.append(step.text)
             if len(taken) > after:
                 raise Killed
 
         with suppress(Killed):
             change_vgpus(
-                self.site, self.gpus[number % len(self.gpus)], self.desired_vgpus(size, number), self.given, tell
+                self.site, self.gpus[number % len(self.gpus)], self.desired_vgpus(size, number), self.given, report
             )
 
     @rule(number=NUMBERS, size=NUMBERS, after=st.integers(1, 9))
@@ -177,7 +177,7 @@ class VgpuLife(RuleBasedStateMachine):
             del self.pods[sorted(self.pods)[number % len(self.pods)]]
 
     @rule(number=NUMBERS)
-    def somebody_removes(self, number: int) -> None:
+    def an_admin_removes(self, number: int) -> None:
         """Another program removes a free vGPU."""
         had = {*self.pods, *(vgpu for _, vgpu in self.vms)}
         free = [vgpu for vgpu, _, _ in self.live() if vgpu not in had]
@@ -189,11 +189,11 @@ class VgpuLife(RuleBasedStateMachine):
                 self.kernel.write(HostPath(f"/sys/bus/mdev/devices/{vgpu}/remove"), b"1")
 
     @invariant()
-    def what_somebody_has_is_there(self) -> None:
+    def vgpus_in_use_exist(self) -> None:
         if hasattr(self, "site"):
             assert self.kernel.vfio.requests == []
-            there = {vgpu for vgpu, _, _ in self.live()}
-            assert there >= {*self.pods, *(vgpu for _, vgpu in self.vms)}
+            existing = {vgpu for vgpu, _, _ in self.live()}
+            assert existing >= {*self.pods, *(vgpu for _, vgpu in self.vms)}
 
 
 TestVgpuLife = VgpuLife.TestCase

@@ -26,7 +26,7 @@ class Mount:
         self.folder = folder
         self._server = server
 
-    def tell(self, word: str, path: str) -> None:
+    def send(self, word: str, path: str) -> None:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         seen = (self.folder / path.lstrip("/")).resolve().relative_to(self.folder.resolve())  # as writers open it
@@ -93,7 +93,7 @@ def test_an_agent_killed_during_a_blocked_write_is_replaced(tmp_path: Path, shor
         kubelet_with_pod(kubelet, "nvidia.com/TU106_GEFORCE_RTX_2060", ALLOCATED),
     ):
         (host.folder / override.lstrip("/")).write_text("vfio-pci\n")  # gpuvirt removes it for the native driver
-        host.tell("sleep", override)
+        host.send("sleep", override)
         with agent(tmp_path, kubelet) as first:
             until(lambda: host.driver(OTHER) == host.driver(THIRD) == "nvidia")
             until(lambda: is_written(host.folder, override))
@@ -114,7 +114,7 @@ def test_an_agent_killed_during_a_blocked_write_is_replaced(tmp_path: Path, shor
             assert clock.monotonic_s() - began_s < LIMIT_S
             assert second.poll() is None
             assert host.driver(BLOCKED) == "vfio-pci"
-            host.tell("wake", override)
+            host.send("wake", override)
             until(lambda: host.driver(BLOCKED) == "nvidia")
             until(lambda: host.notes() == [])
         assert host.driver(ALLOCATED) == "vfio-pci"

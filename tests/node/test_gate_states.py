@@ -117,11 +117,11 @@ def test_a_change_passes_through_its_states(simulated: Simulated, tmp_path: Path
         seen.append(gate.state(SLOT))
         return PodAllocations()
 
-    def tell(step: Step | RollBack) -> None:
+    def report(step: Step | RollBack) -> None:
         seen.append(f"{gate.state(SLOT)}: {record_of(gate).intent == step.text}")
 
     driver = {GPU: DesiredDriver.NATIVE}
-    assert change_drivers(site, UnitId(GPU), driver, inputs(ask=ask), tell) == ()
+    assert change_drivers(site, UnitId(GPU), driver, inputs(ask=ask), report) == ()
     assert seen[0] is GateState.APPLYING, "the first reading of the allocations"
     steps = [index for index, state in enumerate(seen) if state == "Applying: True"]
     assert len(steps) >= 2
@@ -135,12 +135,12 @@ def test_the_gate_is_settling_during_a_rollback(simulated: Simulated, tmp_path: 
     gate, seen, taken = Gate(site.locks), list[tuple[bool, GateState]](), list[Step | RollBack]()
     change = Change(Changes(lambda: ()), GPU, lambda: len(taken) < 2, None, "what it depends on")
 
-    def tell(step: Step | RollBack) -> None:
+    def report(step: Step | RollBack) -> None:
         taken.append(step)
         back = any(isinstance(one, RollBack) for one in taken[:-1])
         seen.append((back, gate.state(SLOT)))
 
-    (reason,) = change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, tell, change)
+    (reason,) = change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report, change)
     assert reason.code is ReasonCode.PLAN_OUTDATED
     assert {state for back, state in seen if back} == {GateState.SETTLING}
     record = record_of(gate)

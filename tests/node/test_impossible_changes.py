@@ -59,7 +59,7 @@ def writes(kernel: SimKernel) -> Counter[str]:
 
 async def with_vgpus(kernel: SimKernel, folder: Path) -> set[str]:
     """Create vGPUs on a host's GPUs and return their ids."""
-    async with running_node(kernel, folder, VGPU, hears_spec=True, intervals=SLOW) as node:
+    async with running_node(kernel, folder, VGPU, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "vgpu")
         for _ in range(3):
             await node.report_account()
@@ -77,7 +77,7 @@ async def test_vgpus_stay_while_the_program_that_disables_their_vfs_is_missing(
     vgpus_before = await with_vgpus(kernel, tmp_path)
     programs = {Program.NVIDIA_SMI}
     tools = SimTools(kernel, programs=programs)
-    async with running_node(kernel, tmp_path, VGPU, tools=tools, hears_spec=True, intervals=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, tools=tools, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
         assert (vgpus(kernel), kernel.writes) == (vgpus_before, [])
@@ -102,7 +102,7 @@ async def test_vgpus_stay_where_the_driver_for_the_whole_gpu_cannot_be_loaded(
     kernel.pci.forget_driver("vfio-pci")
     modules = {"nvidia"}
     tools = SimTools(kernel, modules)
-    async with running_node(kernel, tmp_path, VGPU, tools=tools, hears_spec=True, intervals=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, tools=tools, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
         assert (vgpus(kernel), kernel.writes, tools.loaded) == (vgpus_before, [], [])
@@ -118,7 +118,7 @@ async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(simulat
     kernel = simulated("2xA10-sriov")
     vgpus_before = await with_vgpus(kernel, tmp_path)
     job = kernel.start_process("python3", "/dev/nvidia0")
-    async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 2)
         stay = {one for one in vgpus_before if one in vgpus(kernel)}
@@ -135,7 +135,7 @@ async def test_vgpus_stay_where_their_gpu_could_not_be_isolated(simulated: Simul
     kernel = simulated("2xA10-sriov")
     vgpus_before = await with_vgpus(kernel, tmp_path)
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{FIRST}/iommu_group"), errno.ENOENT)
-    async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "passthrough")
         await hours(node, 1)
         assert writes(kernel)["create"] == 0
@@ -143,9 +143,9 @@ async def test_vgpus_stay_where_their_gpu_could_not_be_isolated(simulated: Simul
         assert ReasonCode.NO_IOMMU_GROUP in {note.code for note in notes(node)}
 
 
-@pytest.mark.parametrize("tells_scheduler", [False, True])
+@pytest.mark.parametrize("writes_node_counts", [False, True])
 async def test_a_rollback_does_not_shorten_the_backoff(
-    simulated: Simulated, tmp_path: Path, tells_scheduler: bool
+    simulated: Simulated, tmp_path: Path, writes_node_counts: bool
 ) -> None:
     """A snapshot taken during an attempt arrives after the attempt, as from a watcher whose scan was still running."""
     kernel = simulated("2xA10-sriov")
@@ -158,7 +158,13 @@ async def test_a_rollback_does_not_shorten_the_backoff(
 
     tools.before = fail
     async with running_node(
-        kernel, tmp_path, VGPU, tools=tools, hears_spec=True, tells_scheduler=tells_scheduler, intervals=SLOW
+        kernel,
+        tmp_path,
+        VGPU,
+        tools=tools,
+        watches_gpu_node=True,
+        writes_node_counts=writes_node_counts,
+        intervals=SLOW,
     ) as node:
         want(node, "passthrough")
         for _ in range(30):
@@ -190,7 +196,7 @@ async def test_a_driver_change_that_is_rolled_back_is_retried_with_backoff(
     await with_vgpus(kernel, tmp_path)
     kernel.pci.functions[FIRST].group = None  # "vfio-pci: probe of 0000:65:00.0 failed with error -22"
     link = HostPath(f"/sys/bus/pci/devices/{FIRST}/driver")
-    async with running_node(kernel, tmp_path, VGPU, hears_spec=True, intervals=SLOW) as node:
+    async with running_node(kernel, tmp_path, VGPU, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "passthrough")
         for _ in range(30):
             before = len(kernel.writes)

@@ -34,13 +34,13 @@ from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.doctor.diagnosis import report as diagnose
-from gpuvirt.model.doctor.explaining import walk
+from gpuvirt.model.doctor.explaining import explain_device
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web import controllermetrics
-from tests.controller.scene import AT, HOME, Scene, node
+from tests.controller.scene import AT, SETTINGS, Scene, node
 from tests.sickhost import around
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
@@ -226,7 +226,7 @@ def of_doctor(reports: NodeReports) -> str:
 
 def of_explain(reports: NodeReports, target: str) -> str:
     evidence = replace(gather(reports.node.kernel, around()), view=reports.node.view)
-    return reports.text_of(lambda: diagnosisrender.way(walk(evidence, target)))
+    return reports.text_of(lambda: diagnosisrender.explanation(explain_device(evidence, target)))
 
 
 def state_label(reports: NodeReports) -> str:
@@ -312,7 +312,7 @@ async def observed(agent: SimNode, request: NodeRequest) -> None:
 def policy_of(status: Status) -> Decisions:
     """Return a controller's decisions for a cluster whose only node has this status."""
     owned = OwnedGpuNode(metadata=OwnedMetadata(name="node01"), status=status)
-    return Scene(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(HOME)
+    return Scene(nodes=[node("vm-vgpu")], gpu_nodes=[owned]).decided(SETTINGS)
 
 
 def incomplete_outlets(reports: NodeReports, outlets: Iterable[str]) -> dict[str, str]:
@@ -328,7 +328,7 @@ async def test_every_outlet_reports_an_invalid_desired_state(
     case, kernel = CASES[name], simulated(CASES[name].host)
     if "'none-here'" in case.says:
         case = none_here(case)
-    async with running_node(kernel, tmp_path, case.settings, hears_spec=case.good.has_spec) as agent:
+    async with running_node(kernel, tmp_path, case.settings, watches_gpu_node=case.good.has_spec) as agent:
         await observed(agent, NOTHING.updated(case.good))
         before = status_of(agent.view, GpuNode(metadata=Metadata(name="node01")), AT)
         kernel.writes.clear()

@@ -37,7 +37,7 @@ def registers(node: SimNode, name: ResourceName = A10) -> bool:
 
 
 def controlled(kernel: SimKernel, folder: Path) -> AbstractAsyncContextManager[SimNode]:
-    return running_node(kernel, folder, hears_spec=True, awaits_controller=True)
+    return running_node(kernel, folder, watches_gpu_node=True, awaits_controller=True)
 
 
 async def test_a_new_resource_waits_for_its_review_and_reports_why(simulated: Simulated, tmp_path: Path) -> None:
@@ -111,12 +111,12 @@ async def test_a_resource_without_a_review_waits_again_after_a_restart(simulated
 
 
 async def test_a_spec_with_reviews_on_disk_makes_new_resources_wait(simulated: Simulated, tmp_path: Path) -> None:
-    async with running_node(simulated("4xT4"), tmp_path, hears_spec=True) as node:
+    async with running_node(simulated("4xT4"), tmp_path, watches_gpu_node=True) as node:
         node.agent.take_request(reviewed("nvidia.com/other"))
         names = {one.name for one in node.view.resources}
         await node.settle()
     (tmp_path / "ledger.json").unlink()
-    async with running_node(simulated("4xT4"), tmp_path, hears_spec=True) as node:
+    async with running_node(simulated("4xT4"), tmp_path, watches_gpu_node=True) as node:
         assert not any(registers(node, name) for name in names)
         node.agent.take_request(reviewed(*names))
         await node.settle()
@@ -126,7 +126,7 @@ async def test_a_spec_with_reviews_on_disk_makes_new_resources_wait(simulated: S
 async def test_no_resource_waits_where_the_crd_is_absent(simulated: Simulated, tmp_path: Path) -> None:
     async with controlled(simulated("2xA10"), tmp_path) as node:
         assert not registers(node)
-        node.agent.observe_kind(there=False)
+        node.agent.observe_kind(exists=False)
         await node.settle()
         assert registers(node)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.agent.nodecounts import patch_of, said_of
+from gpuvirt.cluster.agent.nodecounts import integer_counts, patch_of
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.schedulable import Count
@@ -37,7 +37,7 @@ class Status:
     def correct(self) -> None:
         """Have the agent write its corrections to the node's status."""
         if (patch := patch_of(self.notice.counts.get(), self.allocatable)) is not None:
-            self.allocatable |= said_of(patch.status.allocatable)
+            self.allocatable |= integer_counts(patch.status.allocatable)
             self.notice.observe(dict(self.allocatable))
 
 
@@ -78,7 +78,7 @@ async def until_offered(node: SimNode, status: Status, resource: str, count: int
 @asynccontextmanager
 async def halved(kernel: SimKernel, folder: Path) -> AsyncIterator[tuple[SimNode, Status]]:
     """Run an agent that has created eight vGPUs, each half a GPU, which the scheduler counts."""
-    async with running_node(kernel, folder, VGPU, tells_scheduler=True) as node:
+    async with running_node(kernel, folder, VGPU, writes_node_counts=True) as node:
         status = Status(node)
         await apply_vgpus(node, "T4-8Q")
         await until_offered(node, status, T4_8Q, 8)
@@ -185,10 +185,10 @@ def test_a_patch_corrects_only_wrong_counts(
 ) -> None:
     counts = {name: Count(least, least + more) for name, (least, more) in ranges.items()}
     allocatable: dict[str, str] = {**{str(name): str(number) for name, number in says.items()}, "cpu": "7500m"}
-    patch = patch_of(counts, said_of(allocatable))
+    patch = patch_of(counts, integer_counts(allocatable))
     changed = patch.status.allocatable if patch is not None else {}
     after = {**allocatable, **changed}
-    assert patch_of(counts, said_of(after)) is None, "one patch is enough"
+    assert patch_of(counts, integer_counts(after)) is None, "one patch is enough"
     for name, count in counts.items():
         number = int(after.get(name, "0"))
         assert count.least <= number <= count.most

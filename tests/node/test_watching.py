@@ -30,16 +30,16 @@ async def test_a_burst_of_uevents_starts_one_scan(two_a10: SimNode) -> None:
         two_a10.kernel.rebind(FIRST, "nvidia")
         two_a10.kernel.rebind(FIRST, "vfio-pci")
     await two_a10.advance(0.2)
-    assert two_a10.agent.telemetry.looks["whole", "uevent"] == 1
+    assert two_a10.agent.telemetry.observations["whole", "uevent"] == 1
 
 
 async def test_the_intervals_of_scans_without_uevents(two_a10: SimNode) -> None:
     await two_a10.advance(1200)
-    looks = two_a10.agent.telemetry.looks
-    assert looks["whole", "interval"] == 20
-    assert 105 <= looks["brief", "interval"] <= 133
-    assert looks["users", "interval"] == 21
-    assert looks["whole", "uevent"] == 0
+    observations = two_a10.agent.telemetry.observations
+    assert observations["whole", "interval"] == 20
+    assert 105 <= observations["brief", "interval"] <= 133
+    assert observations["users", "interval"] == 21
+    assert observations["whole", "uevent"] == 0
 
 
 class KernelWithoutUevents(SimKernel):
@@ -72,8 +72,8 @@ async def test_a_kernel_without_uevents_is_scanned_every_nine_seconds() -> None:
         task = group.create_task(watcher(KernelWithoutUevents(), clock, telemetry).run(Observed().audience))
         await clock.advance(100)
         task.cancel()
-    assert telemetry.looks["whole", "interval"] == 11
-    assert telemetry.looks["users", "interval"] == 0, (
+    assert telemetry.observations["whole", "interval"] == 11
+    assert telemetry.observations["users", "interval"] == 0, (
         "an agent without the host's PID namespace does not scan processes"
     )
 

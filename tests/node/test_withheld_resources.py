@@ -89,16 +89,16 @@ async def test_an_unknown_code_of_a_newer_controller_means_foreign_provider(two_
     assert two_a10.refused(A10, [SECOND]) is ReasonCode.FOREIGN_PROVIDER
 
 
-@pytest.mark.parametrize("hears_spec", [True, False])
+@pytest.mark.parametrize("watches_gpu_node", [True, False])
 async def test_a_withheld_resource_stays_withheld_after_a_restart_without_the_api_server(
-    simulated: Simulated, tmp_path: Path, hears_spec: bool
+    simulated: Simulated, tmp_path: Path, watches_gpu_node: bool
 ) -> None:
     kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path, Settings(), hears_spec=hears_spec) as node:
+    async with running_node(kernel, tmp_path, Settings(), watches_gpu_node=watches_gpu_node) as node:
         assert len(node.offered[T4_8Q]) > 0, "without a spec all vGPUs stay offered"
         await withhold(node, foreign(T4_8Q))
         assert T4_8Q not in node.offered or node.offered[T4_8Q] == {}
-    async with running_node(kernel, tmp_path, Settings(), hears_spec=hears_spec) as node:
+    async with running_node(kernel, tmp_path, Settings(), watches_gpu_node=watches_gpu_node) as node:
         assert node.offered.get(T4_8Q, {}) == {}
         assert resource(node, T4_8Q).mdev_name_selectors == ("GRID T4-8Q",)
         node.agent.take_request(NodeRequest(spec=Observed(None)))

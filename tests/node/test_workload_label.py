@@ -159,7 +159,7 @@ async def test_no_gpu_returns_to_its_native_driver_before_allocatable_is_correct
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path, FOLLOWS, tells_scheduler=True) as node:
+    async with running_node(kernel, tmp_path, FOLLOWS, writes_node_counts=True) as node:
         await label(node, "vm-passthrough")
         assert node.agent.notice is not None
         node.agent.observe_registration(ResourceName(WHOLE), Registration(registered=True))
@@ -191,7 +191,7 @@ async def test_the_spec_takes_precedence_and_the_label_waits_until_the_spec_is_k
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path, FOLLOWS, hears_spec=True) as node:
+    async with running_node(kernel, tmp_path, FOLLOWS, watches_gpu_node=True) as node:
         await label(node, "vm-passthrough")
         assert kernel.writes == [], "an unknown spec may have another mode"
         await spec(node, None)
@@ -203,7 +203,7 @@ async def test_the_spec_takes_precedence_and_the_label_waits_until_the_spec_is_k
         await spec(node, NodeSpec("whole"))
         assert kernel.writes == []
         assert notes(node) == {ReasonCode.CONFIG_INVALID}
-    async with running_node(kernel, tmp_path, FOLLOWS, hears_spec=True) as node:  # the API server is away
+    async with running_node(kernel, tmp_path, FOLLOWS, watches_gpu_node=True) as node:  # the API server is away
         await node.report_account()
         await node.advance(60)
         assert kernel.writes == []
@@ -221,7 +221,7 @@ async def test_the_progress_of_a_spec_is_reported_without_a_workload_label(
     simulated: Simulated, tmp_path: Path
 ) -> None:
     kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path, Settings(), hears_spec=True) as node:
+    async with running_node(kernel, tmp_path, Settings(), watches_gpu_node=True) as node:
         await spec(node, NodeSpec("passthrough"))
         assert state(node) == (StateName.SUCCESS, "")
         await spec(node, NodeSpec("whole"))

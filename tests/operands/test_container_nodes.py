@@ -106,10 +106,10 @@ def test_the_toolkit_waits_for_the_driver_and_finds_the_container_runtime() -> N
     (check,) = toolkit.spec.template.spec.init_containers
     assert (check.image, check.args) == (SITE.image, ("validate", "driver", "--wait"))
     assert variables(check)["GPUVIRT_DRIVER_STARTED"] == "/run/nvidia/validations/.driver-ctr-ready"
-    told = variables(main_of(toolkit))
-    assert told["RUNTIME"] == "containerd"
-    assert told["CONTAINERD_CONFIG"] == "/runtime/config-dir/config.toml"
-    assert told["RUNTIME_DROP_IN_CONFIG_HOST_PATH"] == "/etc/containerd/conf.d/99-nvidia.toml"
+    reported = variables(main_of(toolkit))
+    assert reported["RUNTIME"] == "containerd"
+    assert reported["CONTAINERD_CONFIG"] == "/runtime/config-dir/config.toml"
+    assert reported["RUNTIME_DROP_IN_CONFIG_HOST_PATH"] == "/etc/containerd/conf.d/99-nvidia.toml"
     seen = places(toolkit)
     assert seen["/runtime/config-dir"] == "/etc/containerd"
     assert seen["/runtime/sock-dir"] == "/run/containerd"
@@ -124,9 +124,9 @@ def test_a_container_runtime_in_another_path_is_found_by_the_policys_variables()
         {"name": "CONTAINERD_SOCKET", "value": "/run/k3s/containerd/containerd.sock"},
     ]
     toolkit = daemon_set("nvidia-container-toolkit-daemonset", policy_of({"toolkit": {"env": env}}))
-    told, seen = variables(main_of(toolkit)), places(toolkit)
-    assert told["RUNTIME_CONFIG"] == "/runtime/config-dir/config.toml.tmpl"
-    assert told["CONTAINERD_SOCKET"] == "/runtime/sock-dir/containerd.sock"
+    reported, seen = variables(main_of(toolkit)), places(toolkit)
+    assert reported["RUNTIME_CONFIG"] == "/runtime/config-dir/config.toml.tmpl"
+    assert reported["CONTAINERD_SOCKET"] == "/runtime/sock-dir/containerd.sock"
     assert seen["/runtime/config-dir"] == "/var/lib/rancher/k3s/agent/etc/containerd"
     assert seen["/runtime/sock-dir"] == "/run/k3s/containerd"
     source = [{"name": "RUNTIME_CONFIG_SOURCE", "value": "command,file=/etc/a.toml"}]
@@ -164,8 +164,8 @@ def test_the_device_plugin_reads_the_driver_path_from_the_validator() -> None:
     (waits,) = plugin.spec.template.spec.init_containers
     assert waits.args == ("validate", "await", "toolkit-ready")
     assert "/run/nvidia/validations/driver-ready" in main_of(plugin).command[2]
-    told, seen = variables(main_of(plugin)), places(plugin)
-    assert told["NVIDIA_CDI_HOOK_PATH"] == "/opt/toolkit/nvidia-cdi-hook"
+    reported, seen = variables(main_of(plugin)), places(plugin)
+    assert reported["NVIDIA_CDI_HOOK_PATH"] == "/opt/toolkit/nvidia-cdi-hook"
     assert seen["/var/lib/kubelet/device-plugins"] == "/data/kubelet/device-plugins"
     assert seen["/driver-root"] == "/opt/driver"
     without = variables(main_of(daemon_set("nvidia-device-plugin-daemonset", policy_of({"cdi": {"enabled": False}}))))

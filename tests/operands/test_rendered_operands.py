@@ -80,12 +80,12 @@ def test_agent_settings_follow_the_policy_and_the_agent_accepts_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"), [({}, True), ({"requireReset": True}, True), ({"requireReset": False}, False)]
+    ("setting", "expected"), [({}, True), ({"requireReset": True}, True), ({"requireReset": False}, False)]
 )
-def test_the_policy_sets_whether_a_gpu_must_be_reset_between_pods(said: Plain, meant: bool) -> None:
-    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": said}), SITE)
+def test_the_policy_sets_whether_a_gpu_must_be_reset_between_pods(setting: Plain, expected: bool) -> None:
+    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), SITE)
     (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
-    assert documents.parse(written.data["node.yaml"], Settings, where="node.yaml").require_reset is meant
+    assert documents.parse(written.data["node.yaml"], Settings, where="node.yaml").require_reset is expected
 
 
 def test_an_invalid_config_map_name_keeps_the_deployed_agent() -> None:
@@ -157,7 +157,7 @@ def test_an_image_comes_from_the_policy_or_from_the_controller(image: Plain, fou
 
 
 @pytest.mark.parametrize(
-    ("image", "path", "said"),
+    ("image", "path", "reported"),
     [
         ({}, "$.spec.vgpuManager", "VGPU_MANAGER_IMAGE"),
         ({"version": "1"}, "$.spec.vgpuManager.repository", "beside version 1"),
@@ -165,11 +165,11 @@ def test_an_image_comes_from_the_policy_or_from_the_controller(image: Plain, fou
         ({"repository": "r", "image": "m"}, "$.spec.vgpuManager.version", "beside repository r and image m"),
     ],
 )
-def test_an_incomplete_image_is_a_fault_and_other_operands_are_rendered(image: Plain, path: str, said: str) -> None:
+def test_an_incomplete_image_is_a_fault_and_other_operands_are_rendered(image: Plain, path: str, reported: str) -> None:
     assert isinstance(image, dict)
     found = render(sandbox(vgpuManager={"enabled": True, **image}), SITE)
     (fault,) = (one for one in found.faults if one.operand is OperandName.VGPU_MANAGER)
-    assert (fault.because.path, said in fault.because.message) == (path, True)
+    assert (fault.because.path, reported in fault.because.message) == (path, True)
     assert "gpuvirt-node" in daemon_sets(found)
     assert OperandName.VGPU_MANAGER in found.operands
 

@@ -113,12 +113,12 @@ def test_the_base_policy_has_no_unsupported_field() -> None:
 )
 def test_each_field_is_rendered_or_reported_as_unsupported(path: tuple[str, ...], value: Plain) -> None:
     spec = with_field(path, value)
-    told = [one for one in unsupported(spec) if f"$.spec.{'.'.join(path)}.".startswith(f"{one}.")]
+    reported = [one for one in unsupported(spec) if f"$.spec.{'.'.join(path)}.".startswith(f"{one}.")]
     if path[0] in NEVER:
-        assert told == (["$.spec." + ".".join(path)] if path[1:] == ("enabled",) else [])
+        assert reported == (["$.spec." + ".".join(path)] if path[1:] == ("enabled",) else [])
     elif ".".join(path) not in BY_THE_CONTROLLER:
         makes_a_difference = rendered(spec) != rendered(BASE) or spec == BASE
-        assert makes_a_difference != bool(told), (told, spec)
+        assert makes_a_difference != bool(reported), (reported, spec)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_an_invalid_command_changes_nothing(line: str, code: int) -> None:
     before = called(tools, "nvidia-smi -q").stdout + called(tools, "nvidia-smi mig -lgi").stdout
     done = called(tools, line)
     assert done.exit_code == code
-    assert done.said
+    assert done.output
     assert called(tools, "nvidia-smi -q").stdout + called(tools, "nvidia-smi mig -lgi").stdout == before
 
 
@@ -86,7 +86,7 @@ def test_commands_without_a_gpu_apply_to_all() -> None:
 def test_every_host_answers_queries(name: str) -> None:
     tools = tools_of(name)
     for line in ("", "-L", "-q", "mig -lgi", "vgpu", "vgpu -s", "vgpu -c -v", "vgpu -ss", "-h", "mig -h", "vgpu -h"):
-        assert called(tools, f"nvidia-smi {line}").said
+        assert called(tools, f"nvidia-smi {line}").output
     assert max(len(row) for row in called(tools, "nvidia-smi").stdout.splitlines()) <= 80
 
 

@@ -115,7 +115,7 @@ def test_an_invalid_name_is_reported_and_not_followed(simulated: Simulated, name
     kernel = simulated("2xA10")
     kernel.tree.place(HostPath(f"/sys/class/mdev_bus/{name}"), Link("../../devices/x"))
     copy = copy_host(kernel)
-    assert [one.said for one in copy.unread] == ["found 'a name that no device has'"]
+    assert [one.detail for one in copy.unread] == ["found 'a name that no device has'"]
     assert all(path.isprintable() for path in copy.members)
 
 

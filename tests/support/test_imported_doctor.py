@@ -112,10 +112,10 @@ def test_content_that_a_host_file_cannot_express_is_a_reported_loss(tmp_path: Pa
     kernel.tree.place(HostPath("/sys/class/dmi/id/product_name"), File(read=lambda: b"\xff\xfe"))
     kernel.tree.place(HostPath("/sys/class/graphics/fb0/device"), Link("../a b"))
     (tmp_path / "a.tar.gz").write_bytes(packed(copy_host(kernel)))
-    told = {loss.where: loss.why for loss in import_archive(tmp_path / "a.tar.gz").losses}
-    assert told["/etc/modprobe.d/a b.conf"] == "found 'a name that is not safe in an archive'"
-    assert told["/sys/class/dmi/id/product_name"].startswith("found ")
-    assert told["/sys/class/graphics/fb0/device"] == "found 'a name that is not safe in an archive'"
+    reported = {loss.where: loss.why for loss in import_archive(tmp_path / "a.tar.gz").losses}
+    assert reported["/etc/modprobe.d/a b.conf"] == "found 'a name that is not safe in an archive'"
+    assert reported["/sys/class/dmi/id/product_name"].startswith("found ")
+    assert reported["/sys/class/graphics/fb0/device"] == "found 'a name that is not safe in an archive'"
 
 
 def test_an_imported_function_has_its_recorded_original_driver(simulated: Simulated) -> None:

@@ -117,6 +117,6 @@ def test_redacting_twice_changes_nothing() -> None:
     """An imported host is read through the same redaction."""
     once = host(PlatformSpec(files=FILES))
     paths = [HostPath(path) for path in FILES if not path.startswith(("/proc/1/", "/boot", "/etc/kernel", "/etc/def"))]
-    told = {path: Discreet(once).read(path).decode() for path in paths}
-    twice = host(PlatformSpec(files={str(path): text for path, text in told.items()}))
-    assert {path: Discreet(twice).read(path).decode() for path in paths} == told
+    reported = {path: Discreet(once).read(path).decode() for path in paths}
+    twice = host(PlatformSpec(files={str(path): text for path, text in reported.items()}))
+    assert {path: Discreet(twice).read(path).decode() for path in paths} == reported

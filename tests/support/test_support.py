@@ -129,10 +129,10 @@ def test_the_archive_contains_all_expected_files(host: Path, log: Path, tmp_path
     assert json.loads(files["host/run/gpuvirt/node.json"])["gpus"][0]["users"] == [
         "pod payroll/virt-launcher-ceo-x7k2p"
     ]
-    told = done.stderr.decode()
-    assert str(path.name) in told
-    assert "Check the content before you send it" in told
-    assert "--hide-names" in told
+    reported = done.stderr.decode()
+    assert str(path.name) in reported
+    assert "Check the content before you send it" in reported
+    assert "--hide-names" in reported
 
 
 def test_the_archive_contains_no_secrets(host: Path, tmp_path: Path) -> None:

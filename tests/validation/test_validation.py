@@ -123,7 +123,7 @@ async def test_a_check_is_repeated_until_it_passes_and_then_writes_its_marker(no
         validate(driver_check(node.roots, node.run), marker, clock, wait=True)
     )
     await clock.advance(20)
-    assert not marker.is_there
+    assert not marker.exists
     node.install(node.roots.driver)
     node.start()
     await clock.advance(5)
@@ -135,7 +135,7 @@ async def test_a_check_without_waiting_is_not_repeated(node: Node, tmp_path: Pat
     marker = Marker(tmp_path / "driver-ready")
     with pytest.raises(NotReadyError):
         await validate(driver_check(node.roots, node.run), marker, SimClock(), wait=False)
-    assert not marker.is_there
+    assert not marker.exists
 
 
 async def test_the_wait_for_a_marker_ends_when_the_file_exists(tmp_path: Path) -> None:

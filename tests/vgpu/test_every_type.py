@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName, config_gpus, resolve
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet, config_gpus, resolve
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card, CardType
@@ -67,7 +67,7 @@ def test_every_type_of_every_card_is_created_by_its_name_and_removed(
         board = seen.gpu_state(GPU)
         assert board is not None
         config = ConfigName(desired_counts.profile.text, Source(Origin.SETTINGS, "settings"))
-        desired_vgpus = resolve(config, Book(), config_gpus(seen.inventory, {GPU: board})).desired_by_gpu[GPU]
+        desired_vgpus = resolve(config, ConfigSet(), config_gpus(seen.inventory, {GPU: board})).desired_by_gpu[GPU]
         if framework is Framework.VENDOR_VFIO and desired_counts.most > 32:
             return  # the simulated card has no more VFs
         assert apply_vgpus(site, desired_vgpus) == []

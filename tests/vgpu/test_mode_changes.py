@@ -115,7 +115,7 @@ def test_a_failure_after_a_mode_switch_rolls_back_vgpus_and_mode(a10: VgpuHost) 
     before = a10.types(MIXED)
     steps: list[str] = []
 
-    def somebody_else(step: Step | RollBack) -> None:
+    def another_user(step: Step | RollBack) -> None:
         steps.append(step.text)
         if step.text.endswith("mixed sizes off"):
             a10.tools.before = fail
@@ -125,7 +125,7 @@ def test_a_failure_after_a_mode_switch_rolls_back_vgpus_and_mode(a10: VgpuHost) 
             a10.tools.before = lambda _: None
             raise OSError(errno.EIO, "Input/output error", "nvidia-smi")
 
-    reasons = change_vgpus(a10.site, MIXED, DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL), a10.given, somebody_else)
+    reasons = change_vgpus(a10.site, MIXED, DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL), a10.given, another_user)
     assert codes(reasons) == [ReasonCode.STEP_FAILED]
     assert a10.types(MIXED) == before
     assert a10.modes(MIXED).mixed_sizes is True

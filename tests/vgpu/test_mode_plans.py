@@ -204,16 +204,16 @@ def test_vgpus_of_both_desired_states_keep_their_ids_through_every_mode_switch(
     first: DesiredVgpus, second: DesiredVgpus
 ) -> None:
     before = after(gpu_state(), planned(gpu_state(), first))
-    there = after(before, planned(before, second))
-    common = {(vgpu.id, vgpu.type) for vgpu in before.host.live} & {(vgpu.id, vgpu.type) for vgpu in there.host.live}
+    existing = after(before, planned(before, second))
+    common = {(vgpu.id, vgpu.type) for vgpu in before.host.live} & {(vgpu.id, vgpu.type) for vgpu in existing.host.live}
     assert Counter(vgpu_type for _, vgpu_type in common) == Counter(named(first)) & Counter(named(second))
 
 
 @pytest.mark.parametrize("desired_vgpus", [one for one in SPEC_FIELDS if one.types])
 def test_a_vgpu_in_use_blocks_every_mode_switch(desired_vgpus: DesiredVgpus) -> None:
     for first in SPEC_FIELDS:
-        there = after(gpu_state(), planned(gpu_state(), first))
-        busy = used(there, *(vgpu.id for vgpu in there.host.live[:1]))
+        existing = after(gpu_state(), planned(gpu_state(), first))
+        busy = used(existing, *(vgpu.id for vgpu in existing.host.live[:1]))
         plan = planned(busy, desired_vgpus)
         if any(isinstance(step, SetMigMode | SetMixedSizes) for step in plan.steps):
             assert not busy.host.live
@@ -226,14 +226,14 @@ def test_a_vgpu_in_use_blocks_every_mode_switch(desired_vgpus: DesiredVgpus) -> 
 def test_an_unread_mode_changes_nothing(desired_vgpus: DesiredVgpus, field: str) -> None:
     one = gpu_state()
     assert one.smi is not None
-    said = {
+    answers = {
         "mixed_sizes": replace(one.smi.modes, mixed_sizes=ODD),
         "can_mix_sizes": replace(one.smi.modes, can_mix_sizes=ODD),
         "mig": replace(one.smi.modes, mig=ODD),
         "mig_pending": replace(one.smi.modes, mig_pending=ODD),
         "gpu_instances": replace(one.smi.modes, gpu_instances=ODD),
     }
-    blind = replace(one, smi=replace(one.smi, modes=said[field]))
+    blind = replace(one, smi=replace(one.smi, modes=answers[field]))
     plan = planned(blind, desired_vgpus)
     irrelevant = field == "can_mix_sizes" or (field == "mixed_sizes" and desired_vgpus.sizes is None)
     assert bool(plan.refusals) is not irrelevant
@@ -317,9 +317,9 @@ ONE_ON_EACH_HALF = (GpuInstance(1, "1g.6gb", 14, 1, 1), GpuInstance(2, "1g.6gb",
 def test_idle_gpu_instances_are_destroyed_for_a_larger_one(vgpus: tuple[str, ...], small: int) -> None:
     before = in_mig_mode(*ONE_ON_EACH_HALF, vgpus=vgpus)
     desired_vgpus = DesiredVgpus({"A30-2-12C": 1, "A30-1-6C": small})
-    there = after(before, planned(before, desired_vgpus))
-    assert carried(there) == named(desired_vgpus)
-    assert {one.id for one in before.host.live[:small]} <= {one.id for one in there.host.live}
+    existing = after(before, planned(before, desired_vgpus))
+    assert carried(existing) == named(desired_vgpus)
+    assert {one.id for one in before.host.live[:small]} <= {one.id for one in existing.host.live}
 
 
 def test_gpu_instances_stay_while_a_vgpu_of_their_profile_is_in_use() -> None:
@@ -335,9 +335,9 @@ def test_gpu_instances_that_exceed_the_memory_slices_are_refused() -> None:
     names = {one.profile.text: VgpuType(f"NVIDIA {one.profile.text}") for one in a100.types()}
     modes = GpuModes(GPU, mig=True, mig_pending=True)
     types = {str(number): vgpu_type for number, vgpu_type in enumerate(names.values())}
-    there = replace(gpu_state(), card=a100, most={}, smi=SmiReport(modes, types, BEST))
+    existing = replace(gpu_state(), card=a100, most={}, smi=SmiReport(modes, types, BEST))
     desired_vgpus = DesiredVgpus({"A100DX-3-40C": 2, "A100DX-1-10C": 1})
-    plan = plan_vgpus(there, {names[name]: number for name, number in desired_vgpus.types.items()}, desired_vgpus)
+    plan = plan_vgpus(existing, {names[name]: number for name, number in desired_vgpus.types.items()}, desired_vgpus)
     assert [reason.code for reason in plan.refusals] == [ReasonCode.NO_ROOM]
 
 

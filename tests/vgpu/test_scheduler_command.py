@@ -57,10 +57,10 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-Said = pytest.CaptureFixture[str]
+Printed = pytest.CaptureFixture[str]
 
 
-def test_the_scheduler_is_set_once_and_shown(place: Place, capsys: Said) -> None:
+def test_the_scheduler_is_set_once_and_shown(place: Place, capsys: Printed) -> None:
     assert place.set(T4, EQUAL_4) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == [f"{T4}: set the vGPU scheduler to equal-share, 4 ms"]
     assert (place.has(T4), place.has(OTHER).policy) == (EQUAL_4, SchedulerPolicy.BEST_EFFORT)
@@ -78,15 +78,15 @@ def test_setting_the_scheduler_keeps_the_vgpus(place: Place) -> None:
     assert place.vgpu_host.types(T4) == before
 
 
-def test_a_dry_run_of_the_scheduler_changes_nothing(place: Place, capsys: Said) -> None:
+def test_a_dry_run_of_the_scheduler_changes_nothing(place: Place, capsys: Printed) -> None:
     assert place.set(T4, EQUAL_4, persist=True, dry_run=True) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (len(said["steps"]), said["persisted"]) == (1, True)
+    printed = json.loads(capsys.readouterr().out)
+    assert (len(printed["steps"]), printed["persisted"]) == (1, True)
     assert place.has(T4).policy is SchedulerPolicy.BEST_EFFORT
     assert not place.roots.local(FILE).exists()
 
 
-def test_a_persistent_scheduler_is_written_to_the_modprobe_file(place: Place, capsys: Said) -> None:
+def test_a_persistent_scheduler_is_written_to_the_modprobe_file(place: Place, capsys: Printed) -> None:
     assert place.set(T4, EQUAL_4, persist=True) == 0
     assert place.set(OTHER, FIXED, persist=True) == 0
     assert "pci=0000:3b:00.0;RmPVMRL=0x00040003" in place.roots.local(FILE).read_text()
@@ -99,24 +99,24 @@ def test_a_persistent_scheduler_is_written_to_the_modprobe_file(place: Place, ca
     assert rows[OTHER]["kept"] == {"policy": "fixed-share", "timeslice-ms": None}
 
 
-def test_running_vms_block_setting_the_scheduler_but_not_persisting_it(place: Place, capsys: Said) -> None:
+def test_running_vms_block_setting_the_scheduler_but_not_persisting_it(place: Place, capsys: Printed) -> None:
     place.vgpu_host.desired_vgpus(T4, DesiredVgpus({"T4-8Q": 2}))
     simulated = place.vgpu_host.kernel.start_vm(place.vgpu_host.group_of(min(place.vgpu_host.types(T4))))
     assert place.set(T4, EQUAL_4, persist=True) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert [reason["code"] for reason in said["reasons"]] == ["VgpuInUse"]
-    assert f"(pid {simulated.pid})" in said["reasons"][0]["message"]
-    assert said["persisted"]
+    printed = json.loads(capsys.readouterr().out)
+    assert [reason["code"] for reason in printed["reasons"]] == ["VgpuInUse"]
+    assert f"(pid {simulated.pid})" in printed["reasons"][0]["message"]
+    assert printed["persisted"]
     assert place.has(T4).policy is SchedulerPolicy.BEST_EFFORT
     assert read_kept(place.roots) == {T4: EQUAL_4}
 
 
-def test_a_modprobe_file_of_another_program_is_left_alone(place: Place, capsys: Said) -> None:
+def test_a_modprobe_file_of_another_program_is_left_alone(place: Place, capsys: Printed) -> None:
     file = place.roots.local(FILE)
     file.write_text("options nvidia NVreg_EnableMSI=1\n")
     assert place.set(T4, EQUAL_4, persist=True) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert ([reason["code"] for reason in said["reasons"]], said["persisted"]) == (["StepFailed"], False)
+    printed = json.loads(capsys.readouterr().out)
+    assert ([reason["code"] for reason in printed["reasons"]], printed["persisted"]) == (["StepFailed"], False)
     assert file.read_text() == "options nvidia NVreg_EnableMSI=1\n"
 
 
@@ -131,12 +131,12 @@ def test_a_modprobe_file_of_another_program_is_left_alone(place: Place, capsys: 
     ],
 )
 def test_an_unsupported_scheduler_is_refused_and_not_persisted(
-    simulated: str, gpu: str, desired: Scheduler, code: str, tmp_path: Path, capsys: Said
+    simulated: str, gpu: str, desired: Scheduler, code: str, tmp_path: Path, capsys: Printed
 ) -> None:
     place = Place(tmp_path, simulated)
     assert place.set(gpu, desired, persist=True) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert ([reason["code"] for reason in said["reasons"]], said["persisted"]) == ([code], False)
+    printed = json.loads(capsys.readouterr().out)
+    assert ([reason["code"] for reason in printed["reasons"]], printed["persisted"]) == ([code], False)
     assert not place.roots.local(FILE).exists()
 
 

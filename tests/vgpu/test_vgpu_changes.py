@@ -104,15 +104,15 @@ def test_the_lease_protects_vgpus_of_vms_that_no_snapshot_shows(tmp_path: Path, 
     """An agent that cannot see the host's processes finds no user of a group; a lease does."""
     host = VgpuHost("4xT4", tmp_path)
     host.apply_vgpus(T4, T4_2Q=8)
-    there = sorted(host.types(T4))
-    for vgpu in there[-users:]:
+    existing = sorted(host.types(T4))
+    for vgpu in existing[-users:]:
         host.kernel.start_vm(host.group_of(vgpu))
     host.kernel.faults.fail(HostPath("/proc"), errno.EACCES)
     for _ in range(2):
         reasons = host.apply_vgpus(T4, T4_4Q=4)
         assert codes(reasons) == [ReasonCode.VGPU_IN_USE] * users
         assert "/dev/vfio/" in reasons[0].text
-        assert sorted(host.types(T4)) == there[-users:]
+        assert sorted(host.types(T4)) == existing[-users:]
     assert host.kernel.vfio.requests == []
 
 

@@ -111,7 +111,7 @@ def test_files_without_configs(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "told"),
+    ("text", "code", "reported"),
     [
         (
             "{devices: all, vgpu-devices: {A10-4Q: 1}, device-filter: '0x10DE2236'}",
@@ -177,12 +177,12 @@ def test_files_without_configs(text: str) -> None:
     ],
 )
 def test_an_entry_that_never_matches_is_reported_and_the_config_is_accepted(
-    text: str, code: NoteCode | None, told: str
+    text: str, code: NoteCode | None, reported: str
 ) -> None:
     read = vgpuconfig.parse(config(text), where="f")
     assert len(read.configs["mine"]) == 1
     assert [one.code for one in read.notes] == ([code] if code else [])
-    assert all(one.text.startswith(told) for one in read.notes)
+    assert all(one.text.startswith(reported) for one in read.notes)
 
 
 @pytest.mark.parametrize(

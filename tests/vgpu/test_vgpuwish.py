@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType, parse_pci_id
-from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName, read_book, resolve
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet, read_config_set, resolve
 from gpuvirt.model.desired import configchoice, vgpuconfig
 from gpuvirt.model.desired.configchoice import ConfigGpu
 from gpuvirt.model.desired.invalid import Origin, Source
@@ -229,10 +229,13 @@ def test_the_desired_types_of_a_gpu_do_not_depend_on_other_gpus_or_their_order(
 
 def test_a_card_whose_types_are_unknown_is_undecided_and_not_invalid() -> None:
     text = ConfigText(f"version: v1\nvgpu-configs: {{mine: [{A10_4Q}, {T4_4Q}]}}", "f")
-    book, config = read_book(text, Book()), ConfigName("mine", Source(Origin.LABEL, "label nvidia.com/vgpu.config"))
-    later = resolve(config, book, gpus(UNKNOWN))
+    config_set, config = (
+        read_config_set(text, ConfigSet()),
+        ConfigName("mine", Source(Origin.LABEL, "label nvidia.com/vgpu.config")),
+    )
+    later = resolve(config, config_set, gpus(UNKNOWN))
     assert (later.problem, [one.code for one in later.undecided]) == (None, [NoteCode.CARD_UNDECIDED])
-    decided = resolve(config, book, gpus(A2_A16))
+    decided = resolve(config, config_set, gpus(A2_A16))
     assert decided.problem is not None
     assert decided.problem.where == "label nvidia.com/vgpu.config"
-    assert resolve(config, book, gpus(T4, UNKNOWN)).undecided == ()
+    assert resolve(config, config_set, gpus(T4, UNKNOWN)).undecided == ()

@@ -12,7 +12,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
-from gpuvirt.cluster.operator.decisions import Home
+from gpuvirt.cluster.operator.decisions import ControllerSettings
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
@@ -26,7 +26,7 @@ class ControllerOptions:
     """The options of the process."""
 
     credentials: Credentials
-    home: Home
+    settings: ControllerSettings
     elects: bool = True
     """Whether several controllers elect a leader; otherwise this one leads at once."""
     listen: tuple[str, int] | None = None
@@ -43,7 +43,7 @@ class Process:
         self._options = options
         self._dependencies = ControllerDependencies(Client(options.credentials), options.clock, random)
         me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
-        candidacy = Candidacy(options.home.namespace, CONTROLLER_LEASE, me)
+        candidacy = Candidacy(options.settings.namespace, CONTROLLER_LEASE, me)
         self._election = Election(self._dependencies.client, candidacy, options.clock, random)
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class Process:
             group.create_task(self._election.run(self._lead) if options.elects else self._lead())
 
     async def _lead(self) -> None:
-        self.term = Controller(self._dependencies, self._options.home)
+        self.term = Controller(self._dependencies, self._options.settings)
         try:
             await self.term.run()
         finally:
@@ -91,7 +91,7 @@ class Process:
 
 async def run_until_stopped(options: ControllerOptions) -> None:
     """Run the controller until SIGTERM or SIGINT; it releases its lease, so that another one leads at once."""
-    if options.home.image is None:
+    if options.settings.image is None:
         log.warning(
             "gpuvirt's own image is not known, so this controller deploys nothing to any node; it only labels nodes"
             " and writes GpuNodes; set --image or GPUVIRT_IMAGE"

@@ -9,7 +9,7 @@ from random import Random
 from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection, PatchType
@@ -21,7 +21,7 @@ from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.model.offers.discovery import Labels
-from gpuvirt.node.discoverer import LOOK_S, Discoverer, unread_line
+from gpuvirt.node.discoverer import INTERVAL_S, Discoverer, unread_line
 from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.tasks import keep_going
 from gpuvirt.web import exposition
@@ -41,7 +41,7 @@ class DiscoverOptions:
     """The address and port of probes and metrics."""
     clock: Clock = field(default_factory=RealClock)
     workers: Callable[[str], SerialWorker] = ThreadWorker
-    every_s: float = LOOK_S
+    every_s: float = INTERVAL_S
     """The time between two observations of the host."""
 
 
@@ -62,7 +62,7 @@ class Discovery:
         """Observe and label for ever; failed requests to the API server are repeated."""
         options, clock = self._options, self._options.clock
         cell = self._discoverer.labels
-        claim = Claim(lambda _: Keys(dict(cell.get())), cell.telling)
+        claim = Claim(lambda _: Keys(dict(cell.get())), cell.notifying)
         nodes = Reflector(
             self._dependencies.client, Collection(NODES, Node, options.node), clock, self._dependencies.random
         )
@@ -118,7 +118,7 @@ class Discovery:
         self._observed = node.metadata if node is not None else None
         self._keys.observe(delta)
 
-    def _report(self, task: str) -> Tell:
+    def _report(self, task: str) -> ReportOutcome:
         def report(error: ApiError | None) -> None:
             before = self._problems.pop(task, None)
             if error is not None:

@@ -228,7 +228,7 @@ def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
         clock=options.clock,
         watching=options.workers("watching"),
         writing=options.workers("writing"),
-        giving=options.workers("giving"),
+        allocating=options.workers("giving"),
         recorded=recorded.read,
         ledger=options.ledger,
         state_file=options.state_file,
@@ -240,9 +240,9 @@ def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
         node_name=options.node_name,
         vgpu_configs=options.vgpu_configs,
         vgpus_only=options.vgpus_only,
-        hears_spec=options.cluster is not None and not options.vgpus_only,
+        watches_gpu_node=options.cluster is not None and not options.vgpus_only,
         awaits_controller=options.awaits_controller and options.cluster is not None and not options.vgpus_only,
-        tells_scheduler=options.cluster is not None and not options.vgpus_only,
+        writes_node_counts=options.cluster is not None and not options.vgpus_only,
         sees_processes=not options.plugin_only,
     )
 

@@ -18,7 +18,7 @@ from gpuvirt.cluster.resources import Metadata, Resource
 
 log = logging.getLogger(__name__)
 
-HOME = "default"
+DEFAULT_NAMESPACE = "default"
 """The namespace of events about cluster-scoped objects."""
 MOST_NOTE = 1000
 """The most characters of a note; the API's limit is 1024."""
@@ -95,7 +95,7 @@ def events_of(drafts: Iterable[tuple[About, EventDraft]], by: Reporter, at: date
 def event_of(draft: EventDraft, about: About, by: Reporter, at: datetime) -> Event:
     """Return an event. Its name consists of the object's name and the time, as is usual for events."""
     return Event(
-        metadata=_Metadata(f"{about.name}.{int(at.timestamp() * 1_000_000):x}", about.namespace or HOME),
+        metadata=_Metadata(f"{about.name}.{int(at.timestamp() * 1_000_000):x}", about.namespace or DEFAULT_NAMESPACE),
         event_time=f"{at:%Y-%m-%dT%H:%M:%S.%fZ}",
         reporting_controller=by.controller,
         reporting_instance=by.instance,
@@ -107,7 +107,7 @@ def event_of(draft: EventDraft, about: About, by: Reporter, at: datetime) -> Eve
     )
 
 
-async def tell(client: Client, events: Iterable[Event]) -> None:
+async def write(client: Client, events: Iterable[Event]) -> None:
     """Write events, and stop at the first that fails."""
     for event in events:
         try:

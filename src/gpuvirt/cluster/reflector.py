@@ -35,8 +35,8 @@ class Reflector(Generic[T]):
         self._cache: Cache[T] = Cache()
         self._watching_since_s: float | None = None
 
-    async def run(self, observe: Callable[[Delta[T]], None], tell: Callable[[ApiError | None], None]) -> None:
-        """Follow the collection for ever; `observe` gets each delta, `tell` each error, and None after a success.
+    async def run(self, observe: Callable[[Delta[T]], None], report: Callable[[ApiError | None], None]) -> None:
+        """Follow the collection for ever; `observe` gets each delta, `report` each error, and None after a success.
 
         A second run, such as after a failure of the consumer, lists again and reports all objects as changed.
         """
@@ -49,26 +49,26 @@ class Reflector(Generic[T]):
             asked_for_s = 0.0
             self._watching_since_s = None
             try:
-                await self._go_on(observe, tell)
+                await self._go_on(observe, report)
             except ApiError as error:
                 expired, missing = isinstance(error, GoneError), isinstance(error, NotFoundError)
                 self._take(Failed(self._watched_s(), expired=expired, missing=missing), observe)
                 asked_for_s = error.retry_after_s
                 if not expired:
-                    tell(error)
+                    report(error)
                 log.debug("%s", error, extra={"failures": self._cache.failures})
 
-    async def _go_on(self, observe: Callable[[Delta[T]], None], tell: Callable[[ApiError | None], None]) -> None:
+    async def _go_on(self, observe: Callable[[Delta[T]], None], report: Callable[[ApiError | None], None]) -> None:
         """List the collection if that is due; otherwise watch it until the server ends the watch."""
         version = self._cache.version
         if version is None:
             self._take(await self._client.list(self._collection), observe)
-            tell(None)
+            report(None)
             return
         for_s = self._random.randint(*WATCH_S)
         async with self._client.watch(self._collection, version, for_s=for_s) as events:
             self._watching_since_s = self._clock.monotonic_s()
-            tell(None)
+            report(None)
             async for event in events:
                 self._take(event, observe)
         self._take(Ended(self._watched_s()), observe)

@@ -36,7 +36,7 @@ class Unread:
     seen: str | None = None
 
     @property
-    def said(self) -> str:
+    def detail(self) -> str:
         """The error, or the malformed value, as text."""
         return errorcode.get(self.errno, str(self.errno)) if self.errno is not None else f"found {self.seen!r}"
 

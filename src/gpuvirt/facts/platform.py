@@ -27,7 +27,7 @@ class Attribute:
         """The content on one line."""
         if self.value is None:
             return "not there"
-        return self.value.said if isinstance(self.value, Unread) else legible(self.value) or "empty"
+        return self.value.detail if isinstance(self.value, Unread) else legible(self.value) or "empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Listing:
         """The names on one line."""
         if self.names is None:
             return "not there"
-        return self.names.said if isinstance(self.names, Unread) else legible(" ".join(self.names)) or "empty"
+        return self.names.detail if isinstance(self.names, Unread) else legible(" ".join(self.names)) or "empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class Presence:
     """Whether a file exists."""
 
     path: HostPath
-    there: bool | Unread = False
+    exists: bool | Unread = False
 
     @property
     def shown(self) -> str:
         """The answer as text."""
-        return self.there.said if isinstance(self.there, Unread) else "there" if self.there else "not there"
+        return self.exists.detail if isinstance(self.exists, Unread) else "there" if self.exists else "not there"
 
 
 def legible(text: str) -> str:

@@ -50,9 +50,9 @@ class VgpuHost:
     quarantined: Mapping[PciAddress, str] = field(default_factory=dict)
     """VFs that rejected a type which they list as creatable, with their error. No vGPU is created on them."""
 
-    def with_refusal(self, slot: PciAddress, said: str) -> Self:
+    def with_refusal(self, slot: PciAddress, error: str) -> Self:
         """Return the report with a VF in quarantine, until the VF carries a type again or SR-IOV is switched off."""
-        return replace(self, quarantined={**self.quarantined, slot: said}, slots={**self.slots, slot: {}})
+        return replace(self, quarantined={**self.quarantined, slot: error}, slots={**self.slots, slot: {}})
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ GPU_CLASSES = frozenset({0x0300, 0x0302})
 """VGA and 3D controllers, as in NVIDIA's operator. An NVSwitch (0x0680) alone does not make a node a GPU node."""
 
 
-def look(kernel: Kernel) -> Discovery:
+def discover(kernel: Kernel) -> Discovery:
     """Return whether the host has an NVIDIA GPU, and its operating system."""
     verdicts = list(_verdicts(kernel))
     unread = [verdict for verdict in verdicts if isinstance(verdict, Unread)]

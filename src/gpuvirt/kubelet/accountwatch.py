@@ -78,7 +78,7 @@ class AccountWatch:
         self._missing: frozenset[PodUid] = frozenset()
         """The pods that seemed to have ended at the last reading. A pod that seems so twice has ended; a new pod may
         not have its folder yet."""
-        self._tells_counted = False
+        self._reports_counted = False
         """Whether the kubelet reports the devices that it counts, so that an answer that is too early can be
         recognised."""
         self._early = 0
@@ -104,7 +104,7 @@ class AccountWatch:
     def _pause_s(self, listener: Listener) -> float:
         """Return the pause before the next reading: the kubelet lists a pod a moment after it has allocated devices."""
         most_s = self._intervals.allocations_after_allocation_s
-        if not (self._tells_counted and listener.unsettled):
+        if not (self._reports_counted and listener.unsettled):
             return most_s
         self._early += 1
         return min(self._intervals.allocations_after_withdrawal_s * 2.0 ** (self._early - 1), most_s)
@@ -128,7 +128,7 @@ class AccountWatch:
             missing = gone(in_checkpoint, in_file)
             self._recorded.gone, self._missing = missing & self._missing, missing
         counted = await self._counted()
-        self._tells_counted = counted is not None
+        self._reports_counted = counted is not None
         account = KubeletAccount(at, {**in_file, **in_api}, counted or frozenset(), recorded, partial)
         listener.observe_account(None if problems else account)
         if not listener.unsettled:

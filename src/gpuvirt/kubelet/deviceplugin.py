@@ -215,7 +215,7 @@ class DevicePlugin:
             await self._refuse(call, status, error.reason.text, reason=error.reason.code)
         # Logging takes as long as reading a device again, and need not delay the answer to the kubelet.
         asyncio.get_running_loop().call_soon(self._log_allocated, containers)
-        return wire.given(attachments)
+        return wire.allocate_response(attachments)
 
     def _log_allocated(self, containers: Sequence[Sequence[DeviceId]]) -> None:
         log.info("allocated", extra={"resource": self.resource, "devices": containers})

@@ -85,5 +85,5 @@ def _is_absent(path: Path) -> bool:
 def running_text(kubelets: tuple[int, ...] | Unread) -> str:
     """Return a text that lists the running kubelets."""
     if isinstance(kubelets, Unread):
-        return f"it is unknown whether a kubelet runs ({kubelets.path}: {kubelets.said})"
+        return f"it is unknown whether a kubelet runs ({kubelets.path}: {kubelets.detail})"
     return f"a kubelet runs (pid {', '.join(map(str, kubelets))})"

@@ -49,7 +49,7 @@ def asked_for(request: pb.AllocateRequest) -> list[list[DeviceId]]:
     return [_ids(container.devices_ids) for container in request.container_requests]
 
 
-def given(attachments: Iterable[Attachment]) -> pb.AllocateResponse:
+def allocate_response(attachments: Iterable[Attachment]) -> pb.AllocateResponse:
     """Return the AllocateResponse."""
     return pb.AllocateResponse(
         container_responses=[

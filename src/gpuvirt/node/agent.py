@@ -60,7 +60,7 @@ class Agent:
         self._journal = journal_at(site.ledger, site.writing, site.clock)
         self._journal.load()
         self._operands = Operands(site.clock, intervals) if site.vgpus_only else None
-        self.notice = Notice(site.clock, intervals, self._stale.set) if site.tells_scheduler else None
+        self.notice = Notice(site.clock, intervals, self._stale.set) if site.writes_node_counts else None
         """The counts of devices for the scheduler; None where the agent does not publish them."""
         self._review = NameReview(
             site.clock, intervals.review_most_s, self._stale.set, self._note, expected=site.awaits_controller
@@ -93,7 +93,7 @@ class Agent:
         )
         in_cluster = site.node_name is not None
         self._desired_state = DesiredState(
-            self._state, self._store, site.vgpu_configs, in_cluster=in_cluster, follows_spec=site.hears_spec
+            self._state, self._store, site.vgpu_configs, in_cluster=in_cluster, follows_spec=site.watches_gpu_node
         )
         self._invalid: tuple[InvalidDesired, ...] = ()
         """The invalid desired state that was logged."""
@@ -166,9 +166,9 @@ class Agent:
         if self._store.take_request(request):
             self._stale.set()
 
-    def observe_kind(self, *, there: bool) -> None:
+    def observe_kind(self, *, exists: bool) -> None:
         """Take whether the cluster has the kind GpuNode; without it no controller can review resource names."""
-        self._review.observe_kind(there=there)
+        self._review.observe_kind(exists=exists)
 
     def observe_facts(self, facts: Facts, /) -> None:
         """Take the facts of an observation of the host."""

@@ -13,7 +13,7 @@ from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 60.0
+INTERVAL_S = 60.0
 """The time between two observations. GPUs rarely appear without a boot."""
 PATIENCE_S = 10.0
 
@@ -21,7 +21,7 @@ PATIENCE_S = 10.0
 class Discoverer:
     """The labels of one node, derived from its host."""
 
-    def __init__(self, kernel: Kernel, worker: SerialWorker, clock: Clock, every_s: float = LOOK_S) -> None:
+    def __init__(self, kernel: Kernel, worker: SerialWorker, clock: Clock, every_s: float = INTERVAL_S) -> None:
         self.labels: Cell[Labels] = Cell({})
         """The labels that the node should have; none before the first observation."""
         self.seen: Discovery | None = None
@@ -36,7 +36,7 @@ class Discoverer:
         while True:
             try:
                 seen = await self._worker.run(
-                    lambda: discovery.look(self._kernel), name="observe the host", timeout_s=PATIENCE_S
+                    lambda: discovery.discover(self._kernel), name="observe the host", timeout_s=PATIENCE_S
                 )
             except WorkerBlockedError as error:
                 log.warning("the host can't be observed, so the node's labels stay as they are: %s", error)
@@ -58,4 +58,4 @@ class Discoverer:
 
 def unread_line(unread: Unread) -> str:
     """Return a line about a file that could not be read."""
-    return f"{unread.path} can't be read: {unread.said}"
+    return f"{unread.path} can't be read: {unread.detail}"

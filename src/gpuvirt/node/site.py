@@ -33,7 +33,7 @@ class Site:
     """The worker that observes the host."""
     writing: SerialWorker
     """The worker that writes the agent's own files."""
-    giving: SerialWorker
+    allocating: SerialWorker
     """The worker that reads devices for Allocate."""
     recorded: ReadRecorded
     """Reads the kubelet's record of its allocations."""
@@ -56,11 +56,11 @@ class Site:
     """The name of the Kubernetes node."""
     vgpus_only: bool = False
     """Whether another device plugin offers the vGPUs of this node, so that gpuvirt does not change drivers."""
-    hears_spec: bool = False
+    watches_gpu_node: bool = False
     """Whether the agent watches the node's GpuNode, which takes precedence over labels and settings."""
     awaits_controller: bool = False
     """Whether a controller lists in that GpuNode the resources that KubeVirt offers itself."""
-    tells_scheduler: bool = False
+    writes_node_counts: bool = False
     """Whether the agent writes the counts of `Notice` into the node's status."""
     sees_processes: bool = True
     """Whether `/proc` shows the processes of the host, not only those of the agent's pod."""

@@ -230,7 +230,7 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def _not_read(unread: Unread) -> NotRead:
-    return NotRead(unread.path, unread.errno, unread.said if unread.errno is None else meaning(unread.errno))
+    return NotRead(unread.path, unread.errno, unread.detail if unread.errno is None else meaning(unread.errno))
 
 
 def _fit_for_files(name: str) -> str:

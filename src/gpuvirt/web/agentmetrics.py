@@ -40,7 +40,7 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
             "gpuvirt_looks_total",
             "Observations of the host by depth and cause.",
             ("depth", "cause"),
-            telemetry.looks.items(),
+            telemetry.observations.items(),
         ),
         counter(
             "gpuvirt_moves_total",

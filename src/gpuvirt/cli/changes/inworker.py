@@ -17,7 +17,7 @@ from gpuvirt.node.change.gate.drainrequest import DrainRequest, beside_agent, de
 from gpuvirt.node.change.gate.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError, gate_at
 from gpuvirt.node.change.gate.gaterecord import APART_S
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.site import Site, Tell
+from gpuvirt.node.change.site import ReportStep, Site
 from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import Outcome, apply
@@ -47,14 +47,14 @@ def changed_in_worker(
 
     `seen` is the host as it was last observed. `intent` is the first step, None if no step removes anything.
     """
-    tell, taken = teller(quiet=quiet)
+    report, taken = step_reporter(quiet=quiet)
     site, inputs = change_site.site, change_site.inputs
 
     def job() -> Outcome:
         with beside(change_site, unit, desired, seen, intent) as refusal:
             if refusal is not None:
                 return Outcome.everywhere(refusal, desired)
-            return apply(site, unit, desired, inputs, Run(tell, by_hand(unit, inputs.newest)), seen)
+            return apply(site, unit, desired, inputs, Run(report, by_hand(unit, inputs.newest)), seen)
 
     found = in_worker(unit, job, taken)
     return tuple(taken), Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
@@ -71,16 +71,16 @@ def beside(
     return beside_agent(gate_at(change_site.site.locks), change_site.agent_folder, request)
 
 
-def teller(*, quiet: bool) -> tuple[Tell, list[str]]:
+def step_reporter(*, quiet: bool) -> tuple[ReportStep, list[str]]:
     """Return a callback for the steps of a change, which prints and records each step, and its list of steps."""
     taken: list[str] = []
 
-    def tell(step: Step | RollBack) -> None:
+    def report(step: Step | RollBack) -> None:
         taken.append(step.text)
         if not quiet:
             print(step.text, flush=True)
 
-    return tell, taken
+    return report, taken
 
 
 def in_worker(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | Reason:

@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from gpuvirt.cli.changes import vfiohost
-from gpuvirt.cli.changes.inworker import beside, changed_in_worker, in_worker, teller
+from gpuvirt.cli.changes.inworker import beside, changed_in_worker, in_worker, step_reporter
 from gpuvirt.cli.changes.vfiohost import Host
 from gpuvirt.cli.output.vgpurender import Result
 from gpuvirt.facts.ids import PciAddress, VgpuId
@@ -67,14 +67,14 @@ def removed(here: Host, seen: Observation, gpu: PciAddress, vgpu: VgpuId, *, qui
     if dry_run:
         plan = byhand.removal(seen, gpu, vgpu)
         return Result(gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), None)
-    tell, taken = teller(quiet=quiet)
+    report, taken = step_reporter(quiet=quiet)
     unit, desired = seen.inventory.gpus[gpu].unit, {gpu: DesiredGpu(vgpus=DesiredVgpus())}
 
     def job() -> tuple[Reason, ...]:
         with beside(here.change_site, unit, desired, seen.inventory, f"remove the vGPU {vgpu}") as refusal:
             if refusal is not None:
                 return (refusal,)
-            return byhand.remove(here.site, gpu, vgpu, here.inputs, tell, seen.inventory)
+            return byhand.remove(here.site, gpu, vgpu, here.inputs, report, seen.inventory)
 
     found = in_worker(gpu, job, taken)
     return Result(gpu, tuple(taken), (found,) if isinstance(found, Reason) else found, None)

@@ -47,7 +47,7 @@ def status(
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
-    namespace: apiserver.HomeOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Show the state of each component on each GPU node.
@@ -56,7 +56,7 @@ def status(
     The command reads GpuNodes and pods. It exits with 1 if a component is not ready.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
-    found = asyncio.run(ask(credentials, apiserver.home_of(namespace, credentials)))
+    found = asyncio.run(ask(credentials, apiserver.own_namespace(namespace, credentials)))
     if output is Output.JSON:
         render.json_lines(found)
     else:

@@ -14,7 +14,7 @@ from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import Output
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import ObjectName
-from gpuvirt.model.doctor.explaining import walk
+from gpuvirt.model.doctor.explaining import explain_device
 from gpuvirt.model.doctor.target import is_target, object_target
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind
 
@@ -72,12 +72,12 @@ def why(  # noqa: PLR0913  one parameter an option
         return
     where = Where(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
-    way = walk(gather(kernel, around), target)
+    explanation = explain_device(gather(kernel, around), target)
     if output is Output.JSON:
-        json_lines(way)
+        json_lines(explanation)
     else:
-        diagnosisrender.way(way)
-    raise typer.Exit(1 if way.blocker is not None else 0)
+        diagnosisrender.explanation(explanation)
+    raise typer.Exit(1 if explanation.blocker is not None else 0)
 
 
 def _object_in(target: str) -> tuple[ObjectKind, ObjectName] | None:

@@ -23,7 +23,9 @@ NODE_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATA
 def explain(target: tuple[ObjectKind, ObjectName], credentials: Credentials, namespace: str, output: Output) -> None:
     """Explain why a VM, a VMI or a pod does not have its GPUs; exit with 1 if something blocks it."""
     kind, name = target
-    found = vmexplanation.explain(ask(credentials, ObjectRef(kind, name, apiserver.home_of(namespace, credentials))))
+    found = vmexplanation.explain(
+        ask(credentials, ObjectRef(kind, name, apiserver.own_namespace(namespace, credentials)))
+    )
     if output is Output.JSON:
         json_lines(found)
     else:

@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.output.tables import console, paragraph, printable, say
-from gpuvirt.model.doctor.explanation import NOT_REACHED, Stage, Standing, Way
+from gpuvirt.model.doctor.explanation import NOT_REACHED, DeviceExplanation, Stage, Standing
 from gpuvirt.model.doctor.findings import Area, Finding, Report, Result, worst
 from gpuvirt.model.doctor.vms.vmexplanation import VmStage
 from gpuvirt.model.reasons.codes import Level
 
 STYLES = {Level.OK: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}
-WAY_STYLES = {Standing.OK: "green", Standing.BLOCKED: "bold red", Standing.SKIPPED: "dim"}
+EXPLANATION_STYLES = {Standing.OK: "green", Standing.BLOCKED: "bold red", Standing.SKIPPED: "dim"}
 INDENT = " " * 9
 """The indent of the lines below a finding's first line: the width of its level."""
 
@@ -62,7 +62,7 @@ def _lines(finding: Finding, width: int) -> Iterator[Text]:
         yield Text.assemble(INDENT, ("fix:  " if index == 0 else "      ", "dim"), printable(line))
 
 
-def way(found: Way) -> None:
+def explanation(found: DeviceExplanation) -> None:
     """Print the stages of a device, then the finding that blocks it."""
     out = console()
     head = " ".join(text for text in (found.device, f"as {found.resource}" if found.resource else None) if text)
@@ -83,7 +83,7 @@ def print_stages(out: Console, stages: Sequence[Stage | VmStage], *, width: int)
     """Print a line for each stage that was reached, then the names of the others; `width` is that of the names."""
     reached = [stage for stage in stages if stage.message != NOT_REACHED]
     for stage in reached:
-        standing = (f"  {stage.standing:<8} ", WAY_STYLES[stage.standing])
+        standing = (f"  {stage.standing:<8} ", EXPLANATION_STYLES[stage.standing])
         say(out, stage.message, head=Text.assemble(standing, f"{stage.step:<{width}} "))
     if later := [stage.step for stage in stages if stage not in reached]:
         say(out, ", ".join(later), head=Text("  then     ", style="dim"), style="dim")

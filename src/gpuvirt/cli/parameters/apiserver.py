@@ -52,7 +52,7 @@ ContextOption = Annotated[
     str, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig. Default: its current context.")
 ]
 
-HomeOption = Annotated[
+OwnNamespaceOption = Annotated[
     str,
     typer.Option(
         "--namespace",
@@ -122,7 +122,7 @@ def asked_credentials(kubeconfig: Path | None, context: str = "") -> "Credential
     return demanded_credentials(kubeconfig or (Path(named) if named else None), context)
 
 
-def home_of(namespace: str, credentials: "Credentials") -> Namespace:
+def own_namespace(namespace: str, credentials: "Credentials") -> Namespace:
     """Return the namespace of the controller and its operands; raise ConfigError."""
     try:
         return parse_namespace(namespace or credentials.namespace)

@@ -10,14 +10,14 @@ from gpuvirt.apps.controller import ControllerOptions, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
-from gpuvirt.cluster.operator.decisions import Home
+from gpuvirt.cluster.operator.decisions import ControllerSettings
 
 
 def controller(  # noqa: PLR0913  one parameter an option
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
-    namespace: apiserver.HomeOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
     leader_elect: Annotated[
         bool, typer.Option(help="Act only while this process has the Lease gpuvirt-controller.")
     ] = True,
@@ -68,8 +68,8 @@ def controller(  # noqa: PLR0913  one parameter an option
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     served = ControllerOptions(
         credentials=credentials,
-        home=Home(
-            namespace=apiserver.home_of(namespace, credentials),
+        settings=ControllerSettings(
+            namespace=apiserver.own_namespace(namespace, credentials),
             coexists=coexist,
             manages_kubevirt=kubevirt,
             image=image or None,

@@ -58,7 +58,7 @@ def discover(  # noqa: PLR0913  one parameter an option
 
 def _once(kernel: Kernel, node: NodeName | None, credentials: Credentials | None) -> None:
     """Print labels as arguments of `kubectl label node`; exit with 1 if a file could not be read."""
-    seen = discovery.look(kernel)
+    seen = discovery.discover(kernel)
     labels = labels_of(seen, before=seen)  # a single observation counts as confirmed
     for label, value in labels.items():
         print(f"{label}={value}" if value is not None else f"{label}-")

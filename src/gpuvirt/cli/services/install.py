@@ -21,7 +21,7 @@ def crds(
     only_missing: Annotated[
         bool, typer.Option("--only-missing", help="Create missing kinds, and leave existing kinds unchanged.")
     ] = False,
-    namespace: apiserver.HomeOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
 ) -> None:
@@ -32,12 +32,12 @@ def crds(
     """
     manifests = installing.read_kinds(folder)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
-    client, home, clock = Client(credentials), apiserver.home_of(namespace, credentials), RealClock()
+    client, own, clock = Client(credentials), apiserver.own_namespace(namespace, credentials), RealClock()
 
     async def run() -> None:
         for line in await installing.install_kinds(client, manifests, clock, only_missing=only_missing):
             print(line)
-        if (lifted := await installing.lift_hold(client, home, clock)) is not None:
+        if (lifted := await installing.lift_hold(client, own, clock)) is not None:
             print(lifted)
 
     asyncio.run(run())

@@ -13,7 +13,7 @@ def uninstall(
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
-    namespace: apiserver.HomeOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
     coexist: Annotated[
         bool,
         typer.Option("--coexist", envvar="GPUVIRT_COEXIST", help="Keep the labels that NVIDIA's operator uses, too."),
@@ -30,5 +30,5 @@ def uninstall(
     stays, with the reason. If it is interrupted, run it again.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
-    home = apiserver.home_of(namespace, credentials)
-    asyncio.run(run(credentials, Goals(home, beside=coexist, crds=crds), lambda line: print(line, flush=True)))
+    own = apiserver.own_namespace(namespace, credentials)
+    asyncio.run(run(credentials, Goals(own, beside=coexist, crds=crds), lambda line: print(line, flush=True)))

@@ -11,7 +11,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent import noderequests
 from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, observe_no_spec
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodecounts import NodeCounts
 from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
@@ -72,7 +72,7 @@ class Follower(Protocol):
         """Store the observed parts of the desired state; parts that `delta` lacks stay as they are."""
         ...
 
-    def observe_kind(self, *, there: bool) -> None:
+    def observe_kind(self, *, exists: bool) -> None:
         """Store whether the cluster has the kind GpuNode; without it no controller can review resource names."""
         ...
 
@@ -157,18 +157,18 @@ class _Run:
         take_request, report = observe_gpu_node(listener, key), self._reporter("gpunode", "to read its GpuNode")
 
         def observe(delta: Delta[GpuNode]) -> None:
-            self._agent.observe_kind(there=True)
+            self._agent.observe_kind(exists=True)
             take_request(delta)
             keeper.observe(delta)
 
-        def tell(error: ApiError | None) -> None:
+        def observe_error(error: ApiError | None) -> None:
             if isinstance(error, NotFoundError | ForbiddenError):
                 observe_no_spec(listener)
             if isinstance(error, NotFoundError):
-                self._agent.observe_kind(there=False)
+                self._agent.observe_kind(exists=False)
             report(None if isinstance(error, NotFoundError) else error)
 
-        self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), observe, tell)
+        self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), observe, observe_error)
         status = self._reporter("gpunode status", "to write its GpuNode's status")
         self._start("gpunode status", lambda: keeper.run(self._agent.views, status))
 
@@ -190,16 +190,18 @@ class _Run:
         if self._side.operands is not None:
             self._agent.observe_operands(observed_of(self._labels, self._pods))
 
-    def _follow(self, who: str, collection: Collection[T], observe: Callable[[Delta[T]], None], tell: Tell) -> None:
+    def _follow(
+        self, who: str, collection: Collection[T], observe: Callable[[Delta[T]], None], report: ReportOutcome
+    ) -> None:
         reflector = Reflector(
             self._dependencies.client, collection, self._dependencies.clock, self._dependencies.random
         )
-        self._start(who, lambda: reflector.run(observe, tell))
+        self._start(who, lambda: reflector.run(observe, report))
 
     def _start(self, who: str, run: Callable[[], Awaitable[None]]) -> None:
         self._group.create_task(keep_going(f"cluster: {who}", run, self._dependencies.clock))
 
-    def _reporter(self, who: str, what: str) -> Tell:
+    def _reporter(self, who: str, what: str) -> ReportOutcome:
         return lambda error: self._agent.report_problem(f"cluster: {who}", problem_of(error, what))
 
 

@@ -13,11 +13,11 @@ from gpuvirt.cluster.kinds.gpunode import (
     Invalid,
     Offered,
     Origins,
+    ReasonStatus,
     Spec,
     Status,
     Totals,
     Vgpu,
-    Why,
 )
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.objects import ObjectKey
@@ -212,5 +212,5 @@ def _invalid(desired: InvalidDesired) -> Invalid:
     )
 
 
-def _whys(reasons: Iterable[Reason]) -> tuple[Why, ...]:
-    return tuple(Why(code=str(reason.code), message=reason.text) for reason in reasons)
+def _whys(reasons: Iterable[Reason]) -> tuple[ReasonStatus, ...]:
+    return tuple(ReasonStatus(code=str(reason.code), message=reason.text) for reason in reasons)

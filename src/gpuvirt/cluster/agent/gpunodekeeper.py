@@ -9,7 +9,7 @@ import msgspec
 from gpuvirt.clock import Signal
 from gpuvirt.cluster import events
 from gpuvirt.cluster.agent.gpunode import status_of
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, Known, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.events import EventDraft, Kind
@@ -83,7 +83,7 @@ class GpuNodeKeeper:
 
     def __init__(self, dependencies: KeeperDependencies) -> None:
         self._dependencies = dependencies
-        self._known: Known[GpuNode] = Known()
+        self._known: ObservedObject[GpuNode] = ObservedObject()
         self._due = Signal()
         self._pruned: tuple[Status, Status | None] | None = None
         """The status that was written last, and what the API server stored of it: an older CRD drops unknown fields."""
@@ -93,13 +93,13 @@ class GpuNodeKeeper:
         self._known.observe(delta.objects.get(self._dependencies.key))
         self._due.set()
 
-    async def run(self, views: Cell[NodeView], tell: Tell) -> None:
-        """Write the status whenever it differs from the view; `tell` gets each error, and None after a success."""
+    async def run(self, views: Cell[NodeView], report: ReportOutcome) -> None:
+        """Write the status whenever it differs from the view; `report` gets each error, and None after a success."""
 
         def lacking() -> _Due | None:
-            if self._known.word is None:
+            if self._known.latest is None:
                 return None
-            node = self._known.word.item
+            node = self._known.latest.item
             if node is None:
                 return _Due(_New(API_VERSION, KIND, _Name(self._dependencies.node)))
             if not views.get().looked and node.status is not None:
@@ -108,11 +108,11 @@ class GpuNodeKeeper:
             is_due = status != node.status and (status, node.status) != self._pruned
             return _Due(_StatusPatch(status)) if is_due else None
 
-        with views.telling(self._due):
-            await self._dependencies.keep(lacking, self._write, tell, self._due)
+        with views.notifying(self._due):
+            await self._dependencies.keep(lacking, self._write, report, self._due)
 
     async def _write(self, due: _Due) -> None:
-        client, content, before = self._dependencies.client, due.content, self._known.word
+        client, content, before = self._dependencies.client, due.content, self._known.latest
         if isinstance(content, _New):
             try:
                 node = await client.create(GPU_NODES, content, GpuNode)
@@ -134,4 +134,4 @@ class GpuNodeKeeper:
         about = events.About(API_VERSION, KIND, self._dependencies.node, after.metadata.uid)
         by, at = events.Reporter(REPORTER, self._dependencies.node), self._dependencies.clock.now()
         delta = events_between(before.status if before is not None else None, after.status)
-        await events.tell(self._dependencies.client, events.events_of([(about, draft) for draft in delta], by, at))
+        await events.write(self._dependencies.client, events.events_of([(about, draft) for draft in delta], by, at))

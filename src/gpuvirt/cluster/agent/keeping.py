@@ -21,45 +21,45 @@ T = TypeVar("T", bound=KubernetesObject)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Word(Generic[T]):
+class Observation(Generic[T]):
     """One observation of the object. Each is distinct (compared by identity), even if two have the same content."""
 
     item: T | None
     """None if the object does not exist."""
 
 
-class Known(Generic[T]):
+class ObservedObject(Generic[T]):
     """The latest observed state of one object."""
 
     def __init__(self) -> None:
-        self.word: Word[T] | None = None
+        self.latest: Observation[T] | None = None
         """The latest observation; None before the first."""
 
     @property
     def item(self) -> T | None:
         """The object; None if it does not exist or has not been observed."""
-        return self.word.item if self.word is not None else None
+        return self.latest.item if self.latest is not None else None
 
     def observe(self, item: T | None) -> None:
         """Store an observation of the watch."""
-        self.word = Word(item)
+        self.latest = Observation(item)
 
-    def answer(self, before: Word[T] | None, item: T) -> None:
+    def answer(self, before: Observation[T] | None, item: T) -> None:
         """Store the answer to a write that began after the observation `before`, unless a later version is known."""
-        now = self.word
+        now = self.latest
         if now is before or (now is not None and now.item is not None and is_newer(item, now.item)):
-            self.word = Word(item)
+            self.latest = Observation(item)
 
-    def doubt(self, before: Word[T] | None) -> None:
+    def doubt(self, before: Observation[T] | None) -> None:
         """Forget the observation `before` after a conflicting write; the watch reports the actual state, or has."""
-        if self.word is before:
-            self.word = None
+        if self.latest is before:
+            self.latest = None
 
 
 P = TypeVar("P")
 
 MOST_PAUSE_S = 30.0
-Tell = Callable[[ApiError | None], None]
+ReportOutcome = Callable[[ApiError | None], None]
 """Reports an error of the API server, and None after a success."""
 
 
@@ -78,7 +78,7 @@ class KeeperDependencies:
         return ObjectKey("", self.node)
 
     async def keep(
-        self, lacking: Callable[[], P | None], write: Callable[[P], Awaitable[None]], tell: Tell, due: Signal
+        self, lacking: Callable[[], P | None], write: Callable[[P], Awaitable[None]], report: ReportOutcome, due: Signal
     ) -> None:
         """Write what `lacking` returns until it returns None, and again whenever `due` is set; report each outcome."""
         while True:
@@ -87,9 +87,9 @@ class KeeperDependencies:
                 try:
                     await write(patch)
                 except ApiError as error:
-                    tell(error)
+                    report(error)
                     pause_s = next(pauses_s) * (0.5 + 0.5 * self.random.random())
                     await self.clock.sleep(max(pause_s, error.retry_after_s))
                 else:
-                    tell(None)
+                    report(None)
             await due.wait()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, Known, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.kinds.core import Node
@@ -32,7 +32,7 @@ class Patch(msgspec.Struct, frozen=True):
     status: Counts
 
 
-def said_of(allocatable: Mapping[str, str]) -> Mapping[ResourceName, int]:
+def integer_counts(allocatable: Mapping[str, str]) -> Mapping[ResourceName, int]:
     """Return the integer counts of a node's status; other quantities do not come from a device plugin."""
     return {ResourceName(name): int(text) for name, text in allocatable.items() if text.isdecimal()}
 
@@ -50,7 +50,7 @@ class NodeCounts:
     def __init__(self, dependencies: KeeperDependencies, notice: Notice) -> None:
         self._dependencies = dependencies
         self._notice = notice
-        self._known: Known[Node] = Known()
+        self._known: ObservedObject[Node] = ObservedObject()
         self._due = Signal()
 
     def observe(self, delta: Delta[Node]) -> None:
@@ -61,18 +61,20 @@ class NodeCounts:
 
     def _report_counts(self) -> None:
         if self._known.item is not None:
-            self._notice.observe(said_of(self._known.item.status.allocatable))
+            self._notice.observe(integer_counts(self._known.item.status.allocatable))
 
-    async def run(self, tell: Tell) -> None:
-        """Write the counts whenever they differ; `tell` gets each error, and None after a success."""
-        with self._notice.counts.telling(self._due):
-            await self._dependencies.keep(self._lacking, self._write, tell, self._due)
+    async def run(self, report: ReportOutcome) -> None:
+        """Write the counts whenever they differ; `report` gets each error, and None after a success."""
+        with self._notice.counts.notifying(self._due):
+            await self._dependencies.keep(self._lacking, self._write, report, self._due)
 
     def _lacking(self) -> Patch | None:
         node = self._known.item
-        return patch_of(self._notice.counts.get(), said_of(node.status.allocatable)) if node is not None else None
+        return (
+            patch_of(self._notice.counts.get(), integer_counts(node.status.allocatable)) if node is not None else None
+        )
 
     async def _write(self, patch: Patch) -> None:
-        client, name, before = self._dependencies.client, self._dependencies.node, self._known.word
+        client, name, before = self._dependencies.client, self._dependencies.node, self._known.latest
         self._known.answer(before, await client.patch(NODES, name, patch, PatchType.MERGE, Node, part="status"))
         self._report_counts()

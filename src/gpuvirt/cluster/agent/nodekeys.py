@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from gpuvirt.clock import Signal
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, Known, Tell
+from gpuvirt.cluster.agent.keeping import KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ForbiddenError, retried
@@ -28,7 +28,7 @@ class Claim:
 
     keys: Callable[[Metadata], Keys]
     """Returns the desired keys for the observed metadata of the node; they may include keys that are right already."""
-    telling: Callable[[Signal], AbstractContextManager[None]]
+    notifying: Callable[[Signal], AbstractContextManager[None]]
     """Sets a signal whenever the desired keys may have changed."""
 
 
@@ -37,7 +37,7 @@ class NodeKeys:
 
     def __init__(self, dependencies: KeeperDependencies) -> None:
         self._dependencies = dependencies
-        self._known: Known[Node] = Known()
+        self._known: ObservedObject[Node] = ObservedObject()
         self._due = Signal()
 
     def observe(self, delta: Delta[Node]) -> None:
@@ -45,19 +45,19 @@ class NodeKeys:
         self._known.observe(delta.objects.get(self._dependencies.key))
         self._due.set()
 
-    async def run(self, claims: Sequence[Claim], tell: Tell) -> None:
-        """Write the claimed keys whenever they differ; `tell` gets each error, and None after a success."""
+    async def run(self, claims: Sequence[Claim], report: ReportOutcome) -> None:
+        """Write the claimed keys whenever they differ; `report` gets each error, and None after a success."""
         with ExitStack() as stack:
             for claim in claims:
-                stack.enter_context(claim.telling(self._due))
-            await self._dependencies.keep(lambda: self._lacking(claims), self._write, tell, self._due)
+                stack.enter_context(claim.notifying(self._due))
+            await self._dependencies.keep(lambda: self._lacking(claims), self._write, report, self._due)
 
     def _lacking(self, claims: Sequence[Claim]) -> Patch | None:
         node = self._known.item
         return patch_of([claim.keys(node.metadata) for claim in claims], node.metadata) if node is not None else None
 
     async def _write(self, patch: Patch) -> None:
-        before = self._known.word
+        before = self._known.latest
         self._known.answer(before, await self._written(patch))
 
     async def _written(self, patch: Patch) -> Node:

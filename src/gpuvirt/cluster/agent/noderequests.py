@@ -82,7 +82,7 @@ def state_keys(state: Progress | None, names: Names = OF_VGPUS) -> Keys:
 
 def state_claim(states: Cell[Progress | None], names: Names) -> Claim:
     """Return the claim of the label and the annotation of a state."""
-    return Claim(lambda _: state_keys(states.get(), names), states.telling)
+    return Claim(lambda _: state_keys(states.get(), names), states.notifying)
 
 
 def _reason(state: Progress) -> str | None:

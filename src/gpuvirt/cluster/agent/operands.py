@@ -37,7 +37,7 @@ def operand_pods(namespace: str, node: str) -> Collection[Pod]:
 
 def operand_claim(away: Cell[bool]) -> Claim:
     """Return the claim of the labels that stop the operands while `away` is true."""
-    return Claim(lambda observed: operand_keys(observed, away=away.get()), away.telling)
+    return Claim(lambda observed: operand_keys(observed, away=away.get()), away.notifying)
 
 
 def observed_of(labels: Mapping[str, str] | None, found: Iterable[Pod] | None) -> OperandsObserved | None:

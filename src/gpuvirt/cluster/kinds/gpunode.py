@@ -106,14 +106,14 @@ class Spec(Part, frozen=True, kw_only=True):
     ] = None
 
 
-class Why(Part, frozen=True, kw_only=True):
+class ReasonStatus(Part, frozen=True, kw_only=True):
     """A reason, with the code that the agent's log, its metrics and the command line use."""
 
     code: Code
     message: Message
 
 
-Reasons = Annotated[tuple[Why, ...], Meta(description="Why it cannot be used, or is not offered.")]
+Reasons = Annotated[tuple[ReasonStatus, ...], Meta(description="Why it cannot be used, or is not offered.")]
 
 
 class Vgpu(Part, frozen=True, kw_only=True):

@@ -83,4 +83,4 @@ class Announcer:
         self._announced = now
         at = self._clock.now()
         drafts = [(announcement.about, announcement.event) for announcement in fresh]
-        await events.tell(self._client, events.events_of(drafts, REPORTER, at))
+        await events.write(self._client, events.events_of(drafts, REPORTER, at))

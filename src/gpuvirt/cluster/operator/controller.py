@@ -20,8 +20,8 @@ from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
-from gpuvirt.cluster.operator.decisions import Decisions, Home, decide
-from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions, decide
+from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
@@ -62,11 +62,11 @@ class ControllerDependencies:
 class Controller:
     """One term as the leader. It starts with empty stores, and decides nothing until all collections are observed."""
 
-    def __init__(self, dependencies: ControllerDependencies, home: Home) -> None:
+    def __init__(self, dependencies: ControllerDependencies, settings: ControllerSettings) -> None:
         self.decisions: Decisions | None = None
         """The latest decisions."""
         self._dependencies = dependencies
-        self._home = home
+        self._settings = settings
         self._changed = Signal()
         self._writer = Writer(self._write, dependencies.clock, dependencies.random)
         self._announcer = Announcer(dependencies.client, dependencies.clock)
@@ -78,7 +78,7 @@ class Controller:
         self._kubevirt = KubeVirtStores(self._changed)
         self._histories: Histories | None = None
         """The history of patches of KubeVirt; None until its ConfigMap has been observed."""
-        self._pods = Store(Collection(pods(home.namespace), Pod), self._changed)
+        self._pods = Store(Collection(pods(settings.namespace), Pod), self._changed)
         self._other = OtherOperator()
         leases = Store(its_leases(), self._changed, self._observe_lease)
         self._stores: tuple[AnyStore, ...] = (
@@ -93,7 +93,7 @@ class Controller:
 
     def _stores_of_made(self) -> Iterator[Store[StoredObject]]:
         """Yield the stores of operands' objects. That of ConfigMaps has all of them, since a policy may name any."""
-        for resource in made_in(self._home.namespace):
+        for resource in made_in(self._settings.namespace):
             labelled = "" if resource.plural == "configmaps" else OPERAND_LABEL
             yield Store(Collection(resource, StoredObject, labelled=labelled), self._changed)
 
@@ -143,7 +143,7 @@ class Controller:
             if picture is None:
                 continue
             now, failures = self._dependencies.clock.now(), self._writer.failures
-            before, self.decisions = self.decisions, decide(picture, self._home, failures, now)
+            before, self.decisions = self.decisions, decide(picture, self._settings, failures, now)
             log_invalid(before.progress.invalid if before is not None else (), self.decisions.progress.invalid)
             if self.decisions.histories is not None:
                 self._histories = self.decisions.histories
@@ -157,12 +157,12 @@ class Controller:
             return None
         stored = {resource: store.known for resource, store in self._made.items()}
         other = self._other.active(self._dependencies.clock.monotonic_s())
-        kept = stored[config_maps(self._home.namespace)].get(history_key(self._home.namespace))
+        kept = stored[config_maps(self._settings.namespace)].get(history_key(self._settings.namespace))
         if self._histories is None:
             self._histories = kept_histories(kept)
         kubevirt = self._kubevirt.observed(self._histories, kept_text(kept))
-        there = There(stored, self._pods.known, self._marks)
-        return Picture(self._policies.known, self._nodes.known, self._gpu_nodes.known, there, other, kubevirt)
+        existing = Existing(stored, self._pods.known, self._marks)
+        return Picture(self._policies.known, self._nodes.known, self._gpu_nodes.known, existing, other, kubevirt)
 
     async def _write(self, write: Write) -> None:
         """Make one write, and store the object that the API server returns. Raises ApiError."""

@@ -49,7 +49,7 @@ KATA_AT = "$.spec.sandboxWorkloads.mode"
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class ControllerSettings:
     """The controller's settings: its command line and environment."""
 
     namespace: str
@@ -81,25 +81,29 @@ class Decisions:
     """The history of patches of KubeVirt; None if it has not changed."""
 
 
-def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) -> Decisions:
+def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[str], at: datetime) -> Decisions:
     """Return the decisions; `failures` are the errors of writes that failed last."""
     choice = policies.choose(picture.policies.values())
     if choice is None:
         return Decisions()  # without a ClusterPolicy the controller changes nothing: deployed operands stay
-    problems, missing = tuple(_problems(choice, picture, home)), tuple[InvalidValue, ...]()
+    problems, missing = tuple(_problems(choice, picture, settings)), tuple[InvalidValue, ...]()
     found, deployed, kubevirt = (
         NodeDecisions((), (), {}),
         Deployment(),
         KubeVirtDecisions(histories=picture.kubevirt.histories),
     )
     if not problems and isinstance(choice.policy, ClusterPolicy):
-        policy = policies.beside(choice.policy) if home.coexists else choice.policy
+        policy = policies.beside(choice.policy) if settings.coexists else choice.policy
         gpu_nodes = tuple(gpu_node for _, gpu_node in sorted(picture.gpu_nodes.items(), key=itemgetter(0)))
-        kubevirt = kubevirts.decide(picture.kubevirt, gpu_nodes, home.namespace, at, manage=home.manages_kubevirt)
-        found = nodes.decide(picture, policy, kubevirt, beside=home.coexists, has_image=home.image is not None)
+        kubevirt = kubevirts.decide(
+            picture.kubevirt, gpu_nodes, settings.namespace, at, manage=settings.manages_kubevirt
+        )
+        found = nodes.decide(picture, policy, kubevirt, beside=settings.coexists, has_image=settings.image is not None)
         drains = any(placement.leaving and placement.counts for placement in found.placements.values())
         missing = tuple(invalidstates.of_config_map(policy, picture))
-        deployed = _deployment(picture, policies.while_leaving(policy) if drains else policy, home, found.placements)
+        deployed = _deployment(
+            picture, policies.while_leaving(policy) if drains else policy, settings, found.placements
+        )
     reported = {key.name: gpu_node for key, gpu_node in picture.gpu_nodes.items()}
     invalid = (
         *invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults),
@@ -126,7 +130,7 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
             else None
         ),
     )
-    writes = (*found.writes, *deployed.writes, *kubevirt.writes, *_statuses(choice, progress, home, at))
+    writes = (*found.writes, *deployed.writes, *kubevirt.writes, *_statuses(choice, progress, settings, at))
     announcements = (
         *node_announcements(picture.nodes.values(), found.placements),
         *invalid_announcements(choice, invalid),
@@ -143,27 +147,33 @@ def decide(picture: Picture, home: Home, failures: Sequence[str], at: datetime) 
     )
 
 
-def _deployment(picture: Picture, policy: ClusterPolicy, home: Home, placements: Mapping[str, Placement]) -> Deployment:
-    if home.image is None:
+def _deployment(
+    picture: Picture, policy: ClusterPolicy, settings: ControllerSettings, placements: Mapping[str, Placement]
+) -> Deployment:
+    if settings.image is None:
         return Deployment()
-    rendered = render(policy, site_of(picture, policy, home, home.image, placements))
-    return deployment.decide(policy, rendered, picture.there, placements)
+    rendered = render(policy, site_of(picture, policy, settings, settings.image, placements))
+    return deployment.decide(policy, rendered, picture.existing, placements)
 
 
 def site_of(
-    picture: Picture, policy: ClusterPolicy, home: Home, image: str, placements: Mapping[str, Placement]
+    picture: Picture,
+    policy: ClusterPolicy,
+    settings: ControllerSettings,
+    image: str,
+    placements: Mapping[str, Placement],
 ) -> Site:
     """Return the facts of the cluster and the controller that operands depend on."""
     named = {key.name: node for key, node in picture.nodes.items()}
     return Site(
-        namespace=home.namespace,
+        namespace=settings.namespace,
         image=image,
-        pull_policy=home.pull_policy,
-        pull_secrets=home.pull_secrets,
-        images=home.images,
+        pull_policy=settings.pull_policy,
+        pull_secrets=settings.pull_secrets,
+        images=settings.images,
         vgpu_os=frozenset(
             _systems(
-                named, placements, Workload.VGPU, VGPU_DRIVER_LABEL if home.coexists else deploy_label(VGPU_DRIVER)
+                named, placements, Workload.VGPU, VGPU_DRIVER_LABEL if settings.coexists else deploy_label(VGPU_DRIVER)
             )
         ),
         container_os=frozenset(_systems(named, placements, Workload.CONTAINER, deploy_label(DRIVER))),
@@ -173,7 +183,7 @@ def site_of(
         config_maps={
             name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None
         },
-        coexists=home.coexists,
+        coexists=settings.coexists,
     )
 
 
@@ -205,24 +215,26 @@ def _runtime(named: Mapping[str, Node], placements: Mapping[str, Placement]) -> 
     return found.most_common(1)[0][0] if found else "containerd"
 
 
-def _problems(choice: Choice, picture: Picture, home: Home) -> Iterator[Reason]:
+def _problems(choice: Choice, picture: Picture, settings: ControllerSettings) -> Iterator[Reason]:
     """Yield the problems for which the controller carries out nothing of the policy and changes no node."""
     name = policies.display_name(choice.stored.metadata.name)
-    if picture.other_operator is not None and not home.coexists:
+    if picture.other_operator is not None and not settings.coexists:
         yield clusterproblems.other_operator(picture.other_operator, COEXIST_OPTION)
     faults = (choice.policy,) if isinstance(choice.policy, SpecFault) else tuple(spec_faults(choice.policy.spec))
     for fault in faults:
         yield clusterproblems.policy_invalid(f"{name} {fault.path}", fault.message, is_kata=fault.path == KATA_AT)
 
 
-def _statuses(choice: Choice, progress: Progress, home: Home, at: datetime) -> Iterator[PatchPolicyStatus]:
+def _statuses(
+    choice: Choice, progress: Progress, settings: ControllerSettings, at: datetime
+) -> Iterator[PatchPolicyStatus]:
     """Yield the policy statuses that have to change; beside NVIDIA's operator these belong to that operator."""
-    if home.coexists:
+    if settings.coexists:
         return
     stored = choice.stored
-    yield from _status(stored, status.status_of(progress, stored.metadata, stored.status, home.namespace, at))
+    yield from _status(stored, status.status_of(progress, stored.metadata, stored.status, settings.namespace, at))
     for other in choice.ignored:
-        desired = status.ignored(stored.metadata.name, other.metadata, other.status, home.namespace, at)
+        desired = status.ignored(stored.metadata.name, other.metadata, other.status, settings.namespace, at)
         yield from _status(other, desired)
 
 

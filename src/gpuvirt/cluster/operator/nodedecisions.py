@@ -39,8 +39,8 @@ def decide(
     writes, verdicts, placements = list[NodeWrite](), list[NodeVerdict](), dict[str, Placement]()
     defaults, around = policies.defaults_of(policy), policies.around_of(policy)
     vgpu_switch = policies.vgpu_switch_of(policy, kubevirt)
-    pausers = pausers_by_node(picture.there.pods.values())
-    apps = apps_by_node(picture.there.pods.values())
+    pausers = pausers_by_node(picture.existing.pods.values())
+    apps = apps_by_node(picture.existing.pods.values())
     deployer = Deployer(policy, has_image, has_daemon_sets=has_image, beside=beside)
     for key, node in sorted(picture.nodes.items()):
         gpu_node = picture.gpu_nodes.get(key)

@@ -7,7 +7,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.operator.deployment.decisions import There
+from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
@@ -28,7 +28,7 @@ class Picture:
     policies: Objects[StoredPolicy]
     nodes: Objects[Node]
     gpu_nodes: Objects[OwnedGpuNode]
-    there: There
+    existing: Existing
     """The operands' objects in the cluster, and all ConfigMaps of the controller's namespace."""
     other_operator: str | None = None
     """The lease of NVIDIA's operator if that runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
@@ -44,7 +44,7 @@ class Picture:
         return tuple(sorted(at.name for at, found in self._config_maps() if key in _keys_of(found)))
 
     def _config_maps(self) -> Iterable[tuple[ObjectKey, StoredObject]]:
-        stored = (objects for resource, objects in self.there.stored.items() if resource.plural == "configmaps")
+        stored = (objects for resource, objects in self.existing.stored.items() if resource.plural == "configmaps")
         return next(stored, {}).items()
 
 

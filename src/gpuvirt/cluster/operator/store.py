@@ -42,7 +42,7 @@ class AnyStore(Protocol):
         """Remove an object that was deleted."""
         ...
 
-    def tell(self, error: ApiError | None, /) -> None:
+    def observe_error(self, error: ApiError | None, /) -> None:
         """Store the reflector's error; None once it has recovered."""
         ...
 
@@ -85,7 +85,7 @@ class Store(Generic[T]):
 
     async def follow(self, client: Client, clock: Clock, random: Random) -> None:
         """List and watch the collection until cancelled."""
-        await Reflector(client, self.collection, clock, random).run(self.observe, self.tell)
+        await Reflector(client, self.collection, clock, random).run(self.observe, self.observe_error)
 
     def observe(self, delta: Delta[T]) -> None:
         """Store the objects that the reflector has observed."""
@@ -95,7 +95,7 @@ class Store(Generic[T]):
         self.installed = True
         self._changed.set()
 
-    def tell(self, error: ApiError | None) -> None:
+    def observe_error(self, error: ApiError | None) -> None:
         """Store the reflector's error. A kind that is not installed counts as observed, with no objects."""
         before, self.problem = self.problem, None if isinstance(error, NotFoundError) else error
         if self.problem is not None and type(before) is not type(self.problem):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.core import ENDED
-from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Vgpu, Why
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, ReasonStatus, Vgpu
 from gpuvirt.cluster.kinds.kubevirt import Devices
 from gpuvirt.model.doctor.vms.vmevidence import (
     ConditionSeen,
@@ -141,7 +141,7 @@ def _device(device: str, name: str, found: Gpu | Vgpu) -> DeviceSeen:
     return DeviceSeen(device, name, found.offered_as, found.users, tuple(_text(reason) for reason in found.reasons))
 
 
-def _text(why: Why) -> str:
+def _text(why: ReasonStatus) -> str:
     return why.message if why.message.startswith(f"{why.code}:") else f"{why.code}: {why.message}"
 
 

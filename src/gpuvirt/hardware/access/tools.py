@@ -47,12 +47,12 @@ PAUSES_S = (1.0, 2.0, 3.0, 4.0)
 
 
 class ToolError(GpuvirtError):
-    """A program of the host failed. `exit_code` is None where it did not end by itself; `said` is its output."""
+    """A program of the host failed: `exit_code` is None where it did not end by itself, `output` is what it printed."""
 
-    def __init__(self, message: str, *, exit_code: int | None = None, said: str = "") -> None:
+    def __init__(self, message: str, *, exit_code: int | None = None, output: str = "") -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.said = said
+        self.output = output
 
 
 class ToolMissingError(ToolError):
@@ -95,7 +95,7 @@ class Ended:
     stderr: str
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """All output of the program; nvidia-smi writes its errors to standard output."""
         return "\n".join(part for part in (self.stderr.strip(), self.stdout.strip()) if part)
 
@@ -131,7 +131,7 @@ def _written(file: BinaryIO) -> str:
     return file.read().decode(errors="replace").replace("\r\n", "\n")
 
 
-def is_there(place: Path) -> bool:
+def exists(place: Path) -> bool:
     """Return whether a program exists; a link counts, since only chroot can resolve it within its own root."""
     return place.is_symlink() or place.exists()
 
@@ -146,7 +146,7 @@ class HostTools:
         *,
         run: Run = run_program,
         pause: Callable[[float], None] = sleep,
-        has: Callable[[Path], bool] = is_there,
+        has: Callable[[Path], bool] = exists,
         is_confined: bool | None = None,
     ) -> None:
         """`is_confined`: this process may not call chroot (only root may), so it runs programs by their path in
@@ -183,7 +183,7 @@ class HostTools:
             try:
                 self._run_checked(command, None)
             except ToolError as error:
-                if UNBIND_LOCK not in error.said.lower():
+                if UNBIND_LOCK not in error.output.lower():
                     raise
                 self._pause(pause_s)
             else:
@@ -210,8 +210,10 @@ class HostTools:
                 local = root / place.lstrip("/")
                 if self._has(local):
                     return [str(local)] if self._is_confined else [*_into(root), place]
-        said = f"no {program} in {' or in '.join(str(root) for root in roots)}"
-        raise ToolMissingError(f"{said}; install NVIDIA's vGPU manager, or check that its container runs", said=said)
+        output = f"no {program} in {' or in '.join(str(root) for root in roots)}"
+        raise ToolMissingError(
+            f"{output}; install NVIDIA's vGPU manager, or check that its container runs", output=output
+        )
 
     def _run_checked(self, command: Sequence[str], timeout_s: float | None) -> Ended:
         line = " ".join(command)
@@ -222,9 +224,9 @@ class HostTools:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ToolError(f"{line}: {error}") from error
         if ended.exit_code != 0:
-            message = f"{line} ended with {ended.exit_code}: {ended.said or 'no output'}"
+            message = f"{line} ended with {ended.exit_code}: {ended.output or 'no output'}"
             kind = ToolMissingError if ended.exit_code == NOT_FOUND else ToolError
-            raise kind(message, exit_code=ended.exit_code, said=ended.said)
+            raise kind(message, exit_code=ended.exit_code, output=ended.output)
         return ended
 
 

@@ -68,7 +68,7 @@ def _copy_read(copying: Copying, part: Part) -> None:
             _copy_names(copying, path, names)
         case Link(path, str(target)):
             copying.members[path] = Symlink(f"../../../{target}")
-        case Presence(path, there=True):
+        case Presence(path, exists=True):
             copying.members[path] = Folder() if path.endswith("/entries") else b""
         case _:  # the file does not exist
             return

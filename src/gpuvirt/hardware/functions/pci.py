@@ -89,7 +89,7 @@ def read_function(
     if not isinstance(problem, Unread):
         return MalformedEntry(device_path(address), "disappeared while it was read, or is not a PCI function")
     if before is None:
-        return MalformedEntry(problem.path, f"cannot be read: {problem.said}")
+        return MalformedEntry(problem.path, f"cannot be read: {problem.detail}")
     reading.unread.append(problem)
     return read(before.id, before.class_code)
 

@@ -48,7 +48,7 @@ def enable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress, count: int | None 
     """
     total = read_total(kernel, gpu)
     if not isinstance(total, int):
-        found = total.said if isinstance(total, Unread) else "it has no SR-IOV"
+        found = total.detail if isinstance(total, Unread) else "it has no SR-IOV"
         raise VfsUnchangedError(f"no VFs were switched on at {gpu}: {pci.attribute(gpu, 'sriov_totalvfs')}: {found}")
     desired = total if count is None else count
     missing = _missing(kernel, tools, gpu, enable=True) if desired == total else NOT_NEEDED
@@ -69,7 +69,7 @@ def _missing(kernel: Kernel, tools: Tools, gpu: PciAddress, *, enable: bool) -> 
     """Run `sriov-manage` for a GPU of NVIDIA; return None when it has run, otherwise the reason why not."""
     found = pci.read_id(kernel, gpu)
     if isinstance(found, Unread):
-        raise VfsUnchangedError(f"the vendor of {gpu} is unknown: {found.path}: {found.said}")
+        raise VfsUnchangedError(f"the vendor of {gpu} is unknown: {found.path}: {found.detail}")
     if found is None or found.vendor != NVIDIA:
         return NOT_NEEDED
     try:
@@ -95,5 +95,5 @@ def _expect(kernel: Kernel, gpu: PciAddress, count: int) -> None:
     """Check the number of VFs: `sriov-manage` succeeds without effect on a card that it does not support."""
     found = count_vfs(kernel, gpu)
     if found != count:
-        seen = f"{found} VFs" if isinstance(found, int) else found.said
+        seen = f"{found} VFs" if isinstance(found, int) else found.detail
         raise VfsUnchangedError(f"{device_path(gpu)}/virtfn*: {seen}; expected {count}. See the kernel's log")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.hardware.access.tools import HostTools, Run, ToolError, ToolMissingError, is_there, run_program
+from gpuvirt.hardware.access.tools import HostTools, Run, ToolError, ToolMissingError, exists, run_program
 from gpuvirt.paths import HostPath
 
 SEEN_HOST, SEEN_DRIVER = "/host", "/driver-root"
@@ -88,7 +88,7 @@ def find_driver(roots: DriverRoots, run: Run = run_program) -> FoundDriver:
     return FoundDriver(roots.driver_on_host, has_nodes=(roots.driver / "dev").is_dir())
 
 
-def check_toolkit(run: Run = run_program, has: Callable[[Path], bool] = is_there) -> None:
+def check_toolkit(run: Run = run_program, has: Callable[[Path], bool] = exists) -> None:
     """Raise NotReadyError unless the container toolkit has given GPUs to this container, as to any other."""
     try:
         HostTools(Path("/"), run=run, has=has).nvidia_smi("-L")

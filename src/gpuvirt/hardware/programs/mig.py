@@ -49,7 +49,7 @@ def read_instances(tools: Tools, gpu: PciAddress) -> tuple[GpuInstance, ...] | U
     try:
         return parse_instances(tools.nvidia_smi("mig", "-i", gpu, "-lgi"))
     except ToolError as error:
-        if any(none in error.said for none in NONE_FOUND):
+        if any(none in error.output for none in NONE_FOUND):
             return ()
         raise
 
@@ -73,7 +73,7 @@ def create_instance(tools: Tools, gpu: PciAddress, profile: str, start: int) -> 
     match = _CREATED.search(output)
     if match is None:
         command = f"nvidia-smi mig -i {gpu} -cgi {profile_at}"
-        raise ToolError(f"{command} does not report the created GPU instance: {output.strip()}", said=output)
+        raise ToolError(f"{command} does not report the created GPU instance: {output.strip()}", output=output)
     return int(match[1])
 
 
@@ -85,6 +85,6 @@ def destroy_instance(tools: Tools, gpu: PciAddress, instance: int) -> None:
     try:
         tools.nvidia_smi("mig", "-i", gpu, "-dci", "-gi", str(instance))
     except ToolError as error:
-        if not any(none in error.said for none in NONE_FOUND):
+        if not any(none in error.output for none in NONE_FOUND):
             raise
     tools.nvidia_smi("mig", "-i", gpu, "-dgi", "-gi", str(instance))

@@ -46,14 +46,14 @@ def read_disk_use(kernel: Kernel, address: PciAddress) -> str | None:
     """Return the use of a function's disks, or that it is unknown; None where no disk is in use."""
     names = attributes.names(kernel, BLOCKS)
     if isinstance(names, Unread):
-        return f"may have a disk that is in use: {names.path} can't be read ({names.said})"
+        return f"may have a disk that is in use: {names.path} can't be read ({names.detail})"
     disks = sorted(_disks_of(kernel, address, names or ()))
     if not disks:
         return None
     uses = _read_uses(kernel)
     for name in disks:
         if isinstance(uses, Unread):
-            return f"has the disk {name}, whose use is unknown ({uses.path}: {uses.said})"
+            return f"has the disk {name}, whose use is unknown ({uses.path}: {uses.detail})"
         if (use := _use_of(kernel, name, uses)) is not None:
             return f"has the disk {name}, {use}"
     return None

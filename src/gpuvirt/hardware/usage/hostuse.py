@@ -31,12 +31,12 @@ def _console(kernel: Kernel, address: PciAddress) -> str | None:
     """Return the use of the firmware's display as the console, None where the function has no framebuffer."""
     boot_vga = attributes.text(kernel, device_path(address, "boot_vga"))
     if isinstance(boot_vga, Unread):
-        return f"may drive the console: {boot_vga.path} can't be read ({boot_vga.said})"
+        return f"may drive the console: {boot_vga.path} can't be read ({boot_vga.detail})"
     if boot_vga != "1":
         return None
     names = attributes.names(kernel, GRAPHICS)
     if isinstance(names, Unread):
-        return f"may drive the console: {names.path} can't be read ({names.said})"
+        return f"may drive the console: {names.path} can't be read ({names.detail})"
     for name in names or ():
         if not name.startswith("fb") or name == "fbcon":
             continue
@@ -58,7 +58,7 @@ def _network(kernel: Kernel, address: PciAddress) -> str | None:
     folder = device_path(address, "net")
     names = attributes.names(kernel, folder)
     if isinstance(names, Unread):
-        return f"may be a network interface in use: {names.path} can't be read ({names.said})"
+        return f"may be a network interface in use: {names.path} can't be read ({names.detail})"
     for name in names or ():
         flags = attributes.text(kernel, HostPath(f"{folder}/{name}/flags"))
         try:

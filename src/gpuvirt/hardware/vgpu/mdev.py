@@ -104,7 +104,7 @@ class Mdev:
             if name == type_:
                 kernel.write(HostPath(f"{folder}/{type_id}/create"), uuid.encode())
                 return
-            names.append(name.said if isinstance(name, Unread) else name)
+            names.append(name.detail if isinstance(name, Unread) else name)
         raise VgpuUnavailableError(
             f"{slot} does not offer the vGPU type {type_} now; {folder} has {', '.join(names) or 'no type'}"
         )

@@ -41,7 +41,7 @@ class SriovVf:
         if str(vgpu) != slot:
             raise VgpuUnavailableError(f"the set of VFs of {slot} has its address as its id; found {vgpu}")
         if not isinstance(total, int):
-            raise VgpuUnavailableError(f"{slot} has no SR-IOV: sriov_totalvfs: {total.said if total else 'missing'}")
+            raise VgpuUnavailableError(f"{slot} has no SR-IOV: sriov_totalvfs: {total.detail if total else 'missing'}")
         count = next((count for count in range(1, total + 1) if vf_type(count) == type_), None)
         if count is None:
             raise VgpuUnavailableError(f"{slot} cannot be split into {type_!r}; expected 1 VF to {vf_type(total)}")
@@ -51,6 +51,6 @@ class SriovVf:
         """Switch all VFs of a GPU off at once; raise OSError as the kernel does, VgpuUnavailableError."""
         count = sriov.count_vfs(kernel, live.slot)
         if not isinstance(count, int) or vf_type(count) != live.type:
-            found = count.said if isinstance(count, Unread) else vf_type(count) if count else "no VFs"
+            found = count.detail if isinstance(count, Unread) else vf_type(count) if count else "no VFs"
             raise VgpuUnavailableError(f"{live.slot} has {found}; expected {live.type}, so no VF was removed")
         sriov.write_count(kernel, live.slot, 0)

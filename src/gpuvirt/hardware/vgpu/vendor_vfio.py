@@ -153,7 +153,7 @@ def _current(slot: PciAddress) -> HostPath:
 
 
 def _content(found: str | Unread | None) -> str:
-    return "does not exist" if found is None else f"contains {found}" if isinstance(found, str) else found.said
+    return "does not exist" if found is None else f"contains {found}" if isinstance(found, str) else found.detail
 
 
 def _live(function: PciFunction, type_id: str | Unread, names: Mapping[str, VgpuType]) -> LiveVgpu:

@@ -18,7 +18,7 @@ from gpuvirt.model.change.nativedrivers import HEADS, leftovers, our_overrides, 
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import ClearOverride, DriverStep, LoadModule, Override, Probe, Unbind
-from gpuvirt.model.inventory.isolation import UnitId, spoilers
+from gpuvirt.model.inventory.isolation import UnitId, group_blockers
 from gpuvirt.model.reasons import Reason, nativerefusals, refusals
 
 
@@ -126,7 +126,7 @@ def _also_moved(state: UnitState, desired_drivers: DesiredDrivers) -> list[PciAd
     """Return the functions of other slots whose drivers keep the group from VFIO, and that the admin has listed."""
     moving = [function for function, driver in desired_drivers.items() if _is_passthrough(driver)]
     others = sorted(state.neighbours(moving) - desired_drivers.keys())
-    spoiling = spoilers(state.inventory.facts.functions, others)
+    spoiling = group_blockers(state.inventory.facts.functions, others)
     return [function.address for function in spoiling if function.address in state.allowed]
 
 

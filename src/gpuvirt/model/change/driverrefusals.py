@@ -11,7 +11,7 @@ from gpuvirt.model.allocation.podallocations import unmapped_reasons
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.nativedrivers import native_driver, pinned_to_vfio
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.inventory.isolation import spoilers
+from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.reasons import Reason, nativerefusals, refusals
 
 
@@ -38,7 +38,7 @@ def _refusals(
     for address in to_vfio:
         yield from _why_not_to_vfio(state, address)
     staying = sorted(state.neighbours(to_vfio) - desired_drivers.keys())
-    for other in spoilers(state.inventory.facts.functions, staying):
+    for other in group_blockers(state.inventory.facts.functions, staying):
         same_group = [address for address in to_vfio if state.function(address).iommu_group == other.iommu_group]
         yield refusals.foreign_endpoint(other, same_group)
     for address in to_vfio:

@@ -84,7 +84,7 @@ def _damaged(found: str) -> DamagedError:
     )
 
 
-def in_the_way(files: Iterable[Attribute], gpu: PciAddress) -> tuple[Reason, ...]:
+def conflicting_options(files: Iterable[Attribute], gpu: PciAddress) -> tuple[Reason, ...]:
     """Return the options of other files that conflict with gpuvirt's: the kernel takes one value of the parameter.
 
     `files` are those of modprobe's folders. A file that can't be read may have the parameter, so it is a conflict too.

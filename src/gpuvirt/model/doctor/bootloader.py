@@ -34,7 +34,7 @@ def boot_loader(setup: Setup) -> BootLoader:
 
 
 def _boot_files(setup: Setup) -> set[str]:
-    return {presence.path for presence in setup.boot_files if presence.there is True}
+    return {presence.path for presence in setup.boot_files if presence.exists is True}
 
 
 def set_arguments(setup: Setup, *arguments: str) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.model.doctor.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.model.doctor.checks.vgpu import vgpus
 from gpuvirt.model.doctor.evidence import Evidence
-from gpuvirt.model.doctor.explanation import STEPS, StageResult, Step, Way, assemble, blocked, progress
+from gpuvirt.model.doctor.explanation import STEPS, DeviceExplanation, StageResult, Step, assemble, blocked, progress
 from gpuvirt.model.doctor.findings import Finding, of_reason, problem
 from gpuvirt.model.doctor.target import no_device, no_gpu, no_resource, pci_address
-from gpuvirt.model.inventory.isolation import spoilers
+from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.offers.view import DeviceView, GpuView, ResourceView, VgpuView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, nodeproblems, refusals
 from gpuvirt.model.reasons.codes import Level
@@ -36,13 +36,13 @@ KEEPS_DRIVER = frozenset(
 """Why the agent does not bind a GPU to its desired driver."""
 
 
-def walk(evidence: Evidence, target: str) -> Way:
+def explain_device(evidence: Evidence, target: str) -> DeviceExplanation:
     """Return the explanation of an address, a vGPU's id, or a resource's name."""
     invalid = tuple(of_reason(value.reason, Level.ERROR) for value in evidence.view.invalid)
     return replace(_explain(evidence, target), invalid=invalid)
 
 
-def _explain(evidence: Evidence, target: str) -> Way:
+def _explain(evidence: Evidence, target: str) -> DeviceExplanation:
     address = pci_address(target)
     if address is not None:
         return _of_function(evidence, target, address)
@@ -53,7 +53,7 @@ def _explain(evidence: Evidence, target: str) -> Way:
     return _of_resource(evidence, target)
 
 
-def _of_function(evidence: Evidence, target: str, address: PciAddress) -> Way:
+def _of_function(evidence: Evidence, target: str, address: PciAddress) -> DeviceExplanation:
     views = (*evidence.view.gpus, *evidence.view.functions)
     shown = next((function for function in views if function.address == address), None)
     carried = [(gpu, vgpu) for gpu in evidence.view.gpus for vgpu in gpu.vgpus if str(vgpu.id) == address]
@@ -69,7 +69,7 @@ def _of_function(evidence: Evidence, target: str, address: PciAddress) -> Way:
     return _not_found(target, address, None, blocker)
 
 
-def _of_resource(evidence: Evidence, target: str) -> Way:
+def _of_resource(evidence: Evidence, target: str) -> DeviceExplanation:
     names = {
         name: resource for resource in evidence.view.resources for name in (str(resource.name), *resource.also_called)
     }
@@ -96,7 +96,7 @@ def _of_resource(evidence: Evidence, target: str) -> Way:
     return max(ways, key=progress)
 
 
-def _not_found(target: str, device: str | None, resource: str | None, blocker: Finding) -> Way:
+def _not_found(target: str, device: str | None, resource: str | None, blocker: Finding) -> DeviceExplanation:
     return assemble(target, device, resource, [blocked(Step.BUS, blocker)])
 
 
@@ -126,7 +126,7 @@ class _Explainer:
         offered = vgpu.offered_as if vgpu is not None else gpu.offered_as
         self._resource = next((resource for resource in evidence.view.resources if resource.name == offered), None)
 
-    def explain(self, target: str) -> Way:
+    def explain(self, target: str) -> DeviceExplanation:
         name = self._resource.name if self._resource is not None else None
         return assemble(target, self._id, name, self._stages())
 
@@ -183,7 +183,7 @@ class _Explainer:
         if gpu is None or self._vgpu is not None:
             beside = f"shared with {', '.join(others)}; " if others and self._vgpu is None else ""
             return self._stage(Step.WHOLE_GROUP, f"{beside}no host driver prevents opening it")
-        spoiling = spoilers(self._evidence.inventory.facts.functions, others)
+        spoiling = group_blockers(self._evidence.inventory.facts.functions, others)
         if not gpu.function.on_vfio:  # gpuvirt binds the functions of the GPU's slot together with the GPU
             slot = slot_of(gpu.function.address)
             spoiling = tuple(function for function in spoiling if slot_of(function.address) != slot)

@@ -72,7 +72,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DeviceExplanation:
     """The explanation of a device or a resource; its JSON is a contract (docs/reference.md)."""
 
     target: str
@@ -126,14 +126,16 @@ def until_blocked(
     return [*reached, *later], blocker
 
 
-def assemble(target: str, device: str | None, resource: str | None, results: Iterable[StageResult[Step]]) -> Way:
+def assemble(
+    target: str, device: str | None, resource: str | None, results: Iterable[StageResult[Step]]
+) -> DeviceExplanation:
     """Return the explanation that the results of the stages give."""
     stages, blocker = until_blocked(results, Step)
     rows = tuple(Stage(stage.step, stage.standing, stage.message) for stage in stages)
-    return Way(target, device, resource, rows, blocker)
+    return DeviceExplanation(target, device, resource, rows, blocker)
 
 
-def progress(way: Way) -> int:
+def progress(explanation: DeviceExplanation) -> int:
     """Return how many stages a device passes."""
-    blocked_at = (index for index, stage in enumerate(way.stages) if stage.standing is Standing.BLOCKED)
-    return next(blocked_at, len(way.stages))
+    blocked_at = (index for index, stage in enumerate(explanation.stages) if stage.standing is Standing.BLOCKED)
+    return next(blocked_at, len(explanation.stages))

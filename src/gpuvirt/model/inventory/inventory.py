@@ -125,7 +125,7 @@ def malformed_entries(facts: Facts) -> Iterator[Reason]:
     for malformed in facts.malformed_entries:
         yield notoffered.malformed(malformed.path, malformed.what)
     for unread in _odd_attributes(facts):
-        yield notoffered.malformed(unread.path, f"can't be understood: {unread.said}; gpuvirt ignores it")
+        yield notoffered.malformed(unread.path, f"can't be understood: {unread.detail}; gpuvirt ignores it")
     for unread in facts.unread:
         yield refusals.unread(unread.path, unread, "its last known state is kept")
 

@@ -58,7 +58,9 @@ def units_of(functions: Mapping[PciAddress, PciFunction]) -> Mapping[UnitId, tup
     return {unit: tuple(members) for unit, members in units.items()}
 
 
-def spoilers(functions: Mapping[PciAddress, PciFunction], members: Iterable[PciAddress]) -> tuple[PciFunction, ...]:
+def group_blockers(
+    functions: Mapping[PciAddress, PciFunction], members: Iterable[PciAddress]
+) -> tuple[PciFunction, ...]:
     """Return the members because of which the kernel opens none of a group's devices.
 
     A member whose driver does its own DMA makes the group not viable (kernel 6.1: VFIO_GROUP_GET_STATUS returns flags

@@ -10,7 +10,7 @@ from gpuvirt.facts.ids import IommuGroup, VgpuId
 from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, Unread
 from gpuvirt.facts.sysfs import MDEVS, PCI_DEVICES, device_path, members_path
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.model.allocation.holds import Holds
+from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.ledger import Former
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices import candidates
@@ -22,7 +22,7 @@ from gpuvirt.model.reasons import Reason, Seen, refusals, unhealthy
 Members = Mapping[IommuGroup, Sequence[str] | Unread | None]
 """The devices in the `devices` folder of each group, None where the group does not exist."""
 
-_NO_HOLDS = Holds({}, {}, frozenset())
+_NO_ALLOCATED_DEVICES = AllocatedDevices({}, {}, frozenset())
 """The kubelet requests only devices that are not allocated to another pod."""
 
 
@@ -41,7 +41,7 @@ def why_refused(
             or next(_node_changes(before, now, device), None)
         )
     changed = changed or _member_change(before, members, device)
-    return changed or next(symptoms(now, _NO_HOLDS, device, former, allocations_known=True), None)
+    return changed or next(symptoms(now, _NO_ALLOCATED_DEVICES, device, former, allocations_known=True), None)
 
 
 def why_changed(inventory: Inventory, device: Candidate, why_not: Reason | None) -> Reason | None:

@@ -12,17 +12,17 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, ResetScope, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.model.allocation.holds import Holds
+from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.ledger import Former
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.inventory.isolation import spoilers
+from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, unhealthy
 
 Key = tuple[ResourceName, DeviceId]
 
 
-NO_WAY = "has no reset method that the kernel supports"
+NO_RESET_METHOD = "has no reset method that the kernel supports"
 KEEPS_MEMORY = "the next VM may read the memory that the last VM left in it, or hang"
 
 
@@ -127,7 +127,12 @@ def _due_s(all_traces: Iterable[Traces]) -> Iterator[float]:
 
 
 def symptoms(
-    inventory: Inventory, holds: Holds, candidate: Candidate, former: Former, *, allocations_known: bool
+    inventory: Inventory,
+    allocated_devices: AllocatedDevices,
+    candidate: Candidate,
+    former: Former,
+    *,
+    allocations_known: bool,
 ) -> Iterator[Reason]:
     """Yield the symptoms that an inventory shows for a device; `former` are the last pods of whole functions."""
     facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
@@ -136,7 +141,7 @@ def symptoms(
     gpu = facts.functions.get(candidate.target.gpu)
     if gpu is not None and gpu is not carrier:
         yield from _function_symptoms(gpu, candidate.id)
-    if carrier is not None and candidate.target not in holds.by_target:
+    if carrier is not None and candidate.target not in allocated_devices.by_target:
         yield from _reset_symptoms(inventory, candidate, carrier, former)
     if candidate.group is None:
         return
@@ -145,11 +150,11 @@ def symptoms(
         yield unhealthy.node_missing(candidate.id, missing)
     if unread := next(_unread_drivers(inventory, candidate), None):
         yield refusals.unread(candidate.id, unread)
-    if spoiling := spoilers(facts.functions, _other_members(inventory, candidate)):
+    if spoiling := group_blockers(facts.functions, _other_members(inventory, candidate)):
         yield unhealthy.group_not_viable(
             candidate.id, candidate.group, [(function.address, str(function.driver)) for function in spoiling]
         )
-    if allocations_known and candidate.group not in holds.by_group:
+    if allocations_known and candidate.group not in allocated_devices.by_group:
         yield from _user_symptoms(facts, candidate.id, candidate.group)
 
 
@@ -230,4 +235,4 @@ def is_reset(functions: Mapping[PciAddress, PciFunction], address: PciAddress, s
 
 def why_withheld(address: PciAddress, tenant: str) -> Reason:
     """Return why a function that can't be reset is withheld from other pods than its last one."""
-    return unhealthy.not_reset(address, tenant, NO_WAY, KEEPS_MEMORY)
+    return unhealthy.not_reset(address, tenant, NO_RESET_METHOD, KEEPS_MEMORY)

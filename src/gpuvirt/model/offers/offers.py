@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
-from gpuvirt.model.allocation.holds import Holds, find_holds
+from gpuvirt.model.allocation.allocateddevices import AllocatedDevices, find_allocated
 from gpuvirt.model.allocation.ledger import Entry, Former
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.settings import Settings
@@ -95,15 +95,15 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
     A device that can't be read any more stays, unhealthy. A device that is allocated to a pod stays listed in any case:
     the kubelet does not restart a container whose devices are no longer listed.
     """
-    holds = find_holds(inputs.entries, inputs.resources)
+    allocated_devices = find_allocated(inputs.entries, inputs.resources)
     free: list[Candidate] = []
     withheld: dict[str, Reason] = {}
     held_back: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
     for found in _candidates(inventory, inputs):
-        offerable = found if isinstance(found, Reason) else _offerable(inventory, inputs, holds, found)
+        offerable = found if isinstance(found, Reason) else _offerable(inventory, inputs, allocated_devices, found)
         if isinstance(offerable, Reason):
             withheld[offerable.subject] = offerable
-        elif (why := _why_held_back(inputs, holds, offerable)) is not None:
+        elif (why := _why_held_back(inputs, allocated_devices, offerable)) is not None:
             withheld[offerable.id] = why
             held_back[offerable.named.resource].append(offerable)
         else:
@@ -114,12 +114,12 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
     keys = {_key(candidate) for candidate in free}
     kept = {
         candidate: reason
-        for candidate, reason in _kept(inventory, before, holds, keys, withheld)
-        if candidate.named.resource not in inputs.withheld or candidate.target in holds.by_target
+        for candidate, reason in _kept(inventory, before, allocated_devices, keys, withheld)
+        if candidate.named.resource not in inputs.withheld or candidate.target in allocated_devices.by_target
     }
     seen = {
         _key(candidate): tuple(
-            symptoms(inventory, holds, candidate, inputs.former, allocations_known=inputs.allocations_known)
+            symptoms(inventory, allocated_devices, candidate, inputs.former, allocations_known=inputs.allocations_known)
         )
         for candidate in free
     } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
@@ -139,27 +139,29 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
     )
 
 
-def _offerable(inventory: Inventory, inputs: OfferInputs, holds: Holds, candidate: Candidate) -> Candidate | Reason:
+def _offerable(
+    inventory: Inventory, inputs: OfferInputs, allocated_devices: AllocatedDevices, candidate: Candidate
+) -> Candidate | Reason:
     """Return the device to offer beside the allocated ones, or the reason not to offer it."""
     if candidate.carrier in inputs.withdrawn and candidate.framework is None:
         return notoffered.withdrawn(candidate.carrier)
     if candidate.target.vgpu in inputs.undesired:
         return notoffered.undesired(candidate.id)
-    held = candidate.target in holds.by_target
+    held = candidate.target in allocated_devices.by_target
     if not held and candidate.target.gpu in inputs.blocked:
         return refusals.blocked(candidate.id, inputs.blocked[candidate.target.gpu])
     if not held and inputs.changing.covers(candidate.target):
         return refusals.changing(candidate.id, None)
     if not inputs.allocations_known and not held and possible.shares_group(inventory, inputs.settings, candidate):
         return refusals.allocations_unknown(candidate.id)
-    return holds.as_held(candidate)
+    return allocated_devices.as_allocated(candidate)
 
 
-def _why_held_back(inputs: OfferInputs, holds: Holds, candidate: Candidate) -> Reason | None:
+def _why_held_back(inputs: OfferInputs, allocated_devices: AllocatedDevices, candidate: Candidate) -> Reason | None:
     reason = inputs.withheld.get(candidate.named.resource)
     return (
         replace(reason, subject=candidate.id)
-        if reason is not None and candidate.target not in holds.by_target
+        if reason is not None and candidate.target not in allocated_devices.by_target
         else None
     )
 
@@ -188,11 +190,15 @@ def _candidates(inventory: Inventory, inputs: OfferInputs) -> Iterator[Candidate
 
 
 def _kept(
-    inventory: Inventory, before: Offers, holds: Holds, keys: set[Key], withheld: Mapping[str, Reason]
+    inventory: Inventory,
+    before: Offers,
+    allocated_devices: AllocatedDevices,
+    keys: set[Key],
+    withheld: Mapping[str, Reason],
 ) -> Iterator[tuple[Candidate, Reason]]:
     """Yield the devices that stay listed though they are no candidates now, with the reason against them."""
     listed = {(resource, device.id): device.candidate for resource, device in before.devices()}
-    entries = (entry for entry in holds.by_target.values() if entry.resource in holds.ours)
+    entries = (entry for entry in allocated_devices.by_target.values() if entry.resource in allocated_devices.ours)
     held = {(entry.resource, entry.device): entry for entry in entries}
     for key, entry in held.items():
         if key not in keys:

@@ -9,7 +9,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
-THERE, ABSENT = "there", "not there"
+EXISTS, ABSENT = "there", "not there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Seen:
 
     path: str
     """A file, a field, a command or an API; empty if the value is a text without a place."""
-    value: str = THERE
+    value: str = EXISTS
     joint: ClassVar[str] = ": "
 
     @classmethod
@@ -36,7 +36,7 @@ class Seen:
         """The place in a line of text: `PATH: VALUE`, `no PATH`, or `PATH` alone."""
         if self.value == ABSENT:
             return f"no {self.path}"
-        return self.path if self.value == THERE else f"{self.path}{self.joint if self.path else ''}{self.value}"
+        return self.path if self.value == EXISTS else f"{self.path}{self.joint if self.path else ''}{self.value}"
 
 
 class Link(Seen):
@@ -59,7 +59,7 @@ def opened_by(users: Sequence[User]) -> tuple[Seen, ...]:
 
 def not_read(unread: Unread) -> Seen:
     """Return the error, or the malformed value, of something that could not be read."""
-    return Seen(unread.path, unread.said)
+    return Seen(unread.path, unread.detail)
 
 
 @dataclass(frozen=True, slots=True)

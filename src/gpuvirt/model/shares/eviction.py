@@ -33,8 +33,8 @@ def victims(
     """
     if place(demand, books.free, whole=whole) is not None:
         return ()
-    there = [one for one in candidates if books.has(one.pod)]
-    scopes = _scopes(books, demand, there, whole)
+    exists = [one for one in candidates if books.has(one.pod)]
+    scopes = _scopes(books, demand, exists, whole)
     found = [one for scope in scopes if (one := _reprieved(books, demand, scope, whole)) is not None]
     return min(found, key=_cost, default=None)
 

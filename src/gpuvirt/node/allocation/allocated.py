@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuvirt.clock import Clock
+from gpuvirt.model.allocation.allocateddevices import AllocatedDevices, find_allocated
 from gpuvirt.model.allocation.allocations import (
     Consumers,
     ReadRecorded,
@@ -12,7 +13,6 @@ from gpuvirt.model.allocation.allocations import (
     any_consumer,
     with_consumers,
 )
-from gpuvirt.model.allocation.holds import Holds, find_holds
 from gpuvirt.model.allocation.ledger import Entry, Known, KubeletAccount, adopt
 from gpuvirt.node.allocation.unfinished import Unfinished
 from gpuvirt.node.known.state import NodeState
@@ -26,9 +26,9 @@ class Allocated:
 
     entries: Entries
     """The entries of the ledger and of the record; the ledger's own object if the record has no others."""
-    holds: Holds
-    """The holds of the entries on IOMMU groups and devices."""
-    by_ledger: Holds
+    allocated_devices: AllocatedDevices
+    """The allocated devices of the entries, by device and by IOMMU group."""
+    by_ledger: AllocatedDevices
     """The same, but only with the containers that the ledger names."""
     unfinished: frozenset[str]
     """The allocations of the container that the kubelet is admitting now."""
@@ -36,7 +36,7 @@ class Allocated:
 
 
 class Allocations:
-    """Reads the allocations. Their holds are computed again only when the ledger, the record or the host changes."""
+    """Reads the allocations. The allocated devices are found again if the ledger, the record or the host changes."""
 
     def __init__(self, state: NodeState, clock: Clock, recorded: ReadRecorded) -> None:
         """`recorded` reads the kubelet's record of its allocations."""
@@ -44,8 +44,8 @@ class Allocations:
         self._clock = clock
         self._recorded = recorded
         self._unfinished = Unfinished()
-        self._found: tuple[Entries, Holds] | None = None
-        """The last entries, with their holds."""
+        self._found: tuple[Entries, AllocatedDevices] | None = None
+        """The last entries, with the allocated devices."""
         self._adopted: tuple[Entries, Recorded | Unknown, Known, tuple[Entries, Consumers]] | None = None
         """The last ledger entries, record and host, with the entries that follow from them."""
 
@@ -55,19 +55,19 @@ class Allocations:
         unfinished = self._unfinished.now(self._state.ledger.entries, recorded)
         known, consumers = self._with_recorded(recorded)
         entries = with_consumers(known, consumers, unfinished)
-        by_ledger = self.holds(known)
-        holds = by_ledger if entries is known else find_holds(entries, self._state.ledger.resources)
-        return Allocated(entries, holds, by_ledger, unfinished, recorded)
+        by_ledger = self.allocated_devices(known)
+        allocated_devices = by_ledger if entries is known else find_allocated(entries, self._state.ledger.resources)
+        return Allocated(entries, allocated_devices, by_ledger, unfinished, recorded)
 
     def add(self, given: Sequence[Entry], recorded: Recorded | Unknown) -> None:
         """Record a new allocation, with the kubelet's record from just before it."""
         self._unfinished.add(given, recorded)
 
-    def holds(self, entries: Entries) -> Holds:
-        """Return the holds of entries."""
+    def allocated_devices(self, entries: Entries) -> AllocatedDevices:
+        """Return the allocated devices of entries."""
         found, ours = self._found, self._state.ledger.resources
         if found is None or found[0] is not entries or found[1].ours is not ours:
-            found = self._found = entries, find_holds(entries, ours)
+            found = self._found = entries, find_allocated(entries, ours)
         return found[1]
 
     def _with_recorded(self, recorded: Recorded | Unknown) -> tuple[Entries, Consumers]:

@@ -35,7 +35,7 @@ from gpuvirt.node.site import Site
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
+READ_TIMEOUT_S = 2.0
 """How long a pod's admission waits until its devices are read. The kubelet admits no other pod meanwhile."""
 
 
@@ -97,13 +97,14 @@ class Allocator:
         candidates = {device.id: device.candidate for device in offer.devices.values()}
         places = {device: Place(found.numa_node, found.group, found.target.gpu) for device, found in candidates.items()}
         allocated = self._allocations.read()
-        holds, unfinished = allocated.holds, allocated.unfinished
-        siblings = [sibling.id for sibling in holds.siblings(candidates.values(), unfinished)]
+        allocated_devices, unfinished = allocated.allocated_devices, allocated.unfinished
+        siblings = [sibling.id for sibling in allocated_devices.siblings(candidates.values(), unfinished)]
         musts = [candidates[device] for device in must_include if device in candidates]
         free = [
             device
             for device in available
-            if device not in candidates or not holds.in_the_way(resource, [*musts, candidates[device]], unfinished)
+            if device not in candidates
+            or not allocated_devices.conflict(resource, [*musts, candidates[device]], unfinished)
         ]
         spread = self._state.settings.vgpu_placement
         return prefer(free, must_include, size, places, spread, siblings=siblings)
@@ -170,7 +171,7 @@ class Allocator:
     async def _in_worker(self, resource: ResourceName, read: Callable[[], FreshFacts]) -> FreshFacts:
         """Read in a serial worker, since the kernel may block; raise AllocationRefusedError if it does."""
         try:
-            return await self._site.giving.run(read, name="read the requested devices", timeout_s=LOOK_S)
+            return await self._site.allocating.run(read, name="read the requested devices", timeout_s=READ_TIMEOUT_S)
         except WorkerBlockedError as error:
             effect = "gpuvirt allocates none of its devices until they can be read"
             reason = nodeproblems.scan_blocked(resource, str(error), effect)
@@ -196,8 +197,12 @@ class Allocator:
         added: list[Entry] = []
         for ids in request.containers:
             devices = tuple(self._usable(offer, ids, checked.against))
-            holds = allocated.holds if entries is allocated.entries else self._allocations.holds(entries)
-            if (reason := holds.in_the_way(resource, devices, allocated.unfinished)) is not None:
+            allocated_devices = (
+                allocated.allocated_devices
+                if entries is allocated.entries
+                else self._allocations.allocated_devices(entries)
+            )
+            if (reason := allocated_devices.conflict(resource, devices, allocated.unfinished)) is not None:
                 raise AllocationRefusedError(reason)
             attachments.append(attach(checked.host, resource, devices, self._state.settings))
             given += devices
@@ -272,7 +277,7 @@ def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former
         framework=device.framework,
         group=device.group,
         members=inventory.groups.get(device.group, ()) if device.group is not None else (),
-        may_open=allocated.holds.not_started(device, allocated.unfinished),
+        may_open=allocated.allocated_devices.not_started(device, allocated.unfinished),
         had_tenant=device.target.gpu in former,
     )
 

@@ -12,24 +12,24 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, shortfalls
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
-from gpuvirt.node.change.site import Site, Tell, changing
+from gpuvirt.node.change.site import ReportStep, Site, changing
 from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.change.steps.vgpusteps import Run, VgpusHeldError, take_all
+from gpuvirt.node.change.steps.vgpusteps import Run, VgpusInUseError, take_all
 
 
 def remove(
-    site: Site, gpu: PciAddress, vgpu: VgpuId, inputs: Inputs, tell: Tell, first: Inventory
+    site: Site, gpu: PciAddress, vgpu: VgpuId, inputs: Inputs, report: ReportStep, first: Inventory
 ) -> tuple[Reason, ...]:
     """Remove one vGPU, or return why it stays; `first` is an earlier inventory of the host. Raises UnitBusyError."""
-    return _changed(site, gpu, inputs, tell, first, lambda seen: removal(seen, gpu, vgpu))
+    return _changed(site, gpu, inputs, report, first, lambda seen: removal(seen, gpu, vgpu))
 
 
 def set_scheduler(
-    site: Site, gpu: PciAddress, scheduler: Scheduler, inputs: Inputs, tell: Tell, first: Inventory
+    site: Site, gpu: PciAddress, scheduler: Scheduler, inputs: Inputs, report: ReportStep, first: Inventory
 ) -> tuple[Reason, ...]:
     """Set a GPU's vGPU scheduler, which lasts until its driver is loaded again; return why not, or why not yet."""
-    return _changed(site, gpu, inputs, tell, first, lambda seen: scheduling(seen, gpu, scheduler))
+    return _changed(site, gpu, inputs, report, first, lambda seen: scheduling(seen, gpu, scheduler))
 
 
 def removal(seen: Observation, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
@@ -46,7 +46,7 @@ def _changed(
     site: Site,
     gpu: PciAddress,
     inputs: Inputs,
-    tell: Tell,
+    report: ReportStep,
     first: Inventory,
     plan: Callable[[Observation], VgpuPlan],
 ) -> tuple[Reason, ...]:
@@ -56,11 +56,11 @@ def _changed(
         seen = observe_unit(by_children, inputs, unit, first, [gpu])
         if gpu not in seen.inventory.gpus:
             return (shortfalls.gone(gpu),)
-        found, run = plan(seen), Run(tell, change)
+        found, run = plan(seen), Run(report, change)
         run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
         try:
             take_all(by_children, seen.inventory, seen.gpu_state(gpu), found, run)
-        except VgpusHeldError as error:
+        except VgpusInUseError as error:
             found = plan(replace(seen, learned={gpu: Learned(in_use=error.users)}))
         except RefusedError as error:
             return (error.reason,)

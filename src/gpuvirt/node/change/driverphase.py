@@ -34,7 +34,7 @@ def take(
     def begin(step: DriverStep) -> None:
         if not isinstance(step, LoadModule):
             touched.add(step.address)
-        run.tell(step)
+        run.report(step)
 
     failed = _carry_out(site, state, plan, begin, run)
     if failed is None:
@@ -43,7 +43,7 @@ def take(
     before = _to_put_back(state, touched, failed)
     reasons: tuple[Reason, ...] = ()
     if before:
-        run.tell(RollBack(plan.unit))
+        run.report(RollBack(plan.unit))
         reasons = _put_back(site, plan, before, observe, run)
     record.keep(plan, touched)
     return (failed.reason, *reasons)
@@ -68,10 +68,10 @@ def _to_put_back(state: UnitState, touched: Iterable[PciAddress], failed: Refuse
 
 
 def _carry_out(
-    site: Site, state: UnitState, plan: DriverPlan, tell: Callable[[DriverStep], None], run: Run
+    site: Site, state: UnitState, plan: DriverPlan, report: Callable[[DriverStep], None], run: Run
 ) -> RefusedError | None:
     try:
-        execute(site.kernel, site.tools, state.inventory.facts.functions, plan, tell, run.change)
+        execute(site.kernel, site.tools, state.inventory.facts.functions, plan, report, run.change)
     except RefusedError as error:
         return error
     return None
@@ -89,7 +89,7 @@ def _put_back(
         return back.refusals
     record = _record(site, state)
     record.begin(back)
-    failed = _carry_out(site, state, back, run.tell, run)
+    failed = _carry_out(site, state, back, run.report, run)
     if failed is None:
         record.settle(back)
         return ()

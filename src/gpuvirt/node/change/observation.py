@@ -24,7 +24,7 @@ from gpuvirt.model.change.modalias import FALLBACK, best_vfio_driver
 from gpuvirt.model.change.nativedrivers import HEADS
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.vgpus import modes
-from gpuvirt.model.change.vgpus.gpustate import GIVER, GpuState, gpu_state_of, host_namespace, with_report
+from gpuvirt.model.change.vgpus.gpustate import KUBELET, GpuState, gpu_state_of, host_namespace, with_report
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Seen
@@ -70,7 +70,9 @@ class Observation:
         if state is None:
             return None
         learned = self.learned.get(gpu, NOTHING)
-        taken = dict.fromkeys(self.account.offered, (GIVER,)) | {vgpu: (user,) for vgpu, user in learned.in_use.items()}
+        taken = dict.fromkeys(self.account.offered, (KUBELET,)) | {
+            vgpu: (user,) for vgpu, user in learned.in_use.items()
+        }
         host = state.host
         for slot, seen in learned.refused.items():
             host = host.with_refusal(slot, seen.text) if slot in host.slots else host

@@ -108,4 +108,4 @@ def _missing(site: Site, gpu: PciAddress, program: Program, step: VgpuStep) -> I
     try:
         site.tools.demand(program)
     except ToolMissingError as error:
-        yield shortfalls.program_missing(gpu, program, step.text, error.said or str(error))
+        yield shortfalls.program_missing(gpu, program, step.text, error.output or str(error))

@@ -18,7 +18,7 @@ from gpuvirt.node.change.gate.gate import Pass, Read, gate_at
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostRoots
 
-Tell = Callable[[Step | RollBack], None]
+ReportStep = Callable[[Step | RollBack], None]
 Children = Callable[[Sequence[int]], AbstractContextManager[tuple[Kernel, Tools]]]
 """Starts the child process of a change, which keeps these descriptors open; gives the kernel and tools that use it."""
 

@@ -34,7 +34,7 @@ from gpuvirt.node.change.steps.vgpusteps import (
     Run,
     SchedulerRefusedError,
     SlotRefusedError,
-    VgpusHeldError,
+    VgpusInUseError,
     take_all,
 )
 
@@ -176,7 +176,7 @@ class UnitChange:
         except SlotRefusedError as error:
             (seen,) = error.reason.places
             self._learned[gpu] = replace(learned, refused={**learned.refused, error.slot: seen})
-        except VgpusHeldError as error:
+        except VgpusInUseError as error:
             self._learned[gpu] = replace(learned, in_use={**learned.in_use, **error.users})
         except SchedulerRefusedError as error:
             self._ended[gpu] = (error.reason,)

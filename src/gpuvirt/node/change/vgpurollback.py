@@ -24,7 +24,7 @@ def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: R
     """
     if not run.taken or run.change.expired:
         return
-    run.tell(RollBack(gpu))
+    run.report(RollBack(gpu))
     run.change.roll_back()
     if before is None:
         return

@@ -1,6 +1,6 @@
 """The desired state of a node, from the cluster or the settings: modes of GPUs, vGPU configs, the chosen config."""
 
-from gpuvirt.model.change.vgpus.desiredvgpus import Book, config_name, read_book, without_text
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, config_name, read_config_set, without_text
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import modes_of, overridden_label
@@ -25,11 +25,11 @@ class DesiredState:
         self._store = store
         self._in_cluster = in_cluster
         self._follows_spec = follows_spec
-        self._base = read_book(file, Book()) if file is not None else Book()
+        self._base = read_config_set(file, ConfigSet()) if file is not None else ConfigSet()
         named = state.settings.vgpu_config_map
         self._config_map = named if named != Settings().vgpu_config_map else None
         """The ConfigMap that the settings name; None for the default one, which need not exist."""
-        self._book = self._base
+        self._config_set = self._base
         self._read: ConfigText | None = None
         """The text that was parsed last, valid or not."""
         if store.good_configs is not None:
@@ -41,10 +41,10 @@ class DesiredState:
         if request.configs is not None and request.configs.value is not None:
             self._take(request.configs.value)
         elif request.configs is not None:
-            self._book = without_text(self._book, self._base, self._config_map)
+            self._config_set = without_text(self._config_set, self._base, self._config_map)
             self._read = None
-        observed = not self._in_cluster or request.configs is not None or self._book.good is not None
-        self._state.set_vgpu_configs(self._book if observed else None, self._book.problem)
+        observed = not self._in_cluster or request.configs is not None or self._config_set.good is not None
+        self._state.set_vgpu_configs(self._config_set if observed else None, self._config_set.problem)
         self._state.resources.set_spec(request.spec.value if request.spec is not None else None)
         if self._follows_spec and request.spec is None:
             return  # labels and settings count only without a GpuNode's spec, which is still unknown
@@ -58,6 +58,6 @@ class DesiredState:
         if text == self._read:
             return
         self._read = text
-        self._book = read_book(text, self._book)
-        if self._book.problem is None:
+        self._config_set = read_config_set(text, self._config_set)
+        if self._config_set.problem is None:
             self._store.observe_good_configs(text)

@@ -38,10 +38,10 @@ class NameReview:
         self._since_s: dict[ResourceName, float] = {}
         """When each name began to wait for its review."""
 
-    def observe_kind(self, *, there: bool) -> None:
+    def observe_kind(self, *, exists: bool) -> None:
         """Take whether the cluster has the kind GpuNode; without it no controller can review names."""
-        if self._impossible is there:
-            self._impossible = not there
+        if self._impossible is exists:
+            self._impossible = not exists
             self._conclude_soon()
 
     def conclude(

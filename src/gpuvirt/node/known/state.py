@@ -13,7 +13,7 @@ from gpuvirt.model.allocation.ledger import Former, KubeletAccount, Ledger
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.plan import Scope
-from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.invalid import InvalidDesired
@@ -23,10 +23,10 @@ from gpuvirt.model.desired.workload import addresses_of_settings, named_addresse
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.model.offers.drawing import Sitter, draw
 from gpuvirt.model.offers.offers import OfferInputs, Offers
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import AgentView, NodeView
+from gpuvirt.model.offers.viewmaking import ViewInputs, make_view
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.steps.changes import Changes
 from gpuvirt.node.known.invalidstates import InvalidStates
@@ -66,7 +66,7 @@ class NodeState:
         self._ids, self._agent, self._notice = ids, agent, notice
         self._vgpus_only = vgpus_only
         self._inventory: Inventory | None = None
-        self._looks = 0
+        self._observations = 0
         self._offers = Offers()
         self._notes: dict[str, Reason] = {}
         """The problems of the agent's parts, by part."""
@@ -84,9 +84,9 @@ class NodeState:
         return self._inventory
 
     @property
-    def looks(self) -> int:
+    def observations(self) -> int:
         """How often the host was observed."""
-        return self._looks
+        return self._observations
 
     @property
     def offers(self) -> Offers:
@@ -173,7 +173,7 @@ class NodeState:
 
         The end of a change that took too long calls for one as well, since the agent does not wait for that change.
         """
-        self._looks += 1
+        self._observations += 1
         if self._inventory is not None and facts == self._inventory.facts:
             return self._closed != self._changing
         self.ledger.observe_type_names(facts)
@@ -195,9 +195,9 @@ class NodeState:
         self.ledger.observe_account(account)
         return (self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving) != before
 
-    def set_vgpu_configs(self, book: Book | None, problem: InvalidDesired | None) -> None:
+    def set_vgpu_configs(self, config_set: ConfigSet | None, problem: InvalidDesired | None) -> None:
         """Set the vGPU configs, None if they are unknown, and the problem of the newest ConfigMap."""
-        self.vgpu_plans.book, self.invalid.configs = book, problem
+        self.vgpu_plans.config_set, self.invalid.configs = config_set, problem
 
     def set_vgpu_config(self, config: ConfigName | None) -> None:
         """Set the name of the desired vGPU config."""
@@ -264,7 +264,7 @@ class NodeState:
 
     def _view(self, inventory: Inventory, drivers: DesiredDrivers, at: datetime) -> NodeView:
         workload = workload_of(self._modes.default, inventory)
-        sitter = Sitter(
+        inputs = ViewInputs(
             inventory,
             self._offers,
             self.ledger.entries,
@@ -280,7 +280,7 @@ class NodeState:
             conditions=conditions(inventory, workload, drivers),
             withholdings={**self.resources.waiting, **self.resources.withholdings},
         )
-        return draw(sitter, at)
+        return make_view(inputs, at)
 
     @property
     def _problems(self) -> tuple[Reason, ...]:

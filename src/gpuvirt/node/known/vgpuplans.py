@@ -14,7 +14,7 @@ from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpu
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_vgpus
 from gpuvirt.model.change.vgpus import invalidvgpus
-from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName, DesiredTypes, config_gpus, resolve
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet, DesiredTypes, config_gpus, resolve
 from gpuvirt.model.change.vgpus.gpustate import (
     NAMESPACE,
     GpuState,
@@ -36,7 +36,7 @@ class VgpuPlans:
     """The plans for the vGPUs of one node."""
 
     def __init__(self) -> None:
-        self.book: Book | None = None
+        self.config_set: ConfigSet | None = None
         """The vGPU configs, None if not observed yet."""
         self.config: ConfigName | None = None
         """The name of the desired vGPU config, None if there is none or it was not observed yet."""
@@ -160,11 +160,11 @@ class VgpuPlans:
 
     def _resolve(self, inventory: Inventory, found: Mapping[PciAddress, GpuState | None]) -> list[ConfigGpu]:
         """Resolve the desired vGPUs; return the GPUs in the form that configs choose from, none without a config."""
-        if not found or self.book is None or self.config is None:
+        if not found or self.config_set is None or self.config is None:
             self.desired_types = DesiredTypes()
             return []
         gpus = config_gpus(inventory, {gpu: state for gpu, state in found.items() if state is not None})
-        self.desired_types = resolve(self.config, self.book, gpus)
+        self.desired_types = resolve(self.config, self.config_set, gpus)
         return gpus
 
     def _invalid(self, with_vgpus: Collection[ConfigGpu], named: Mapping[str, Source]) -> Iterator[InvalidDesired]:

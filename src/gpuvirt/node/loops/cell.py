@@ -29,7 +29,7 @@ class Cell(Generic[T]):
             follower.set()
 
     @contextmanager
-    def telling(self, changed: Signal) -> Iterator[None]:
+    def notifying(self, changed: Signal) -> Iterator[None]:
         """Set `changed` at each new value while the context lasts."""
         self._followers.add(changed)
         try:
@@ -40,7 +40,7 @@ class Cell(Generic[T]):
     async def follow(self) -> AsyncIterator[T]:
         """Yield the present value, then each later one; values that come too fast are skipped."""
         changed = Signal()
-        with self.telling(changed):
+        with self.notifying(changed):
             while True:
                 seen = self._changes
                 yield self._value

@@ -33,7 +33,7 @@ class Telemetry:
     allocate_s: Histogram = field(default_factory=lambda: Histogram(ALLOCATE_BUCKETS_S))
     registrations: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By resource and outcome: `ok` or `failed`."""
-    looks: Counter[tuple[str, str]] = field(default_factory=Counter)
+    observations: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Observations of the host, by depth and cause."""
     moves: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Changes of GPUs, by kind and outcome: `done`, or the code of the reason for a failure."""

@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-LOOK_TIMEOUT_S = 20.0
+OBSERVE_TIMEOUT_S = 20.0
 """A whole observation takes some 100 ms for a thousand functions. Each read over a dead PCIe link adds up to 50 ms."""
 
 
-class Look(StrEnum):
+class Depth(StrEnum):
     """The depths of an observation."""
 
     NODES = "nodes"
@@ -45,10 +45,10 @@ class Look(StrEnum):
 
 
 _INCLUDED = {
-    Look.NODES: (Look.NODES,),
-    Look.BRIEF: (Look.BRIEF, Look.NODES),
-    Look.WHOLE: (Look.WHOLE, Look.BRIEF, Look.NODES),
-    Look.USERS: (Look.USERS,),
+    Depth.NODES: (Depth.NODES,),
+    Depth.BRIEF: (Depth.BRIEF, Depth.NODES),
+    Depth.WHOLE: (Depth.WHOLE, Depth.BRIEF, Depth.NODES),
+    Depth.USERS: (Depth.USERS,),
 }
 """The observations that each observation includes."""
 
@@ -89,9 +89,9 @@ class Watcher:
         self._cause: str | None = None
         """The cause of the whole observation that is due now."""
         self._whole_every_s = intervals.whole_s
-        self._due_s: dict[Look, float] = {}
+        self._due_s: dict[Depth, float] = {}
         self._debounce_s: float | None = None
-        self._problems: dict[Look, Reason] = {}
+        self._problems: dict[Depth, Reason] = {}
         """Why observations have failed. A later success of the same or a deeper observation removes the problem."""
 
     def observe_again_at(self, at_s: float | None) -> None:
@@ -108,11 +108,11 @@ class Watcher:
         """Observe the host for ever."""
         stop = self._listen()
         try:
-            await self._look(callbacks, Look.WHOLE, "start")
+            await self._observe(callbacks, Depth.WHOLE, "start")
             while True:
                 await self._wait()
-                for look, cause in self._pending():
-                    await self._look(callbacks, look, cause)
+                for depth, cause in self._pending():
+                    await self._observe(callbacks, depth, cause)
         finally:
             stop()
 
@@ -142,56 +142,56 @@ class Watcher:
         if self._cause is not None:
             await self._clock.sleep(self._intervals.settle_s)
 
-    def _pending(self) -> list[tuple[Look, str]]:
+    def _pending(self) -> list[tuple[Depth, str]]:
         """Return the observations to make now, with their causes."""
         now_s = self._clock.monotonic_s()
-        due = {look for look, at_s in self._due_s.items() if at_s <= now_s}
-        looks: list[tuple[Look, str]] = []
+        due = {depth for depth, at_s in self._due_s.items() if at_s <= now_s}
+        observations: list[tuple[Depth, str]] = []
         if self._cause is not None:
-            looks.append((Look.WHOLE, self._cause))
+            observations.append((Depth.WHOLE, self._cause))
             self._cause = None
-        elif Look.WHOLE in due:
-            looks.append((Look.WHOLE, "interval"))
+        elif Depth.WHOLE in due:
+            observations.append((Depth.WHOLE, "interval"))
         elif self._debounce_s is not None and self._debounce_s <= now_s:
-            looks.append((Look.BRIEF, "debounce"))
-        elif Look.BRIEF in due:
-            looks.append((Look.BRIEF, "interval"))
-        elif Look.NODES in due:
-            looks.append((Look.NODES, "interval"))
-        if Look.USERS in due:
-            looks.append((Look.USERS, "interval"))
-        return looks
+            observations.append((Depth.BRIEF, "debounce"))
+        elif Depth.BRIEF in due:
+            observations.append((Depth.BRIEF, "interval"))
+        elif Depth.NODES in due:
+            observations.append((Depth.NODES, "interval"))
+        if Depth.USERS in due:
+            observations.append((Depth.USERS, "interval"))
+        return observations
 
-    async def _look(self, callbacks: Audience, look: Look, cause: str) -> None:
-        self._telemetry.looks[look, cause] += 1
-        if look in {Look.BRIEF, Look.WHOLE}:
+    async def _observe(self, callbacks: Audience, depth: Depth, cause: str) -> None:
+        self._telemetry.observations[depth, cause] += 1
+        if depth in {Depth.BRIEF, Depth.WHOLE}:
             self._debounce_s = None
         before = self._facts
         try:
-            self._facts = await self._seen(look)
+            self._facts = await self._seen(depth)
         except (WorkerBlockedError, OSError) as error:
-            self._problems[look] = _problem(error)
+            self._problems[depth] = _problem(error)
         except Exception as error:  # a host that confuses this program must not end the agent
             log.exception(
                 "observing the host failed, so its last known state is kept (this is an error of gpuvirt)",
-                extra={"look": str(look)},
+                extra={"look": str(depth)},
             )
-            self._problems[look] = _problem(error)
+            self._problems[depth] = _problem(error)
         else:
-            for done in _INCLUDED[look]:
+            for done in _INCLUDED[depth]:
                 self._problems.pop(done, None)
             if self._facts is not None and self._facts is not before:
                 callbacks.observe_facts(self._facts)
         callbacks.report_problem(next(iter(self._problems.values()), None))
-        self._schedule(look, suspicious=callbacks.is_suspicious())
+        self._schedule(depth, suspicious=callbacks.is_suspicious())
 
-    async def _seen(self, look: Look) -> Facts | None:
+    async def _seen(self, depth: Depth) -> Facts | None:
         before = self._facts
-        if look is Look.NODES and self._nodes_are_as_before():
+        if depth is Depth.NODES and self._nodes_are_as_before():
             return before
-        if look is Look.USERS:
+        if depth is Depth.USERS:
             return await self._in_worker(lambda: with_users(self._kernel, before or Facts()), "read the open files")
-        return await self._scan(brief=look is not Look.WHOLE)
+        return await self._scan(brief=depth is not Depth.WHOLE)
 
     async def _scan(self, *, brief: bool) -> Facts:
         before = self._facts
@@ -219,20 +219,20 @@ class Watcher:
         )
 
     async def _in_worker(self, job: Callable[[], T], name: str) -> T:
-        return await self._worker.run(job, name=name, timeout_s=LOOK_TIMEOUT_S)
+        return await self._worker.run(job, name=name, timeout_s=OBSERVE_TIMEOUT_S)
 
-    def _schedule(self, done: Look, *, suspicious: bool) -> None:
+    def _schedule(self, done: Depth, *, suspicious: bool) -> None:
         """Set when each observation is due next; a deeper one includes the shallower ones."""
         now_s, intervals = self._clock.monotonic_s(), self._intervals
-        self._due_s[Look.NODES] = now_s + until_tick_s(now_s, intervals.nodes_s)
-        if done in {Look.BRIEF, Look.WHOLE}:
-            self._due_s[Look.BRIEF] = now_s + until_tick_s(now_s, intervals.brief_s)
-        if done is Look.WHOLE:
-            self._due_s[Look.WHOLE] = now_s + until_tick_s(now_s, self._whole_every_s)
+        self._due_s[Depth.NODES] = now_s + until_tick_s(now_s, intervals.nodes_s)
+        if done in {Depth.BRIEF, Depth.WHOLE}:
+            self._due_s[Depth.BRIEF] = now_s + until_tick_s(now_s, intervals.brief_s)
+        if done is Depth.WHOLE:
+            self._due_s[Depth.WHOLE] = now_s + until_tick_s(now_s, self._whole_every_s)
         if self._sees_processes:
             every_s = intervals.suspicious_users_s if suspicious else intervals.users_s
-            due_s = self._due_s.get(Look.USERS, now_s)
-            self._due_s[Look.USERS] = now_s + every_s if done is Look.USERS else min(due_s, now_s + every_s)
+            due_s = self._due_s.get(Depth.USERS, now_s)
+            self._due_s[Depth.USERS] = now_s + every_s if done is Depth.USERS else min(due_s, now_s + every_s)
 
 
 def _problem(error: Exception) -> Reason:

@@ -29,7 +29,7 @@ class CdiFiles:
     async def run(self, views: Cell[NodeView], observe: Callable[[Reason | None], None]) -> None:
         """Keep the files, for ever. They stay at the end: pods that start during an upgrade of gpuvirt need them."""
         changed = Signal()
-        with views.telling(changed):
+        with views.notifying(changed):
             while True:
                 if views.get().looked:
                     observe(self._converge(cdi.specs(views.get())))

@@ -35,7 +35,7 @@ class Markers:
     async def run(self, views: Cell[NodeView]) -> None:
         """Keep the files as the views are, for ever."""
         changed = Signal()
-        with views.telling(changed):
+        with views.notifying(changed):
             while True:
                 self.write(views.get())
                 await changed.wait()

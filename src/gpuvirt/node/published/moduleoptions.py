@@ -6,7 +6,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.host.platform import read_modprobe
-from gpuvirt.model.change.moduleoption import FILE, in_the_way, kept, merge
+from gpuvirt.model.change.moduleoption import FILE, conflicting_options, kept, merge
 from gpuvirt.model.change.vgpus.scheduling import registry_scheduler, registry_value
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.store.files import replace_file
@@ -18,7 +18,7 @@ def persist(kernel: Kernel, roots: HostRoots, gpu: PciAddress, desired: Schedule
 
     Raises DamagedError if gpuvirt's file has lines that gpuvirt has not written, and OSError.
     """
-    obstacles = in_the_way(read_modprobe(kernel), gpu) if desired is not None else ()
+    obstacles = conflicting_options(read_modprobe(kernel), gpu) if desired is not None else ()
     if obstacles:
         return obstacles
     path = roots.local(FILE)

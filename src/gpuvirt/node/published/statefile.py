@@ -38,7 +38,7 @@ class StateFile:
     async def run(self, views: Cell[NodeView]) -> None:
         """Write each view, and the same one again as a sign of life, for ever; remove the file at the end."""
         changed = Signal()
-        with views.telling(changed):
+        with views.notifying(changed):
             try:
                 while True:
                     self._write(views.get())

@@ -8,7 +8,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit, desired_drivers
 from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.drivers import interrupted
-from gpuvirt.model.change.vgpus.desiredvgpus import Book, ConfigName
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
@@ -24,7 +24,7 @@ class _Desired:
 
     gpus: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
     modes: Modes = field(default_factory=Modes)
-    config: tuple[Book | None, ConfigName | None] = (None, None)
+    config: tuple[ConfigSet | None, ConfigName | None] = (None, None)
 
     def origin_of(self, gpu: PciAddress) -> object:
         """Return what a GPU's desired state follows from, besides the host's state."""
@@ -63,7 +63,7 @@ class DesiredUnits:
     def conclude(self) -> None:
         """Update the desired units from the conclusions of the node's state."""
         vgpu_plans = self._state.vgpu_plans
-        self._last = _Desired(vgpu_plans.desired, self._state.modes, (vgpu_plans.book, vgpu_plans.config))
+        self._last = _Desired(vgpu_plans.desired, self._state.modes, (vgpu_plans.config_set, vgpu_plans.config))
 
     def why_kept(self, desires: Mapping[str, Sequence[str]]) -> Reason | None:
         """Return why the agent would undo a command: one of its GPUs has another desired state."""

@@ -56,7 +56,7 @@ class Reconciler:
         """The outcome of the last attempt at each unit."""
         self._differing: frozenset[UnitId] = frozenset()
         """The units in which a GPU does not have its desired driver."""
-        self._looks: dict[UnitId, int] = {}
+        self._observations: dict[UnitId, int] = {}
         """The number of the host's observations when each unit was last changed: older observations are outdated."""
         self._gates = UnitGates(site.locks)
         self._questions = SmiQuestions(site.tools, workers, clock, intervals)
@@ -101,7 +101,9 @@ class Reconciler:
             unit: attempts for unit, attempts in self._attempts.items() if unit in inventory.units or attempts.running
         }
         self._outcomes = {unit: outcome for unit, outcome in self._outcomes.items() if unit in is_open}
-        self._looks = {unit: looks for unit, looks in self._looks.items() if unit in inventory.units}
+        self._observations = {
+            unit: observations for unit, observations in self._observations.items() if unit in inventory.units
+        }
         return {unit: desired for unit, desired in is_open.items() if self._is_due(agent, inventory, unit, desired)}
 
     def _is_open(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit) -> bool:
@@ -120,7 +122,7 @@ class Reconciler:
                 self._conclude(agent, unit, Outcome(vgpus=against))
                 attempts.forget(desired)
             return False
-        if not differ and self._looks.get(unit) == agent.state.looks:
+        if not differ and self._observations.get(unit) == agent.state.observations:
             return False
         waits = why_waiting(agent, unit, desired, differ=differ)
         if waits is not None and not attempts.running:
@@ -169,7 +171,7 @@ class Reconciler:
                         outcome = await self._applied(agent, unit, desired, change)
                     else:
                         outcome = Outcome(vgpus={gpus[0]: (obstacle,)})
-            self._looks[unit] = agent.state.looks
+            self._observations[unit] = agent.state.observations
             for gpu, target in desired.items():
                 if target.vgpus is not None:
                     agent.state.vgpu_plans.forget_smi(gpu)
@@ -197,7 +199,7 @@ class Reconciler:
         inventory, inputs = agent.state.inventory, agent.account.inputs()
         taken: list[str] = []
 
-        def tell(step: Step | RollBack) -> None:
+        def report(step: Step | RollBack) -> None:
             attempts = self._attempts[unit]
             if isinstance(step, RollBack):
                 attempts.roll_back()
@@ -206,7 +208,7 @@ class Reconciler:
             log.info("%s (because of %s isolation unit %s)", step.text, cause, unit, extra={"unit": unit})
 
         def job() -> Outcome:
-            return apply(self._site, unit, desired, inputs, Run(tell, change), inventory)
+            return apply(self._site, unit, desired, inputs, Run(report, change), inventory)
 
         vgpus = any(agent.plan_of(gpu).steps or agent.plan_of(gpu).follows for gpu in desired)
         timeout_s = self._intervals.vgpu_change_s if vgpus else self._intervals.move_s

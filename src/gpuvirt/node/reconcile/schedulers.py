@@ -82,6 +82,6 @@ class Schedulers:
         except WorkerBlockedError as error:
             found = Unread(PROGRAM, seen=str(error))
         if isinstance(found, Unread) and self._observed.get(gpu) != found:
-            log.info("%s: nvidia-smi did not report the vGPU scheduler: %s", gpu, found.said, extra={"gpu": gpu})
+            log.info("%s: nvidia-smi did not report the vGPU scheduler: %s", gpu, found.detail, extra={"gpu": gpu})
         self._observed[gpu] = found
         observe(SchedulerReport(found, scheduler_context, self._clock.monotonic_s()))

@@ -39,7 +39,7 @@ def differences(host: Facts, simulated: Facts) -> Iterator[Loss]:
     for malformed in host.malformed_entries:
         yield Loss(malformed.path, "malformed entry", malformed.what)
     for unread in host.unread:
-        yield Loss(unread.path, "not read", unread.said)
+        yield Loss(unread.path, "not read", unread.detail)
 
 
 def setup_differences(host: Setup, simulated: Setup) -> Iterator[Loss]:
@@ -79,9 +79,9 @@ def _only_on(*, simulated: bool) -> str:
 
 def _shown(value: object) -> str:
     if isinstance(value, Unread):
-        return f"not read ({value.said})"
+        return f"not read ({value.detail})"
     if isinstance(value, tuple) and value and all(isinstance(part, Unread) for part in value):
-        return ", ".join(f"{part.path} not read ({part.said})" for part in value)[:MOST_SHOWN]
+        return ", ".join(f"{part.path} not read ({part.detail})" for part in value)[:MOST_SHOWN]
     if isinstance(value, Sized) and not isinstance(value, str) and not value:
         return "none"
     text = "none" if value is None else str(value)

@@ -58,7 +58,7 @@ def _named(host: Setup) -> PlatformSpec:
         product=host.dmi.text or default.product,
         release=host.release.text if host.release.text and is_safe(host.release.text) else default.release,
         boot=_boot(host),
-        kvm=host.kvm.there is True,
+        kvm=host.kvm.exists is True,
         interrupt_remapping=any(chip.text and chip.text.startswith("IR-") for chip in chips) if chips else True,
         unsafe_interrupts=host.unsafe_interrupts.text == "Y",
         available=available if isinstance(available, tuple) and all(map(is_safe, available)) else default.available,
@@ -68,7 +68,7 @@ def _named(host: Setup) -> PlatformSpec:
         without_reset=tuple(
             address
             for address, function in sorted(host.functions.items())
-            if function.reset.there is False and (function.reset_method is None or function.reset_method.value is None)
+            if function.reset.exists is False and (function.reset_method is None or function.reset_method.value is None)
         ),
         bars_unassigned=tuple(
             address
@@ -80,7 +80,7 @@ def _named(host: Setup) -> PlatformSpec:
 
 def _boot(host: Setup) -> Boot:
     """Return the boot loader whose files are most similar to the host's."""
-    existing: set[str] = {file.path for file in host.boot_files if file.there is True}
+    existing: set[str] = {file.path for file in host.boot_files if file.exists is True}
 
     def difference(boot: Boot) -> tuple[int, bool, bool]:
         names = BOOT_FILES[boot]
@@ -145,11 +145,11 @@ class _Amending:
 
     def _amend(self, path: str, host: Part | None, shown: Part | None) -> None:
         match host:
-            case None | Attribute(value=None) | Listing(names=None) | Presence(there=False):
+            case None | Attribute(value=None) | Listing(names=None) | Presence(exists=False):
                 self.missing.add(path)
             case Attribute(value=str(text)):
                 self.files[path] = f"{text}\n" if text else ""
-            case Presence(there=True):
+            case Presence(exists=True):
                 self._make(path)
             case Listing(names=tuple(names)):
                 self._list(path, names, shown.known if isinstance(shown, Listing) else ())

@@ -95,7 +95,7 @@ class _Reading:
     def live(self, vgpu: LiveVgpu, types: tuple[VgpuTypeSpec, ...]) -> LiveSpec | Loss:
         found = next((spec for spec in types if vgpu.type_id in {spec.folder, str(spec.id)}), None)
         if found is None:
-            described = vgpu.type.said if isinstance(vgpu.type, Unread) else f"type {vgpu.type}"
+            described = vgpu.type.detail if isinstance(vgpu.type, Unread) else f"type {vgpu.type}"
             return Loss(vgpu.id, "vGPU", f"{described}: left out, because the host does not list its type")
         if self.host.framework is Framework.VENDOR_VFIO:
             return LiveSpec(slot=vgpu.slot, type=found.name)

@@ -186,10 +186,12 @@ class _Importing:
         address = function.address
         driver, group = function.driver, function.iommu_group
         if isinstance(driver, Unread) or (driver is not None and not _NAME.fullmatch(driver)):
-            self._lose(address, "driver", f"{driver.said if isinstance(driver, Unread) else driver}: imported as none")
+            self._lose(
+                address, "driver", f"{driver.detail if isinstance(driver, Unread) else driver}: imported as none"
+            )
             driver = None
         if isinstance(group, Unread):
-            self._lose(address, "IOMMU group", f"{group.said}: imported as none")
+            self._lose(address, "IOMMU group", f"{group.detail}: imported as none")
             group = None
         if driver in VFIO_DRIVERS and group is None:
             self._lose(address, "driver", f"{driver} without an IOMMU group: imported as none")

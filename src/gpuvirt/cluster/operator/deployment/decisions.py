@@ -25,7 +25,7 @@ Stored = Mapping[Resource, Objects[StoredObject]]
 
 
 @dataclass(frozen=True, slots=True)
-class There:
+class Existing:
     """The operands' objects and pods in the cluster."""
 
     stored: Stored = field(default_factory=dict)
@@ -56,21 +56,23 @@ class Deployment:
     """The fields of the policy that cannot be deployed, each with the reason."""
 
 
-def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: Mapping[str, Placement]) -> Deployment:
+def decide(
+    policy: ClusterPolicy, rendered: Rendered, existing: Existing, placements: Mapping[str, Placement]
+) -> Deployment:
     """Compare the rendered objects with those in the cluster, and return the writes and the progress."""
     states, writes = list[OperandState](), list[ApplyObject | DeleteObject]()
     due = [
         manifest
         for manifest in rendered.manifests
-        if is_due(manifest, _stored(manifest, there), there.marks.get(_target(manifest)))
+        if is_due(manifest, _stored(manifest, existing), existing.marks.get(_target(manifest)))
     ]
     for manifest in rendered.manifests:
-        name, stored = manifest.metadata.name, _stored(manifest, there)
+        name, stored = manifest.metadata.name, _stored(manifest, existing)
         if manifest in due:
             if not any(_needs(manifest, other) for other in due):
                 writes.append(ApplyObject(_target(manifest), signed(manifest)))
         elif isinstance(manifest, DaemonSet) and stored is not None:
-            state, deletions = _daemon_set(policy, manifest, stored, there)
+            state, deletions = _daemon_set(policy, manifest, stored, existing)
             states.append(state)
             writes += deletions
             continue
@@ -78,8 +80,8 @@ def decide(policy: ClusterPolicy, rendered: Rendered, there: There, placements: 
             operand = OperandName(manifest.metadata.labels[OPERAND_LABEL])
             states.append(OperandState(name, operand, against="being created or updated"))
     used = sorted(name for name, placement in placements.items() if placement.vgpus_used)
-    gone, kept = _superfluous(rendered, there.stored, used)
-    gone = [deletion for deletion in gone if not _is_needed(deletion, rendered, there)]
+    gone, kept = _superfluous(rendered, existing.stored, used)
+    gone = [deletion for deletion in gone if not _is_needed(deletion, rendered, existing)]
     faults = tuple(_faults(rendered, placements))
     return Deployment((*writes, *gone), (*states, *kept), faults)
 
@@ -88,9 +90,9 @@ def _target(manifest: Manifest) -> Target:
     return Target(resource_of(manifest), manifest.metadata.name)
 
 
-def _stored(manifest: Manifest, there: There) -> StoredObject | None:
+def _stored(manifest: Manifest, existing: Existing) -> StoredObject | None:
     key = ObjectKey(manifest.metadata.namespace, manifest.metadata.name)
-    return there.stored.get(resource_of(manifest), {}).get(key)
+    return existing.stored.get(resource_of(manifest), {}).get(key)
 
 
 def _needs(manifest: Manifest, other: Manifest) -> bool:
@@ -111,7 +113,7 @@ def _faults(rendered: Rendered, placements: Mapping[str, Placement]) -> Iterator
 
 
 def _daemon_set(
-    policy: ClusterPolicy, daemon_set: DaemonSet, stored: StoredObject, there: There
+    policy: ClusterPolicy, daemon_set: DaemonSet, stored: StoredObject, existing: Existing
 ) -> tuple[OperandState, list[DeleteObject]]:
     """Return a DaemonSet's progress and the pods to delete; the controller replaces only the agent's pods itself."""
     status, name = stored.status, daemon_set.metadata.name
@@ -125,7 +127,7 @@ def _daemon_set(
     if operand is OperandName.AGENT:
         rolling = policy.spec.daemonsets.rolling_update
         most = (rolling.max_unavailable if rolling is not None else "") or 1
-        agents = [pod for pod in there.pods.values() if pod.app == operand]
+        agents = [pod for pod in existing.pods.values() if pod.app == operand]
         plan = rollout(agents, template_of(daemon_set), desired=desired, most_unavailable=most)
         for pod in plan.delete:
             target = Target(pods(pod.metadata.namespace), pod.metadata.name)
@@ -137,7 +139,7 @@ def _daemon_set(
             else None
         )
     if ready < desired:
-        unready = ", ".join(_unready_pods(operand, daemon_set, there.pods)) or "no pod has been created yet"
+        unready = ", ".join(_unready_pods(operand, daemon_set, existing.pods)) or "no pod has been created yet"
         return OperandState(
             name, operand, desired, ready, f"{ready} of {desired} pods are ready; not ready: {unready}"
         ), deletions
@@ -152,15 +154,17 @@ def _unready_pods(operand: OperandName, daemon_set: DaemonSet, found: Objects[Po
             yield f"{pod.metadata.name} on {pod.spec.node_name}" + (f" ({because})" if because else "")
 
 
-def _is_needed(deletion: DeleteObject, rendered: Rendered, there: There) -> bool:
+def _is_needed(deletion: DeleteObject, rendered: Rendered, existing: Existing) -> bool:
     """Return whether a deletion waits: an operand's other objects go after its DaemonSets and pods, which need them."""
     resource, key = deletion.target.resource, ObjectKey(deletion.target.resource.namespace or "", deletion.target.name)
-    operand = there.stored[resource][key].metadata.labels[OPERAND_LABEL]
+    operand = existing.stored[resource][key].metadata.labels[OPERAND_LABEL]
     if resource.plural == DAEMON_SETS or operand in rendered.operands:
         return False
-    sets = (stored for at, objects in there.stored.items() if at.plural == DAEMON_SETS for stored in objects.values())
+    sets = (
+        stored for at, objects in existing.stored.items() if at.plural == DAEMON_SETS for stored in objects.values()
+    )
     has_set = any(daemon_set.metadata.labels.get(OPERAND_LABEL) == operand for daemon_set in sets)
-    return has_set or any(pod.app == operand for pod in there.pods.values())
+    return has_set or any(pod.app == operand for pod in existing.pods.values())
 
 
 def _superfluous(rendered: Rendered, stored: Stored, used: list[str]) -> tuple[list[DeleteObject], list[OperandState]]:

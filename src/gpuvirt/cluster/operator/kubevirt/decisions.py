@@ -20,7 +20,7 @@ from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt import history
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Requesting, names_of
-from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
+from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.subject import MANAGED_BY
@@ -128,7 +128,7 @@ def _picture(observed: KubeVirtObserved, kubevirt: KubeVirt, gpu_nodes: Sequence
         offered=offered_of(gpu_nodes),
         names=names_of(observed.requesting),
         hyper_convergeds=observed.hyper_convergeds,
-        mdevs=wants_mdevs(gpu_nodes),
+        mdevs=needs_mdevs(gpu_nodes),
     )
 
 

@@ -40,12 +40,12 @@ def united(offers: Iterable[Offered]) -> Offered:
     return dict(sorted(found.items()))
 
 
-def wants_mdevs(nodes: Iterable[GpuNode]) -> bool:
+def needs_mdevs(nodes: Iterable[GpuNode]) -> bool:
     """Return whether a node has mediated devices or vGPUs, or its spec asks for vGPUs."""
-    return any(_wants_mdevs(node) for node in nodes)
+    return any(_needs_mdevs(node) for node in nodes)
 
 
-def _wants_mdevs(node: GpuNode) -> bool:
+def _needs_mdevs(node: GpuNode) -> bool:
     spec, status = node.spec or Spec(), node.status or Status()
     modes = {spec.mode, *(gpu.mode for gpu in spec.gpus)}
     has = any(resource.mdev_name_selectors for resource in status.resources)

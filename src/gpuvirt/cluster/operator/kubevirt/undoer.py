@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION
 from gpuvirt.cluster.operator.kubevirt.names import names_of
-from gpuvirt.cluster.operator.kubevirt.offered import offered_of, wants_mdevs
+from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import undo
 from gpuvirt.cluster.resources import KubernetesObject, Resource
@@ -88,7 +88,7 @@ class KubeVirtUndoer:
             offered=offered_of(self._gpu_nodes),
             names=replace(names, by_others=held),
             hyper_convergeds=await self._observed(Collection(HYPER_CONVERGEDS, HyperConverged)),
-            mdevs=wants_mdevs(self._gpu_nodes),
+            mdevs=needs_mdevs(self._gpu_nodes),
         )
 
     async def _observed(self, collection: Collection[T]) -> Observed[tuple[T, ...]]:

@@ -30,7 +30,7 @@ Configs = Mapping[str, tuple[Entry, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class ConfigSet:
     """The vGPU configs of a node, beside the built-in ones."""
 
     configs: Configs = field(default_factory=dict)
@@ -88,24 +88,24 @@ def config_name(request: NodeRequest, settings: Settings, *, in_cluster: bool) -
     return of_settings if own else ConfigName(DEFAULT, mode_source(settings, request))
 
 
-def read_book(text: ConfigText, before: Book) -> Book:
+def read_config_set(text: ConfigText, before: ConfigSet) -> ConfigSet:
     """Return the configs of a text; if it can't be used, the previous configs with the problem."""
     if text.other_keys is not None:
-        return Book(before.configs, before.notes, invalidvgpus.no_key(text, text.other_keys), before.good)
+        return ConfigSet(before.configs, before.notes, invalidvgpus.no_key(text, text.other_keys), before.good)
     try:
         found = vgpuconfig.parse(text.text, where=text.where)
     except ConfigError as error:
-        return Book(before.configs, before.notes, invalidvgpus.unreadable(text, error), before.good)
-    return Book(found.configs, found.notes, None, text)
+        return ConfigSet(before.configs, before.notes, invalidvgpus.unreadable(text, error), before.good)
+    return ConfigSet(found.configs, found.notes, None, text)
 
 
-def without_text(before: Book, base: Book, named: str | None = None) -> Book:
+def without_text(before: ConfigSet, base: ConfigSet, named: str | None = None) -> ConfigSet:
     """Return the configs once the text is reported as absent: the previous ones, if there were any.
 
     `base` has the configs of a node that never had a text. `named` is the ConfigMap that the settings name.
     """
     if before.good is not None and before.good != base.good:
-        return Book(before.configs, before.notes, invalidvgpus.gone(before.good), before.good)
+        return ConfigSet(before.configs, before.notes, invalidvgpus.gone(before.good), before.good)
     return base if named is None else replace(base, problem=invalidvgpus.missing_map(named))
 
 
@@ -128,20 +128,22 @@ def config_gpus(inventory: Inventory, gpu_states: Mapping[PciAddress, GpuState])
     ]
 
 
-def resolve(config: ConfigName | None, book: Book, gpus: list[ConfigGpu]) -> DesiredTypes:
+def resolve(config: ConfigName | None, config_set: ConfigSet, gpus: list[ConfigGpu]) -> DesiredTypes:
     """Return the vGPUs that a config desires of each GPU; GPUs that it does not select are left out."""
     if config is None:
         return DesiredTypes()
     name, source = config.name, config.source
-    entries = book.configs.get(name) or builtin_configs().get(name)
+    entries = config_set.configs.get(name) or builtin_configs().get(name)
     if entries is None:
-        return DesiredTypes(name, problem=invalidvgpus.no_config(source, name, book.configs, book.good, gpus))
+        return DesiredTypes(
+            name, problem=invalidvgpus.no_config(source, name, config_set.configs, config_set.good, gpus)
+        )
     found = desired(entries, gpus)
     desired_by_gpu = {gpu: desired_vgpus_of(config_gpu) for gpu, config_gpu in found.gpus.items()}
     resolved = DesiredTypes(name, desired_by_gpu, found.notes)
     if found.gpus or not gpus or resolved.undecided:
         return resolved
-    return replace(resolved, problem=invalidvgpus.for_no_gpu(source, name, book.configs, found, gpus))
+    return replace(resolved, problem=invalidvgpus.for_no_gpu(source, name, config_set.configs, found, gpus))
 
 
 def desired_vgpus_of(config_gpu: GpuConfig) -> DesiredVgpus:

@@ -11,8 +11,8 @@ from gpuvirt.model.doctor.bootloader import drop_arguments, remake_initramfs, se
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
-from gpuvirt.model.inventory.isolation import spoilers
-from gpuvirt.model.offers.health import KEEPS_MEMORY, NO_WAY, is_reset
+from gpuvirt.model.inventory.isolation import group_blockers
+from gpuvirt.model.offers.health import KEEPS_MEMORY, NO_RESET_METHOD, is_reset
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.paths import HostPath
@@ -162,7 +162,7 @@ def group_viability(evidence: Evidence) -> Iterator[Finding]:
         group = gpu.function.iommu_group
         members = evidence.inventory.groups.get(group, ()) if isinstance(group, int) else ()
         others = (address for address in members if address != gpu.function.address)
-        spoiling = spoilers(evidence.inventory.facts.functions, others)
+        spoiling = group_blockers(evidence.inventory.facts.functions, others)
         if spoiling:
             not_viable_gpus += 1
             yield not_viable(gpu, spoiling)
@@ -259,9 +259,9 @@ def reset_methods(evidence: Evidence) -> Iterator[Finding]:
             continue
         if isinstance(method.value, Unread):
             yield unread(gpu.function.address, "has reset methods that could not be read", method)
-        elif method.text or (method.value is None and setup.reset.there is True):
+        elif method.text or (method.value is None and setup.reset.exists is True):
             resettable.append(method)
-        elif method.value is None and isinstance(setup.reset.there, Unread):
+        elif method.value is None and isinstance(setup.reset.exists, Unread):
             yield unread(gpu.function.address, "has reset methods that could not be read", setup.reset)
         elif is_reset(evidence.inventory.facts.functions, gpu.function.address, gpu.function.reset):
             resettable.append(method)
@@ -269,7 +269,7 @@ def reset_methods(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 Level.WARNING,
                 gpu.function.address,
-                NO_WAY,
+                NO_RESET_METHOD,
                 ReasonCode.NO_RESET,
                 seen(method, setup.reset),
                 why=KEEPS_MEMORY,

@@ -97,9 +97,9 @@ def nested_host(evidence: Evidence) -> Iterator[Finding]:
 def kvm(evidence: Evidence) -> Iterator[Finding]:
     """`/dev/kvm` exists."""
     found = evidence.setup.kvm
-    if isinstance(found.there, Unread) or (not found.there and evidence.setup.cpu.value is None):
+    if isinstance(found.exists, Unread) or (not found.exists and evidence.setup.cpu.value is None):
         yield unread("KVM", "may or may not be available: /dev/kvm could not be checked", found)
-    elif found.there:
+    elif found.exists:
         yield fine("KVM", "is available", found)
     else:
         module = "kvm" if not is_x86(evidence) else "kvm_amd" if is_amd(evidence) else "kvm_intel"

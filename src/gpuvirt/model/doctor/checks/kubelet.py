@@ -16,7 +16,7 @@ AS_ROOT = "run this command as root, and set the kubelet's folder with --kubelet
 
 
 def _not_read(subject: str, message: str, path: str, found: Unread) -> Finding:
-    return unread(subject, message, Seen(path, found.said), fix=AS_ROOT)
+    return unread(subject, message, Seen(path, found.detail), fix=AS_ROOT)
 
 
 def listening(evidence: Evidence) -> Iterator[Finding]:

@@ -202,7 +202,7 @@ class Gate(GateFiles):
     def _refuse_damaged(self, unit: str, slot: str) -> None:
         found, path = self.read(slot), self.path_of(slot, "json")
         if isinstance(found, Damaged) and _was_just_written(path):
-            problem = f"{unit}: the gate's record {path} can't be decoded: {found.said}"
+            problem = f"{unit}: the gate's record {path} can't be decoded: {found.error}"
             raise UnitUnsettledError(f"{problem}; gpuvirt ignores it {SETTLED_S:g} s after it was written")
 
     @contextmanager

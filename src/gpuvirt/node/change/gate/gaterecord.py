@@ -164,7 +164,7 @@ class GateRecord:
 class Damaged:
     """A record that can't be decoded: the state of the gate is unknown."""
 
-    said: str
+    error: str
     """The error of the decoder."""
 
 

@@ -38,13 +38,13 @@ def execute(
     tools: Tools,
     functions: Mapping[PciAddress, PciFunction],
     plan: DriverPlan,
-    tell: Callable[[DriverStep], None],
+    report: Callable[[DriverStep], None],
     change: Change,
 ) -> None:
     """Take all steps of a plan that has no refusals; raise RefusedError at the first step that fails.
 
-    `functions` are those that the plan was made from. `tell` is called with each step before it begins. Before devices
-    are leased or locked, `change` refuses allocated ones.
+    `functions` are those that the plan was made from. `report` is called with each step before it begins. Before
+    devices are leased or locked, `change` refuses allocated ones.
     """
     change.claim(_scope(functions, plan))
     with contextlib.ExitStack() as held:
@@ -55,7 +55,7 @@ def execute(
             held.enter_context(_locked(kernel, address))
         for step in plan.steps:
             with change.step(_scope_of_step(step), step.text):
-                tell(step)
+                report(step)
                 with change.modules() if isinstance(step, LoadModule) else contextlib.nullcontext():
                     _take(kernel, tools, step)
 

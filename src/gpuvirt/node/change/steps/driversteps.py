@@ -35,7 +35,7 @@ def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
     try:
         tools.modprobe(step.driver)
     except ToolError as error:
-        if step.may_need_device and NO_DEVICE in error.said:
+        if step.may_need_device and NO_DEVICE in error.output:
             return
         raise
     desired = step.provides or (step.driver,)

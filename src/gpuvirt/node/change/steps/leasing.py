@@ -20,7 +20,7 @@ class RefusedError(GpuvirtError):
         self.reason = reason
 
 
-class HeldError(RefusedError):
+class InUseError(RefusedError):
     """A device can't be leased, since a process uses it. The process was not disturbed."""
 
     def __init__(self, reason: Reason, who: str) -> None:
@@ -55,7 +55,7 @@ def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
         try:
             held.enter_context(_hold(kernel, claim))
         except DeviceBusyError as error:
-            raise HeldError(refusals.not_leased(claim.subject, str(error)), str(error)) from error
+            raise InUseError(refusals.not_leased(claim.subject, str(error)), str(error)) from error
         except LeaseUnavailableError as error:
             _verify_unused(kernel, claim, str(error))
         else:
@@ -86,7 +86,7 @@ def _verify_unused(kernel: Kernel, claim: Claim, lease_problem: str | None) -> N
     found = read_users(kernel, dict.fromkeys(claim.cdevs, claim.group))
     if isinstance(found, Unread):
         if lease_problem is not None:
-            unread = Seen(found.path, found.said)
+            unread = Seen(found.path, found.detail)
             raise RefusedError(refusals.users_unseen(claim.subject, Seen("", lease_problem), unread))
         return
     if lease_problem is not None and claim.group not in found.watched:
@@ -95,4 +95,4 @@ def _verify_unused(kernel: Kernel, claim: Claim, lease_problem: str | None) -> N
     ours = kernel.pids
     others = [user for user in (*found.by_group.get(claim.group, ()), *found.of_lost_nodes) if user.pid not in ours]
     if others:
-        raise HeldError(refusals.in_use(claim.subject, others, forcible=False), refusals.named(others))
+        raise InUseError(refusals.in_use(claim.subject, others, forcible=False), refusals.named(others))

@@ -32,10 +32,10 @@ from gpuvirt.model.change.steps import (
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
-from gpuvirt.node.change.site import Site, Tell
+from gpuvirt.node.change.site import ReportStep, Site
 from gpuvirt.node.change.steps.changerecord import recorded_unbind
 from gpuvirt.node.change.steps.changes import Change
-from gpuvirt.node.change.steps.leasing import Claim, HeldError, RefusedError, leased, what_failed
+from gpuvirt.node.change.steps.leasing import Claim, InUseError, RefusedError, leased, what_failed
 
 MOST_ROUNDS = 6
 """The most rounds of a phase: one for VFs, one for vGPUs, and one for each VF that refuses a type."""
@@ -49,10 +49,10 @@ class SlotRefusedError(RefusedError):
         self.slot = slot
 
 
-class VgpusHeldError(RefusedError):
+class VgpusInUseError(RefusedError):
     """vGPUs that the plan removes are in use by processes that were not observed; the plan's others are removed."""
 
-    def __init__(self, held: Mapping[VgpuId, HeldError]) -> None:
+    def __init__(self, held: Mapping[VgpuId, InUseError]) -> None:
         super().__init__(next(iter(held.values())).reason)
         self.users: Mapping[VgpuId, str] = {vgpu: error.who for vgpu, error in held.items()}
 
@@ -65,7 +65,7 @@ class SchedulerRefusedError(RefusedError):
 class Run:
     """The steps that one change takes."""
 
-    tell: Tell
+    report: ReportStep
     change: Change
     taken: list[VgpuStep] = field(default_factory=list)
     """The steps that were begun."""
@@ -75,7 +75,7 @@ class Run:
         """Run a step; raise StalePlanError instead if the plan of the change is outdated."""
         with self.change.step(scope, step.text):
             self.taken.append(step)
-            self.tell(step)
+            self.report(step)
             yield
 
 
@@ -85,7 +85,7 @@ def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan:
     If some of the vGPUs to remove turn out to be in use, the others are removed first, then VgpusHeldError is raised.
     The change refuses allocated devices before they are leased.
     """
-    held: dict[VgpuId, HeldError] = {}
+    held: dict[VgpuId, InUseError] = {}
     run.change.claim(Scope().with_all(_scope(inventory, gpu_state, step) for step in plan.steps))
     for step in plan.steps:
         if held and not isinstance(step, RemoveVgpu):
@@ -93,7 +93,7 @@ def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan:
         try:
             with run.step(_scope(inventory, gpu_state, step), step):
                 _take(site, inventory, gpu_state, step)
-        except HeldError as error:
+        except InUseError as error:
             if not isinstance(step, RemoveVgpu):
                 raise
             held[step.vgpu] = error
@@ -101,7 +101,7 @@ def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan:
             reason = refusals.failed(step.text, plan.gpu, what_failed(error))
             raise (SchedulerRefusedError if isinstance(step, SetScheduler) else RefusedError)(reason) from error
     if held:
-        raise VgpusHeldError(held)
+        raise VgpusInUseError(held)
 
 
 def _scope(inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> Scope:
@@ -173,7 +173,7 @@ def _run_nvidia_smi(
 def _verify_mode(step: SetMixedSizes | SetMigMode, modes: GpuModes, *, found: bool | Unread | None) -> None:
     """Verify that a mode was switched: nvidia-smi may exit with 0 without switching it."""
     if bool(found) is not step.on or isinstance(found, Unread):
-        seen = Seen(found.path, found.said) if isinstance(found, Unread) else Seen("nvidia-smi -q", str(modes))
+        seen = Seen(found.path, found.detail) if isinstance(found, Unread) else Seen("nvidia-smi -q", str(modes))
         raise RefusedError(refusals.failed(step.text, step.gpu, seen))
 
 

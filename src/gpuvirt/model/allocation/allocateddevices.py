@@ -10,7 +10,7 @@ from gpuvirt.model.reasons import Reason, notoffered
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
+class AllocatedDevices:
     """The ledger's entries, by device and by IOMMU group."""
 
     by_target: Mapping[Target, Entry]
@@ -18,7 +18,7 @@ class Holds:
     ours: frozenset[ResourceName]
     """The resources that gpuvirt has ever offered on the node."""
 
-    def as_held(self, candidate: Candidate) -> Candidate | Reason:
+    def as_allocated(self, candidate: Candidate) -> Candidate | Reason:
         """Return a device as it may be offered beside the allocated ones, or why it may not be offered.
 
         An allocated device keeps the resource name that it was allocated under, since the kubelet would count and
@@ -39,7 +39,7 @@ class Holds:
             )
         return replace(candidate, named=replace(candidate.named, resource=own.resource))
 
-    def in_the_way(
+    def conflict(
         self, resource: ResourceName, desired: Iterable[Candidate], unfinished: Container[str]
     ) -> Reason | None:
         """Return why these devices can't be allocated together to one container, None if they can.
@@ -92,11 +92,11 @@ def _is_sibling(candidate: Candidate, entry: Entry, unfinished: Container[str]) 
     return whole and same_slot and entry.consumer is None and entry.allocation in unfinished
 
 
-def find_holds(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> Holds:
+def find_allocated(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> AllocatedDevices:
     """Return the entries by target and by group; `ours` has the resources that gpuvirt has ever offered."""
     entries = tuple(entries)
     groups: dict[IommuGroup, tuple[Entry, ...]] = {}
     for entry in entries:
         if entry.group is not None:
             groups[entry.group] = (*groups.get(entry.group, ()), entry)
-    return Holds({entry.target: entry for entry in entries}, groups, frozenset(ours))
+    return AllocatedDevices({entry.target: entry for entry in entries}, groups, frozenset(ours))

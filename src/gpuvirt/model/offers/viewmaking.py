@@ -32,7 +32,7 @@ from gpuvirt.model.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Sitter:
+class ViewInputs:
     """The inputs of a NodeView."""
 
     inventory: Inventory
@@ -64,80 +64,80 @@ Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
 """The offered devices with their resources, by device id."""
 
 
-def draw(sitter: Sitter, at: datetime) -> NodeView:
+def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
     """Return the view of a node."""
-    facts, gpus = sitter.inventory.facts, sitter.inventory.gpus
-    offered: Offered = {device.id: (resource, device) for resource, device in sitter.offers.devices()}
+    facts, gpus = inputs.inventory.facts, inputs.inventory.gpus
+    offered: Offered = {device.id: (resource, device) for resource, device in inputs.offers.devices()}
     return NodeView(
         at=at,
-        gpus=tuple(_function(sitter, offered, gpu.function, gpu) for gpu in gpus.values()),
+        gpus=tuple(_function(inputs, offered, gpu.function, gpu) for gpu in gpus.values()),
         functions=tuple(
-            _function(sitter, offered, function, None)
+            _function(inputs, offered, function, None)
             for address, function in sorted(facts.functions.items())
-            if address not in gpus and VgpuId(address) not in sitter.inventory.vgpus
-            if address in offered or (function.physfn is None and sitter.inventory.matters(function))
+            if address not in gpus and VgpuId(address) not in inputs.inventory.vgpus
+            if address in offered or (function.physfn is None and inputs.inventory.matters(function))
         ),
-        resources=tuple(_resource(sitter, name) for name in sorted(sitter.offers.names)),
-        notes=(*sitter.notes, *malformed_entries(facts)),
+        resources=tuple(_resource(inputs, name) for name in sorted(inputs.offers.names)),
+        notes=(*inputs.notes, *malformed_entries(facts)),
         boot_id=facts.platform.boot_id,
-        agent=sitter.agent,
-        workload=sitter.workload,
-        conditions=sitter.conditions,
-        invalid=sitter.invalid,
+        agent=inputs.agent,
+        workload=inputs.workload,
+        conditions=inputs.conditions,
+        invalid=inputs.invalid,
     )
 
 
-def _function(sitter: Sitter, offered: Offered, function: PciFunction, gpu: Gpu | None) -> GpuView:
+def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: Gpu | None) -> GpuView:
     resource, device = offered.get(function.address, (None, None))
-    withheld = sitter.offers.withheld.get(function.address)
-    group, scheduler = function.iommu_group, sitter.schedulers.get(function.address)
-    vgpus = [vgpu for vgpu in sitter.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
+    withheld = inputs.offers.withheld.get(function.address)
+    group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
+    vgpus = [vgpu for vgpu in inputs.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
     return GpuView(
         address=function.address,
         pci_id=str(function.id),
         kind=function.kind,
-        name=sitter.naming.ids.text(function.id),
+        name=inputs.naming.ids.text(function.id),
         mode=mode_of(function, gpu.vgpu_host if gpu is not None else None),
         driver=function.driver if isinstance(function.driver, str) else None,
         group=None if isinstance(group, Unread) else group,
         numa_node=function.numa_node,
         offered_as=resource,
         healthy=device.health.healthy if device is not None else None,
-        desired=sitter.desired_by_gpu.get(function.address),
-        vgpu_config=sitter.vgpu_configs.get(function.address),
+        desired=inputs.desired_by_gpu.get(function.address),
+        vgpu_config=inputs.vgpu_configs.get(function.address),
         scheduler=SchedulerView(scheduler.policy, scheduler.timeslice_ms) if isinstance(scheduler, Scheduler) else None,
         siblings=gpu.siblings if gpu is not None else (),
-        users=sitter.users.of(function.address, group),
-        vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
+        users=inputs.users.of(function.address, group),
+        vgpus=tuple(_vgpu(inputs, offered, vgpu) for vgpu in vgpus),
         vfs=len(function.virtfns),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
-        vms=sitter.users.vms(function.address),
+        vms=inputs.users.vms(function.address),
     )
 
 
-def _vgpu(sitter: Sitter, offered: Offered, vgpu: Vgpu) -> VgpuView:
+def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:
     resource, device = offered.get(vgpu.live.id, (None, None))
-    withheld = sitter.offers.withheld.get(vgpu.live.id)
+    withheld = inputs.offers.withheld.get(vgpu.live.id)
     return VgpuView(
         id=vgpu.live.id,
         type=vgpu.live.type if isinstance(vgpu.live.type, str) else "unknown",
         slot=vgpu.live.slot,
         offered_as=resource,
-        users=sitter.users.of(vgpu.live.id, vgpu.live.group),
+        users=inputs.users.of(vgpu.live.id, vgpu.live.group),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
-        vms=sitter.users.vms(vgpu.live.id),
+        vms=inputs.users.vms(vgpu.live.id),
     )
 
 
-def _resource(sitter: Sitter, name: ResourceName) -> ResourceView:
-    offer, held_back = sitter.offers.by_resource.get(name, Offer(name)), sitter.offers.held_back.get(name, ())
-    allocated_to = sitter.users.allocations(name)
-    withholding = sitter.withholdings.get(name)
-    registration = sitter.registrations.get(name, Registration(registered=False))
+def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
+    offer, held_back = inputs.offers.by_resource.get(name, Offer(name)), inputs.offers.held_back.get(name, ())
+    allocated_to = inputs.users.allocations(name)
+    withholding = inputs.withholdings.get(name)
+    registration = inputs.registrations.get(name, Registration(registered=False))
     if withholding is not None:
         registration = Registration(registered=False, because=withholding.reason)
     devices = (device.candidate for device in offer.devices.values())
-    selectors = selectors_of(sitter.inventory, (*devices, *held_back))
+    selectors = selectors_of(inputs.inventory, (*devices, *held_back))
     return ResourceView(
         name=name,
         devices=tuple(
@@ -147,13 +147,13 @@ def _resource(sitter: Sitter, name: ResourceName) -> ResourceView:
                 numa_node=device.candidate.numa_node,
                 group=device.candidate.group,
                 gpu=device.candidate.target.gpu,
-                nodes=vm_nodes(sitter.inventory, device.candidate),
+                nodes=vm_nodes(inputs.inventory, device.candidate),
                 reasons=device.health.against,
                 allocated_to=allocated_to.get(device.id),
             )
             for device in offer.devices.values()
         ),
-        also_called=tuple(sorted(sitter.offers.other_names.get(name, ()))),
+        also_called=tuple(sorted(inputs.offers.other_names.get(name, ()))),
         registered=registration.registered,
         not_registered_because=registration.because,
         kind=selectors.kind,
