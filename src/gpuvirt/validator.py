@@ -22,7 +22,7 @@ from gpuvirt.hardware.access.tools import Run, exists, run_program
 from gpuvirt.hardware.programs.containerdriver import DriverRoots, NotReadyError, check_toolkit, find_driver
 from gpuvirt.model.change.driverplanning import why_not_unused
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.reasons import in_words
+from gpuvirt.model.reasons import reasons_text
 from gpuvirt.node.store.files import replace_file
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def unused_check(observe: Callable[[], UnitState]) -> Check:
                 "no GPU is found on this host, so it is unknown whether VMs use any: is its /sys mounted?"
             )
         if reasons := why_not_unused(observed):
-            raise NotReadyError(f"the driver for containers would take GPUs from VMs: {in_words(reasons)}")
+            raise NotReadyError(f"the driver for containers would take GPUs from VMs: {reasons_text(reasons)}")
         return ""
 
     return check

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster.agent.clusterside import problem_of
-from gpuvirt.cluster.agent.noderequests import MOST_REASON, request_of_config_map, request_of_node, state_keys
-from gpuvirt.cluster.agent.operands import OPERAND_LABELS, observed_of, operand_keys
+from gpuvirt.cluster.agent.noderequests import MOST_REASON, request_of_config_map, request_of_node, state_labels
+from gpuvirt.cluster.agent.operands import OPERAND_LABELS, observed_of, operand_labels
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError, UnauthorizedError, UnreachableError
-from gpuvirt.cluster.keys import patch_of, patched
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
+from gpuvirt.cluster.labelpatch import patch_of, patched
 from gpuvirt.cluster.labels import CONFIG_LABEL, PAUSED_FOR_VGPUS, REASON_ANNOTATION, STATE_LABEL, WORKLOAD_LABEL
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
@@ -85,7 +85,7 @@ def state_metadata(state: str | None, reason: str | None) -> Metadata:
     ],
 )
 def test_an_up_to_date_or_undesired_state_is_not_written(desired: Progress | None, observed: Metadata) -> None:
-    assert patch_of([state_keys(desired)], observed) is None
+    assert patch_of([state_labels(desired)], observed) is None
 
 
 states = st.builds(Progress, st.sampled_from(StateName), st.text(max_size=3000))
@@ -103,11 +103,11 @@ def test_patching_a_node_sets_the_state_and_keeps_all_other_fields(
         msgspec.json.encode({"kind": "Node", "spec": {"unknown": [1.5, None]}, "metadata": metadata}),
         type=dict[str, msgspec.Raw],
     )
-    patch = patch_of([state_keys(desired)], observed)
+    patch = patch_of([state_labels(desired)], observed)
     assert patch is not None
     written = msgspec.json.encode(patched(fields, patch))
     node = msgspec.json.decode(written, type=Node)
-    assert patch_of([state_keys(desired)], node.metadata) is None, "the written labels show the state"
+    assert patch_of([state_labels(desired)], node.metadata) is None, "the written labels show the state"
     assert len(node.metadata.annotations.get(REASON_ANNOTATION, "")) <= MOST_REASON + 3
     others = {name: text for name, text in node.metadata.labels.items() if name != STATE_LABEL}
     assert others == labels
@@ -118,7 +118,7 @@ def test_patching_a_node_sets_the_state_and_keeps_all_other_fields(
 
 
 def test_a_node_without_labels_can_be_patched() -> None:
-    patch = patch_of([state_keys(WAITS)], Metadata())
+    patch = patch_of([state_labels(WAITS)], Metadata())
     assert patch is not None
     node = patched({"metadata": msgspec.Raw(b'{"name":"node01"}')}, patch)
     assert bytes(node["metadata"]) == msgspec.json.encode(
@@ -137,12 +137,14 @@ def test_running_operands_are_paused_and_resumed_and_others_left_alone(
 ) -> None:
     node = Metadata(labels=labels)
     for away in desired:
-        node = Metadata(labels={**node.labels, **{k: v or "" for k, v in operand_keys(node, away=away).labels.items()}})
+        node = Metadata(
+            labels={**node.labels, **{k: v or "" for k, v in operand_labels(node, away=away).labels.items()}}
+        )
         for label, value in labels.items():
             ours = value in {"true", PAUSED_FOR_VGPUS}
             assert node.labels[label] == ((PAUSED_FOR_VGPUS if away else "true") if ours else value)
     assert node.labels.keys() == labels.keys()
-    back = {**node.labels, **operand_keys(node, away=False).labels}
+    back = {**node.labels, **operand_labels(node, away=False).labels}
     assert back == {label: "true" if value == PAUSED_FOR_VGPUS else value for label, value in labels.items()}
 
 
@@ -157,11 +159,11 @@ def test_operands_count_as_running_while_labels_or_pods_show_them() -> None:
 
 def test_components_of_the_agent_write_separate_keys() -> None:
     node = Metadata(labels={PLUGIN: "true", STATE_LABEL: "success"})
-    patch = patch_of([state_keys(WAITS), operand_keys(node, away=True)], node)
+    patch = patch_of([state_labels(WAITS), operand_labels(node, away=True)], node)
     assert patch is not None
     assert patch.metadata.labels == {STATE_LABEL: "pending", PLUGIN: PAUSED_FOR_VGPUS}
     assert patch.metadata.annotations == {REASON_ANNOTATION: WAITS.reason}
-    only_a_label = patch_of([operand_keys(node, away=True)], node)
+    only_a_label = patch_of([operand_labels(node, away=True)], node)
     assert msgspec.json.encode(only_a_label) == msgspec.json.encode(
         {"metadata": {"labels": {PLUGIN: PAUSED_FOR_VGPUS}}}
     )

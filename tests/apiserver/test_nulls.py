@@ -16,10 +16,10 @@ from gpuvirt import documents, nulls
 from gpuvirt.cluster.access.execcredential import ExecCredential
 from gpuvirt.cluster.access.kubeconfig import KubeConfig
 from gpuvirt.cluster.failures import Status
-from gpuvirt.cluster.keys import Keys, Patch, patched
 from gpuvirt.cluster.kinds import gpunode, podparts, workloads
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch, patched
 from gpuvirt.cluster.operator import definitions
 from gpuvirt.cluster.operator.definitions import Definition
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
@@ -177,7 +177,7 @@ def test_raw_fields_keep_their_nulls() -> None:
 
 def test_a_node_whose_labels_are_null_can_be_patched() -> None:
     whole = {"metadata": msgspec.Raw(b'{"labels":null,"annotations":{"a":"b"},"ownerReferences":null}')}
-    written = patched(whole, Patch(Keys({"x": "y"}, {"c": "d"})))
+    written = patched(whole, LabelPatch(DesiredLabels({"x": "y"}, {"c": "d"})))
     assert bytes(written["metadata"]) == (
         b'{"labels":{"x":"y"},"annotations":{"a":"b","c":"d"},"ownerReferences":null}'
     )

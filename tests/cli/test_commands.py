@@ -20,7 +20,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.offers.view import AgentView, NodeView, SchedulerView
 from gpuvirt.node.known import snapshot
-from gpuvirt.node.store import journal
+from gpuvirt.node.store import ledgerstore
 from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING
@@ -99,7 +99,7 @@ def test_devices_without_an_agent_use_names_and_allocations_of_the_ledger(
         consumer=Consumer(namespace="default", pod="vm-a"),
     )
     (tmp_path / place).parent.mkdir(parents=True)
-    (tmp_path / place).write_bytes(journal.encode(Ledger((entry,), {"10de:2236": "OLD"})))
+    (tmp_path / place).write_bytes(ledgerstore.encode(Ledger((entry,), {"10de:2236": "OLD"})))
     done = ran("devices", "--host-root", str(host), "--kubelet-dir", str(tmp_path / "kubelet"), environment=WIDE)
     assert done.returncode == 0, done.stderr
     assert re.search(r"0000:65:00.0 .* pod default/vm-a +nvidia.com/OLD", done.stdout)

@@ -5,9 +5,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Status, Vgpu
 from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.labelpatch import DesiredLabels, patch_of
 from gpuvirt.cluster.labels import (
     ALL,
     DEPLOY,
@@ -17,7 +17,7 @@ from gpuvirt.cluster.labels import (
     SETS,
     VGPU_DRIVER_LABEL,
 )
-from gpuvirt.cluster.operator.nodes.labels import Around, keys_beside, keys_of, taken_back
+from gpuvirt.cluster.operator.nodes.labels import Around, desired_labels, desired_labels_beside, removed_labels
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.install.uninstall import left_of
@@ -35,10 +35,10 @@ def labelled(
 ) -> dict[str, str]:
     """Return a node's labels after one pass, with an agent that has observed the desired state."""
     placement = leaving(placement_of(labels, gpu_node, defaults), labels, gpu_node, spec_is_due=False)
-    return patched(labels, keys_of(Metadata(labels=labels), placement, around))
+    return patched(labels, desired_labels(Metadata(labels=labels), placement, around))
 
 
-def patched(labels: dict[str, str], keys: Keys) -> dict[str, str]:
+def patched(labels: dict[str, str], keys: DesiredLabels) -> dict[str, str]:
     changed: dict[str, str | None] = {**labels, **keys.labels}
     return {key: value for key, value in changed.items() if value is not None}
 
@@ -82,11 +82,11 @@ def test_a_policy_can_share_gpus_by_default() -> None:
 def test_beside_nvidias_operator_a_shared_node_has_the_agent_and_keeps_nvidias_operands() -> None:
     labels = NFD | {LABEL: "shared"}
     placement = leaving(placement_of(labels, None, ON), labels, None, spec_is_due=False)
-    beside = patched(labels, keys_beside(Metadata(labels=labels), placement, NOTHING_AROUND))
+    beside = patched(labels, desired_labels_beside(Metadata(labels=labels), placement, NOTHING_AROUND))
     assert beside == labels | {NODE_LABEL: "true"}
     was = labels | {OPERANDS_LABEL: "false", NODE_LABEL: "true"}
     ours = Metadata(labels=was, annotations={OPERANDS_OFF_ANNOTATION: "true"})
-    assert patched(was, keys_beside(ours, placement, NOTHING_AROUND)) == beside
+    assert patched(was, desired_labels_beside(ours, placement, NOTHING_AROUND)) == beside
 
 
 def test_an_unknown_workload_value_leaves_the_node_as_it_is_and_is_reported() -> None:
@@ -194,7 +194,7 @@ def test_beside_nvidias_operator_the_vgpu_driver_stays_and_comes_back() -> None:
     def beside(labels: dict[str, str], *gpus: Gpu) -> dict[str, str]:
         node = reporting(*gpus)
         placement = leaving(placement_of(labels, node, ON), labels, node, spec_is_due=False)
-        return patched(labels, keys_beside(Metadata(labels=labels), placement, Around()))
+        return patched(labels, desired_labels_beside(Metadata(labels=labels), placement, Around()))
 
     bare = replace(gpu(Mode.VGPU, vfs=16), vgpus=())
     before = beside(NFD | {LABEL: "vm-vgpu"}, bare)
@@ -267,7 +267,7 @@ def test_mig_labels_are_for_container_nodes_only() -> None:
 def test_beside_nvidias_operator_vm_nodes_are_taken_over_and_given_back() -> None:
     def beside(labels: dict[str, str], annotations: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         metadata = Metadata(labels=labels, annotations=annotations)
-        keys = keys_beside(metadata, placement_of(labels, None, ON), Around())
+        keys = desired_labels_beside(metadata, placement_of(labels, None, ON), Around())
         changed: dict[str, str | None] = {**annotations, **keys.annotations}
         return patched(labels, keys), {key: value for key, value in changed.items() if value is not None}
 
@@ -313,7 +313,7 @@ def test_labels_converge_in_a_single_pass_and_other_labels_stay(
 
 def test_uninstalling_beside_nvidias_operator_keeps_its_labels() -> None:
     labels = {f"{DEPLOY}driver": "true", "nvidia.com/gpu.present": "true", NODE_LABEL: "true"}
-    left = patched(labels, taken_back(Metadata(labels=labels), beside=True))
+    left = patched(labels, removed_labels(Metadata(labels=labels), beside=True))
     assert left == {f"{DEPLOY}driver": "true", "nvidia.com/gpu.present": "true"}
 
 
@@ -335,7 +335,7 @@ def test_beside_nvidias_operator_labels_converge_in_a_single_pass(
     def once(metadata: Metadata) -> Metadata:
         found = placement_of(metadata.labels, gpu_node, ON)
         placement = leaving(found, metadata.labels, gpu_node, spec_is_due=False)
-        keys = keys_beside(metadata, placement, around)
+        keys = desired_labels_beside(metadata, placement, around)
         annotations: dict[str, str | None] = {**metadata.annotations, **keys.annotations}
         kept = {key: value for key, value in annotations.items() if value is not None}
         return Metadata(labels=patched(metadata.labels, keys), annotations=kept)
@@ -348,9 +348,9 @@ def test_beside_nvidias_operator_labels_converge_in_a_single_pass(
 @given(NODES, AROUNDS)
 def test_uninstalling_removes_all_labels_of_gpuvirt(labels: dict[str, str], around: Around) -> None:
     metadata = Metadata(labels=labelled(labels, around=around))
-    left = patched(metadata.labels, taken_back(metadata))
+    left = patched(metadata.labels, removed_labels(metadata))
     assert not set(left) & (ALL | {NODE_LABEL, "nvidia.com/gpu.present"})
-    assert patch_of([taken_back(Metadata(labels=left))], Metadata(labels=left)) is None
+    assert patch_of([removed_labels(Metadata(labels=left))], Metadata(labels=left)) is None
 
 
 def test_uninstalling_removes_the_state_labels_after_the_agent_is_gone() -> None:

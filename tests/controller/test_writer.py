@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from gpuvirt.cluster.failures import RefusedError
-from gpuvirt.cluster.keys import Keys, Patch
+from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
 from gpuvirt.cluster.operator.writer import AT_ONCE, Write, Writer
 from gpuvirt.cluster.operator.writes import PatchNode, Target
 from gpuvirt.cluster.resources import NODES
@@ -18,7 +18,7 @@ from gpuvirt.sim.clock import SimClock
 
 
 def label(node: str, value: str = "x") -> PatchNode:
-    return PatchNode(Target(NODES, node), Patch(Keys({"label": value})))
+    return PatchNode(Target(NODES, node), LabelPatch(DesiredLabels({"label": value})))
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Each write of the controller has a log line with the change and the reason."""
 
-from gpuvirt.cluster.keys import Keys, Patch
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Withheld
 from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
+from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
 from gpuvirt.cluster.operator.kubevirt.decisions import PatchKubeVirt
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation
@@ -15,7 +15,7 @@ from tests.controller.scene import Scene, node
 
 
 def test_a_nodes_labels_and_annotations() -> None:
-    patch = Patch(Keys({"a": "b", "c": None}, {"d": "e"}))
+    patch = LabelPatch(DesiredLabels({"a": "b", "c": None}, {"d": "e"}))
     assert PatchNode(Target(NODES, "node01"), patch).text == "patched node node01: a=b, c removed, d=e"
 
 

@@ -21,7 +21,7 @@ from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.site import Site
-from gpuvirt.node.store import journal
+from gpuvirt.node.store import ledgerstore
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import IDS, at_once
@@ -87,7 +87,7 @@ class Conclusions:
     def __init__(self, kernel: SimKernel) -> None:
         self.kernel = kernel
         self._now = SimClock()
-        self._stored = journal.encode(Ledger())
+        self._stored = ledgerstore.encode(Ledger())
         self._facts: Facts | None = None
         self._spec: NodeSpec | None = None
         self._start(Ledger())
@@ -111,7 +111,7 @@ class Conclusions:
 
     def _conclude(self) -> None:
         self._view = self._state.refresh(self._now.monotonic_s(), self._now.now())
-        self._stored = journal.encode(self._state.ledger.content)
+        self._stored = ledgerstore.encode(self._state.ledger.content)
 
     def pass_time(self, seconds: float) -> None:
         self._now._now_s += seconds
@@ -135,7 +135,7 @@ class Conclusions:
 
     def kill(self, torn: int | None) -> None:
         try:
-            ledger, _ = journal.decode(self._stored[:torn])
+            ledger, _ = ledgerstore.decode(self._stored[:torn])
         except DamagedError:
             ledger = Ledger()
         self._start(ledger)

@@ -13,7 +13,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Entry, Ledger
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.node.store import journal
+from gpuvirt.node.store import ledgerstore
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.kubelet.kubelet import Claim
 from tests.givingkubelet import kubelet_with_pod
@@ -84,7 +84,7 @@ def test_the_agents_ledger_counts_for_allocations_that_no_kubelet_reports(tmp_pa
     entry = Entry(resource, DeviceId(RTX), Target(gpu), None, "1", since=RealClock().now())
     ledger = kubelet / "device-plugins/gpuvirt/ledger.json"
     with mount(tmp_path / "host", "4xRTX2060"):
-        ledger.write_bytes(journal.encode(Ledger((entry,))))
+        ledger.write_bytes(ledgerstore.encode(Ledger((entry,))))
         done = shell(command, tmp_path)
         assert (done.returncode, driver(tmp_path, RTX)) == (1, "vfio-pci")
         assert "a pod that is being admitted" in " ".join(done.stdout.split())

@@ -14,7 +14,7 @@ from gpuvirt.apps.doctor import gather
 from gpuvirt.cli.output import diagnosisrender, render
 from gpuvirt.cluster.agent.gpunode import request_of_spec, status_of
 from gpuvirt.cluster.agent.gpunodekeeper import events_between
-from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_keys
+from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
 from gpuvirt.cluster.kinds.core import ConfigMap
 from gpuvirt.cluster.kinds.gpunode import READY, GpuMode, GpuNode, Origins, Spec, Status
 from gpuvirt.cluster.labels import DEPLOY, SETS
@@ -233,7 +233,7 @@ def state_label(reports: NodeReports) -> str:
     agent = reports.node.agent
     of_vgpus = reports.case.state == "vgpus"
     states, names = (agent.vgpu_states, OF_VGPUS) if of_vgpus else (agent.workload_states, OF_WORKLOAD)
-    keys = state_keys(states.get(), names)
+    keys = state_labels(states.get(), names)
     return (keys.annotations.get(names.annotation) or "") if keys.labels == {names.label: "failed"} else str(keys)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.store import journal
+from gpuvirt.node.store import ledgerstore
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.node.store.stateformat import Unknown
 from tests.keptstates import A10, FIRST, LEDGER
@@ -18,29 +18,29 @@ from tests.simulated import Simulated
 
 
 def test_a_written_ledger_is_read_back() -> None:
-    assert journal.decode(journal.encode(LEDGER)) == (LEDGER, Unknown())
+    assert ledgerstore.decode(ledgerstore.encode(LEDGER)) == (LEDGER, Unknown())
 
 
 def test_fields_of_a_newer_version_are_kept() -> None:
-    content = journal.encode(LEDGER, Unknown({"plans": {"a": 1}}))
-    ledger, unknown = journal.decode(content)
+    content = ledgerstore.encode(LEDGER, Unknown({"plans": {"a": 1}}))
+    ledger, unknown = ledgerstore.decode(content)
     assert ledger == LEDGER
     assert unknown == Unknown({"plans": {"a": 1}})
-    assert journal.encode(ledger, unknown) == content
+    assert ledgerstore.encode(ledger, unknown) == content
 
 
-@given(st.integers(0, len(journal.encode(LEDGER)) - 2))
+@given(st.integers(0, len(ledgerstore.encode(LEDGER)) - 2))
 def test_a_truncated_file_is_refused(length: int) -> None:
     with pytest.raises(DamagedError):
-        journal.decode(journal.encode(LEDGER)[:length])
+        ledgerstore.decode(ledgerstore.encode(LEDGER)[:length])
 
 
-@given(st.integers(0, len(journal.encode(LEDGER)) - 2), st.integers(1, 255))
+@given(st.integers(0, len(ledgerstore.encode(LEDGER)) - 2), st.integers(1, 255))
 def test_a_flipped_bit_is_refused_or_changes_nothing(place: int, mask: int) -> None:
-    content = bytearray(journal.encode(LEDGER))
+    content = bytearray(ledgerstore.encode(LEDGER))
     content[place] ^= mask
     try:
-        assert journal.decode(bytes(content))[0] == LEDGER  # in the header's own white space, or its version
+        assert ledgerstore.decode(bytes(content))[0] == LEDGER  # in the header's own white space, or its version
     except DamagedError:
         return
 
@@ -48,7 +48,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(place: int, mask: int) -> N
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(DamagedError):
-        journal.decode(content)
+        ledgerstore.decode(content)
 
 
 async def test_a_damaged_ledger_is_moved_aside_and_the_agent_starts(simulated: Simulated, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_a_folder_that_cannot_be_written_is_reported_until_it_can(simulate
 async def test_allocations_are_on_disk_when_the_agent_ends(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xA10"), tmp_path) as node:
         node.allocate(A10, [FIRST])
-    ledger, _ = journal.decode((tmp_path / "ledger.json").read_bytes())
+    ledger, _ = ledgerstore.decode((tmp_path / "ledger.json").read_bytes())
     assert [entry.device for entry in ledger.entries] == [FIRST]
     assert ledger.first_names == {"10de:2236": "GA102GL_A10"}
 

@@ -17,7 +17,7 @@ from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.store import desiredstatestore, journal, originaldrivers
+from gpuvirt.node.store import desiredstatestore, ledgerstore, originaldrivers
 from gpuvirt.node.store.checksummed import DigestField, Fields, HeaderLine, Layout
 from gpuvirt.node.store.persisted import Persisted
 from gpuvirt.node.store.stateformat import Format, NewerVersionError
@@ -57,7 +57,7 @@ SECOND_DRIVERS = (
 
 
 def test_files_of_the_first_versions_are_read() -> None:
-    assert journal.decode(FIRST_LEDGER).value == LEDGER
+    assert ledgerstore.decode(FIRST_LEDGER).value == LEDGER
     assert desiredstatestore.decode(FIRST_DESIRED).value == KEPT
     assert originaldrivers.parse(FIRST_DRIVERS) == DriverJournal({GPU: "nvidia"}, {GPU: "vfio-pci"})
     assert originaldrivers.parse(SECOND_DRIVERS) == RECORD
@@ -85,7 +85,7 @@ class FirstDrivers(msgspec.Struct, frozen=True):
 
 
 def test_the_first_versions_read_the_files_of_this_version(tmp_path: Path) -> None:
-    assert journal.encode(LEDGER) == FIRST_LEDGER
+    assert ledgerstore.encode(LEDGER) == FIRST_LEDGER
     assert desiredstatestore.encode(KEPT) == FIRST_DESIRED
     originaldrivers.update(tmp_path / "drivers.json", lambda _: RECORD)
     found = msgspec.json.decode((tmp_path / "drivers.json").read_bytes(), type=FirstDrivers)
@@ -207,7 +207,7 @@ def test_a_written_state_is_read_back(state: V3, layout: Layout) -> None:
 
 
 FILES: list[tuple[Callable[[bytes], object], bytes]] = [
-    (journal.decode, journal.encode(LEDGER)),
+    (ledgerstore.decode, ledgerstore.encode(LEDGER)),
     (desiredstatestore.decode, desiredstatestore.encode(KEPT)),
     (originaldrivers.parse, originaldrivers.FORMAT.encode(originaldrivers.FORMAT.decode(SECOND_DRIVERS).value)),
     (chain(HeaderLine())[2].decode, chain(HeaderLine())[2].encode(V3("a", (OwnedPod("a", "x"),)))),

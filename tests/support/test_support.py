@@ -21,7 +21,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.node.known import snapshot
-from gpuvirt.node.store import journal
+from gpuvirt.node.store import ledgerstore
 from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING, SimClock
@@ -84,7 +84,7 @@ def host(tmp_path: Path) -> Path:
     note = Reason(ReasonCode.HELD_BY_POD, GPU, "is allocated", (place,))
     view = replace(snapshot.take(kernel, Settings(), IDS, SimClock(), ledger), notes=(note,))
     for path, content in {
-        "var/lib/gpuvirt/ledger.json": journal.encode(ledger),
+        "var/lib/gpuvirt/ledger.json": ledgerstore.encode(ledger),
         "run/gpuvirt/node.json": msgspec.json.encode(view),
         "var/lib/kubelet/config.yaml": KUBELET_CONFIG.encode(),
         "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint": checkpoint.encode(
@@ -159,7 +159,7 @@ def test_names_are_hidden_in_every_file(host: Path, log: Path, tmp_path: Path) -
     with tarfile.open(tmp_path / "out.tar.gz") as tar:
         assert not [name for name in tar.getnames() if "gpu-node-07" in name]
     assert manifest_of(files).names_hidden
-    ledger, _ = journal.decode(files["host/var/lib/gpuvirt/ledger.json"])
+    ledger, _ = ledgerstore.decode(files["host/var/lib/gpuvirt/ledger.json"])
     assert ledger.entries[0].consumer == Consumer(PodUid("uid-1"), "namespace-1", "pod-1", "container-1")
     assert json.loads(files["host/run/gpuvirt/node.json"])["gpus"][0]["users"] == ["pod namespace-1/pod-1"]
     held = json.loads(files["host/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"])["Data"]

@@ -38,7 +38,7 @@ def test_every_type_name_parses_to_the_same_profile() -> None:
 def test_no_card_lists_a_type_twice() -> None:
     for card in CARDS:
         names = [profile for one in card.types() for profile in (one.profile, *one.spelled)]
-        assert len(names) == len(set(names)), card.board
+        assert len(names) == len(set(names)), card.product_name
 
 
 def test_every_type_is_found_by_its_name() -> None:
@@ -77,7 +77,7 @@ def test_larger_types_never_fit_more_often() -> None:
         for series in Series:
             sliced = [one for one in card.types() if not one.profile.is_mig and one.profile.series is series]
             mosts = [one.most for one in sorted(sliced, key=lambda one: one.profile.gb)]
-            assert mosts == sorted(mosts, reverse=True), card.board
+            assert mosts == sorted(mosts, reverse=True), card.product_name
 
 
 def test_placements_lie_side_by_side_inside_the_card_as_many_as_fit() -> None:
@@ -196,7 +196,7 @@ def test_mixed_sizes(device: str, name: str, mixed: int | None, placements: tupl
     ],
 )
 def test_subsystem_id_distinguishes_cards_of_one_device_id(subsystem: PciId | None, boards: list[str]) -> None:
-    assert [card.board for card in catalog.cards_of(A16_A2, subsystem)] == boards
+    assert [card.product_name for card in catalog.cards_of(A16_A2, subsystem)] == boards
 
 
 def test_a_card_with_its_own_device_id_is_found_by_any_subsystem_id() -> None:

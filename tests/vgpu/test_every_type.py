@@ -47,7 +47,7 @@ def host_with(card: Card, framework: Framework) -> HostSpec:
         functions=(function,), vgpus=framework, vgpu_types=types, total_vfs=32 if on_vfs else None, vgpus_on_vfs=on_vfs
     )
     slot = SlotSpec(at=GPU, board="card", group=1, vfs=32 if on_vfs else 0)
-    return HostSpec(about=card.board, slots=(slot,), boards={"card": board})
+    return HostSpec(about=card.product_name, slots=(slot,), boards={"card": board})
 
 
 def apply_vgpus(site: Site, desired_vgpus: DesiredVgpus) -> list[str]:

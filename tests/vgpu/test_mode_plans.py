@@ -341,7 +341,7 @@ def test_gpu_instances_that_exceed_the_memory_slices_are_refused() -> None:
     assert [reason.code for reason in plan.refusals] == [ReasonCode.NO_ROOM]
 
 
-@pytest.mark.parametrize("card", [one for one in catalog.cards() if one.is_mig], ids=lambda one: one.board)
+@pytest.mark.parametrize("card", [one for one in catalog.cards() if one.is_mig], ids=lambda one: one.product_name)
 def test_every_card_has_as_many_placements_as_gpu_instances(card: catalog.Card) -> None:
     for vgpu_type in card.types():
         if vgpu_type.gpu_instance is not None and not vgpu_type.gpu_instance.profile.endswith(

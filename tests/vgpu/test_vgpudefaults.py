@@ -105,7 +105,7 @@ def test_the_default_has_exactly_one_entry_for_each_card_and_no_gpu_has_two() ->
                 for entry in BUILTIN["default"]
                 if any(each.matches(gpu.device, gpu.subsystem) for each in entry.filters or ())
             ]
-            assert len(mine) == 1, card.board
+            assert len(mine) == 1, card.product_name
             (profile,) = mine[0].types
             assert profile.gpu == card.gpu
 

@@ -10,12 +10,12 @@ from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
-from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
+from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import ApiError, NotFoundError, retried
-from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.labelpatch import DesiredLabels, patch_of
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.facts.ids import NodeName
@@ -53,7 +53,7 @@ class Discovery:
         self._discoverer = Discoverer(options.kernel, options.workers("watching"), options.clock, options.every_s)
         random = Random()  # noqa: S311  it spreads nodes over time, and keeps no secrets
         self._dependencies = KeeperDependencies(Client(options.credentials), options.node, options.clock, random)
-        self._keys = NodeKeys(self._dependencies)
+        self._keys = NodeLabels(self._dependencies)
         self._observed: Metadata | None = None
         """The metadata of the node, None if it was not observed yet or there is no such node."""
         self._problems: dict[str, str] = {}
@@ -62,7 +62,7 @@ class Discovery:
         """Observe and label for ever; failed requests to the API server are repeated."""
         options, clock = self._options, self._options.clock
         cell = self._discoverer.labels
-        claim = Claim(lambda _: Keys(dict(cell.get())), cell.notifying)
+        claim = Claim(lambda _: DesiredLabels(dict(cell.get())), cell.notifying)
         nodes = Reflector(
             self._dependencies.client, Collection(NODES, Node, options.node), clock, self._dependencies.random
         )
@@ -82,7 +82,7 @@ class Discovery:
         missing += self._problems.values()
         if observed is None:
             missing.append(f"the API server has not shown node {self._options.node} yet")
-        elif patch := patch_of([Keys(dict(self._discoverer.labels.get()))], observed):
+        elif patch := patch_of([DesiredLabels(dict(self._discoverer.labels.get()))], observed):
             missing.append(f"the node does not have these labels yet: {', '.join(patch.metadata.labels)}")
         return missing
 
@@ -141,5 +141,5 @@ async def _label(client: Client, node: NodeName, labels: Labels) -> None:
     found = next((item for item in listed.items if item.metadata.name == node), None)
     if found is None:
         raise NotFoundError(f"the API server has no node {node}; kubectl get nodes lists the nodes")
-    if patch := patch_of([Keys(dict(labels))], found.metadata):
+    if patch := patch_of([DesiredLabels(dict(labels))], found.metadata):
         await client.patch(NODES, node, patch, PatchType.MERGE, Node)

@@ -17,16 +17,16 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, retried
-from gpuvirt.cluster.keys import Keys, patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES
 from gpuvirt.cluster.kinds.core import AnyObject, Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
+from gpuvirt.cluster.labelpatch import DesiredLabels, patch_of
 from gpuvirt.cluster.labels import AGENT_KEYS, OPERAND_LABEL, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
 from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, is_ours
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
-from gpuvirt.cluster.operator.nodes.labels import taken_back
+from gpuvirt.cluster.operator.nodes.labels import removed_labels
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.errors import GpuvirtError
@@ -79,9 +79,9 @@ def used_nodes(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:
     )
 
 
-def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool = False) -> Keys:
+def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool = False) -> DesiredLabels:
     """Return the labels and annotations to remove; those that pods write are removed once the pods are gone."""
-    keys = taken_back(metadata, beside=beside)
+    keys = removed_labels(metadata, beside=beside)
     # The driver's pod is scheduled by these labels.
     kept = {deploy_label(VGPU_DRIVER), VGPU_DRIVER_LABEL, OS_LABEL} if used else set[str]()
     labels = {label: value for label, value in keys.labels.items() if label not in kept}
@@ -89,7 +89,7 @@ def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool =
     if agents_gone:
         labels |= dict.fromkeys(key for key in (*AGENT_KEYS, *DISCOVERED) if key in metadata.labels)
         annotations |= dict.fromkeys(key for key in AGENT_KEYS if key in metadata.annotations)
-    return Keys(labels, annotations)
+    return DesiredLabels(labels, annotations)
 
 
 def _writes_again(pod: Pod) -> bool:

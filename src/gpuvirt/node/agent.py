@@ -39,7 +39,7 @@ from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.reconcile.reconciler import Reconciler
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.store.desiredstatestore import DesiredStateStore
-from gpuvirt.node.store.journal import journal_at
+from gpuvirt.node.store.ledgerstore import ledger_store
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ class Agent:
         self._stale = Signal()
         self._store = DesiredStateStore(site.desired_by_gpu, site.node_name, site.writing, site.clock)
         self._store.load()
-        self._journal = journal_at(site.ledger, site.writing, site.clock)
-        self._journal.load()
+        self._ledger_store = ledger_store(site.ledger, site.writing, site.clock)
+        self._ledger_store.load()
         self._operands = Operands(site.clock, intervals) if site.vgpus_only else None
         self.notice = Notice(site.clock, intervals, self._stale.set) if site.writes_node_counts else None
         """The counts of devices for the scheduler; None where the agent does not publish them."""
@@ -68,7 +68,7 @@ class Agent:
         self._state = NodeState(
             settings,
             ids,
-            self._journal.value,
+            self._ledger_store.value,
             agent,
             notice=self.notice,
             vgpus_only=site.vgpus_only,
@@ -121,7 +121,7 @@ class Agent:
                     self._change_gpus(group, self._site.moving)
                 clock = self._site.clock
                 group.create_task(keep_going("gates", lambda: self._gates.run(clock, self._intervals.gates_s), clock))
-                group.create_task(self._journal.run(lambda problem: self.report_problem("journal", problem)))
+                group.create_task(self._ledger_store.run(lambda problem: self.report_problem("journal", problem)))
                 group.create_task(self._store.run(lambda problem: self.report_problem("desired state", problem)))
                 if self._site.state_file is not None:
                     state_file = StateFile(self._site.state_file, self._site.clock, self._intervals)
@@ -131,8 +131,8 @@ class Agent:
                     group.create_task(cdi_files.run(self.views, lambda problem: self.report_problem("cdi", problem)))
         finally:
             self._gates.stop_draining()
-            self._journal.save(self._state.ledger.content)
-            await self._journal.flush()
+            self._ledger_store.save(self._state.ledger.content)
+            await self._ledger_store.flush()
             await self._store.flush()
 
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
@@ -259,7 +259,7 @@ class Agent:
         if self._state.withdrawal.grew or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked again for its allocations
         self._gates.answer_commands()
-        self._journal.save(self._state.ledger.content)
+        self._ledger_store.save(self._state.ledger.content)
         self._watcher.observe_again_at(self._state.offers.verdict.again_at_s)
 
     def _refresh(self) -> NodeView:

@@ -24,7 +24,7 @@ from gpuvirt.model.doctor.pseudonyms import Pseudonyms
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
-from gpuvirt.node.store import journal, originaldrivers
+from gpuvirt.node.store import ledgerstore, originaldrivers
 from gpuvirt.support.packing import Asked, Collected, Packing, is_absent, meaning
 
 LOG_BYTES = 4 << 20
@@ -170,8 +170,8 @@ def _without_comments(content: bytes) -> bytes:
 
 
 def _fit_ledger(packing: Packing, content: bytes) -> bytes:
-    ledger, _ = journal.decode(content)
-    return content if packing.names is None else journal.encode(packing.names.ledger(ledger))
+    ledger, _ = ledgerstore.decode(content)
+    return content if packing.names is None else ledgerstore.encode(packing.names.ledger(ledger))
 
 
 def _devices(packing: Packing) -> Collected:

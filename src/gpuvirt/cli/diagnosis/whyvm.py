@@ -14,7 +14,7 @@ from gpuvirt.facts.ids import ObjectName
 from gpuvirt.model.doctor.vms import vmexplanation
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation
-from gpuvirt.model.doctor.vms.vmfindings import in_words
+from gpuvirt.model.doctor.vms.vmfindings import counts_text
 from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict
 
 NODE_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATABLE"), Column("FREE"), Column("REASON"))
@@ -37,7 +37,7 @@ def show(found: Explanation) -> None:
     """Print an explanation: the blocker, the stages, and the nodes."""
     out = console()
     kind, _, name = found.target.partition("/")
-    requests = f" requests {in_words(found.requests)}" if found.requests else ""
+    requests = f" requests {counts_text(found.requests)}" if found.requests else ""
     say(out, f"{kind} {found.namespace}/{name}{requests}", style="bold")
     out.print()
     if found.blocker is None:

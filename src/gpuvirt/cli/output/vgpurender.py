@@ -59,7 +59,7 @@ class TypeRow:
     type: str
     name: str
     """The type's name in vGPU configs."""
-    existing: int
+    there: int
     """How many vGPUs of the type the GPU carries."""
     left: int
     """How many more fit beside the vGPUs of the GPU."""
@@ -118,7 +118,7 @@ def types(rows: Sequence[TypeRow]) -> None:
         return
     table = Table(TYPE_COLUMNS)
     for row in rows:
-        table.add(row.gpu, row.type, row.name, str(row.existing), str(row.left))
+        table.add(row.gpu, row.type, row.name, str(row.there), str(row.left))
     table.print(out)
 
 

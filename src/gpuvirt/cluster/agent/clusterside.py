@@ -13,7 +13,7 @@ from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, observ
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodecounts import NodeCounts
-from gpuvirt.cluster.agent.nodekeys import Claim, NodeKeys
+from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
 from gpuvirt.cluster.cache import Delta
@@ -130,7 +130,7 @@ class _Run:
             self._keep_gpu_node()
 
     def _keep_node(self, claims: Sequence[Claim]) -> None:
-        keys, key, notice = NodeKeys(self._dependencies), self._dependencies.key, self._agent.notice
+        node_labels, key, notice = NodeLabels(self._dependencies), self._dependencies.key, self._agent.notice
         take_request = noderequests.observe_node(self._agent.take_request, key)
         counts = NodeCounts(self._dependencies, notice) if notice is not None else None
 
@@ -139,13 +139,13 @@ class _Run:
             self._labels = node.metadata.labels if node is not None else None
             self._report_operands()
             take_request(delta)
-            keys.observe(delta)
+            node_labels.observe(delta)
             if counts is not None:
                 counts.observe(delta)
 
         self._follow("node", Collection(NODES, Node, key.name), observe, self._reporter("node", "to read its node"))
         label = self._reporter("state", "to label its node")
-        self._start("state", lambda: keys.run(claims, label))
+        self._start("state", lambda: node_labels.run(claims, label))
         if counts is not None:
             report = self._reporter("counts", "to patch its node's status")
             self._start("counts", lambda: counts.run(report))

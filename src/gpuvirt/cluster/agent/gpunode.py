@@ -25,7 +25,7 @@ from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.offers.validation import Check
 from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, VgpuView
-from gpuvirt.model.reasons import Reason, in_words
+from gpuvirt.model.reasons import Reason, reasons_text
 
 MOST_MESSAGE = 4000
 """The most characters of a condition's message; the API's own limit is 32,768."""
@@ -124,7 +124,7 @@ def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
         return
     problems = tuple(_problems(view))
     if problems:
-        yield READY, "False", str(problems[0].code), in_words(problems)
+        yield READY, "False", str(problems[0].code), reasons_text(problems)
     else:
         yield READY, "True", RECONCILED, ""
     for condition in view.conditions:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuvirt import plain
-from gpuvirt.cluster.agent.nodekeys import Claim
+from gpuvirt.cluster.agent.nodelabels import Claim
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.kinds.core import ConfigMap, Node
+from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.labels import (
     CONFIG_LABEL,
     REASON_ANNOTATION,
@@ -64,25 +64,29 @@ def observe_config_map(observe: TakeRequest, key: ObjectKey) -> Callable[[Delta[
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class StateLabel:
     """The label of a state, and the annotation with its reason."""
 
     label: str
     annotation: str
 
 
-OF_VGPUS = Names(STATE_LABEL, REASON_ANNOTATION)
-OF_WORKLOAD = Names(WORKLOAD_STATE_LABEL, WORKLOAD_REASON_ANNOTATION)
+OF_VGPUS = StateLabel(STATE_LABEL, REASON_ANNOTATION)
+OF_WORKLOAD = StateLabel(WORKLOAD_STATE_LABEL, WORKLOAD_REASON_ANNOTATION)
 
 
-def state_keys(state: Progress | None, names: Names = OF_VGPUS) -> Keys:
+def state_labels(state: Progress | None, state_label: StateLabel = OF_VGPUS) -> DesiredLabels:
     """Return the label and the annotation of a state; without a state, the node's stay as they are."""
-    return Keys({names.label: state.name}, {names.annotation: _reason(state)}) if state is not None else Keys()
+    return (
+        DesiredLabels({state_label.label: state.name}, {state_label.annotation: _reason(state)})
+        if state is not None
+        else DesiredLabels()
+    )
 
 
-def state_claim(states: Cell[Progress | None], names: Names) -> Claim:
+def state_claim(states: Cell[Progress | None], state_label: StateLabel) -> Claim:
     """Return the claim of the label and the annotation of a state."""
-    return Claim(lambda _: state_keys(states.get(), names), states.notifying)
+    return Claim(lambda _: state_labels(states.get(), state_label), states.notifying)
 
 
 def _reason(state: Progress) -> str | None:

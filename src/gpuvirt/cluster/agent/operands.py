@@ -8,10 +8,10 @@ of the agent too, and if the pods did not go.
 
 from collections.abc import Iterable, Mapping
 
-from gpuvirt.cluster.agent.nodekeys import Claim
+from gpuvirt.cluster.agent.nodelabels import Claim
 from gpuvirt.cluster.client import Collection
-from gpuvirt.cluster.keys import Keys
 from gpuvirt.cluster.kinds.core import Pod
+from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, deploy_label
 from gpuvirt.cluster.resources import Metadata, pods
 from gpuvirt.model.desired.observed import OperandsObserved
@@ -24,10 +24,10 @@ OPERAND_APPS = ("nvidia-sandbox-device-plugin-daemonset", "nvidia-sandbox-valida
 """The value of `app` that the pods of the same operands have."""
 
 
-def operand_keys(observed: Metadata, *, away: bool) -> Keys:
+def operand_labels(observed: Metadata, *, away: bool) -> DesiredLabels:
     """Return the labels that stop the operands, or that start them again."""
     before, then = (RUNS, PAUSED_FOR_VGPUS) if away else (PAUSED_FOR_VGPUS, RUNS)
-    return Keys({label: then for label in OPERAND_LABELS if observed.labels.get(label) == before})
+    return DesiredLabels({label: then for label in OPERAND_LABELS if observed.labels.get(label) == before})
 
 
 def operand_pods(namespace: str, node: str) -> Collection[Pod]:
@@ -37,7 +37,7 @@ def operand_pods(namespace: str, node: str) -> Collection[Pod]:
 
 def operand_claim(away: Cell[bool]) -> Claim:
     """Return the claim of the labels that stop the operands while `away` is true."""
-    return Claim(lambda observed: operand_keys(observed, away=away.get()), away.notifying)
+    return Claim(lambda observed: operand_labels(observed, away=away.get()), away.notifying)
 
 
 def observed_of(labels: Mapping[str, str] | None, found: Iterable[Pod] | None) -> OperandsObserved | None:

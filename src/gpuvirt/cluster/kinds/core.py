@@ -143,7 +143,7 @@ class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     reason: str = ""
 
     @property
-    def held_up_by(self) -> str:
+    def waiting_reason(self) -> str:
         """The kubelet's message about why the pod does not run; empty if there is none."""
         for container in (*self.init_container_statuses, *self.container_statuses):
             if container.state.waiting is not None and container.state.waiting.message:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuvirt.cluster.keys import patch_of
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
+from gpuvirt.cluster.labelpatch import patch_of
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodes import resolve
-from gpuvirt.cluster.operator.nodes.labels import keys_beside, keys_of
+from gpuvirt.cluster.operator.nodes.labels import desired_labels, desired_labels_beside
 from gpuvirt.cluster.operator.nodes.placement import Placement, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, VgpuSwitch
@@ -50,7 +50,7 @@ def decide(
         placements[key.name] = placement
         pausing = pausers.get(key.name, frozenset())
         here = replace(around, vgpus_change=PAUSED_FOR_VGPUS in pausing, driver_changes=PAUSED_FOR_DRIVER in pausing)
-        keys = (keys_beside if beside else keys_of)(node.metadata, placement, here)
+        keys = (desired_labels_beside if beside else desired_labels)(node.metadata, placement, here)
         if (patch := patch_of([keys], node.metadata)) is not None:
             writes.append(PatchNode(Target(NODES, key.name), patch))
         if desired is not None and (not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER):

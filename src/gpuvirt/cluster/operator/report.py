@@ -188,7 +188,7 @@ def _pod_rows(node: str, workload: str, pods: Iterable[Pod]) -> Iterator[Row]:
         if pod.app == OperandName.AGENT and workload in _AGENT_WORKLOADS and not ready:
             component = OperandName.AGENT.value  # a ready agent has only the rows of its parts
         if component is not None:
-            state, why = (RUNNING, "") if ready else (pod.status.phase or "Unknown", pod.status.held_up_by)
+            state, why = (RUNNING, "") if ready else (pod.status.phase or "Unknown", pod.status.waiting_reason)
             yield Row(node, workload, component, ready=ready, state=state, detail=why)
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuvirt.cluster.keys import Patch
 from gpuvirt.cluster.kinds.clusterpolicy import Status
 from gpuvirt.cluster.kinds.workloads import Manifest
+from gpuvirt.cluster.labelpatch import LabelPatch
 from gpuvirt.cluster.operator.nodes.resolve import AppliedGpuNode
 from gpuvirt.cluster.resources import Resource
 
@@ -29,7 +29,7 @@ class PatchNode:
     """Change labels and annotations of a node."""
 
     target: Target
-    patch: Patch
+    patch: LabelPatch
 
     @property
     def text(self) -> str:

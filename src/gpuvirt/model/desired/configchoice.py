@@ -175,5 +175,7 @@ def _other_board(entries: Iterable[Entry], gpu: ConfigGpu) -> Iterator[Note]:
 def _sizes_not_mixed(entry: Entry, gpu: ConfigGpu) -> Iterator[Note]:
     cards = catalog.cards_of(gpu.device, gpu.subsystem)
     if entry.sizes is Sizes.MIXED and cards and all(card.mixed_sizes is False for card in cards):
-        message = f"{gpu.address} is a {cards[0].board}, which carries vGPUs of one size at a time; remove `sizes`"
+        message = (
+            f"{gpu.address} is a {cards[0].product_name}, which carries vGPUs of one size at a time; remove `sizes`"
+        )
         yield Note(NoteCode.NEVER_MIXED, entry.place, message)

@@ -53,7 +53,9 @@ def _default() -> tuple[Entry, ...]:
     Filters name the subsystem where two cards have one device id, so that each GPU has one entry.
     """
     return tuple(
-        Entry({half.profile: min(half.most, 2)}, filters=_filters(card), place=f"built-in {DEFAULT}: {card.board}")
+        Entry(
+            {half.profile: min(half.most, 2)}, filters=_filters(card), place=f"built-in {DEFAULT}: {card.product_name}"
+        )
         for card in catalog.cards()
         for half in (_half_of(card),)
     )
@@ -80,7 +82,7 @@ def _of_type(name: str) -> tuple[Entry, ...]:
     if len(set(mosts.values())) == 1 and len(mosts) == len(catalog.cards_called(profile.gpu)):
         return (Entry({profile: next(iter(mosts.values()))}, place=f"built-in {name}"),)
     return tuple(
-        Entry({profile: most}, filters=_filters(card), place=f"built-in {name}: {card.board}")
+        Entry({profile: most}, filters=_filters(card), place=f"built-in {name}: {card.product_name}")
         for card, most in mosts.items()
     )
 

@@ -45,7 +45,9 @@ def _review_type(profile: Profile, count: int, sizes: Sizes | None) -> Iterator[
     most = max(mixed) if len(mixed) == len(found) else max(kind.most for kind in found)
     if count > most:
         mode = " of mixed sizes" if mixed else ""
-        message = f"sets {count} on each GPU, but {most}{mode} fit on one ({cards[0].board}); write {most} or less"
+        message = (
+            f"sets {count} on each GPU, but {most}{mode} fit on one ({cards[0].product_name}); write {most} or less"
+        )
         yield TypeNote(NoteCode.TOO_MANY, message, profile)
 
 

@@ -49,13 +49,13 @@ class Offers:
     verdict: Verdict = field(default_factory=Verdict)
     other_names: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
     """The names from today's PCI ID database, where a resource was first offered under another name."""
-    held_back: Mapping[ResourceName, tuple[Candidate, ...]] = field(default_factory=dict)
+    of_withheld_resources: Mapping[ResourceName, tuple[Candidate, ...]] = field(default_factory=dict)
     """Devices that would be offered if their resource were not withheld."""
 
     @property
     def names(self) -> frozenset[ResourceName]:
         """All resources, offered or withheld."""
-        return frozenset(self.by_resource.keys() | self.held_back.keys())
+        return frozenset(self.by_resource.keys() | self.of_withheld_resources.keys())
 
     def devices(self) -> Iterator[tuple[ResourceName, OfferedDevice]]:
         """Yield every offered device with its resource."""
@@ -98,14 +98,14 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
     allocated_devices = find_allocated(inputs.entries, inputs.resources)
     free: list[Candidate] = []
     withheld: dict[str, Reason] = {}
-    held_back: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
+    of_withheld_resources: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
     for found in _candidates(inventory, inputs):
         offerable = found if isinstance(found, Reason) else _offerable(inventory, inputs, allocated_devices, found)
         if isinstance(offerable, Reason):
             withheld[offerable.subject] = offerable
-        elif (why := _why_held_back(inputs, allocated_devices, offerable)) is not None:
+        elif (why := _why_withheld(inputs, allocated_devices, offerable)) is not None:
             withheld[offerable.id] = why
-            held_back[offerable.named.resource].append(offerable)
+            of_withheld_resources[offerable.named.resource].append(offerable)
         else:
             free.append(offerable)
     for candidate in _of_another_kind(free, before):
@@ -135,7 +135,9 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
         withheld={subject: reason for subject, reason in withheld.items() if not _is_kept(subject, kept)},
         verdict=verdict,
         other_names=_other_names(free),
-        held_back={resource: tuple(held_back[resource]) for resource in sorted(held_back)},
+        of_withheld_resources={
+            resource: tuple(of_withheld_resources[resource]) for resource in sorted(of_withheld_resources)
+        },
     )
 
 
@@ -157,7 +159,7 @@ def _offerable(
     return allocated_devices.as_allocated(candidate)
 
 
-def _why_held_back(inputs: OfferInputs, allocated_devices: AllocatedDevices, candidate: Candidate) -> Reason | None:
+def _why_withheld(inputs: OfferInputs, allocated_devices: AllocatedDevices, candidate: Candidate) -> Reason | None:
     reason = inputs.withheld.get(candidate.named.resource)
     return (
         replace(reason, subject=candidate.id)

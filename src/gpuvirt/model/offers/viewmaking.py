@@ -130,14 +130,17 @@ def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:
 
 
 def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
-    offer, held_back = inputs.offers.by_resource.get(name, Offer(name)), inputs.offers.held_back.get(name, ())
+    offer, of_withheld_resources = (
+        inputs.offers.by_resource.get(name, Offer(name)),
+        inputs.offers.of_withheld_resources.get(name, ()),
+    )
     allocated_to = inputs.users.allocations(name)
     withholding = inputs.withholdings.get(name)
     registration = inputs.registrations.get(name, Registration(registered=False))
     if withholding is not None:
         registration = Registration(registered=False, because=withholding.reason)
     devices = (device.candidate for device in offer.devices.values())
-    selectors = selectors_of(inputs.inventory, (*devices, *held_back))
+    selectors = selectors_of(inputs.inventory, (*devices, *withheld))
     return ResourceView(
         name=name,
         devices=tuple(

@@ -97,6 +97,6 @@ def code_in(text: str) -> ReasonCode | None:
     return ReasonCode.named(text.partition(":")[0])
 
 
-def in_words(reasons: Sequence[Reason]) -> str:
+def reasons_text(reasons: Sequence[Reason]) -> str:
     """Return several reasons as one line."""
     return " | ".join(reason.text for reason in reasons)

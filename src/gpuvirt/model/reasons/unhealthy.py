@@ -8,7 +8,7 @@ from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, opened_by
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 from gpuvirt.model.reasons.refusals import named
 
-LOOKED_AGAIN = "none is needed: the agent offers the device again in its present state"
+OFFERED_AGAIN = "none is needed: the agent offers the device again in its present state"
 STOP_OR_RESTART = "restore the device, or stop the VM that uses it"
 OPENED_ELSEWHERE = "stop that process, or no longer offer the device on this node"
 
@@ -24,7 +24,7 @@ def node_changed(device: str, address: str, before: Sequence[str], now: Sequence
     """The VM would get the name of another device's node."""
     message = f"can't be opened as it was offered: the node of {address} was {' '.join(before) or 'none'}"
     seen = (Seen(sysfs.device_path(address, "vfio-dev"), " ".join(now) or "none"),)
-    return Reason(ReasonCode.NODE_MISSING, device, message, seen, LOOKED_AGAIN)
+    return Reason(ReasonCode.NODE_MISSING, device, message, seen, OFFERED_AGAIN)
 
 
 def group_not_viable(device: str, group: int | None, spoiling: Sequence[tuple[str, str]]) -> Reason:
@@ -52,7 +52,7 @@ def not_reset(address: str, tenant: str, why: str, danger: str) -> Reason:
     return Reason(ReasonCode.NO_RESET, address, message, seen, fix)
 
 
-def type_changed(device: str, before: object, now: str, fix: str = LOOKED_AGAIN) -> Reason:
+def type_changed(device: str, before: object, now: str, fix: str = OFFERED_AGAIN) -> Reason:
     """The vGPU has another type than when it was offered or allocated."""
     message = f"was a {before} vGPU when it was offered, and is {now} now"
     return Reason(ReasonCode.TYPE_CHANGED, device, message, fix=fix)
@@ -73,13 +73,13 @@ def driver_changed(device: str, address: str, driver: str | None, fix: str) -> R
 def identity_changed(device: str, before: object, now: object, path: str) -> Reason:
     """Another card is in the slot."""
     message, seen = f"was {before} when it was offered, and is {now} now", (Seen(path, str(now)),)
-    return Reason(ReasonCode.IDENTITY_CHANGED, device, message, seen, LOOKED_AGAIN)
+    return Reason(ReasonCode.IDENTITY_CHANGED, device, message, seen, OFFERED_AGAIN)
 
 
 def group_changed(device: str, before: int | None, now: str, *seen: Seen) -> Reason:
     """The IOMMU group has changed since the last observation."""
     message = f"was in IOMMU group {before} when it was offered, and {now} now"
-    return Reason(ReasonCode.GROUP_CHANGED, device, message, seen, LOOKED_AGAIN)
+    return Reason(ReasonCode.GROUP_CHANGED, device, message, seen, OFFERED_AGAIN)
 
 
 def unknown_resource(resource: str) -> Reason:

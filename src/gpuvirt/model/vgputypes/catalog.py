@@ -106,7 +106,7 @@ class Card:
 
     gpu: str
     """The card's name in its types: `A10`."""
-    board: str
+    product_name: str
     """The card's full name."""
     ids: tuple[CardId, ...]
     framebuffer_mib: int
@@ -211,7 +211,7 @@ def _card(card: _Card, tables: Mapping[str, tuple[_Row, ...]], mixed: Mapping[st
     rows = tables[card.table]
     return Card(
         gpu=card.gpu,
-        board=card.board,
+        product_name=card.board,
         ids=ids,
         framebuffer_mib=card.framebuffer_mib,
         mixed_sizes=card.mixed_sizes,

@@ -14,7 +14,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.store import journal
+from gpuvirt.node.store import ledgerstore
 
 EMPTY = Ledger()
 
@@ -34,7 +34,7 @@ def load_ledger(*paths: Path) -> Ledger:
     """Return the ledger in the first of `paths` that exists, else an empty one; raise OSError, DamagedError."""
     for path in paths:
         try:
-            return journal.decode(path.read_bytes())[0]
+            return ledgerstore.decode(path.read_bytes())[0]
         except FileNotFoundError:
             continue
     return EMPTY

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.observed import Progress, StateName
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import Reason, in_words
+from gpuvirt.model.reasons import Reason, reasons_text
 from gpuvirt.node.change.unitchange import Outcome
 from gpuvirt.node.reconcile.dependencies import Dependencies
 
@@ -20,13 +20,13 @@ def of_workload(agent: Dependencies, outcomes: Outcomes, *, drivers_differ: bool
     if not agent.state.follows_cluster or agent.state.inventory is None:
         return None
     if agent.state.invalid.modes:
-        return Progress(StateName.FAILED, in_words([invalid.reason for invalid in agent.state.invalid.modes]))
+        return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in agent.state.invalid.modes]))
     whole = {gpu for desired in agent.desired.units.values() for gpu, target in desired.items() if target.is_whole}
     reasons = tuple(dict.fromkeys(_against_workload(outcomes, whole)))
     if not drivers_differ and not reasons:
         return Progress(StateName.SUCCESS)
     failed = any(not reason.code.passes for reason in reasons)
-    return Progress(StateName.FAILED if failed else StateName.PENDING, in_words(reasons))
+    return Progress(StateName.FAILED if failed else StateName.PENDING, reasons_text(reasons))
 
 
 def _against_workload(outcomes: Outcomes, whole: set[PciAddress]) -> Iterator[Reason]:
@@ -43,7 +43,7 @@ def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
     if target.name is None or agent.state.inventory is None:
         return None
     if agent.state.invalid.vgpus:
-        return Progress(StateName.FAILED, in_words([invalid.reason for invalid in agent.state.invalid.vgpus]))
+        return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in agent.state.invalid.vgpus]))
     if target.undecided:
         return Progress(StateName.PENDING, "; ".join(note.text for note in target.undecided))
     desired = {gpu: gpu_desired for unit in agent.desired.units.values() for gpu, gpu_desired in unit.items()}
@@ -51,8 +51,8 @@ def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
     is_open = [gpu for gpu in carrying if gpu in agent.questions or not agent.plan_of(gpu).met]
     reasons = list(dict.fromkeys(_against_vgpus(agent, outcomes, frozenset(is_open))))
     if failures := [reason for reason in reasons if not reason.code.passes]:
-        return Progress(StateName.FAILED, in_words(failures))
-    return Progress(StateName.PENDING, in_words(reasons)) if is_open else Progress(StateName.SUCCESS)
+        return Progress(StateName.FAILED, reasons_text(failures))
+    return Progress(StateName.PENDING, reasons_text(reasons)) if is_open else Progress(StateName.SUCCESS)
 
 
 def _against_vgpus(agent: Dependencies, outcomes: Outcomes, gpus: frozenset[PciAddress]) -> Iterator[Reason]:

@@ -150,7 +150,7 @@ def _unready_pods(operand: OperandName, daemon_set: DaemonSet, found: Objects[Po
     chosen = daemon_set.spec.selector.match_labels
     for pod in sorted(found.values(), key=lambda pod: pod.spec.node_name):
         if not pod.status.ready and chosen.items() <= pod.metadata.labels.items() and pod.app == operand:
-            because = pod.status.held_up_by
+            because = pod.status.waiting_reason
             yield f"{pod.metadata.name} on {pod.spec.node_name}" + (f" ({because})" if because else "")
 
 

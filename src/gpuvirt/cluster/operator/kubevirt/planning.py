@@ -75,10 +75,10 @@ def plan(picture: KubeVirtPicture, manner: Manner, history: History, at: datetim
     """Return the plan for a KubeVirt; `history` is that of the previous plan."""
     subject = subject_of(picture)
     if isinstance(subject, Reason):
-        held_back = withheld(picture, None)
-        return Plan(history, reasons=(subject, *_reasons(held_back)), withheld=_withheld(held_back))
-    ours, held_back = changes_of(subject.metadata.annotations), withheld(picture, subject)
-    desired, reasons = _desired_configuration(picture, manner, subject, ours, held_back)
+        by_kubevirt = withheld(picture, None)
+        return Plan(history, reasons=(subject, *_reasons(by_kubevirt)), withheld=_withheld(by_kubevirt))
+    ours, by_kubevirt = changes_of(subject.metadata.annotations), withheld(picture, subject)
+    desired, reasons = _desired_configuration(picture, manner, subject, ours, by_kubevirt)
     patch = conditional(subject.metadata.resource_version, drafted(subject, ours, desired))
     managed, stale = manner.manage and not picture.is_opted_out, history.is_of_later(subject.metadata)
     if managed and not stale:
@@ -95,23 +95,27 @@ def plan(picture: KubeVirtPicture, manner: Manner, history: History, at: datetim
         subject.metadata.name,
         () if stale else patch,
         dry_run,
-        (*reasons, *_reasons(held_back), *((risk,) if risk is not None else ())),
-        _withheld(held_back),
+        (*reasons, *_reasons(by_kubevirt), *((risk,) if risk is not None else ())),
+        _withheld(by_kubevirt),
         stops_vgpu_changes=risk is not None or (managed and bool(patch) and history.stopped),
         desired=desired.items,
     )
 
 
-def _reasons(held_back: Mapping[str, ByKubeVirt]) -> tuple[Reason, ...]:
-    return tuple(resource.reason for resource in held_back.values())
+def _reasons(by_kubevirt: Mapping[str, ByKubeVirt]) -> tuple[Reason, ...]:
+    return tuple(resource.reason for resource in by_kubevirt.values())
 
 
-def _withheld(held_back: Mapping[str, ByKubeVirt]) -> tuple[Withheld, ...]:
-    return tuple(resource.withheld for resource in held_back.values())
+def _withheld(by_kubevirt: Mapping[str, ByKubeVirt]) -> tuple[Withheld, ...]:
+    return tuple(resource.withheld for resource in by_kubevirt.values())
 
 
 def _desired_configuration(
-    picture: KubeVirtPicture, manner: Manner, subject: Subject, ours: Changes, held_back: Mapping[str, ByKubeVirt]
+    picture: KubeVirtPicture,
+    manner: Manner,
+    subject: Subject,
+    ours: Changes,
+    by_kubevirt: Mapping[str, ByKubeVirt],
 ) -> tuple[DesiredConfiguration, tuple[Reason, ...]]:
     """Return the desired configuration of a subject, and why parts of it cannot be reached."""
     handling = handling_of(subject, picture.version)
@@ -123,7 +127,9 @@ def _desired_configuration(
         if not any(entry.resource == name or selects(entry, selectors) for entry in own)
     }
     off = handling.off or (picture.mdevs and handling.will_be_off)
-    listing = listing_of(ListingInputs(subject, ours, offered, picture.names, off, manner.prune, frozenset(held_back)))
+    listing = listing_of(
+        ListingInputs(subject, ours, offered, picture.names, off, manner.prune, frozenset(by_kubevirt))
+    )
     needed = gates_needed(subject, picture.version, picture.offered, picture.names)
     missing = [gate for gate in needed if gate not in subject.gates]
     denied = [gate for gate in missing if gate in subject.disabled_gates]

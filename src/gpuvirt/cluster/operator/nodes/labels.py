@@ -8,7 +8,7 @@ a change may die before it ends the pause. The controller ends such a pause once
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuvirt.cluster.keys import Keys
+from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.labels import (
     AGENT,
     ALL,
@@ -54,31 +54,31 @@ class Around:
     """Whether the agent runs on nodes for VMs."""
 
 
-def keys_of(metadata: Metadata, placement: Placement, around: Around) -> Keys:
+def desired_labels(metadata: Metadata, placement: Placement, around: Around) -> DesiredLabels:
     """Return a node's desired labels, including those that it already has."""
     labels = metadata.labels
     desired: dict[str, str | None] = {}
     if not placement.present:
         if labels.get(PRESENT_LABEL) == "true":
             desired[PRESENT_LABEL] = "false"
-        return Keys(desired | _without_all(labels, placement))
+        return DesiredLabels(desired | _without_all(labels, placement))
     desired |= {PRESENT_LABEL: "true", **_os(labels)}
     if labels.get(OPERANDS_LABEL) == "false":
-        return Keys(desired | _without_all(labels, placement))
+        return DesiredLabels(desired | _without_all(labels, placement))
     if placement.workload is None:
         healed = _healed(labels, around)
-        return Keys(desired | healed | _agent(healed, around))
+        return DesiredLabels(desired | healed | _agent(healed, around))
     if placement.leaving:
         kept = _healed(labels, around) | _vgpu_driver(labels, placement, around)
-        return Keys(desired | kept | {NODE_LABEL: _agent_of_leaving(placement, around)})
+        return DesiredLabels(desired | kept | {NODE_LABEL: _agent_of_leaving(placement, around)})
     deploy = _deploy(labels, placement.workload, around)
     desired |= deploy | _agent(deploy, around)
     if placement.workload is Workload.CONTAINER and around.mig_default and _mig_capable(labels):
         desired[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or around.mig_default
-    return Keys(desired)
+    return DesiredLabels(desired)
 
 
-def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Keys:
+def desired_labels_beside(metadata: Metadata, placement: Placement, around: Around) -> DesiredLabels:
     """Return a node's desired labels beside NVIDIA's operator, which they keep off the nodes for VMs."""
     labels, ours = metadata.labels, metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
     vms = placement.present and placement.workload in {Workload.PASSTHROUGH, Workload.VGPU}
@@ -96,20 +96,20 @@ def keys_beside(metadata: Metadata, placement: Placement, around: Around) -> Key
             **_os(labels),
         }
         off: dict[str, str | None] = {OPERANDS_OFF_ANNOTATION: "true"} if labels.get(OPERANDS_LABEL) != "false" else {}
-        return Keys(desired, off)
+        return DesiredLabels(desired, off)
     gone = (VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
     # NVIDIA's operands serve containers on a node that shares its GPUs, so they stay there beside the agent.
     shares = placement.present and placement.workload is Workload.SHARED
     agent = _agent_of_leaving(placement, around) if shares else None
-    return Keys({**dict.fromkeys(gone), NODE_LABEL: agent}, {OPERANDS_OFF_ANNOTATION: None})
+    return DesiredLabels({**dict.fromkeys(gone), NODE_LABEL: agent}, {OPERANDS_OFF_ANNOTATION: None})
 
 
-def taken_back(metadata: Metadata, *, beside: bool = False) -> Keys:
+def removed_labels(metadata: Metadata, *, beside: bool = False) -> DesiredLabels:
     """Return the labels to remove when gpuvirt is uninstalled; `beside`: the labels of NVIDIA's operator stay."""
     ours = metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
     own = (NODE_LABEL, OS_LABEL, VGPU_DRIVER_LABEL, *((OPERANDS_LABEL,) if ours else ()))
     theirs = () if beside else (PRESENT_LABEL, *(label for label in metadata.labels if label in ALL))
-    return Keys(dict.fromkeys((*own, *theirs)), {OPERANDS_OFF_ANNOTATION: None})
+    return DesiredLabels(dict.fromkeys((*own, *theirs)), {OPERANDS_OFF_ANNOTATION: None})
 
 
 def _os(labels: Labels) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.model.reasons import Reason, ReasonCode, in_words
+from gpuvirt.model.reasons import Reason, ReasonCode, reasons_text
 
 READY, ERROR, UNSUPPORTED, KUBEVIRT = "Ready", "Error", "UnsupportedField", "KubeVirtConfigured"
 INVALID = "DesiredStateInvalid"
@@ -86,7 +86,7 @@ def verdict_of(progress: Progress) -> Verdict:
 def _policy_verdict(progress: Progress) -> Verdict | None:
     """Return the verdict if the policy itself has a problem, whatever the state of nodes and operands."""
     if progress.problems:
-        return Verdict(ready=False, reason=str(progress.problems[0].code), message=in_words(progress.problems))
+        return Verdict(ready=False, reason=str(progress.problems[0].code), message=reasons_text(progress.problems))
     if progress.failures:
         return Verdict(ready=False, reason=FAILED, message=" | ".join(progress.failures))
     invalid = [value for value in progress.invalid if not value.node]
@@ -110,7 +110,7 @@ def _no_nodes(switched_off: Sequence[str]) -> str:
 def kubevirt_verdict(reasons: Sequence[Reason], drafts: Sequence[str]) -> Verdict:
     """Return the verdict on KubeVirt's configuration; `drafts` are the operations that the controller may not write."""
     would = f"gpuvirt would write: {'; '.join(drafts)}" if drafts else ""
-    message = " | ".join(filter(None, (in_words(reasons), would)))
+    message = " | ".join(filter(None, (reasons_text(reasons), would)))
     return Verdict(ready=not reasons, reason=str(reasons[0].code) if reasons else "Configured", message=message)
 
 

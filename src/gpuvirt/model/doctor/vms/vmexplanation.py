@@ -98,7 +98,7 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterato
     yield _result(
         VmStep.REQUESTS,
         vmfindings.outdated(evidence) or (None if evidence.requests else vmfindings.no_requests(evidence)),
-        vmfindings.in_words(evidence.requests),
+        vmfindings.counts_text(evidence.requests),
     )
     if evidence.target.kind is ObjectKind.POD:
         yield from (StageResult(step, NOT_FOR_PODS, skipped=True) for step in (VmStep.STARTED, VmStep.PERMITTED))

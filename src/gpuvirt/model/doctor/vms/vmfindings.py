@@ -74,14 +74,14 @@ def outdated(evidence: VmEvidence) -> Finding | None:
     return problem(
         FindingCode.RESTART_REQUIRED,
         target.text,
-        f"now requests {in_words(vm.requests.counts)}, but its running pod has {in_words(pod.devices)}",
+        f"now requests {counts_text(vm.requests.counts)}, but its running pod has {counts_text(pod.devices)}",
         (Seen(f"{target.text} $.status.conditions", f"RestartRequired: {changed.text}"),),
         why="KubeVirt adds no GPU to a running VM",
         fix=(f"virtctl restart {target.name} -n {target.namespace}",),
     )
 
 
-def in_words(requests: Mapping[str, int]) -> str:
+def counts_text(requests: Mapping[str, int]) -> str:
     """Return requests in words."""
     return ", ".join(f"{count} x {name}" for name, count in requests.items()) or "nothing"
 

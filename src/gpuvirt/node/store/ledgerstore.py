@@ -17,7 +17,7 @@ FORMAT = Format(Ledger, HeaderLine())
 encode, decode = FORMAT.encode, FORMAT.decode
 
 
-def journal_at(path: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[Ledger]:
+def ledger_store(path: Path, worker: SerialWorker, clock: Clock) -> WriteBehind[Ledger]:
     """Return the ledger in a file.
 
     After damage to the file, the kubelet's account supplies the allocations, and the PCI ID database the names.

@@ -15,8 +15,8 @@ from gpuvirt.cluster.agent.keeping import KeeperDependencies, ObservedObject, Re
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import PatchType
 from gpuvirt.cluster.failures import ForbiddenError, retried
-from gpuvirt.cluster.keys import Fields, Keys, Patch, patch_of, patched
 from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.labelpatch import DesiredLabels, Fields, LabelPatch, patch_of, patched
 from gpuvirt.cluster.resources import NODES, Metadata
 
 log = logging.getLogger(__name__)
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 class Claim:
     """The labels and annotations that one part of the agent keeps on the node."""
 
-    keys: Callable[[Metadata], Keys]
+    keys: Callable[[Metadata], DesiredLabels]
     """Returns the desired keys for the observed metadata of the node; they may include keys that are right already."""
     notifying: Callable[[Signal], AbstractContextManager[None]]
     """Sets a signal whenever the desired keys may have changed."""
 
 
-class NodeKeys:
+class NodeLabels:
     """Keeps the claimed labels and annotations of one node."""
 
     def __init__(self, dependencies: KeeperDependencies) -> None:
@@ -52,15 +52,15 @@ class NodeKeys:
                 stack.enter_context(claim.notifying(self._due))
             await self._dependencies.keep(lambda: self._lacking(claims), self._write, report, self._due)
 
-    def _lacking(self, claims: Sequence[Claim]) -> Patch | None:
+    def _lacking(self, claims: Sequence[Claim]) -> LabelPatch | None:
         node = self._known.item
         return patch_of([claim.keys(node.metadata) for claim in claims], node.metadata) if node is not None else None
 
-    async def _write(self, patch: Patch) -> None:
+    async def _write(self, patch: LabelPatch) -> None:
         before = self._known.latest
         self._known.answer(before, await self._written(patch))
 
-    async def _written(self, patch: Patch) -> Node:
+    async def _written(self, patch: LabelPatch) -> Node:
         try:
             return await self._dependencies.client.patch(NODES, self._dependencies.node, patch, PatchType.MERGE, Node)
         except ForbiddenError as forbidden:
@@ -70,6 +70,6 @@ class NodeKeys:
             except ForbiddenError:
                 raise forbidden from None  # its message names the permission to add, and patching is the smaller one
 
-    async def _update(self, patch: Patch) -> Node:
+    async def _update(self, patch: LabelPatch) -> Node:
         client, node = self._dependencies.client, self._dependencies.node
         return await client.update(NODES, node, patched(await client.get(NODES, node, Fields), patch), Node)

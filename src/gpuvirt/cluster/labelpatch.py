@@ -11,31 +11,31 @@ Fields = dict[str, msgspec.Raw]
 """An undecoded object that is written back whole."""
 
 
-class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
+class DesiredLabels(msgspec.Struct, frozen=True, omit_defaults=True):
     """Desired labels and annotations by name; None deletes one."""
 
     labels: dict[str, str | None] = {}
     annotations: dict[str, str | None] = {}
 
 
-class Patch(msgspec.Struct, frozen=True):
+class LabelPatch(msgspec.Struct, frozen=True):
     """A merge patch of an object's labels and annotations."""
 
-    metadata: Keys
+    metadata: DesiredLabels
 
 
-def patch_of(desired: Sequence[Keys], observed: Metadata) -> Patch | None:
+def patch_of(desired: Sequence[DesiredLabels], observed: Metadata) -> LabelPatch | None:
     """Return the patch for the keys that differ; None if none does."""
     labels = _differing([keys.labels for keys in desired], observed.labels)
     annotations = _differing([keys.annotations for keys in desired], observed.annotations)
-    return Patch(Keys(labels, annotations)) if labels or annotations else None
+    return LabelPatch(DesiredLabels(labels, annotations)) if labels or annotations else None
 
 
 def _differing(desired: Sequence[dict[str, str | None]], observed: dict[str, str]) -> dict[str, str | None]:
     return {key: value for keys in desired for key, value in keys.items() if observed.get(key) != value}
 
 
-def patched(whole: Fields, patch: Patch) -> Fields:
+def patched(whole: Fields, patch: LabelPatch) -> Fields:
     """Return an object with a patch applied and all other fields unchanged."""
     metadata = nulls.decode(whole["metadata"], Fields)
     for field, changes in (("labels", patch.metadata.labels), ("annotations", patch.metadata.annotations)):
