@@ -34,7 +34,7 @@ lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once
 	@$(VENV)/python -m lab.kernel prepare groups
 	@$(VENV)/python -m lab.kernel prepare both
 
-lab-cluster: .venv/made-for-dev  ## Start a real Kubernetes node on this machine, as root (lab/cluster/README.md)
+lab-cluster: .venv/made-for-dev  ## Start a real Kubernetes node on this host, as root (lab/cluster/README.md)
 	@$(VENV)/python -m lab.cluster up
 
 lab-shell: .venv/made-for-dev  ## Open a shell with kubectl for it

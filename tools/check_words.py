@@ -35,6 +35,8 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: dict[str, str]
     public: dict[str, str]
     text: dict[str, str]
+    phrases: tuple[str, ...]
+    """Phrases of the field that have such a word, in texts."""
     exceptions: tuple[Except, ...]
 
 
@@ -47,9 +49,10 @@ def found(words: Words, path: str) -> Iterator[tuple[int, str, str]]:
                 yield 1, part, words.names[part.lower()]
         yield from _in_names(words, path)
     texts = {**words.public, **words.text}
-    pattern = re.compile(rf"\b({'|'.join(map(re.escape, texts))})\b(?!\.json)")
+    phrases, listed = ("|".join(map(re.escape, strings)) for strings in (words.phrases, texts))
+    pattern = re.compile(rf"\b(?:(?i:{phrases})|({listed}))\b(?!\.json)")
     for number, line in enumerate(text.splitlines(), 1):
-        yield from ((number, word, texts[word]) for word in pattern.findall(line))
+        yield from ((number, word, texts[word]) for word in pattern.findall(line) if word)
 
 
 def _in_names(words: Words, path: str) -> Iterator[tuple[int, str, str]]:

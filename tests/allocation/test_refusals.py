@@ -201,11 +201,11 @@ async def test_a_driver_that_sleeps_refuses_one_pod_and_delays_no_other_request(
     def sleep() -> None:
         wake.wait(100)
 
-    async with running_node(kernel, tmp_path, allocating=ThreadWorker("giving")) as node:
+    async with running_node(kernel, tmp_path, allocating=ThreadWorker("allocating")) as node:
         path = HostPath("/sys/bus/pci/devices/0000:25:00.4/nvidia/current_vgpu_type")
         kernel.faults.before_read(path, sleep)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpuvirt.node.allocation.allocator.LOOK_S", 0.01)
+            patch.setattr("gpuvirt.node.allocation.allocator.READ_TIMEOUT_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
                 await node.agent.allocator.allocate(request_for("nvidia.com/NVIDIA_L40S-12Q", "0000:25:00.4"))
         wake.set()
@@ -273,7 +273,7 @@ async def test_a_blocked_read_of_proc_delays_no_other_request(
     def sleep() -> None:
         wake.wait(100)
 
-    async with running_node(kernel, tmp_path, allocating=ThreadWorker("giving")) as node:
+    async with running_node(kernel, tmp_path, allocating=ThreadWorker("allocating")) as node:
         if known_by == "ledger":
             node.hold(A10, FIRST)
             await node.report_account()
@@ -282,7 +282,7 @@ async def test_a_blocked_read_of_proc_delays_no_other_request(
             node.write(A10, FIRST, uid="uid-a")
         kernel.faults.before_read(HostPath("/proc"), sleep)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gpuvirt.node.allocation.allocator.LOOK_S", 0.01)
+            patch.setattr("gpuvirt.node.allocation.allocator.READ_TIMEOUT_S", 0.01)
             with pytest.raises(AllocationRefusedError, match="ScanBlocked"):
                 await node.agent.allocator.allocate(request_for(A10, FIRST))
         wake.set()

@@ -156,7 +156,7 @@ class World:
         self.applied: dict[ObjectKey, Node] = {}
         self.cache: Cache[Node] = Cache()
         self.missed = False
-        """Whether something has happened since the last list that no watch has told."""
+        """Whether something has happened since the last list that no watch has reported."""
         self.version = 0
 
     def live(self, kind: str, name: str, *, seen: bool) -> None:

@@ -39,7 +39,7 @@ class Peer:
         """By path."""
         self._rivals = rivals
         self.relabels = 0
-        """How often somebody else writes to the lease, and leaves its holder."""
+        """How often another client writes to the lease, and leaves its holder."""
         self._version = 1
 
     def answer(self, call: Call) -> Reply:

@@ -25,7 +25,7 @@ class On(Protocol):
 @pytest.fixture(scope="module", name="on")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> On:
     """Run a command on a host that was exported to a folder."""
-    folder = tmp_path_factory.mktemp("machines")
+    folder = tmp_path_factory.mktemp("hosts")
 
     def on(simulated: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         if not (folder / simulated).exists():

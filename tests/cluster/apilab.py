@@ -107,7 +107,7 @@ class Listener:
     def take_request(self, delta: NodeRequest) -> None:
         if self.failures:
             self.failures -= 1
-            raise RuntimeError("a fault of whoever listens")
+            raise RuntimeError("a fault of the follower")
         self.desired = self.desired.updated(delta)
 
     def observe_kind(self, *, exists: bool) -> None:

@@ -33,7 +33,7 @@ SRIOV = PciAddress("0000:05:00.0")
 IDLE = PciAddress("0000:04:00.0")
 T4, OTHER_T4 = PciAddress("0000:07:01.0"), PciAddress("0000:07:02.0")
 SHOWS_PROCESSES = pytest.mark.parametrize("host", ["memory", *GUESTS], indirect=True)
-"""What a process of the mounted host has open is a file of another `/dev` to whoever looks from outside."""
+"""Outside the mounted host, the open files of its processes are files of another `/dev`."""
 GROUP_NODES_ALONE = pytest.mark.parametrize("host", ["memory", *GUESTS[:1]], indirect=True)
 """Where devices have nodes of their own, these are leased in the place of the group's."""
 

@@ -33,7 +33,7 @@ def configs(name: str, default: str = "default") -> Mapping[str, Plain]:
 
 
 MAPS = [stored_map("my-configs", **{"config.yaml": "version: v1"}), stored_map("my-keys", **{"config.yml": ""})]
-THERE = Existing({config_maps(SETTINGS.namespace): {key_of(one): one for one in MAPS}})
+EXISTING = Existing({config_maps(SETTINGS.namespace): {key_of(one): one for one in MAPS}})
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ OUTLETS: Mapping[str, Callable[[Decisions, Case], str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCaptureFixture) -> None:
     case = CASES[name]
-    decided = Scene(nodes=[node(case.workload)], policies=[policy(case.fields or {})], existing=THERE).decided(DEPLOYS)
+    decided = Scene(nodes=[node(case.workload)], policies=[policy(case.fields or {})], existing=EXISTING).decided(
+        DEPLOYS
+    )
     reported = {outlet: say(decided, case) for outlet, say in OUTLETS.items()}
     log_invalid((), decided.progress.invalid)
     reported["the log"] = caplog.text
@@ -128,7 +130,7 @@ def test_every_outlet_reports_an_invalid_policy(name: str, caplog: pytest.LogCap
 
 def test_an_unreadable_policy_changes_nothing_and_hides_no_node() -> None:
     """Reports of agents count whether or not the policy can be parsed."""
-    broken = Scene(nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], existing=THERE)
+    broken = Scene(nodes=[node("vm-vgpu")], policies=[policy({"vfioManager": {"enabled": "on"}})], existing=EXISTING)
     decided = broken.decided(DEPLOYS)
     assert {type(one) for one in decided.writes} == {PatchPolicyStatus}
 
@@ -141,5 +143,5 @@ def test_an_invalid_workload_label_leaves_its_node_alone() -> None:
 
 def test_an_existing_config_map_and_the_default_config_map_are_valid() -> None:
     for fields in (configs("my-configs"), configs("default-vgpu-devices-config"), configs("")):
-        scene = Scene(nodes=[node("vm-vgpu")], policies=[policy(fields)], existing=THERE)
+        scene = Scene(nodes=[node("vm-vgpu")], policies=[policy(fields)], existing=EXISTING)
         assert scene.decided(DEPLOYS).progress.invalid == ()

@@ -113,7 +113,7 @@ def test_resources_of_several_nodes_are_merged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "wants"),
+    ("found", "needed"),
     [
         (node(resource("a", ("10DE:2236",))), False),
         (node(resource("a", mdev=("NVIDIA A10-4Q",))), True),
@@ -122,8 +122,8 @@ def test_resources_of_several_nodes_are_merged() -> None:
         (node(gpus=(Gpu(address="0000:65:00.0", mode="vgpu", vgpu_config="default"),)), True),
     ],
 )
-def test_nodes_that_may_get_mediated_devices(found: GpuNode, wants: bool) -> None:
-    assert needs_mdevs([found]) is wants
+def test_nodes_that_may_get_mediated_devices(found: GpuNode, needed: bool) -> None:
+    assert needs_mdevs([found]) is needed
 
 
 @pytest.mark.parametrize(

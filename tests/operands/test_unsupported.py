@@ -30,16 +30,16 @@ BASE: dict[str, Plain] = {
     "dcgmExporter": image("exporter"),
     "gfd": image("gfd"),
 }
-"""All that can be rendered is, and nothing of it is told."""
+"""Fields that are rendered, and of which nothing is reported."""
 BY_THE_CONTROLLER = {
     "sandboxWorkloads.defaultWorkload",
     "sandboxWorkloads.mode",
     "vfioManager.enabled",
     "vgpuDeviceManager.enabled",
 }
-"""What nodes are for is not rendered, kata is told and renders nothing, and a switch that is on says what is so."""
+"""Fields that are not rendered: the workload of nodes, mode kata (which is reported), and switches that are on anyway."""
 NEVER = {"kataSandboxDevicePlugin", "ccManager", "kataManager"}
-"""Operands that are never deployed: `enabled: true` is told, and nothing else of them."""
+"""Operands that are never deployed: `enabled: true` is reported, and none of their other fields."""
 ON_BY_DEFAULT = {"sandboxDevicePlugin.enabled", "validator.enabled", "cdi.enabled"}
 OTHER: dict[str, Plain] = {
     "imagePullPolicy": "Always",

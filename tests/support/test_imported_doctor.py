@@ -164,7 +164,7 @@ FILES = {
     **{f"{OF_GPUS}/{one}/boot_vga": ("1\n", "0\n") for one in FUNCTIONS},
 }
 FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/sys/class/iommu/dmar7", "/etc/crio/crio.conf.d")
-THERE = (
+EXISTING = (
     "/sys/class/dmi/id/product_name", "/sys/firmware/acpi/tables", "/sys/firmware/acpi/tables/FACP", "/sys/kernel/irq",
     "/proc/cpuinfo", "/proc/cmdline", "/sys/class/iommu", "/sys/class/iommu/dmar0", "/sys/module", "/etc/os-release",
     "/lib/modules/6.8.0-31-generic/modules.dep", "/lib/modules/6.8.0-31-generic/modules.builtin", "/etc/default/grub",
@@ -205,7 +205,7 @@ PLATFORMS = st.builds(
     screens=st.lists(SCREENS, max_size=2).map(tuple),
     without_reset=st.sets(st.sampled_from(FUNCTIONS)).map(tuple),
     bars_unassigned=st.sets(st.sampled_from(FUNCTIONS)).map(tuple),
-    missing=st.sets(st.sampled_from(THERE), max_size=4).map(tuple),
+    missing=st.sets(st.sampled_from(EXISTING), max_size=4).map(tuple),
     folders=st.sets(st.sampled_from(FOLDERS)).map(tuple),
     files=files(),
 )

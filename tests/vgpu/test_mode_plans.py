@@ -129,7 +129,7 @@ class Gpu:
                 assert vgpu not in self.live
                 assert slot not in {one.slot for one in self.live.values()}
                 self.live[vgpu] = LiveVgpu(vgpu, vgpu_type, slot, None)
-                self.there_is_room()
+                self.expect_room()
             case SetScheduler(_, scheduler):
                 assert not self.board.running
                 assert not self.modes.mig
@@ -137,7 +137,7 @@ class Gpu:
             case _:
                 raise AssertionError(step)
 
-    def there_is_room(self) -> None:
+    def expect_room(self) -> None:
         if self.modes.mig:
             self.each_has_its_instance()
         elif self.modes.mixed_sizes:
