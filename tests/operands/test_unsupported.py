@@ -37,7 +37,7 @@ BY_THE_CONTROLLER = {
     "vfioManager.enabled",
     "vgpuDeviceManager.enabled",
 }
-"""Fields that are not rendered: the workload of nodes, mode kata (which is reported), and switches that are on anyway."""
+"""Fields that are not rendered: workloads of nodes, mode kata (which is reported), and switches that are on anyway."""
 NEVER = {"kataSandboxDevicePlugin", "ccManager", "kataManager"}
 """Operands that are never deployed: `enabled: true` is reported, and none of their other fields."""
 ON_BY_DEFAULT = {"sandboxDevicePlugin.enabled", "validator.enabled", "cdi.enabled"}

@@ -19,7 +19,7 @@ class Withdrawal:
         self.vgpus: frozenset[VgpuId] = frozenset()
         """vGPUs that will be removed."""
         self.noticed: frozenset[PciAddress] = frozenset()
-        """Functions that will be returned to the host and are still offered, until the scheduler has their new count."""
+        """Functions that will be returned to the host and are still offered until the scheduler has the new count."""
         self._drained: frozenset[PciAddress] = frozenset()
         """Functions that other processes drain."""
         self.grew = False
