@@ -173,5 +173,5 @@ def test_a_change_that_is_rolled_back_changes_no_other_gpu(tmp_path: Path) -> No
     outcome = apply(site, unit, target("T4-16Q", 1), inputs(), Run(taken.append, change))
     assert ReasonCode.PLAN_OUTDATED in {reason.code for reason in outcome.reasons}
     assert RollBack(gpus[0]) in taken
-    assert {step.slot for step in taken if isinstance(step, RemoveVgpu)} == {gpus[0]}
+    assert {step.parent for step in taken if isinstance(step, RemoveVgpu)} == {gpus[0]}
     assert set(kernel.mdev.devices) == before

@@ -35,7 +35,7 @@ def live(host: Host) -> tuple[LiveVgpu, ...]:
 def test_a_created_vgpu_is_found_and_removed_under_a_lease(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, LARGE, UUID)
     (made,) = live(host)
-    assert (made.id, made.type, made.slot, made.type_id) == (UUID, LARGE, PARENT, "nvidia-223")
+    assert (made.id, made.type, made.parent, made.type_id) == (UUID, LARGE, PARENT, "nvidia-223")
     group = group_of(host, UUID)
     assert made.group == group
     with host.kernel.lease(group):

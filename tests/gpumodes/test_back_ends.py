@@ -48,10 +48,10 @@ def test_a_vgpu_is_created_on_a_vf_by_its_type_name_and_removed(l40s: SimKernel)
         VENDOR.remove(l40s, live)
 
 
-def unavailable(kernel: SimKernel, slot: PciAddress, type_: VgpuType, vgpu: str) -> str:
+def unavailable(kernel: SimKernel, parent: PciAddress, type_: VgpuType, vgpu: str) -> str:
     kernel.writes.clear()
     with pytest.raises(VgpuUnavailableError) as refused:
-        VENDOR.create(kernel, slot, type_, VgpuId(vgpu))
+        VENDOR.create(kernel, parent, type_, VgpuId(vgpu))
     assert kernel.writes == [], "the back end writes no value that the driver would refuse"
     return str(refused.value)
 
@@ -93,12 +93,12 @@ def test_a_vf_that_refuses_a_type_is_quarantined_until_it_accepts_a_type_or_is_r
     with pytest.raises(OSError, match="Input/output") as refused:
         VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     seen = host(l40s)
-    assert seen.slots[VF], "a VF that refuses still offers types"
+    assert seen.creatable[VF], "a VF that refuses still offers types"
     seen = seen.with_refusal(VF, str(refused.value.strerror))
     for brief in (True, False):
         seen = host(l40s, seen, brief=brief)
         assert seen.quarantined == {VF: "Input/output error"}
-        assert (seen.slots[VF], bool(seen.slots[OTHER_VF])) == ({}, True)
+        assert (seen.creatable[VF], bool(seen.creatable[OTHER_VF])) == ({}, True)
     l40s.vendor_vfio.refusing.clear()
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     assert host(l40s, seen).quarantined == {}
@@ -110,7 +110,7 @@ def test_vfs_accept_types_again_after_they_were_disabled_and_enabled(l40s: SimKe
     sriov.disable_vfs(l40s, tools, L40S)
     assert scan(l40s).functions[L40S].virtfns == ()
     sriov.enable_vfs(l40s, tools, L40S)
-    assert len(host(l40s).slots) == 32
+    assert len(host(l40s).creatable) == 32
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
 
 
@@ -129,12 +129,12 @@ def report(kernel: SimKernel, gpu: PciAddress) -> VgpuHost:
 
 
 def test_a_gpu_is_split_into_vfs_and_restored(flex: SimKernel) -> None:
-    offered = report(flex, FLEX).slots[FLEX]
+    offered = report(flex, FLEX).creatable[FLEX]
     assert (len(offered), min(offered), set(offered.values())) == (31, "1 VF", {1})
     SRIOV_VF.create(flex, FLEX, VgpuType("8 VFs"), VgpuId(FLEX))
     after = report(flex, FLEX)
     assert len(scan(flex).functions[FLEX].virtfns) == 8
-    assert (after.slots, after.live[0].type) == ({FLEX: {}}, "8 VFs")
+    assert (after.creatable, after.live[0].type) == ({FLEX: {}}, "8 VFs")
     with pytest.raises(OSError, match="busy"):
         SRIOV_VF.create(flex, FLEX, VgpuType("4 VFs"), VgpuId(FLEX))
     SRIOV_VF.remove(flex, after.live[0])
@@ -144,7 +144,7 @@ def test_a_gpu_is_split_into_vfs_and_restored(flex: SimKernel) -> None:
 def test_vfs_are_not_removed_if_their_number_has_changed(flex: SimKernel) -> None:
     (live,) = report(flex, SPLIT).live
     assert live.type == "4 VFs"
-    stale = LiveVgpu(live.id, VgpuType("2 VFs"), live.slot, live.group)
+    stale = LiveVgpu(live.id, VgpuType("2 VFs"), live.parent, live.group)
     with pytest.raises(VgpuUnavailableError, match="has 4 VFs; expected 2 VFs"):
         SRIOV_VF.remove(flex, stale)
     gone = LiveVgpu(VgpuId(FLEX), VgpuType("1 VF"), FLEX, live.group)

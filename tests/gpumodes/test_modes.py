@@ -38,7 +38,7 @@ class HostWithPrograms:
 
     def offered(self, gpu: PciAddress) -> set[str]:
         host = self.host(gpu)
-        return {name for types in host.slots.values() for name, left in types.items() if left} if host else set()
+        return {name for types in host.creatable.values() for name, left in types.items() if left} if host else set()
 
     def empty(self, gpu: PciAddress) -> None:
         host = self.host(gpu)
@@ -184,7 +184,7 @@ def test_enabled_vfs_offer_types_until_they_are_disabled(a10: HostWithPrograms) 
     assert (len(function.virtfns), function.driver) == (32, "nvidia")
     host = a10.host(gpu)
     assert host is not None
-    assert set(host.slots) == set(function.virtfns)
+    assert set(host.creatable) == set(function.virtfns)
     assert "NVIDIA A10-24Q" in a10.offered(gpu)
     sriov.disable_vfs(a10.kernel, a10.tools, gpu)
     assert (a10.host(gpu), scan(a10.kernel).functions[gpu].virtfns) == (None, ())

@@ -56,8 +56,8 @@ def test_vfs_and_mdevs_belong_to_their_gpu(simulated: Simulated) -> None:
     facts = scan(simulated("8xA100"))
     host = facts.vgpu_hosts[PciAddress("0000:07:00.0")]
     assert host.framework is Framework.MDEV
-    assert (len(host.slots), len(host.live)) == (20, 4)
-    assert facts.functions[host.live[0].slot].physfn == "0000:07:00.0"
+    assert (len(host.creatable), len(host.live)) == (20, 4)
+    assert facts.functions[host.live[0].parent].physfn == "0000:07:00.0"
     mig = facts.vgpu_hosts[PciAddress("0000:bd:00.0")]
     assert [live.type for live in mig.live] == ["NVIDIA A100DX-1-10C"] * 2
     inventory = build_inventory(facts)
@@ -132,7 +132,7 @@ def test_a_vgpu_created_during_a_scan_has_its_node(simulated: Simulated) -> None
     type_id = without_a_vgpu(kernel)
     kernel.faults.before_read(CURRENT_TYPE, lambda: kernel.write(CURRENT_TYPE, type_id))
     facts = scan(kernel)
-    assert VGPU in [vgpu.slot for host in facts.vgpu_hosts.values() for vgpu in host.live]
+    assert VGPU in [vgpu.parent for host in facts.vgpu_hosts.values() for vgpu in host.live]
     assert facts == scan(kernel)
     assert len(facts.functions[VGPU].cdevs) == 1
     assert facts.cdev_nodes >= {*facts.functions[VGPU].cdevs}

@@ -86,4 +86,4 @@ def test_a_type_of_two_cards_needs_the_pci_id_of_the_card() -> None:
     assert units_of(model, small.ids[0].device) == 1000 * 16384 // small.framebuffer_mib
     unknown = units_of(model, OTHER)
     assert isinstance(unknown, UnknownType)
-    assert unknown.cards == tuple(sorted((large.product, small.board)))
+    assert unknown.cards == tuple(sorted((large.product_name, small.product_name)))

@@ -74,7 +74,7 @@ def test_an_imported_host_updates_vgpu_capacity_as_a_kernel_does(simulated: Simu
             host_kernel.write(remove, b"1")
     else:
         for host_kernel in (kernel, copy):
-            host_kernel.write(HostPath(f"/sys/bus/pci/devices/{host.live[0].slot}/nvidia/current_vgpu_type"), b"0")
+            host_kernel.write(HostPath(f"/sys/bus/pci/devices/{host.live[0].parent}/nvidia/current_vgpu_type"), b"0")
     assert of_any_boot(scan(copy)) == of_any_boot(scan(kernel))
 
 
@@ -216,7 +216,7 @@ def test_vfs_whose_groups_could_not_be_read_carry_nothing(simulated: Simulated) 
 def test_a_vgpu_on_a_vf_that_is_not_listed_is_left_out(simulated: Simulated) -> None:
     kernel = simulated("8xA100")
     live = scan(kernel).vgpu_hosts[PciAddress("0000:07:00.0")].live[0]
-    kernel.tree.remove(HostPath(f"/sys/class/mdev_bus/{live.slot}"))
+    kernel.tree.remove(HostPath(f"/sys/class/mdev_bus/{live.parent}"))
     made = imported(kernel)
     assert any(one.where == live.id and "which carries it, is not listed" in one.why for one in made.losses)
     assert len(shown_by(made).vgpu_hosts[PciAddress("0000:07:00.0")].live) == 3
@@ -251,7 +251,7 @@ def hosts(draw: st.DrawFn) -> HostSpec:
 def apply_vgpus(kernel: SimKernel, chance: random.Random) -> None:
     """Create vGPUs as an admin would."""
     for host in list(scan(kernel).vgpu_hosts.values()):
-        for slot, counts in host.slots.items():
+        for slot, counts in host.creatable.items():
             if counts and chance.random() < 0.5:
                 name = chance.choice(sorted(counts))
                 if host.framework is Framework.VENDOR_VFIO:

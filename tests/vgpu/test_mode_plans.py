@@ -104,7 +104,7 @@ class Gpu:
         match step:
             case RemoveVgpu(vgpu, _, slot):
                 assert vgpu not in self.board.users, "the vGPU is in use"
-                assert self.live.pop(vgpu).slot == slot
+                assert self.live.pop(vgpu).parent == slot
             case SetMigMode(_, on):
                 assert not self.live
                 assert not self.instances
@@ -127,7 +127,7 @@ class Gpu:
                 self.instances[number] = GpuInstance(number, profile, 0, start, size)
             case CreateVgpu(vgpu, vgpu_type, slot):
                 assert vgpu not in self.live
-                assert slot not in {one.slot for one in self.live.values()}
+                assert slot not in {one.parent for one in self.live.values()}
                 self.live[vgpu] = LiveVgpu(vgpu, vgpu_type, slot, None)
                 self.expect_room()
             case SetScheduler(_, scheduler):
@@ -245,7 +245,7 @@ def test_gpu_instances_of_unknown_cards_are_kept() -> None:
     one = replace(gpu_state(), card=None, smi=SmiReport(mig, TYPES))
     desired_vgpus = DesiredVgpus({"A30-1-6C": 1})
     assert [reason.code for reason in planned(one, desired_vgpus).refusals] == [ReasonCode.NO_ROOM]
-    offering = replace(one, host=replace(one.host, slots={VFS[0]: {NAMES["A30-1-6C"]: 1}}))
+    offering = replace(one, host=replace(one.host, creatable={VFS[0]: {NAMES["A30-1-6C"]: 1}}))
     assert [type(step) for step in planned(offering, desired_vgpus).steps] == [CreateVgpu]
 
 
@@ -304,8 +304,8 @@ def test_cards_without_placements_are_checked_by_counts() -> None:
 def in_mig_mode(*instances: GpuInstance, vgpus: tuple[str, ...] = ()) -> GpuState:
     """Return a GPU state with such GPU instances and with vGPUs of such types."""
     modes = GpuModes(GPU, mig=True, mig_pending=True, gpu_instances=instances)
-    slots = zip(vgpus, VFS, strict=False)
-    live = tuple(LiveVgpu(VgpuId(f"vgpu-{slot}"), NAMES[name], slot, None) for name, slot in slots)
+    creatable = zip(vgpus, VFS, strict=False)
+    live = tuple(LiveVgpu(VgpuId(f"vgpu-{slot}"), NAMES[name], slot, None) for name, slot in creatable)
     return replace(gpu_state(), host=replace(gpu_state().host, live=live), smi=SmiReport(modes, TYPES, BEST))
 
 

@@ -182,7 +182,7 @@ def test_a_passthrough_gpu_gets_no_vgpus(tmp_path: Path) -> None:
 def test_a_vf_that_rejects_a_type_is_skipped_and_reported(tmp_path: Path) -> None:
     host = VgpuHost("4xL40S", tmp_path)
     assert host.apply_vgpus(L40S) == ()
-    slot = min(scan(host.kernel).vgpu_hosts[L40S].slots)
+    slot = min(scan(host.kernel).vgpu_hosts[L40S].creatable)
     host.kernel.faults.refuse(HostPath(f"/sys/bus/pci/devices/{slot}/nvidia/current_vgpu_type"), errno.EIO)
     reasons = host.apply_vgpus(L40S, L40S_12Q=4)
     assert codes(reasons) == [ReasonCode.VF_REJECTED_TYPE]

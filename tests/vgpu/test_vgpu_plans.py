@@ -28,7 +28,7 @@ SIZES = {A10_4Q: 4, A10_8Q: 8, A10_12Q: 12, A10_12C: 12}
 
 def gpu_state(*slots: PciAddress, framework: Framework = Framework.MDEV) -> GpuState:
     """Return an empty A10 whose vGPUs have these functions as parents."""
-    return GpuState(VgpuHost(GPU, framework, {slot: dict.fromkeys(MOST, 1) for slot in slots}), most=MOST)
+    return GpuState(VgpuHost(GPU, framework, {parent: dict.fromkeys(MOST, 1) for parent in slots}), most=MOST)
 
 
 def after(one: GpuState, plan: VgpuPlan) -> GpuState:
@@ -37,15 +37,15 @@ def after(one: GpuState, plan: VgpuPlan) -> GpuState:
     for step in plan.steps:
         if isinstance(step, RemoveVgpu):
             assert step.vgpu not in one.users, "the vGPU is in use"
-            assert live.pop(step.vgpu).slot == step.slot
+            assert live.pop(step.vgpu).parent == step.parent
         else:
             assert isinstance(step, CreateVgpu)
             assert step.vgpu not in live
             beside = {SIZES[vgpu.type] for vgpu in live.values() if isinstance(vgpu.type, str)}
             assert beside <= {SIZES[step.type]}
             assert len(live) < MOST[step.type]
-            assert step.slot == GPU or step.slot not in {vgpu.slot for vgpu in live.values()}
-            live[step.vgpu] = LiveVgpu(step.vgpu, step.type, step.slot, None)
+            assert step.parent == GPU or step.parent not in {vgpu.parent for vgpu in live.values()}
+            live[step.vgpu] = LiveVgpu(step.vgpu, step.type, step.parent, None)
     return replace(one, host=replace(one.host, live=tuple(live.values())))
 
 
@@ -62,7 +62,7 @@ def used(one: GpuState, *ids: VgpuId) -> GpuState:
 
 
 def made(plan: VgpuPlan) -> dict[VgpuId, PciAddress]:
-    return {step.vgpu: step.slot for step in plan.steps if isinstance(step, CreateVgpu)}
+    return {step.vgpu: step.parent for step in plan.steps if isinstance(step, CreateVgpu)}
 
 
 def codes(plan: VgpuPlan) -> list[ReasonCode]:
@@ -166,7 +166,7 @@ def test_after_a_reboot_the_ids_that_pods_were_given_exist_again(empty: GpuState
     had = before.host.live[4]
     assert isinstance(had.type, str)
     plan = plan_vgpus(replace(empty, remembered={had.id: had.type}), {A10_4Q: 2})
-    assert made(plan)[had.id] == had.slot
+    assert made(plan)[had.id] == had.parent
     assert len(made(plan)) == 2
 
 

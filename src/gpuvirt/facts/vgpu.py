@@ -28,7 +28,7 @@ class LiveVgpu:
 
     id: VgpuId
     type: VgpuType | Unread
-    slot: PciAddress
+    parent: PciAddress
     """The vGPU's parent: the GPU itself, or one of its VFs."""
     group: IommuGroup | Unread | None
     type_id: str | None = None
@@ -41,7 +41,7 @@ class VgpuHost:
 
     gpu: PciAddress
     framework: Framework
-    slots: Mapping[PciAddress, Mapping[VgpuType, int]] = field(default_factory=dict)
+    creatable: Mapping[PciAddress, Mapping[VgpuType, int]] = field(default_factory=dict)
     """The number of vGPUs of each type that each parent can still carry."""
     live: tuple[LiveVgpu, ...] = ()
     type_names: Mapping[str, VgpuType] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class VgpuHost:
     quarantined: Mapping[PciAddress, str] = field(default_factory=dict)
     """VFs that rejected a type which they list as creatable, with their error. No vGPU is created on them."""
 
-    def with_refusal(self, slot: PciAddress, error: str) -> Self:
+    def with_refusal(self, parent: PciAddress, error: str) -> Self:
         """Return the report with a VF in quarantine, until the VF carries a type again or SR-IOV is switched off."""
-        return replace(self, quarantined={**self.quarantined, slot: error}, slots={**self.slots, slot: {}})
+        return replace(self, quarantined={**self.quarantined, parent: error}, creatable={**self.creatable, parent: {}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,6 @@ def host_of_vfs(function: PciFunction) -> VgpuHost | None:
     return VgpuHost(
         gpu,
         Framework.SRIOV_VF,
-        slots={gpu: {} if count else {vf_type(number): 1 for number in range(1, total + 1)}},
+        creatable={gpu: {} if count else {vf_type(number): 1 for number in range(1, total + 1)}},
         live=(LiveVgpu(VgpuId(gpu), vf_type(count), gpu, function.iommu_group),) if count else (),
     )

@@ -140,7 +140,7 @@ class _Scan:
         the function was read, or since the scan from which the function was taken. So may the node of a function that
         was bound while it was read.
         """
-        live = {vgpu.slot for host in vgpu_hosts if host.framework is Framework.VENDOR_VFIO for vgpu in host.live}
+        live = {vgpu.parent for host in vgpu_hosts if host.framework is Framework.VENDOR_VFIO for vgpu in host.live}
         inconsistent = {
             address
             for address, function in functions.items()

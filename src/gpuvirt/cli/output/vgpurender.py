@@ -72,12 +72,12 @@ def rows_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[VgpuRow]:
             vgpu.id,
             "unknown" if isinstance(vgpu.type, Unread) else vgpu.type,
             gpu,
-            vgpu.slot,
+            vgpu.parent,
             vgpu.group if isinstance(vgpu.group, int) else None,
             gpu_state.users.get(vgpu.id, ()),
         )
         for gpu, gpu_state in gpu_states.items()
-        for vgpu in sorted(gpu_state.host.live, key=lambda vgpu: (vgpu.slot, vgpu.id))
+        for vgpu in sorted(gpu_state.host.live, key=lambda vgpu: (vgpu.parent, vgpu.id))
     ]
 
 
@@ -89,7 +89,7 @@ def types_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[TypeRow]:
             vgpu_type,
             profile_name(vgpu_type),
             sum(1 for vgpu in gpu_state.host.live if vgpu.type == vgpu_type),
-            sum(left.get(vgpu_type, 0) for left in gpu_state.host.slots.values()),
+            sum(left.get(vgpu_type, 0) for left in gpu_state.host.creatable.values()),
         )
         for gpu, gpu_state in gpu_states.items()
         for vgpu_type in gpu_state.known_types

@@ -44,8 +44,8 @@ class VgpuBackend(Protocol):
         """
         ...
 
-    def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
-        """Create a vGPU of a type on the function `slot`: one write, and the reads right before it.
+    def create(self, kernel: Kernel, parent: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
+        """Create a vGPU of a type on the function `parent`: one write, and the reads right before it.
 
         `vgpu` is the id of the vGPU: a UUID of the caller's choice for an mdev, the function's own address for all
         others. Raises OSError as the kernel does. Raises VgpuUnavailableError without a write where the host does not
@@ -62,7 +62,7 @@ class VgpuBackend(Protocol):
         ...
 
 
-def gpu_of(functions: Mapping[PciAddress, PciFunction], slot: PciAddress) -> PciAddress:
+def gpu_of(functions: Mapping[PciAddress, PciFunction], parent: PciAddress) -> PciAddress:
     """Return the GPU of a parent function: the function itself, or the physical function of a VF."""
-    function = functions.get(slot)
-    return function.physfn if function is not None and function.physfn is not None else slot
+    function = functions.get(parent)
+    return function.physfn if function is not None and function.physfn is not None else parent

@@ -67,37 +67,37 @@ class Mdev:
             return devices
         malformed_entries: list[MalformedEntry] = []
         unread: defaultdict[PciAddress, list[Unread]] = defaultdict(list)
-        slots: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
+        creatable: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
         live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
-        for parent in parents or ():
-            slot = _address(HostPath(f"{MDEV_PARENTS}/{parent}"), parent, functions)
-            if isinstance(slot, MalformedEntry):
-                malformed_entries.append(slot)
+        for name in parents or ():
+            parent = _address(HostPath(f"{MDEV_PARENTS}/{name}"), name, functions)
+            if isinstance(parent, MalformedEntry):
+                malformed_entries.append(parent)
             else:
-                gpu = gpu_of(functions, slot)
-                known = before[gpu].slots.get(slot) if brief and gpu in before else None
-                slots[gpu][slot] = dict(_types(kernel, slot, unread[gpu])) if known is None else known
+                gpu = gpu_of(functions, parent)
+                known = before[gpu].creatable.get(parent) if brief and gpu in before else None
+                creatable[gpu][parent] = dict(_types(kernel, parent, unread[gpu])) if known is None else known
         seen = {vgpu.id: vgpu for host in before.values() for vgpu in host.live}
         for device in devices or ():
             vgpu = _live(kernel, device, functions, seen)
             if isinstance(vgpu, MalformedEntry):
                 malformed_entries.append(vgpu)
             else:
-                live[gpu_of(functions, vgpu.slot)].append(vgpu)
+                live[gpu_of(functions, vgpu.parent)].append(vgpu)
         hosts = {
-            gpu: VgpuHost(gpu, self.framework, slots[gpu], tuple(live[gpu]), unread=tuple(unread[gpu]))
-            for gpu in sorted({*slots, *live})
+            gpu: VgpuHost(gpu, self.framework, creatable[gpu], tuple(live[gpu]), unread=tuple(unread[gpu]))
+            for gpu in sorted({*creatable, *live})
         }
         return Probe(hosts, tuple(malformed_entries))
 
-    def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
+    def create(self, kernel: Kernel, parent: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
         """Create a mediated device with the UUID `vgpu`; raise OSError(EEXIST, ENOSPC, EUSERS...),
         VgpuUnavailableError.
 
         The type is found by its name, because the host's ids of types (`nvidia-592`) change with its driver.
         """
         uuid = parse_mdev_uuid(vgpu)
-        folder = HostPath(f"{MDEV_PARENTS}/{slot}/mdev_supported_types")
+        folder = HostPath(f"{MDEV_PARENTS}/{parent}/mdev_supported_types")
         names: list[str] = []
         for type_id in attributes.names_or_raise(kernel, folder):
             name = _type_name(kernel, folder, type_id)
@@ -106,7 +106,7 @@ class Mdev:
                 return
             names.append(name.detail if isinstance(name, Unread) else name)
         raise VgpuUnavailableError(
-            f"{slot} does not offer the vGPU type {type_} now; {folder} has {', '.join(names) or 'no type'}"
+            f"{parent} does not offer the vGPU type {type_} now; {folder} has {', '.join(names) or 'no type'}"
         )
 
     def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
@@ -141,8 +141,8 @@ def _address(path: HostPath, name: str, functions: Mapping[PciAddress, PciFuncti
     )
 
 
-def _types(kernel: Kernel, slot: PciAddress, unread: list[Unread]) -> Iterator[tuple[VgpuType, int]]:
-    folder = HostPath(f"{MDEV_PARENTS}/{slot}/mdev_supported_types")
+def _types(kernel: Kernel, parent: PciAddress, unread: list[Unread]) -> Iterator[tuple[VgpuType, int]]:
+    folder = HostPath(f"{MDEV_PARENTS}/{parent}/mdev_supported_types")
     type_ids = attributes.names(kernel, folder)
     if isinstance(type_ids, Unread):
         unread.append(type_ids)
@@ -179,7 +179,7 @@ def _live(
     return LiveVgpu(
         id=vgpu,
         type=found_type,
-        slot=parent,
+        parent=parent,
         group=read_group(kernel, vgpu),
         type_id=type_id if isinstance(type_id, str) else None,
     )

@@ -35,22 +35,24 @@ class SriovVf:
         hosts = {address: host_of_vfs(function) for address, function in functions.items()}
         return Probe({address: host for address, host in hosts.items() if host is not None})
 
-    def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
+    def create(self, kernel: Kernel, parent: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
         """Switch all VFs of a GPU on at once; raise OSError as the kernel does, VgpuUnavailableError."""
-        total = sriov.read_total(kernel, slot)
-        if str(vgpu) != slot:
-            raise VgpuUnavailableError(f"the set of VFs of {slot} has its address as its id; found {vgpu}")
+        total = sriov.read_total(kernel, parent)
+        if str(vgpu) != parent:
+            raise VgpuUnavailableError(f"the set of VFs of {parent} has its address as its id; found {vgpu}")
         if not isinstance(total, int):
-            raise VgpuUnavailableError(f"{slot} has no SR-IOV: sriov_totalvfs: {total.detail if total else 'missing'}")
+            raise VgpuUnavailableError(
+                f"{parent} has no SR-IOV: sriov_totalvfs: {total.detail if total else 'missing'}"
+            )
         count = next((count for count in range(1, total + 1) if vf_type(count) == type_), None)
         if count is None:
-            raise VgpuUnavailableError(f"{slot} cannot be split into {type_!r}; expected 1 VF to {vf_type(total)}")
-        sriov.write_count(kernel, slot, count)
+            raise VgpuUnavailableError(f"{parent} cannot be split into {type_!r}; expected 1 VF to {vf_type(total)}")
+        sriov.write_count(kernel, parent, count)
 
     def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
         """Switch all VFs of a GPU off at once; raise OSError as the kernel does, VgpuUnavailableError."""
-        count = sriov.count_vfs(kernel, live.slot)
+        count = sriov.count_vfs(kernel, live.parent)
         if not isinstance(count, int) or vf_type(count) != live.type:
             found = count.detail if isinstance(count, Unread) else vf_type(count) if count else "no VFs"
-            raise VgpuUnavailableError(f"{live.slot} has {found}; expected {live.type}, so no VF was removed")
-        sriov.write_count(kernel, live.slot, 0)
+            raise VgpuUnavailableError(f"{live.parent} has {found}; expected {live.type}, so no VF was removed")
+        sriov.write_count(kernel, live.parent, 0)

@@ -36,14 +36,14 @@ def parse_type_id(text: str) -> str:
     return str(attributes.number(text))
 
 
-def read_type_id(kernel: Kernel, slot: PciAddress) -> str | Unread | None:
+def read_type_id(kernel: Kernel, parent: PciAddress) -> str | Unread | None:
     """Return the id of a VF's current type, `0` for none; None for a function that never has one."""
-    return attributes.parsed(kernel, _current(slot), parse_type_id)
+    return attributes.parsed(kernel, _current(parent), parse_type_id)
 
 
 def read_again(kernel: Kernel, live: LiveVgpu, function: PciFunction, host: VgpuHost) -> LiveVgpu | None:
     """Return the current state of a vGPU that was read before, None where its VF has no type."""
-    type_id = read_type_id(kernel, live.slot) if function.driver == VENDOR_VFIO_DRIVER else None
+    type_id = read_type_id(kernel, live.parent) if function.driver == VENDOR_VFIO_DRIVER else None
     if type_id is None or type_id == NO_TYPE:
         return None
     if type_id == live.type_id:
@@ -69,7 +69,7 @@ class VendorVfio:
         vfs = [function for function in functions.values() if function.physfn]
         carriers = [function for function in vfs if function.driver == VENDOR_VFIO_DRIVER]
         names = {type_id: name for host in before.values() for type_id, name in host.type_names.items()}
-        slots: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
+        parents: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
         unread: defaultdict[PciAddress, list[Unread]] = defaultdict(list)
         current: dict[PciAddress, str | Unread] = {}
         for function in carriers:
@@ -79,7 +79,7 @@ class VendorVfio:
             current[function.address] = type_id
             gpu = gpu_of(functions, function.address)
             unread[gpu] += (found for found in (type_id,) if isinstance(found, Unread))
-            known = before[gpu].slots.get(function.address) if brief and gpu in before else None
+            known = before[gpu].creatable.get(function.address) if brief and gpu in before else None
             if known is None:
                 path = pci.attribute(function.address, "nvidia/creatable_vgpu_types")
                 creatable = attributes.parsed(kernel, path, parse_creatable)
@@ -88,7 +88,7 @@ class VendorVfio:
                 names.update(listed)
                 known = dict.fromkeys(listed.values(), 1)
             quarantined = _quarantined(before.get(gpu), current)
-            slots[gpu][function.address] = {} if function.address in quarantined else known
+            parents[gpu][function.address] = {} if function.address in quarantined else known
         live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
         for address, type_id in current.items():
             if type_id != NO_TYPE:
@@ -98,58 +98,58 @@ class VendorVfio:
                 gpu: VgpuHost(
                     gpu,
                     self.framework,
-                    slots[gpu],
+                    parents[gpu],
                     tuple(live[gpu]),
                     names,
                     tuple(unread[gpu]),
                     _quarantined(before.get(gpu), current),
                 )
-                for gpu in slots
+                for gpu in parents
             }
         )
 
-    def create(self, kernel: Kernel, slot: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
+    def create(self, kernel: Kernel, parent: PciAddress, type_: VgpuType, vgpu: VgpuId) -> None:
         """Set the type of a VF; raise OSError as the driver does, VgpuUnavailableError.
 
         The creatable types and the type's id are read from the same VF right before the write.
         """
-        path = pci.attribute(slot, "nvidia/creatable_vgpu_types")
-        if str(vgpu) != slot:
-            raise VgpuUnavailableError(f"a vGPU on the VF {slot} has the VF's address as its id; found {vgpu}")
-        type_id = read_type_id(kernel, slot)
+        path = pci.attribute(parent, "nvidia/creatable_vgpu_types")
+        if str(vgpu) != parent:
+            raise VgpuUnavailableError(f"a vGPU on the VF {parent} has the VF's address as its id; found {vgpu}")
+        type_id = read_type_id(kernel, parent)
         if type_id != NO_TYPE:
-            raise VgpuUnavailableError(f"{slot} must have no type yet; {_current(slot)} {_content(type_id)}")
+            raise VgpuUnavailableError(f"{parent} must have no type yet; {_current(parent)} {_content(type_id)}")
         creatable = attributes.parsed(kernel, path, parse_creatable)
         if creatable is None or isinstance(creatable, Unread):
-            raise VgpuUnavailableError(f"the types that {slot} supports are unknown: {path} {_content(creatable)}")
+            raise VgpuUnavailableError(f"the types that {parent} supports are unknown: {path} {_content(creatable)}")
         desired = next((type_id for type_id, name in creatable.items() if name == type_), None)
         if desired is None:
             listed = ", ".join(creatable.values()) or "no type"
-            raise VgpuUnavailableError(f"{slot} does not offer the vGPU type {type_} now; {path} lists {listed}")
-        kernel.write(_current(slot), desired.encode())
+            raise VgpuUnavailableError(f"{parent} does not offer the vGPU type {type_} now; {path} lists {listed}")
+        kernel.write(_current(parent), desired.encode())
 
     def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
         """Remove the type of a VF; raise OSError (EBUSY: the VF is open), VgpuUnavailableError.
 
         The VF may carry another vGPU by now, under the same address, so its type is compared first.
         """
-        type_id = read_type_id(kernel, live.slot)
+        type_id = read_type_id(kernel, live.parent)
         if live.type_id is None or type_id != live.type_id:
             raise VgpuUnavailableError(
-                f"{live.slot} does not carry that vGPU any more: {_current(live.slot)} {_content(type_id)}; expected"
-                f" {live.type_id or 'a known type'}"
+                f"{live.parent} does not carry that vGPU any more: {_current(live.parent)} {_content(type_id)};"
+                f" expected {live.type_id or 'a known type'}"
             )
-        kernel.write(_current(live.slot), NO_TYPE.encode())
+        kernel.write(_current(live.parent), NO_TYPE.encode())
 
 
 def _quarantined(before: VgpuHost | None, current: Mapping[PciAddress, str | Unread]) -> Mapping[PciAddress, str]:
     """Return the VFs that stay quarantined: those that still exist and have no type, with the driver's errors."""
     known = before.quarantined if before is not None else {}
-    return {slot: error for slot, error in known.items() if current.get(slot) == NO_TYPE}
+    return {parent: error for parent, error in known.items() if current.get(parent) == NO_TYPE}
 
 
-def _current(slot: PciAddress) -> HostPath:
-    return pci.attribute(slot, "nvidia/current_vgpu_type")
+def _current(parent: PciAddress) -> HostPath:
+    return pci.attribute(parent, "nvidia/current_vgpu_type")
 
 
 def _content(found: str | Unread | None) -> str:
@@ -160,11 +160,11 @@ def _live(function: PciFunction, type_id: str | Unread, names: Mapping[str, Vgpu
     return LiveVgpu(
         id=VgpuId(function.address),
         type=type_id if isinstance(type_id, Unread) else names.get(type_id) or _unnamed(function.address, type_id),
-        slot=function.address,
+        parent=function.address,
         group=function.iommu_group,
         type_id=None if isinstance(type_id, Unread) else type_id,
     )
 
 
-def _unnamed(slot: PciAddress, type_id: str) -> Unread:
-    return Unread(_current(slot), seen=f"{type_id}, a type that no VF lists now")
+def _unnamed(parent: PciAddress, type_id: str) -> Unread:
+    return Unread(_current(parent), seen=f"{type_id}, a type that no VF lists now")

@@ -67,7 +67,7 @@ def plan_removal(state: UnitState, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
         return VgpuPlan(gpu, refusals=(refusals.unread(vgpu, live.type),))
     if users := gpu_state.users.get(vgpu, ()):
         return VgpuPlan(gpu, pending=(shortfalls.vgpu_in_use(live, users),))
-    return _unless_allocated(state, VgpuPlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.slot),)))
+    return _unless_allocated(state, VgpuPlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.parent),)))
 
 
 def plan_scheduler(state: UnitState, gpu: PciAddress, scheduler: Scheduler) -> VgpuPlan:

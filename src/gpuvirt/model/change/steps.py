@@ -146,12 +146,12 @@ class RemoveVgpu:
 
     vgpu: VgpuId
     type: VgpuType
-    slot: PciAddress
+    parent: PciAddress
 
     @property
     def text(self) -> str:
         """The step as text."""
-        return f"{self.slot}: remove {self.type} {self.vgpu}"
+        return f"{self.parent}: remove {self.type} {self.vgpu}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,12 @@ class CreateVgpu:
 
     vgpu: VgpuId
     type: VgpuType
-    slot: PciAddress
+    parent: PciAddress
 
     @property
     def text(self) -> str:
         """The step as text."""
-        return f"{self.slot}: create {self.type} {self.vgpu}"
+        return f"{self.parent}: create {self.type} {self.vgpu}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
     """Yield each vGPU that can be offered, and a reason for each other vGPU."""
     for vgpu in inventory.vgpus.values():
         live, gpu = vgpu.live, inventory.facts.functions.get(vgpu.gpu)
-        carrier = inventory.facts.functions.get(live.slot)
+        carrier = inventory.facts.functions.get(live.parent)
         if (reason := _why_not_vgpu(inventory, vgpu)) is not None:
             yield reason
         elif gpu is not None and isinstance(live.type, str) and isinstance(live.group, int):
@@ -80,7 +80,7 @@ def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
                 group=live.group,
                 numa_node=carrier.numa_node if carrier is not None else gpu.numa_node,
                 framework=vgpu.framework,
-                carrier=live.slot,
+                carrier=live.parent,
             )
 
 
@@ -148,7 +148,7 @@ def _not_on_vfio(inventory: Inventory, function: PciFunction) -> Reason:
     gpu = inventory.gpus.get(function.physfn or address)
     if gpu is not None and gpu.vgpu_host is not None:
         if function.physfn is not None or gpu.vgpu_host.live:
-            carried = sum(live.slot == address or function.physfn is None for live in gpu.vgpu_host.live)
+            carried = sum(live.parent == address or function.physfn is None for live in gpu.vgpu_host.live)
             return refusals.carries_vgpus(address, carried)
         return notoffered.no_vgpus(
             address, "could carry vGPUs, but has none", fix="create vGPUs on it, or bind it to vfio-pci"

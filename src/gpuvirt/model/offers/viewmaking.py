@@ -121,7 +121,7 @@ def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:
     return VgpuView(
         id=vgpu.live.id,
         type=vgpu.live.type if isinstance(vgpu.live.type, str) else "unknown",
-        slot=vgpu.live.slot,
+        slot=vgpu.live.parent,
         offered_as=resource,
         users=inputs.users.of(vgpu.live.id, vgpu.live.group),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
@@ -130,10 +130,8 @@ def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:
 
 
 def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
-    offer, of_withheld_resources = (
-        inputs.offers.by_resource.get(name, Offer(name)),
-        inputs.offers.of_withheld_resources.get(name, ()),
-    )
+    offer = inputs.offers.by_resource.get(name, Offer(name))
+    withheld = inputs.offers.of_withheld_resources.get(name, ())
     allocated_to = inputs.users.allocations(name)
     withholding = inputs.withholdings.get(name)
     registration = inputs.registrations.get(name, Registration(registered=False))

@@ -20,7 +20,7 @@ def vgpu_in_use(vgpu: LiveVgpu, users: Sequence[str], why: str = "is no longer d
     """A vGPU stays because it is in use; `why` has the change that waits for its user."""
     message = f"{why}, and stays while it is in use: {', '.join(users)}"
     fix = "stop its user; the GPU is then changed"
-    seen = (Seen(sysfs.device_path(vgpu.slot), f"carries it as {vgpu.type}"),)
+    seen = (Seen(sysfs.device_path(vgpu.parent), f"carries it as {vgpu.type}"),)
     return Reason(ReasonCode.VGPU_IN_USE, vgpu.id, message, seen, fix)
 
 
@@ -110,7 +110,7 @@ def instance_unknown(gpu: PciAddress, vgpu_type: VgpuType) -> Reason:
     return no_room(gpu, vgpu_type, why, fix)
 
 
-def no_slot(gpu: PciAddress, short: int) -> Reason:
+def no_parent(gpu: PciAddress, short: int) -> Reason:
     """The GPU has too few VFs."""
     fix = "name fewer in the vGPU config, or see why VFs are missing or reject types: gpuvirt doctor"
     seen = Seen(sysfs.device_path(gpu, "virtfn*"), f"{short} too few")
@@ -168,11 +168,11 @@ def not_holdable(subject: str) -> Reason:
     return Reason(ReasonCode.NO_IOMMU_GROUP, subject, message, fix=fix)
 
 
-def slot_refused(slot: PciAddress, seen: Seen) -> Reason:
+def type_rejected(parent: PciAddress, seen: Seen) -> Reason:
     """A VF rejects a type that it lists."""
     message = "rejected a vGPU type that it lists as creatable, and is not used"
     fix = "switch SR-IOV off and on when none of the GPU's VFs is in use; see the kernel's log (dmesg)"
-    return Reason(ReasonCode.VF_REJECTED_TYPE, slot, message, (seen,), fix)
+    return Reason(ReasonCode.VF_REJECTED_TYPE, parent, message, (seen,), fix)
 
 
 def program_missing(gpu: PciAddress, program: str, step: str, error: str) -> Reason:

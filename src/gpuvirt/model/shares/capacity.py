@@ -52,7 +52,7 @@ def units_of(model: str, device: PciId, whole: Units = WHOLE) -> Units | Unknown
     same_id = [card for card in cards if any(card_id.device == device for card_id in card.ids)]
     sizes = {card.framebuffer_mib for card in same_id or cards}
     if len(sizes) != 1:
-        return UnknownType(model, tuple(sorted(card.product for card in same_id or cards)))
+        return UnknownType(model, tuple(sorted(card.product_name for card in same_id or cards)))
     return Units(min(whole * vgpu_type.framebuffer_mib // sizes.pop(), whole))
 
 

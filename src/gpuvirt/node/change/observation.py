@@ -74,8 +74,8 @@ class Observation:
             vgpu: (user,) for vgpu, user in learned.in_use.items()
         }
         host = state.host
-        for slot, seen in learned.refused.items():
-            host = host.with_refusal(slot, seen.text) if slot in host.slots else host
+        for parent, seen in learned.refused.items():
+            host = host.with_refusal(parent, seen.text) if parent in host.creatable else host
         missing = {vgpu: kind for vgpu, kind in learned.remembered.items() if vgpu not in state.leaving}
         return replace(state, host=host, users={**taken, **state.users}, remembered={**missing, **state.remembered})
 

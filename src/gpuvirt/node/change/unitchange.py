@@ -33,7 +33,7 @@ from gpuvirt.node.change.steps.vgpusteps import (
     MOST_ROUNDS,
     Run,
     SchedulerRefusedError,
-    SlotRefusedError,
+    TypeRejectedError,
     VgpusInUseError,
     take_all,
 )
@@ -173,9 +173,9 @@ class UnitChange:
         self._before.setdefault(gpu, gpu_state)
         try:
             take_all(self.site, state.inventory, gpu_state, phase, self.steps)
-        except SlotRefusedError as error:
+        except TypeRejectedError as error:
             (seen,) = error.reason.places
-            self._learned[gpu] = replace(learned, refused={**learned.refused, error.slot: seen})
+            self._learned[gpu] = replace(learned, refused={**learned.refused, error.parent: seen})
         except VgpusInUseError as error:
             self._learned[gpu] = replace(learned, in_use={**learned.in_use, **error.users})
         except SchedulerRefusedError as error:
@@ -202,7 +202,7 @@ class UnitChange:
     def _reasons(self, plan: VgpuPlan) -> tuple[Reason, ...]:
         reasons = self._ended.get(plan.gpu, (*plan.refusals, *plan.pending))
         refused = self._learned.get(plan.gpu, NOTHING).refused
-        quarantined = (shortfalls.slot_refused(slot, seen) for slot, seen in sorted(refused.items()))
+        quarantined = (shortfalls.type_rejected(parent, seen) for parent, seen in sorted(refused.items()))
         return (*reasons, *quarantined)
 
     def _gone(self) -> Mapping[PciAddress, tuple[Reason, ...]]:

@@ -42,7 +42,7 @@ class _Reading:
     def _mdev_types(self) -> Iterator[VgpuTypeSpec]:
         """Yield the mdev types of the GPU's parents; NVIDIA's driver describes their size and number."""
         seen: set[str] = set()
-        for slot in self.host.slots:
+        for slot in self.host.creatable:
             folder = HostPath(f"{MDEV_PARENTS}/{slot}/mdev_supported_types")
             found = attributes.names(self.kernel, folder)
             for type_id in found if isinstance(found, list) else ():
@@ -57,7 +57,7 @@ class _Reading:
         size, most = _DESCRIBED_SIZE.search(described), _DESCRIBED_MOST.search(described)
         nvidias = NVIDIAS_ID.fullmatch(type_id)
         type_name = VgpuType(name if isinstance(name, str) and name else type_id)
-        left = [counts[type_name] for counts in self.host.slots.values() if type_name in counts]
+        left = [counts[type_name] for counts in self.host.creatable.values() if type_name in counts]
         fitting = int(most[1]) if most else sum(left) + sum(vgpu.type == type_name for vgpu in self.host.live)
         return VgpuTypeSpec(
             id=int(nvidias[1]) if nvidias else number,
@@ -75,7 +75,7 @@ class _Reading:
             for gpu, host in self.facts.vgpu_hosts.items()
             if gpu in self.facts.functions and self.facts.functions[gpu].id == model
         ]
-        creatable = {name for host in alike for counts in host.slots.values() for name in counts}
+        creatable = {name for host in alike for counts in host.creatable.values() for name in counts}
         carried = {vgpu.type_id for vgpu in self.host.live if vgpu.type_id is not None}
         names: dict[str, VgpuType] = {type_id: VgpuType(f"type {type_id}") for type_id in carried}
         listed = {type_id: name for host in alike for type_id, name in host.type_names.items()}
@@ -84,12 +84,12 @@ class _Reading:
         largest = max(sizes.values(), default=0)
         for type_id in sorted(names, key=int):
             size = sizes[type_id]
-            most = largest // size if size else len(self.host.slots)
+            most = largest // size if size else len(self.host.creatable)
             yield VgpuTypeSpec(
                 id=int(type_id),
                 name=names[type_id],
                 size=f"{size}G" if size else UNKNOWN_SIZE,
-                most=min(max(most, 1), max(len(self.host.slots), 1), MOST),
+                most=min(max(most, 1), max(len(self.host.creatable), 1), MOST),
             )
 
     def live(self, vgpu: LiveVgpu, types: tuple[VgpuTypeSpec, ...]) -> LiveSpec | Loss:
@@ -98,9 +98,9 @@ class _Reading:
             described = vgpu.type.detail if isinstance(vgpu.type, Unread) else f"type {vgpu.type}"
             return Loss(vgpu.id, "vGPU", f"{described}: left out, because the host does not list its type")
         if self.host.framework is Framework.VENDOR_VFIO:
-            return LiveSpec(slot=vgpu.slot, type=found.name)
+            return LiveSpec(slot=vgpu.parent, type=found.name)
         return LiveSpec(
-            slot=vgpu.slot,
+            slot=vgpu.parent,
             type=found.name,
             uuid=vgpu.id,
             group=vgpu.group if isinstance(vgpu.group, int) else None,
@@ -115,9 +115,10 @@ class _Reading:
 
 def carries_of(kernel: Kernel, host: VgpuHost, facts: Facts) -> tuple[CarriesSpec | None, tuple[Loss, ...]]:
     """Return the vGPUs and the vGPU types of a GPU, and those that a simulated host can't have."""
-    fit = {slot: counts for slot, counts in host.slots.items() if _can_carry(facts, host, slot)}
+    fit = {slot: counts for slot, counts in host.creatable.items() if _can_carry(facts, host, slot)}
     left_out = [
-        Loss(slot, "vGPUs", "left out, because it has no IOMMU group to carry them") for slot in host.slots.keys() - fit
+        Loss(slot, "vGPUs", "left out, because it has no IOMMU group to carry them")
+        for slot in host.creatable.keys() - fit
     ]
     if not fit or host.gpu not in facts.functions:
         return None, (
@@ -125,18 +126,18 @@ def carries_of(kernel: Kernel, host: VgpuHost, facts: Facts) -> tuple[CarriesSpe
             Loss(host.gpu, "vGPUs", "left out, because the functions that carry them are not listed"),
         )
     left_out += [
-        Loss(vgpu.id, "vGPU", f"left out, because {vgpu.slot}, which carries it, is not listed")
+        Loss(vgpu.id, "vGPU", f"left out, because {vgpu.parent}, which carries it, is not listed")
         for vgpu in host.live
-        if vgpu.slot not in host.slots
+        if vgpu.parent not in host.creatable
     ]
-    host = replace(host, slots=fit, live=tuple(vgpu for vgpu in host.live if vgpu.slot in fit))
+    host = replace(host, creatable=fit, live=tuple(vgpu for vgpu in host.live if vgpu.parent in fit))
     reading = _Reading(kernel, host, facts)
     types = reading.types()
     lives = [reading.live(vgpu, types) for vgpu in host.live]
     spec = CarriesSpec(
         framework=host.framework,
         types=types,
-        slots=() if list(host.slots) == [host.gpu] else tuple(host.slots),
+        slots=() if list(host.creatable) == [host.gpu] else tuple(host.creatable),
         live=tuple(live for live in lives if isinstance(live, LiveSpec)),
     )
     spec = msgspec.structs.replace(spec, left=_left(host, spec))
@@ -153,9 +154,9 @@ def _left(host: VgpuHost, spec: CarriesSpec) -> dict[str, dict[VgpuType, int]]:
     """Return the numbers of further vGPUs that the host reports and that the rule of equal sizes does not give."""
     types = {vgpu_type.name: vgpu_type for vgpu_type in spec.types}
     live = {vgpu.uuid or vgpu.slot: (types[vgpu.type], PciAddress(vgpu.slot)) for vgpu in spec.live}
-    vgpu_host = SimVgpuHost(host.gpu, spec.types, list(host.slots), live=live)
+    vgpu_host = SimVgpuHost(host.gpu, spec.types, list(host.creatable), live=live)
     differing: dict[str, dict[VgpuType, int]] = {}
-    for slot, counts in host.slots.items():
+    for slot, counts in host.creatable.items():
         for name, vgpu_type in types.items():
             reported = counts.get(name, 0)
             if reported != vgpu_host.left(vgpu_type, slot):

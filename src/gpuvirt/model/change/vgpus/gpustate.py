@@ -64,7 +64,7 @@ class GpuState:
     @property
     def known_types(self) -> tuple[VgpuType, ...]:
         """The types that the host or nvidia-smi has named."""
-        named = {vgpu_type for creatable in self.host.slots.values() for vgpu_type in creatable}
+        named = {vgpu_type for creatable in self.host.creatable.values() for vgpu_type in creatable}
         live = {vgpu.type for vgpu in self.host.live if not isinstance(vgpu.type, Unread)}
         supported = _supported(self.smi) if self.smi is not None else {}
         return tuple(sorted({*named, *live, *supported.values(), *self.host.type_names.values()}))
@@ -78,7 +78,7 @@ class GpuState:
     def shares_time(self) -> bool:
         """Whether the host shows that the GPU is not in MIG mode: it has, or can create, a time-sliced vGPU."""
         live = (vgpu.type for vgpu in self.host.live if not isinstance(vgpu.type, Unread))
-        creatable = (vgpu_type for types in self.host.slots.values() for vgpu_type, left in types.items() if left)
+        creatable = (vgpu_type for types in self.host.creatable.values() for vgpu_type, left in types.items() if left)
         return any(profile_of(vgpu_type) is not None and not is_mig(vgpu_type) for vgpu_type in (*live, *creatable))
 
     @property

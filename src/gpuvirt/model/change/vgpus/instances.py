@@ -199,7 +199,7 @@ def _profiles(gpu_state: GpuState, desired: Iterable[str], vgpu_type: VgpuType) 
 
 def offered(gpu_state: GpuState, vgpu_type: VgpuType) -> int:
     """Return how many more vGPUs of a type can be created now, by the host's files."""
-    return sum(types.get(vgpu_type, 0) for types in gpu_state.host.slots.values())
+    return sum(types.get(vgpu_type, 0) for types in gpu_state.host.creatable.values())
 
 
 def _known(gpu_state: GpuState, types: Iterable[str]) -> bool:

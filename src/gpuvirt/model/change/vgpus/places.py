@@ -22,10 +22,10 @@ class VgpuPlaces:
         staying = [vgpu for vgpu in gpu_state.host.live if vgpu.id not in removed]
         self._gpu_state = gpu_state
         self._taken = {vgpu.id for vgpu in staying} | gpu_state.leaving.keys()
-        self._on_gpu = gpu_state.host.gpu in gpu_state.host.slots
-        used = {vgpu.slot for vgpu in staying}
+        self._on_gpu = gpu_state.host.gpu in gpu_state.host.creatable
+        used = {vgpu.parent for vgpu in staying}
         closed = used | gpu_state.host.quarantined.keys()
-        self._free = [gpu_state.host.gpu] if self._on_gpu else sorted(gpu_state.host.slots.keys() - closed)
+        self._free = [gpu_state.host.gpu] if self._on_gpu else sorted(gpu_state.host.creatable.keys() - closed)
         self._parents: dict[VgpuType, Mapping[VgpuId, PciAddress]] = {}
         # vGPUs that pods had come before those that are only removed for a moment.
         before = {**dict(sorted(gpu_state.remembered.items())), **removed}
@@ -65,7 +65,7 @@ class VgpuPlaces:
         return parent if parent in self._free else next(iter(self._free), None)
 
     def _ids(self, parent: PciAddress, vgpu_type: VgpuType) -> list[VgpuId]:
-        return [self._id(parent, vgpu_type, number) for number in range(len(self._gpu_state.host.slots) + 1)]
+        return [self._id(parent, vgpu_type, number) for number in range(len(self._gpu_state.host.creatable) + 1)]
 
     def _new_id(self, parent: PciAddress, vgpu_type: VgpuType) -> VgpuId:
         if self._gpu_state.host.framework is not Framework.MDEV:

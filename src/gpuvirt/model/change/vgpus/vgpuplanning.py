@@ -173,7 +173,7 @@ def _plan_vgpus(
         creates += created
     short = sum(missing.values()) - len(creates)
     if short > 0 and not pending:
-        return VgpuPlan(gpu, refusals=(shortfalls.no_slot(gpu, short),))
+        return VgpuPlan(gpu, refusals=(shortfalls.no_parent(gpu, short),))
     steps = (*_removes(live, removed), *changes.destroys, *changes.creates, *creates)
     return VgpuPlan(gpu, steps, tuple(pending), undesired=frozenset({*removed, *(vgpu.id for vgpu in in_use)}))
 
@@ -209,7 +209,7 @@ def _typed(live: Iterable[LiveVgpu]) -> Mapping[LiveVgpu, VgpuType]:
 
 
 def _removes(live: Mapping[LiveVgpu, VgpuType], removed: Mapping[VgpuId, VgpuType]) -> tuple[VgpuStep, ...]:
-    return tuple(RemoveVgpu(vgpu.id, vgpu_type, vgpu.slot) for vgpu, vgpu_type in live.items() if vgpu.id in removed)
+    return tuple(RemoveVgpu(vgpu.id, vgpu_type, vgpu.parent) for vgpu, vgpu_type in live.items() if vgpu.id in removed)
 
 
 def _refusals(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
@@ -276,7 +276,7 @@ def _room(
 
 
 def _by_place(vgpu: LiveVgpu) -> tuple[PciAddress, VgpuId]:
-    return vgpu.slot, vgpu.id
+    return vgpu.parent, vgpu.id
 
 
 def _largest_first(vgpu_type: VgpuType) -> tuple[int, VgpuType]:

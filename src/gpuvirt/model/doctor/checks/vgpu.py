@@ -31,13 +31,18 @@ def vgpus(evidence: Evidence) -> Iterator[Finding]:
 
 def _no_vgpus(gpu: Gpu, host: VgpuHost) -> Finding:
     free = next(
-        ((parent, name) for parent, types in host.slots.items() for name, count in sorted(types.items()) if count > 0),
+        (
+            (parent, name)
+            for parent, types in host.creatable.items()
+            for name, count in sorted(types.items())
+            if count > 0
+        ),
         None,
     )
     lines: tuple[str, ...] = ("no type can be created now: delete what occupies the GPU's capacity",)
     if free is not None:
         lines = (f"# creates {free[1]}; any other creatable type works too", *_create_commands(host, *free))
-    types = sorted({name for types in host.slots.values() for name, count in types.items() if count > 0})
+    types = sorted({name for types in host.creatable.values() for name, count in types.items() if count > 0})
     folder = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
     return Finding(
         Level.WARNING,

@@ -41,12 +41,12 @@ MOST_ROUNDS = 6
 """The most rounds of a phase: one for VFs, one for vGPUs, and one for each VF that refuses a type."""
 
 
-class SlotRefusedError(RefusedError):
+class TypeRejectedError(RefusedError):
     """A VF has refused a vGPU type that it had offered; another VF may accept it."""
 
-    def __init__(self, slot: PciAddress, reason: Reason) -> None:
+    def __init__(self, parent: PciAddress, reason: Reason) -> None:
         super().__init__(reason)
-        self.slot = slot
+        self.parent = parent
 
 
 class VgpusInUseError(RefusedError):
@@ -112,12 +112,12 @@ def _scope(inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> 
     match step:
         case EnableVfs(gpu) | DisableVfs(gpu) | SetMixedSizes(gpu) | SetMigMode(gpu):
             return Scope(frozenset({gpu, *inventory.facts.functions[gpu].virtfns}))
-        case RemoveVgpu(vgpu, _, slot):
+        case RemoveVgpu(vgpu, _, parent):
             if gpu_state is None or gpu_state.host.framework is Framework.MDEV:
                 return Scope(vgpus=frozenset({vgpu}))
             vfs = inventory.facts.functions[gpu_state.host.gpu].virtfns
             return Scope(
-                frozenset(vfs if gpu_state.host.framework is Framework.SRIOV_VF else (slot,)), frozenset({vgpu})
+                frozenset(vfs if gpu_state.host.framework is Framework.SRIOV_VF else (parent,)), frozenset({vgpu})
             )
         case _:
             return Scope()
@@ -134,9 +134,9 @@ def _take(site: Site, inventory: Inventory, gpu_state: GpuState | None, step: Vg
         case RemoveVgpu(vgpu):
             if gpu_state is not None:
                 _remove(site.kernel, inventory, gpu_state.host, vgpu)
-        case CreateVgpu(vgpu, vgpu_type, slot):
+        case CreateVgpu(vgpu, vgpu_type, parent):
             if gpu_state is not None:
-                _create(site.kernel, gpu_state.host, slot, vgpu_type, vgpu)
+                _create(site.kernel, gpu_state.host, parent, vgpu_type, vgpu)
         case SetMixedSizes() | SetMigMode() | DestroyInstance() | CreateInstance() | SetScheduler():
             _run_nvidia_smi(site, gpu_state, step)
 
@@ -219,7 +219,7 @@ def verify_vfs_removable(kernel: Kernel, inventory: Inventory, gpu: PciAddress) 
     A VF on a VFIO driver has a device node, which a process could open at any moment.
     """
     functions = inventory.facts.functions
-    found = [functions.get(slot) for slot in functions[gpu].virtfns]
+    found = [functions.get(parent) for parent in functions[gpu].virtfns]
     vfs = [vf for vf in found if vf is not None]
     if len(vfs) < len(found) or any(vf.on_vfio for vf in vfs):
         raise RefusedError(refusals.vfs_enabled(functions[gpu]))
@@ -242,13 +242,13 @@ def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu)
         yield _claim(live.id, live.group, iommu.read_cdevs(kernel, mdev_path(live.id)))
         return
     functions = inventory.facts.functions
-    slots = functions[host.gpu].virtfns if host.framework is Framework.SRIOV_VF else (live.slot,)
-    for slot in slots:
-        function: PciFunction | None = functions.get(slot)
+    parents = functions[host.gpu].virtfns if host.framework is Framework.SRIOV_VF else (live.parent,)
+    for parent in parents:
+        function: PciFunction | None = functions.get(parent)
         if function is None:
-            raise RefusedError(shortfalls.not_holdable(slot))
+            raise RefusedError(shortfalls.not_holdable(parent))
         if host.framework is Framework.VENDOR_VFIO or function.on_vfio:
-            yield _claim(slot, function.iommu_group, function.cdevs)
+            yield _claim(parent, function.iommu_group, function.cdevs)
 
 
 def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ...] | Unread) -> Claim:
@@ -259,11 +259,11 @@ def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ..
     return Claim(subject, group, cdevs)
 
 
-def _create(kernel: Kernel, host: VgpuHost, slot: PciAddress, vgpu_type: VgpuType, vgpu: VgpuId) -> None:
+def _create(kernel: Kernel, host: VgpuHost, parent: PciAddress, vgpu_type: VgpuType, vgpu: VgpuId) -> None:
     try:
-        backend_of(host.framework).create(kernel, slot, vgpu_type, vgpu)
+        backend_of(host.framework).create(kernel, parent, vgpu_type, vgpu)
     except OSError as error:
         if host.framework is not Framework.VENDOR_VFIO:
             raise
-        reason = shortfalls.slot_refused(slot, what_failed(error))
-        raise SlotRefusedError(slot, reason) from error
+        reason = shortfalls.type_rejected(parent, what_failed(error))
+        raise TypeRejectedError(parent, reason) from error
