@@ -134,7 +134,7 @@ class Agents:
             clock=world.clock,
             watching=worker("watching"),
             writing=worker("writing"),
-            allocating=worker("giving"),
+            allocating=worker("allocating"),
             ledger=world.disk.folder / ledger,
             state_file=None,
             desired_by_gpu=(world.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),

@@ -228,7 +228,7 @@ def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
         clock=options.clock,
         watching=options.workers("watching"),
         writing=options.workers("writing"),
-        allocating=options.workers("giving"),
+        allocating=options.workers("allocating"),
         recorded=recorded.read,
         ledger=options.ledger,
         state_file=options.state_file,
