@@ -16,7 +16,7 @@ from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, n
 
 def ask(found: IndexUnderTest, content: Object, *names: str) -> FilterResult:
     asked = NodeArguments(decoded_pod(content), [NodeName(name) for name in names])
-    return filtered(asked, found.index.nodes, Sharing())
+    return filtered(asked, found.index.books.rows, Sharing())
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_free_in_total_but_in_no_single_piece_is_unresolvable_unless_an_eviction
     ("units", "reason"),
     [
         ((800,), "nvidia.com/vgpu: 800 units requested, the node's largest GPU has 500"),
-        (("2k",), "nvidia.com/vgpu: 2000 units requested, 2 of them whole GPUs; the node has 0 whole GPUs"),
+        (("2k",), "nvidia.com/vgpu: 2000 units requested, which are whole GPUs; the node has 0 of them"),
         ((1500,), "nvidia.com/vgpu: container c0 requests 1500 units, and a GPU has 1000; expected at most 1000"),
         ((-5,), "nvidia.com/vgpu: -5 is not a number of units"),
         (("many",), "nvidia.com/vgpu: 'many' is not a quantity"),
@@ -86,10 +86,10 @@ def test_whole_gpus_need_as_many_free_ones() -> None:
     assert ask(found, pod("p", "2k"), "n").node_names == ["n"]
     answer = ask(found, pod("p", "3k"), "n", "m")
     assert answer.failed_nodes == {
-        "n": "nvidia.com/vgpu: 3000 units requested, 3 of them whole GPUs; 2 whole GPUs are free"
+        "n": "nvidia.com/vgpu: 3000 units requested, which are whole GPUs; 2 whole GPUs are free"
     }
     assert answer.failed_and_unresolvable_nodes == {
-        "m": "nvidia.com/vgpu: 3000 units requested, 3 of them whole GPUs; the node has 1 whole GPUs"
+        "m": "nvidia.com/vgpu: 3000 units requested, which are whole GPUs; the node has 1 of them"
     }
 
 
@@ -139,7 +139,7 @@ def test_filter_agrees_with_the_books_that_place_pods(gpus: list[int], taken: li
 def test_many_nodes_are_read_from_their_full_form() -> None:
     found = index_of([node("n1", a=1000), node("n2", a=100)])
     body = msgspec.json.encode({"Pod": pod("p", 300), "Nodes": {"items": [node("n1", a=1000), node("n2", a=100)]}})
-    answer = filtered(node_arguments("filter", body), found.index.nodes, Sharing())
+    answer = filtered(node_arguments("filter", body), found.index.books.rows, Sharing())
     sent = msgspec.json.decode(msgspec.json.encode(answer))
     assert [one["metadata"]["name"] for one in sent["Nodes"]["items"]] == ["n1"]
     assert "NodeNames" not in sent

@@ -12,8 +12,8 @@ from gpuvirt.cluster.shares.objects import demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
-from gpuvirt.model.shares.books import NodeBooks
-from gpuvirt.model.shares.demand import Demand, UnplaceableError
+from gpuvirt.model.shares.books import NodeRow
+from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
 from gpuvirt.model.shares.fitting import fits, one_piece
 from gpuvirt.model.shares.placement import Pieces
 from gpuvirt.model.shares.quantities import InvalidQuantityError
@@ -23,14 +23,15 @@ NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATI
 
 
 @dataclass(slots=True)
-class _Refused:
-    """The nodes that a pod does not fit on now, with the reasons."""
+class _Judged:
+    """The nodes on which a pod fits now, and those on which it does not, with the reasons."""
 
+    fitting: list[NodeName] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     unresolvable: dict[str, str] = field(default_factory=dict)
 
 
-def filtered(asked: NodeArguments, nodes: Mapping[NodeName, NodeBooks], sharing: Sharing) -> FilterResult:
+def filtered(asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sharing) -> FilterResult:
     """Return the answer of filter; nothing is reserved.
 
     A node on which evicting pods of a lower priority makes the pod fit is failed, any other unresolvable.
@@ -42,79 +43,97 @@ def filtered(asked: NodeArguments, nodes: Mapping[NodeName, NodeBooks], sharing:
         return filter_result(asked, (), {}, dict.fromkeys(asked.names, reason))
     if not demand.containers:
         return filter_result(asked, asked.names, {}, {})
-    refused = _Refused()
-    fitting = _fitting(asked.names, nodes, _Judge(demand, sharing, asked.pod.spec.priority, refused))
-    return filter_result(asked, fitting, refused.failed, refused.unresolvable)
+    judge, piece = _Judge(demand, sharing, asked.pod.spec.priority), one_piece(demand, sharing.whole)
+    if piece is not None and len(demand.containers) == 1:
+        judged = _judged_by_piece(asked.names, rows, judge, piece)
+    else:
+        judged = _judged(asked.names, rows, judge)
+    return filter_result(asked, judged.fitting, judged.failed, judged.unresolvable)
 
 
-def _fitting(names: Sequence[NodeName], nodes: Mapping[NodeName, NodeBooks], judge: "_Judge") -> Sequence[NodeName]:
-    piece, find, has_room = judge.piece, nodes.get, judge.has_room
-    fitting: list[NodeName] = []
+def _judged_by_piece(
+    names: Sequence[NodeName], rows: Mapping[NodeName, NodeRow], judge: "_Judge", piece: Units
+) -> _Judged:
+    """Judge the nodes for a pod with one container on one GPU: the common case, without a call for each node."""
+    judged, find, priority = _Judged(), rows.get, judge.priority
+    fitting, unresolvable = judged.fitting, judged.unresolvable
+    full, small = _Texts(judge.free_text), _Texts(judge.capacity_text)
     for name in names:
-        if (books := find(name)) is None:
-            judge.refused.unresolvable[name] = NO_UNITS
-        elif (piece is not None and books.largest >= piece) or has_room(books.pieces):
+        row = find(name)
+        if row is None:
+            unresolvable[name] = NO_UNITS
+            continue
+        largest, capacity, lowest, books = row
+        if largest >= piece:
             fitting.append(name)
+        elif capacity < piece:
+            unresolvable[name] = small[capacity]
+        elif lowest >= priority or not judge.has_room(books.pieces_without(priority)):
+            unresolvable[name] = full[largest]
         else:
-            judge.refuse(name, books)
-    return fitting
+            judged.failed[name] = full[largest]
+    return judged
+
+
+def _judged(names: Sequence[NodeName], rows: Mapping[NodeName, NodeRow], judge: "_Judge") -> _Judged:
+    """Judge the nodes for any pod; nodes with the same pieces are judged once."""
+    judged, priority = _Judged(), judge.priority
+    for name in names:
+        if (row := rows.get(name)) is None:
+            judged.unresolvable[name] = NO_UNITS
+        elif judge.has_room(row.books.pieces):
+            judged.fitting.append(name)
+        elif not judge.has_room(row.books.capacity_pieces):
+            judged.unresolvable[name] = judge.capacity_text(row.capacity, row.books.capacity_pieces)
+        elif row.lowest_priority >= priority or not judge.has_room(row.books.pieces_without(priority)):
+            judged.unresolvable[name] = judge.free_text(row.largest, row.books.pieces)
+        else:
+            judged.failed[name] = judge.free_text(row.largest, row.books.pieces)
+    return judged
+
+
+class _Texts(dict[Units, str]):
+    """Reasons by the size of the piece that they name, each worded once."""
+
+    def __init__(self, worded: Callable[[Units], str]) -> None:
+        super().__init__()
+        self._worded = worded
+
+    def __missing__(self, units: Units) -> str:
+        text = self[units] = self._worded(units)
+        return text
 
 
 class _Judge:
-    """The judgement of one pod; nodes with the same free pieces share it."""
+    """The judgement of one pod by the sizes of pieces, each size judged once."""
 
-    def __init__(self, demand: Demand, sharing: Sharing, priority: int, refused: _Refused) -> None:
+    def __init__(self, demand: Demand, sharing: Sharing, priority: int) -> None:
         self._demand = demand
         self._sharing = sharing
-        self._priority = priority
-        self.refused = refused
-        self.piece = one_piece(demand, sharing.whole)
-        """The free piece that is enough; None for several whole GPUs."""
-        self._texts: dict[tuple[bool, int, int], str] = {}
         self._room: dict[Pieces, bool] = {}
-        is_one = len(demand.containers) == 1 and self.piece is not None
-        self.has_room: Callable[[Pieces], bool] = _never if is_one else self._has_room
+        self._texts: dict[str, str] = {}
+        self.priority = priority
 
-    def refuse(self, name: NodeName, books: NodeBooks) -> None:
-        """Add a node on which the pod does not fit, with the reason."""
-        capacity = books.capacity_pieces
-        if not self._can_hold(capacity):
-            self.refused.unresolvable[name] = self._text(capacity, is_capacity=True)
-            return
-        lowest = books.lowest_priority
-        can_evict = lowest is not None and lowest < self._priority
-        if can_evict and self._can_hold(books.pieces_without(self._priority)):
-            self.refused.failed[name] = self._text(books.pieces, is_capacity=False)
-        else:
-            self.refused.unresolvable[name] = self._text(books.pieces, is_capacity=False)
-
-    def _can_hold(self, pieces: Pieces) -> bool:
-        if self.piece is not None and pieces and pieces[-1] >= self.piece:
-            return True
-        return self.has_room(pieces)
-
-    def _has_room(self, pieces: Pieces) -> bool:
+    def has_room(self, pieces: Pieces) -> bool:
+        """Return whether the pod fits into pieces."""
         if (room := self._room.get(pieces)) is None:
             room = self._room[pieces] = fits(self._demand, pieces, self._sharing.whole)
         return room
 
-    def _text(self, pieces: Pieces, *, is_capacity: bool) -> str:
-        largest = pieces[-1] if pieces else 0
-        whole = sum(piece >= self._sharing.whole for piece in pieces) if self.piece is None else 0
-        key = is_capacity, largest, whole
-        if (text := self._texts.get(key)) is None:
-            text = self._texts[key] = self._worded(largest, whole, is_capacity=is_capacity)
-        return text
+    def free_text(self, largest: Units, pieces: Pieces = ()) -> str:
+        """Return why the pod does not fit on a node now."""
+        return self._text(f"{self._whole(pieces)} whole GPUs are free", f"the largest free piece of a GPU is {largest}")
 
-    def _worded(self, largest: int, whole: int, *, is_capacity: bool) -> str:
+    def capacity_text(self, largest: Units, pieces: Pieces = ()) -> str:
+        """Return why the pod does not fit on a node, whatever is evicted."""
+        return self._text(f"the node has {self._whole(pieces)} of them", f"the node's largest GPU has {largest}")
+
+    def _whole(self, pieces: Pieces) -> int:
+        return sum(piece >= self._sharing.whole for piece in pieces)
+
+    def _text(self, found_whole: str, found_piece: str) -> str:
         sharing, demand = self._sharing, self._demand
-        if demand.largest >= sharing.whole:
-            count = sum(container.gpus(sharing.whole) for container in demand.containers)
-            found = f"the node has {whole} whole GPUs" if is_capacity else f"{whole} whole GPUs are free"
-            return f"{sharing.resource}: {demand.total} units requested, {count} of them whole GPUs; {found}"
-        where = "the node's largest GPU has" if is_capacity else "the largest free piece of a GPU is"
-        return f"{sharing.resource}: {requested_text(demand)} requested, {where} {largest}"
-
-
-def _never(_: Pieces) -> bool:
-    return False
+        asked = f"{sharing.resource}: {requested_text(demand)} requested"
+        needs_whole = demand.largest > sharing.whole or (demand.largest == sharing.whole and len(demand.containers) > 1)
+        text = f"{asked}, which are whole GPUs; {found_whole}" if needs_whole else f"{asked}, {found_piece}"
+        return self._texts.setdefault(text, text)

@@ -7,6 +7,7 @@ its node: its units count on each of them.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
@@ -145,17 +146,39 @@ class NodeBooks:
         self._evicted.clear()
 
 
+class NodeRow(NamedTuple):
+    """What decides in most cases whether a pod fits on a node: numbers that are at hand for thousands of nodes."""
+
+    largest: Units
+    """The largest piece that is free."""
+    capacity: Units
+    """The units of the largest GPU."""
+    lowest_priority: int
+    """The lowest priority of the pods there; `NO_PODS` without pods."""
+    books: NodeBooks
+
+
+NO_PODS = 1 << 31
+"""More than the highest priority of a pod."""
+
+
 class Books:
     """The shares of a cluster's nodes."""
 
     def __init__(self, whole: Units = WHOLE) -> None:
         self._whole = whole
         self._nodes: dict[NodeName, NodeBooks] = {}
+        self._rows: dict[NodeName, NodeRow] = {}
 
     @property
     def nodes(self) -> Mapping[NodeName, NodeBooks]:
         """The books of all nodes with units."""
         return self._nodes
+
+    @property
+    def rows(self) -> Mapping[NodeName, NodeRow]:
+        """The rows of all nodes with units."""
+        return self._rows
 
     def node(self, name: NodeName) -> NodeBooks | None:
         """Return a node's books, None for a node without units."""
@@ -163,20 +186,26 @@ class Books:
 
     def set_node(self, name: NodeName, capacity: Shares) -> None:
         """Take a node's GPUs; its pods stay in the books, whatever its GPUs are."""
-        self._nodes.setdefault(name, NodeBooks()).set_capacity(capacity)
+        books = self._nodes.setdefault(name, NodeBooks())
+        books.set_capacity(capacity)
+        self._rows[name] = _row(books)
 
     def drop_node(self, name: NodeName) -> None:
         """Take that a node is gone, and its pods with it."""
         self._nodes.pop(name, None)
+        self._rows.pop(name, None)
 
     def put(self, name: NodeName, pod: PodUid, used: Shares | None, total: Units, priority: int = 0) -> None:
         """Take what a pod of a node has, as `NodeBooks.put`; a node that is not known yet gets books."""
-        self._nodes.setdefault(name, NodeBooks()).put(pod, used, total, priority)
+        books = self._nodes.setdefault(name, NodeBooks())
+        books.put(pod, used, total, priority)
+        self._rows[name] = _row(books)
 
     def drop(self, name: NodeName, pod: PodUid) -> None:
         """Take that a pod of a node has ended."""
         if (books := self._nodes.get(name)) is not None:
             books.drop(pod)
+            self._rows[name] = _row(books)
 
     def fits(self, demand: Demand, names: Iterable[NodeName]) -> Iterator[tuple[NodeName, Fit]]:
         """Yield for each node whether a pod fits there now; nothing is reserved."""
@@ -201,3 +230,9 @@ class Books:
     def _why(self, demand: Demand, books: NodeBooks) -> Fit:
         empty = place(demand, books.capacity, whole=self._whole)
         return Fit.FULL if empty is not None else Fit.NEVER
+
+
+def _row(books: NodeBooks) -> NodeRow:
+    capacity = books.capacity_pieces[-1] if books.capacity_pieces else _NONE
+    lowest = books.lowest_priority
+    return NodeRow(books.largest, capacity, NO_PODS if lowest is None else lowest, books)
