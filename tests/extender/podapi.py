@@ -61,15 +61,15 @@ class PodApi:
         objects[key] = stored
         self._stamp(stored)
         if _is_listed(stored):
-            self._tell(kind, "MODIFIED" if was_listed else "ADDED", stored)
+            self._report(kind, "MODIFIED" if was_listed else "ADDED", stored)
         elif was_listed:
-            self._tell(kind, "DELETED", stored)
+            self._report(kind, "DELETED", stored)
 
     def delete(self, kind: str, key: str) -> None:
         """Delete a node (`node01`) or a pod (`default/p`)."""
         removed = self._objects(kind).pop(key)
         self._stamp(removed)
-        self._tell(kind, "DELETED", removed)
+        self._report(kind, "DELETED", removed)
 
     def annotations(self, key: str) -> dict[str, str]:
         """Return the annotations of a pod."""
@@ -143,7 +143,7 @@ class PodApi:
         self._version += 1
         _part(content, "metadata")["resourceVersion"] = str(self._version)
 
-    def _tell(self, kind: str, event: str, content: Object) -> None:
+    def _report(self, kind: str, event: str, content: Object) -> None:
         self._events[kind].append({"type": event, "object": copy.deepcopy(content)})
         self._changed.set()
         self._changed = asyncio.Event()
