@@ -94,7 +94,7 @@ def test_a_node_with_the_report_of_its_agent() -> None:
         core.Node,
         spec={"unschedulable": True, "taints": [{"key": "gpu", "effect": "NoSchedule"}]},
         status={
-            "allocatable": {"cpu": "8", "memory": "32Gi", A10: "2"},
+            "allocatable": {"cpu": "8", "memory": "32Gi", A10: "2", "nvidia.com/vgpu": "2k"},
             "conditions": [{"type": "Ready", "status": "Unknown"}],
         },
     )
@@ -112,7 +112,7 @@ def test_a_node_with_the_report_of_its_agent() -> None:
     )
     seen = vmstates.node_seen(node, report)
     assert (seen.ready, seen.unschedulable, seen.taints) == (False, True, (Taint("gpu", "NoSchedule"),))
-    assert seen.allocatable == {A10: 2}
+    assert seen.allocatable == {A10: 2, "nvidia.com/vgpu": 2000}
     assert seen.gpu_node is not None
     assert seen.gpu_node.offers == (OfferSeen(A10, 2, registered=True, pci_vendor_selectors=("10DE:2236",)),)
     assert seen.gpu_node.devices == (

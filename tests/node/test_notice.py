@@ -195,3 +195,8 @@ def test_a_patch_corrects_only_wrong_counts(
         if count.least <= says.get(name, 0) <= count.most:
             assert name not in changed
     assert changed.keys() <= counts.keys()
+
+
+def test_counts_are_read_as_the_api_server_writes_them() -> None:
+    counts = integer_counts({"nvidia.com/vgpu": "2k", "nvidia.com/T4": "2", "cpu": "7900m", "memory": "x"})
+    assert counts == {"nvidia.com/vgpu": 2000, "nvidia.com/T4": 2}

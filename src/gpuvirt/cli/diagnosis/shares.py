@@ -15,7 +15,7 @@ from gpuvirt.cli.parameters.options import Output
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.shares.reading import SharesFollower, read_shares
+from gpuvirt.cluster.shares.reading import SharesFollower, overview_of, read_index
 from gpuvirt.cluster.shares.sharing import RESOURCE, Sharing
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ResourceName, parse_resource_name
@@ -45,7 +45,7 @@ def shares(
     sharing = Sharing(_resource(resource), Units(units))
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     if not watch:
-        _show(asyncio.run(read_shares(client, sharing)), output)
+        _show(overview_of(asyncio.run(read_index(client, sharing))), output)
         return
     follower = SharesFollower(client, sharing, RealClock(), Random())  # noqa: S311  it spreads requests over time
     try:

@@ -1,7 +1,7 @@
 """Reads the shared GPUs of a cluster from the API server, once or as a stream of changes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares import overview
 from gpuvirt.model.shares.overview import PodShare, SharesOverview
 
@@ -27,19 +28,23 @@ MIN_PAUSE_S = 0.5
 """Between two states of a stream, so that a burst of changes is one state."""
 
 
-async def read_shares(client: Client, sharing: Sharing) -> SharesOverview:
-    """Return the shares of a cluster now; raises ApiError."""
+async def read_index(client: Client, sharing: Sharing) -> Index:
+    """Return the index of a cluster's shares now; raises ApiError."""
     nodes, pods = await asyncio.gather(client.list(SHARING_NODES), client.list(SHARING_PODS))
     index = Index(sharing)
     index.observe_nodes(_all_of(nodes))
     index.observe_pods(_all_of(pods))
-    return overview_of(index)
+    return index
+
+
+def shares_of_pods(index: Index) -> Mapping[PodUid, PodShare]:
+    """Return the names and the units of the pods that take units on a node."""
+    return {pod.uid: PodShare(pod.where, units) for pod, units in index.bound_pods()}
 
 
 def overview_of(index: Index) -> SharesOverview:
     """Return the overview of an index: its nodes, GPUs and pods."""
-    pods = {pod.uid: PodShare(pod.where, units) for pod, units in index.bound_pods()}
-    return overview.overview(index.nodes, pods)
+    return overview.overview(index.nodes, shares_of_pods(index))
 
 
 class SharesFollower:

@@ -15,10 +15,16 @@ from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.cluster.shares.objects import demand_of_pod
+from gpuvirt.cluster.shares.reading import read_index, shares_of_pods
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.vms import states as vmstates
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
-from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef, VmEvidence
+from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
+from gpuvirt.model.doctor.vms.vmshares import SharesSeen
+from gpuvirt.model.shares.demand import UnplaceableError
+from gpuvirt.model.shares.quantities import InvalidQuantityError
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -27,6 +33,8 @@ RESOURCES = {
     ObjectKind.VMI: Resource("virtualmachineinstances", "kubevirt.io"),
     ObjectKind.POD: Resource("pods"),
 }
+SHARING = Sharing()
+"""By default of the extender."""
 LAUNCHERS = f"{vmstates.LAUNCHER_LABEL}={vmstates.LAUNCHER}"
 
 
@@ -120,6 +128,7 @@ class _Asker:
         by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes or ()}
         return replace(
             evidence,
+            shares=await self._shares(evidence.pod) if evidence.pod and SHARING.resource in evidence.requests else None,
             kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
             nodes=None
             if nodes is None
@@ -128,6 +137,19 @@ class _Asker:
             if pods is None
             else tuple(vmstates.pod_seen(pod) for pod in pods if pod.status.phase not in ENDED),
         )
+
+    async def _shares(self, seen: PodSeen) -> SharesSeen | None:
+        try:
+            index = await read_index(self._client, SHARING)
+        except ForbiddenError as error:
+            self._unread.append(str(error))
+            return None
+        pod = index.pod(seen.namespace, seen.name)
+        try:
+            demand, invalid = demand_of_pod(pod, SHARING.resource, SHARING.whole) if pod is not None else None, ""
+        except (InvalidQuantityError, UnplaceableError) as error:
+            demand, invalid = None, str(error)
+        return SharesSeen(SHARING.resource, demand, invalid, index.nodes, shares_of_pods(index), SHARING.whole)
 
     async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
         """Return the evidence about a target that does not exist, with other objects of its kind."""

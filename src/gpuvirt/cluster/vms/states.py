@@ -1,6 +1,7 @@
 """Turns VMs, VMIs, pods and nodes of the API server into the evidence that `gpuvirt why` decides from."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.core import ENDED
@@ -20,6 +21,7 @@ from gpuvirt.model.doctor.vms.vmevidence import (
     VmiSeen,
     VmSeen,
 )
+from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
 
 LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
 VM_LABEL = "vm.kubevirt.io/name"
@@ -97,9 +99,7 @@ def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
         unschedulable=node.spec.unschedulable,
         labels=node.metadata.labels,
         taints=tuple(Taint(taint.key, taint.effect, taint.value) for taint in node.spec.taints),
-        allocatable={
-            name: int(count) for name, count in node.status.allocatable.items() if "/" in name and count.isdecimal()
-        },
+        allocatable=_amounts(node.status.allocatable),
         gpu_node=_gpu_node(gpu_node) if gpu_node is not None else None,
     )
 
@@ -158,8 +158,17 @@ def _extended(spec: core.RequestingPodSpec) -> dict[str, int]:
 
 
 def _limits(container: core.Container) -> dict[str, int]:
-    limits = container.resources.limits.items()
-    return {name: int(count) for name, count in limits if "/" in name and str(count).isdecimal() and int(count)}
+    return {name: amount for name, amount in _amounts(container.resources.limits).items() if amount}
+
+
+def _amounts(quantities: Mapping[str, str | int]) -> dict[str, int]:
+    """Return the amounts of extended resources; the API server writes 1000 as `1k`."""
+    amounts: dict[str, int] = {}
+    for name, quantity in quantities.items():
+        if "/" in name:
+            with suppress(InvalidQuantityError):
+                amounts[name] = units_of(quantity)
+    return amounts
 
 
 def _placement(spec: vmstate.VmiSpec | core.RequestingPodSpec) -> Placement:

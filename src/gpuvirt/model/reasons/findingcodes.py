@@ -90,6 +90,13 @@ class FindingCode(Code):
     )
     TOO_FEW_DEVICES = _workload("TooFewDevices", "the node has fewer devices in total than are requested")
     ALL_ALLOCATED = _workload("AllAllocated", "other pods request the node's devices; their names are shown")
+    NO_FREE_PIECE = _workload(
+        "NoFreePiece", "no shared GPU of the node has the requested units left, though all together may have"
+    )
+    NO_GPU_LARGE_ENOUGH = _workload("NoGpuLargeEnough", "no shared GPU of the node has the requested units in all")
+    INVALID_SHARE = _workload(
+        "InvalidShare", "a container requests more units than a GPU has, and no number of whole GPUs"
+    )
     NODE_NOT_READY = _workload("NodeNotReady", "the node is not ready")
     NODE_CORDONED = _workload("NodeCordoned", "the node is cordoned")
     NODE_SELECTOR_MISMATCH = _workload("NodeSelectorMismatch", "the node lacks a label of the nodeSelector")

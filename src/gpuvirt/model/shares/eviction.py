@@ -36,7 +36,7 @@ def victims(
     exists = [one for one in candidates if books.has(one.pod)]
     scopes = _scopes(books, demand, exists, whole)
     found = [one for scope in scopes if (one := _reprieved(books, demand, scope, whole)) is not None]
-    return min(found, key=_cost, default=None)
+    return min(found, key=lambda evicted: _cost(books, evicted), default=None)
 
 
 def _scopes(
@@ -71,8 +71,9 @@ def _units(books: NodeBooks, candidate: Candidate) -> int:
     return sum(books.pods.get(candidate.pod, {}).values())
 
 
-def _cost(found: Sequence[Candidate]) -> tuple[int, int, int, int]:
-    """Return what evictions cost, in the order in which the kube-scheduler compares nodes."""
+def _cost(books: NodeBooks, found: Sequence[Candidate]) -> tuple[int, int, int, int, int]:
+    """Return what evictions cost, in the order in which the kube-scheduler compares nodes, and then their units."""
     protected = sum(one.is_protected for one in found)
     highest = max((one.priority for one in found), default=0)
-    return protected, highest, len(found), sum(one.priority for one in found)
+    priorities, units = sum(one.priority for one in found), sum(_units(books, one) for one in found)
+    return protected, highest, len(found), priorities, units

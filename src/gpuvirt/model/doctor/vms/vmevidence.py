@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuvirt.model.doctor.kubevirt import KubeVirt
+from gpuvirt.model.doctor.vms.vmshares import SharesSeen
 
 OTHER_PROVIDERS = ("devices.kubevirt.io/",)
 """Prefixes of the resources that the pods of all VMs request, with or without GPUs."""
@@ -229,6 +230,8 @@ class VmEvidence:
     nodes: tuple[NodeSeen, ...] | None = ()
     pods: tuple[PodSeen, ...] | None = ()
     """All pods of the cluster that have not ended."""
+    shares: SharesSeen | None = None
+    """The shared GPUs, where the pod requests units of them and they could be read."""
     neighbours: tuple[str, ...] = ()
     """Where the target does not exist: the names of all objects of its kind in its namespace."""
     namespaces: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from gpuvirt.model.doctor.explanation import StageResult, Standing, blocked, until_blocked
 from gpuvirt.model.doctor.findings import Finding
-from gpuvirt.model.doctor.vms import podfindings, vmfindings
+from gpuvirt.model.doctor.vms import podfindings, vmfindings, vmshares
 from gpuvirt.model.doctor.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence, condition
 from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict, judge_nodes
 
@@ -97,7 +97,9 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterato
     yield _result(VmStep.FOUND, vmfindings.not_found(evidence), f"{evidence.target.text} exists")
     yield _result(
         VmStep.REQUESTS,
-        vmfindings.outdated(evidence) or (None if evidence.requests else vmfindings.no_requests(evidence)),
+        vmfindings.outdated(evidence)
+        or (None if evidence.requests else vmfindings.no_requests(evidence))
+        or vmshares.invalid_request(evidence.target.text, evidence.shares),
         vmfindings.counts_text(evidence.requests),
     )
     if evidence.target.kind is ObjectKind.POD:

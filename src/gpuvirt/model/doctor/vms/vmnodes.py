@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.model.doctor.findings import Finding, listed
+from gpuvirt.model.doctor.vms import vmshares
 from gpuvirt.model.doctor.vms.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, VmEvidence
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
@@ -146,6 +147,10 @@ class _Judge:
             )
         return None
 
+    def no_piece(self) -> Finding | None:
+        shares = self._evidence.shares
+        return vmshares.no_piece(self._node.name, shares) if shares is not None else None
+
     def allocated(self) -> Finding | None:
         if self._here is None:
             return None
@@ -229,6 +234,7 @@ ORDER = (
     _Judge.unhealthy,
     _Judge.too_few,
     _Judge.not_ready,
+    _Judge.no_piece,
     _Judge.allocated,
     _Judge.mismatched,
     _Judge.cordoned,

@@ -1,0 +1,84 @@
+"""Why a pod's share of a GPU does not fit on a node: no GPU has that much left, though all together may have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.doctor.findings import Finding, listed, problem
+from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
+from gpuvirt.model.shares.books import NodeBooks
+from gpuvirt.model.shares.demand import WHOLE, Demand, Units
+from gpuvirt.model.shares.eviction import Candidate, victims
+from gpuvirt.model.shares.overview import PodShare
+from gpuvirt.model.shares.placement import GpuId, place
+from gpuvirt.model.shares.wording import requested_text
+
+
+@dataclass(frozen=True, slots=True)
+class SharesSeen:
+    """The shared GPUs of a cluster, for a pod that requests units of them."""
+
+    resource: str
+    """The resource whose amounts are units: `nvidia.com/vgpu`."""
+    demand: Demand | None
+    """What the pod requests; None where no GPU can serve it."""
+    invalid: str = ""
+    """Why no GPU can serve it."""
+    nodes: Mapping[NodeName, NodeBooks] = field(default_factory=dict)
+    pods: Mapping[PodUid, PodShare] = field(default_factory=dict)
+    """The pods in the books of nodes."""
+    whole: Units = WHOLE
+
+
+def invalid_request(subject: str, shares: SharesSeen | None) -> Finding | None:
+    """Return the finding for a request that no GPU can serve: of more than one GPU, and no number of whole GPUs."""
+    if shares is None or not shares.invalid:
+        return None
+    return problem(
+        FindingCode.INVALID_SHARE,
+        subject,
+        f"requests units of {shares.resource} that no GPU can have",
+        (Seen("$.spec.containers", shares.invalid),),
+        fix=(f"request 1 to {shares.whole} units for each container, or a multiple of {shares.whole} for whole GPUs",),
+    )
+
+
+def no_piece(node: str, shares: SharesSeen) -> Finding | None:
+    """Return the finding for a node on which no GPU has the requested units left, None where the pod fits."""
+    books, demand = shares.nodes.get(NodeName(node)), shares.demand
+    if books is None or demand is None or place(demand, books.free, whole=shares.whole) is not None:
+        return None
+    units = requested_text(demand)
+    if place(demand, books.capacity, whole=shares.whole) is None:
+        largest = max(books.capacity.values(), default=0)
+        gpus = listed([f"{gpu}: {own}" for gpu, own in sorted(books.capacity.items())])
+        return problem(
+            FindingCode.NO_GPU_LARGE_ENOUGH,
+            node,
+            f"has no GPUs with {units}; its largest has {largest}",
+            (Seen(f"node {node} {SHARED_GPUS_ANNOTATION}", gpus),),
+            fix=(f"request at most {largest} units for a container, or use a node with larger GPUs",),
+        )
+    ends = [_named(shares, victim.pod) for victim in victims(books, demand, _all(books), shares.whole) or ()]
+    in_all = sum(books.free.values())
+    return problem(
+        FindingCode.NO_FREE_PIECE,
+        node,
+        f"has no GPU with {units} left; the largest free piece has {books.largest}, of {in_all} units in all",
+        tuple(_seen(shares, books, gpu) for gpu in sorted(books.capacity)),
+        fix=(f"it fits when {listed(ends)} {'ends' if len(ends) == 1 else 'end'}; gpuvirt shares shows all GPUs",),
+    )
+
+
+def _all(books: NodeBooks) -> list[Candidate]:
+    return [Candidate(pod) for pod in books.all_pods]
+
+
+def _seen(shares: SharesSeen, books: NodeBooks, gpu: GpuId) -> Seen:
+    pods = [f"{_named(shares, pod)} {used[gpu]}" for pod, used in books.pods.items() if gpu in used]
+    return Seen(gpu, f"{books.free[gpu]} of {books.capacity[gpu]} units free; {listed(sorted(pods)) or 'no pods'}")
+
+
+def _named(shares: SharesSeen, pod: PodUid) -> str:
+    return shares.pods[pod].pod if pod in shares.pods else f"pod {pod}"

@@ -1,0 +1,87 @@
+"""`gpuvirt why pod/NAME` names the GPUs that are too full for a share, and the pods whose end makes room."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.doctor.explanation import Standing
+from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
+from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStep, explain
+from gpuvirt.model.doctor.vms.vmshares import SharesSeen
+from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.shares.books import NodeBooks
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
+from gpuvirt.model.shares.overview import PodShare
+from gpuvirt.model.shares.placement import GpuId
+
+VGPU = "nvidia.com/vgpu"
+PENDING = ConditionSeen("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
+
+
+def explained(requested: int, capacity: Mapping[str, int], pods: Mapping[str, Mapping[str, int]]) -> Explanation:
+    """Explain a pending pod on one node, whose GPUs have the units of `capacity`, with these pods on them."""
+    books = NodeBooks()
+    books.set_capacity({GpuId(gpu): Units(units) for gpu, units in capacity.items()})
+    for name, used in pods.items():
+        shares = {GpuId(gpu): Units(units) for gpu, units in used.items()}
+        books.put(PodUid(name), shares, Units(sum(used.values())))
+    demand = demand_of([ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(requested))])
+    running = [
+        PodSeen(name, "ml", "Running", "node01", requests={VGPU: sum(used.values())}) for name, used in pods.items()
+    ]
+    names = {PodUid(name): PodShare(f"ml/{name}", sum(used.values())) for name, used in pods.items()}
+    return explain(
+        VmEvidence(
+            target=ObjectRef(ObjectKind.POD, "new", "ml"),
+            pod=PodSeen("new", "ml", "Pending", requests={VGPU: requested}, conditions=(PENDING,)),
+            nodes=(NodeSeen("node01", allocatable={VGPU: sum(capacity.values())}),),
+            pods=tuple(running),
+            shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): books}, pods=names),
+        )
+    )
+
+
+def test_a_share_that_fits_on_no_single_gpu_names_the_pods_in_the_way() -> None:
+    found = explained(
+        700,
+        {"GPU-a": 1000, "GPU-b": 1000},
+        {"a1": {"GPU-a": 600}, "a2": {"GPU-a": 100}, "b1": {"GPU-b": 400}, "b2": {"GPU-b": 200}},
+    )
+    assert found.blocker is not None
+    assert found.blocker.code is FindingCode.NO_FREE_PIECE
+    assert "the largest free piece has 400, of 700 units in all" in found.blocker.message
+    assert found.blocker.fix[0].startswith("it fits when ml/b1 ends;")
+    assert [seen.value for seen in found.blocker.seen[:2]] == [
+        "300 of 1000 units free; ml/a1 600, ml/a2 100",
+        "400 of 1000 units free; ml/b1 400, ml/b2 200",
+    ]
+
+
+def test_a_share_larger_than_the_gpus_of_a_node_says_what_they_have() -> None:
+    found = explained(700, {"GPU-a": 500, "GPU-b": 500}, {})
+    assert found.blocker is not None
+    assert found.blocker.code is FindingCode.NO_GPU_LARGE_ENOUGH
+    assert "its largest has 500" in found.blocker.message
+
+
+@pytest.mark.parametrize("requested", [300, 1000, 2000])
+def test_a_share_that_fits_leaves_the_scheduler_as_the_blocker(requested: int) -> None:
+    found = explained(requested, {"GPU-a": 1000, "GPU-b": 1000}, {})
+    assert found.blocker is not None
+    assert found.blocker.code is FindingCode.UNSCHEDULABLE
+    assert found.nodes[0].obstacle is None
+
+
+def test_a_request_of_more_than_a_gpu_and_no_whole_number_is_the_blocker() -> None:
+    shares = SharesSeen(VGPU, None, "container main requests 1500 units, and a GPU has 1000")
+    found = explain(
+        VmEvidence(
+            target=ObjectRef(ObjectKind.POD, "new", "ml"),
+            pod=PodSeen("new", "ml", "Pending", requests={VGPU: 1500}, conditions=(PENDING,)),
+            shares=shares,
+        )
+    )
+    assert found.blocker is not None
+    assert found.blocker.code is FindingCode.INVALID_SHARE
+    assert next(stage.step for stage in found.stages if stage.standing is Standing.BLOCKED) is VmStep.REQUESTS
