@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
-from gpuvirt.cluster.kinds.core import Node, Pod
+from gpuvirt.cluster.kinds.core import Node, Pod, Service
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions, decide
 from gpuvirt.cluster.operator.deployment.decisions import Existing
@@ -54,6 +54,7 @@ class Scene:
     other_operator: str | None = None
     existing: Existing = field(default_factory=Existing)
     kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
+    services: Sequence[Service] = ()
 
     @property
     def picture(self) -> Picture:
@@ -64,6 +65,7 @@ class Scene:
             replace(self.existing, pods={**self.existing.pods, **{key_of(one): one for one in self.pods}}),
             self.other_operator,
             self.kubevirt,
+            {key_of(one): one for one in self.services},
         )
 
     def decided(self, settings: ControllerSettings = SETTINGS, failures: Sequence[str] = ()) -> Decisions:

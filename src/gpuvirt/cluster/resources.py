@@ -111,3 +111,8 @@ def daemon_sets(namespace: str) -> Resource:
 def pods(namespace: str) -> Resource:
     """Return the pods of a namespace."""
     return Resource("pods", namespace=namespace)
+
+
+def services(namespace: str) -> Resource:
+    """Return the Services of a namespace."""
+    return Resource("services", namespace=namespace)

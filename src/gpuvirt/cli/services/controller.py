@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.cluster.operator.decisions import ControllerSettings
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import ResourceName, parse_resource_name
 
 
 def controller(  # noqa: PLR0913  one parameter an option
@@ -53,6 +56,15 @@ def controller(  # noqa: PLR0913  one parameter an option
             envvar="GPUVIRT_IMAGE_PULL_SECRETS", metavar="NAME", help="A Secret to pull the image with; repeatable."
         ),
     ] = None,
+    shared_resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="GPUVIRT_SHARED_RESOURCES",
+            metavar="NAME",
+            help="A resource whose pods `gpuvirt extender` places, such as nvidia.com/vgpu; repeatable. The controller"
+            " then writes the ConfigMap gpuvirt-scheduler.",
+        ),
+    ] = None,
     listen: Annotated[
         str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
     ] = ":8080",
@@ -75,9 +87,18 @@ def controller(  # noqa: PLR0913  one parameter an option
             image=image or None,
             pull_policy=image_pull_policy,
             pull_secrets=tuple(image_pull_secret or ()),
+            shared_resources=_shared(shared_resource or ()),
             images={name: value for name, value in os.environ.items() if name.endswith("_IMAGE")},  # noqa: TID251
         ),
         elects=leader_elect,
         listen=address_of(listen),
     )
     asyncio.run(run_until_stopped(served))
+
+
+def _shared(names: Iterable[str]) -> tuple[ResourceName, ...]:
+    """Return the names of shared resources; raise ConfigError."""
+    try:
+        return tuple(map(parse_resource_name, names))
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where="--shared-resource") from error

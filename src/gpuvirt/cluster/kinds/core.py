@@ -190,6 +190,27 @@ class ConfigMap(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
 
 
+class ServicePort(msgspec.Struct, frozen=True):
+    """A port of a Service."""
+
+    port: int = 0
+
+
+class ServiceSpec(msgspec.Struct, frozen=True):
+    """The address of a Service within the cluster, and its ports."""
+
+    cluster_ip: str = msgspec.field(name="clusterIP", default="")
+    """`None` for a headless Service, empty until the API server has chosen one."""
+    ports: tuple[ServicePort, ...] = ()
+
+
+class Service(msgspec.Struct, frozen=True):
+    """A Service."""
+
+    metadata: Metadata
+    spec: ServiceSpec = ServiceSpec()
+
+
 class DaemonSetStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The numbers of pods of a DaemonSet."""
 

@@ -14,7 +14,7 @@ from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import Lease
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
-from gpuvirt.cluster.kinds.core import Node, Pod
+from gpuvirt.cluster.kinds.core import Node, Pod, Service
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
@@ -29,6 +29,7 @@ from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
+from gpuvirt.cluster.operator.scheduler.decisions import EXTENDER
 from gpuvirt.cluster.operator.store import AnyStore, Store
 from gpuvirt.cluster.operator.writer import Write, Writer
 from gpuvirt.cluster.operator.writes import (
@@ -39,7 +40,7 @@ from gpuvirt.cluster.operator.writes import (
     PatchPolicyStatus,
     Target,
 )
-from gpuvirt.cluster.resources import NODES, config_maps, pods
+from gpuvirt.cluster.resources import NODES, config_maps, pods, services
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Controller:
         self._pods = Store(Collection(pods(settings.namespace), Pod), self._changed)
         self._other = OtherOperator()
         leases = Store(its_leases(), self._changed, self._observe_lease)
+        self._services = Store(Collection(services(settings.namespace), Service, name=EXTENDER), self._changed)
         self._stores: tuple[AnyStore, ...] = (
             self._policies,
             self._nodes,
@@ -88,6 +90,7 @@ class Controller:
             self._pods,
             leases,
             *self._made.values(),
+            *((self._services,) if settings.shared_resources else ()),
         )
         """The controller decides once all of these are observed. A KubeVirt kind that is not is reported instead."""
 
@@ -162,7 +165,15 @@ class Controller:
             self._histories = kept_histories(kept)
         kubevirt = self._kubevirt.observed(self._histories, kept_text(kept))
         existing = Existing(stored, self._pods.known, self._marks)
-        return Picture(self._policies.known, self._nodes.known, self._gpu_nodes.known, existing, other, kubevirt)
+        return Picture(
+            self._policies.known,
+            self._nodes.known,
+            self._gpu_nodes.known,
+            existing,
+            other,
+            kubevirt,
+            self._services.known,
+        )
 
     async def _write(self, write: Write) -> None:
         """Make one write, and store the object that the API server returns. Raises ApiError."""

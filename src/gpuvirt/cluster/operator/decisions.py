@@ -39,8 +39,10 @@ from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import Progress
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
+from gpuvirt.cluster.operator.scheduler import decisions as scheduler
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
+from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, clusterproblems
 
@@ -64,6 +66,8 @@ class ControllerSettings:
     """Images of operands whose image the policy does not name, by environment variable: `VGPU_MANAGER_IMAGE`."""
     manages_kubevirt: bool = True
     """Whether the controller patches KubeVirt; otherwise it only reports what KubeVirt's configuration lacks."""
+    shared_resources: tuple[ResourceName, ...] = ()
+    """The resources whose pods gpuvirt's extender places: `nvidia.com/vgpu`. Empty: nothing is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,10 @@ class Decisions:
 def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[str], at: datetime) -> Decisions:
     """Return the decisions; `failures` are the errors of writes that failed last."""
     choice = policies.choose(picture.policies.values())
+    scheduling = scheduler.decide(settings.shared_resources, picture.services, picture.existing, settings.namespace)
     if choice is None:
-        return Decisions()  # without a ClusterPolicy the controller changes nothing: deployed operands stay
+        # Without a ClusterPolicy the controller changes no node, and deployed operands stay.
+        return Decisions(scheduling.writes)
     problems, missing = tuple(_problems(choice, picture, settings)), tuple[InvalidValue, ...]()
     found, deployed, kubevirt = (
         NodeDecisions((), (), {}),
@@ -113,6 +119,7 @@ def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[st
     operands = (
         *deployed.faults,
         *(f"DaemonSet {state.name}: {state.against}" for state in deployed.states if state.against),
+        *scheduling.faults,
     )
     progress = Progress(
         nodes=found.verdicts,
@@ -130,7 +137,13 @@ def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[st
             else None
         ),
     )
-    writes = (*found.writes, *deployed.writes, *kubevirt.writes, *_statuses(choice, progress, settings, at))
+    writes = (
+        *found.writes,
+        *deployed.writes,
+        *kubevirt.writes,
+        *scheduling.writes,
+        *_statuses(choice, progress, settings, at),
+    )
     announcements = (
         *node_announcements(picture.nodes.values(), found.placements),
         *invalid_announcements(choice, invalid),

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
-from gpuvirt.cluster.kinds.core import Node, Pod
+from gpuvirt.cluster.kinds.core import Node, Pod, Service
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.decisions import Existing
@@ -33,6 +33,8 @@ class Picture:
     other_operator: str | None = None
     """The lease of NVIDIA's operator if that runs: `lease gpu-operator/53822513.nvidia.com, held by ...`."""
     kubevirt: KubeVirtObserved = field(default_factory=KubeVirtObserved)
+    services: Objects[Service] = field(default_factory=dict)
+    """The extender's Service, if it exists and the controller writes the scheduler's configuration."""
 
     def entries_of(self, config_map: str) -> tuple[str, ...] | None:
         """Return the keys of a ConfigMap; None if no ConfigMap has this name."""

@@ -1,0 +1,1 @@
+"""The configuration of the kube-scheduler that asks gpuvirt's extender about shares of GPUs."""

@@ -1,0 +1,105 @@
+"""The KubeSchedulerConfiguration that names gpuvirt's extender, as text for kube-scheduler's `--config`.
+
+Source: Kubernetes' API reference, kubescheduler.config.k8s.io/v1. Its decoder is strict: it refuses unknown fields.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gpuvirt import plain
+from gpuvirt.cluster.kinds.core import Service
+from gpuvirt.facts.ids import ResourceName
+
+SCHEDULER = "gpuvirt-scheduler"
+"""The name that pods give as their `schedulerName`, and the Lease by which second schedulers elect a leader."""
+WEIGHT = 5
+"""How much the extender's scores count: more than each plugin of kube-scheduler, so that shares are packed."""
+TIMEOUT = "5s"
+"""How long kube-scheduler waits for an answer."""
+HEADER = "# gpuvirt's controller writes this configuration, and undoes edits.\n"
+
+
+class ManagedResource(msgspec.Struct, frozen=True, rename="camel"):
+    """A resource for whose pods kube-scheduler asks the extender."""
+
+    name: ResourceName
+    ignored_by_scheduler: bool = False
+    """False: kube-scheduler itself leaves out nodes without enough units, and finds the victims of a preemption."""
+
+
+class Extender(msgspec.Struct, frozen=True, rename="camel"):
+    """How kube-scheduler asks the extender."""
+
+    url_prefix: str
+    managed_resources: tuple[ManagedResource, ...]
+    filter_verb: str = "filter"
+    prioritize_verb: str = "prioritize"
+    preempt_verb: str = "preempt"
+    bind_verb: str = "bind"
+    weight: int = WEIGHT
+    node_cache_capable: bool = True
+    """The extender knows the nodes, so that requests have only their names."""
+    ignorable: bool = False
+    """While the extender does not answer, pods with shares wait; otherwise two of them could get the same units."""
+    http_timeout: str = TIMEOUT
+
+
+class LeaderElection(msgspec.Struct, frozen=True, rename="camel"):
+    """The Lease by which several second schedulers elect a leader."""
+
+    resource_namespace: str
+    leader_elect: bool = True
+    resource_name: str = SCHEDULER
+
+
+class Profile(msgspec.Struct, frozen=True, rename="camel"):
+    """The pods that a scheduler is for, by their `schedulerName`."""
+
+    scheduler_name: str = SCHEDULER
+
+
+class Extenders(msgspec.Struct, frozen=True, rename="camel"):
+    """The part that the configuration of any kube-scheduler can have."""
+
+    extenders: tuple[Extender, ...]
+
+
+class Configuration(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The configuration of a second kube-scheduler."""
+
+    api_version: str = "kubescheduler.config.k8s.io/v1"
+    kind: str = "KubeSchedulerConfiguration"
+    leader_election: LeaderElection
+    profiles: tuple[Profile, ...] = (Profile(),)
+    extenders: tuple[Extender, ...]
+
+
+def url_of(service: Service) -> str | None:
+    """Return the extender's URL by its Service's address; None if the Service has no address or no port.
+
+    It names no host: a kube-scheduler in a static pod uses its node's DNS, which does not know the cluster's Services.
+    """
+    address, port = service.spec.cluster_ip, next(iter(service.spec.ports), None)
+    if not address or address == "None" or port is None:
+        return None
+    return f"http://{f'[{address}]' if ':' in address else address}:{port.port}"
+
+
+def extender(url: str, resources: Sequence[ResourceName]) -> Extender:
+    """Return the entry of the extender at a URL, for the pods that request any of these resources."""
+    return Extender(url, tuple(map(ManagedResource, sorted(set(resources)))))
+
+
+def for_second_scheduler(entry: Extender, namespace: str) -> str:
+    """Return the whole configuration of a kube-scheduler beside the cluster's own."""
+    return _text(Configuration(leader_election=LeaderElection(namespace), extenders=(entry,)))
+
+
+def for_existing_scheduler(entry: Extender) -> str:
+    """Return the lines to add to the configuration of the cluster's own kube-scheduler."""
+    return _text(Extenders((entry,)))
+
+
+def _text(configuration: Configuration | Extenders) -> str:
+    return HEADER + plain.write(msgspec.to_builtins(configuration))

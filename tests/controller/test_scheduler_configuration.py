@@ -1,0 +1,139 @@
+"""The scheduler's configuration among the controller's decisions: when it is written, deleted, or reported."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gpuvirt.cluster.kinds.core import Service, ServicePort, ServiceSpec
+from gpuvirt.cluster.kinds.workloads import ConfigMap
+from gpuvirt.cluster.objects import key_of
+from gpuvirt.cluster.operator.decisions import Decisions
+from gpuvirt.cluster.operator.deployment.decisions import Existing
+from gpuvirt.cluster.operator.deployment.drift import StoredObject
+from gpuvirt.cluster.operator.scheduler.configuration import SCHEDULER, url_of
+from gpuvirt.cluster.operator.scheduler.decisions import CONFIG_KEY, CONFIG_MAP, EXTENDER, EXTENDERS_KEY
+from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject
+from gpuvirt.cluster.resources import Metadata, config_maps
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.plain import Plain, read
+from tests.controller.scene import SETTINGS, Scene, node, policy
+
+SHARES = replace(SETTINGS, shared_resources=(ResourceName("nvidia.com/vgpu"),))
+
+
+def service(address: str = "10.96.7.8", *, port: int = 8888) -> Service:
+    """Return the extender's Service as the API server has it."""
+    metadata = Metadata(name=EXTENDER, namespace=SETTINGS.namespace, uid="uid-of-the-service")
+    return Service(metadata, ServiceSpec(address, (ServicePort(port),)))
+
+
+def written(decisions: Decisions) -> ConfigMap | None:
+    """Return the ConfigMap that was applied."""
+    found = (one.content for one in decisions.writes if isinstance(one, ApplyObject) and one.target.name == CONFIG_MAP)
+    manifest = next(found, None)
+    assert manifest is None or isinstance(manifest, ConfigMap)
+    return manifest
+
+
+def as_stored(manifest: ConfigMap) -> Scene:
+    """Return a cluster that has the ConfigMap and the Service."""
+    item = msgspec.json.decode(msgspec.json.encode(manifest), type=StoredObject)
+    stored = {config_maps(SETTINGS.namespace): {key_of(item): item}}
+    return Scene(services=[service()], existing=Existing(stored))
+
+
+def content(manifest: ConfigMap | None, key: str) -> Plain:
+    assert manifest is not None
+    return read(manifest.data[key], where=key).content
+
+
+def test_the_configuration_names_the_extender_by_its_address() -> None:
+    manifest = written(Scene(services=[service()]).decided(SHARES))
+    entry = {
+        "urlPrefix": "http://10.96.7.8:8888",
+        "managedResources": [{"name": "nvidia.com/vgpu", "ignoredByScheduler": False}],
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "bindVerb": "bind",
+        "weight": 5,
+        "nodeCacheCapable": True,
+        "ignorable": False,
+        "httpTimeout": "5s",
+    }
+    assert content(manifest, CONFIG_KEY) == {
+        "leaderElection": {
+            "resourceNamespace": SETTINGS.namespace,
+            "leaderElect": True,
+            "resourceName": "gpuvirt-scheduler",
+        },
+        "extenders": [entry],
+        "profiles": [{"schedulerName": SCHEDULER}],
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+    }
+    assert content(manifest, EXTENDERS_KEY) == {"extenders": [entry]}
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    assert url_of(service("fd00:10:96::8")) == "http://[fd00:10:96::8]:8888"
+
+
+def test_the_extenders_service_owns_the_configuration() -> None:
+    manifest = written(Scene(services=[service()]).decided(SHARES))
+    assert manifest is not None
+    (owner,) = manifest.metadata.owner_references
+    assert (owner.kind, owner.name, owner.uid) == ("Service", EXTENDER, "uid-of-the-service")
+
+
+def test_a_written_configuration_is_written_again_only_after_a_change() -> None:
+    manifest = written(Scene(services=[service()]).decided(SHARES))
+    assert manifest is not None
+    found = as_stored(manifest)
+    assert written(found.decided(SHARES)) is None
+    moved = written(replace(found, services=[service("10.96.7.9")]).decided(SHARES))
+    assert moved is not None
+    assert "http://10.96.7.9:8888" in moved.data[CONFIG_KEY]
+    edited = msgspec.structs.replace(manifest, data={CONFIG_KEY: "{}"})
+    assert written(as_stored(edited).decided(SHARES)) is not None
+
+
+def test_the_configuration_needs_no_clusterpolicy() -> None:
+    assert written(Scene(policies=[], services=[service()]).decided(SHARES)) is not None
+
+
+def test_an_invalid_clusterpolicy_does_not_stop_the_scheduler() -> None:
+    bad = policy({"sandboxWorkloads": {"enabled": True, "mode": "kata"}})
+    assert written(Scene([node("vm-vgpu")], [bad], services=[service()]).decided(SHARES)) is not None
+
+
+def test_no_configuration_is_written_without_shared_resources() -> None:
+    assert written(Scene(services=[service()]).decided(SETTINGS)) is None
+
+
+def test_the_controllers_configuration_is_deleted_once_nothing_is_shared() -> None:
+    manifest = written(Scene(services=[service()]).decided(SHARES))
+    assert manifest is not None
+    (deletion,) = [one for one in as_stored(manifest).decided(SETTINGS).writes if isinstance(one, DeleteObject)]
+    assert deletion.target.name == CONFIG_MAP
+    own = msgspec.structs.replace(manifest, metadata=msgspec.structs.replace(manifest.metadata, annotations={}))
+    kept = as_stored(own).decided(SETTINGS).writes
+    assert not [one for one in kept if isinstance(one, DeleteObject)], "an admin's own ConfigMap stays"
+
+
+@pytest.mark.parametrize(
+    ("services", "says"),
+    [
+        ([], "the Service gpuvirt-extender, whose address it needs, is not in namespace gpu-operator"),
+        ([service("")], "expected a cluster IP, found cluster IP unset, 1 ports"),
+        ([service("None")], "expected a cluster IP, found cluster IP None, 1 ports"),
+    ],
+)
+def test_a_service_without_an_address_is_reported_and_what_exists_stays(services: list[Service], says: str) -> None:
+    manifest = written(Scene(services=[service()]).decided(SHARES))
+    assert manifest is not None
+    decided = replace(as_stored(manifest), services=services).decided(SHARES)
+    assert written(decided) is None
+    assert not [one for one in decided.writes if isinstance(one, DeleteObject)]
+    assert any(says in operand for operand in decided.progress.operands)
