@@ -94,7 +94,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 ONE_WORKER = {
     "guest": ("[guest", "/test_guest.py"),
     "cluster": ("tests/cluster/", "/test_image.py"),
-    "helm": ("/test_templates.py",),
+    "helm": ("/test_templates.py", "/test_sharing.py"),
 }
 """What exists once on a computer, with parts of the ids of the tests that use it."""
 

@@ -24,8 +24,10 @@ ELSEWHERE = {
         "kubevirt",
         "clusterPolicy",
         "gpuCluster",
+        "extender",
         "networkPolicy",
         "operator",
+        "scheduler",
     ),
     "driver.nvidiaDriverCRD",
 }
@@ -86,11 +88,14 @@ def test_the_schemas_types_equal_those_of_the_policy_crd(key: str) -> None:
         assert at(found, "enum") == enum
 
 
-def test_no_default_image_has_a_registry() -> None:
+def test_no_default_image_but_kubernetes_own_has_a_registry() -> None:
     assert isinstance(VALUES, dict)
     repositories = {path: at(VALUES, *path.split(".")) for path in paths(VALUES) if path.endswith("repository")}
     assert len(repositories) > 8
-    assert {path: value for path, value in repositories.items() if value} == {"image.repository": "gpuvirt"}
+    assert {path: value for path, value in repositories.items() if value} == {
+        "image.repository": "gpuvirt",
+        "scheduler.image.repository": "registry.k8s.io/kube-scheduler",
+    }
 
 
 def test_chart_version_and_app_version_are_equal() -> None:

@@ -23,6 +23,38 @@ app.kubernetes.io/component: {{ last . }}
 {{ .Values.image.repository }}{{ hasPrefix "sha256:" $tag | ternary "@" ":" }}{{ $tag }}
 {{- end }}
 
+{{/* The image of the second kube-scheduler: of the cluster's own version unless a tag is set. */}}
+{{- define "gpuvirt.schedulerImage" -}}
+{{- $image := .Values.scheduler.image -}}
+{{- $tag := include "gpuvirt.text" ($image.tag | default (regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version)) -}}
+{{ $image.repository }}{{ hasPrefix "sha256:" $tag | ternary "@" ":" }}{{ $tag }}
+{{- end }}
+
+{{/* Where the pods of a Deployment run: (list $ "extender"). Replicas prefer different nodes. */}}
+{{- define "gpuvirt.placement" -}}
+{{- $values := get (first .).Values (last .) -}}
+{{- with $values.priorityClassName -}}
+priorityClassName: {{ . }}
+{{ end -}}
+{{- with $values.nodeSelector -}}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+{{- with $values.tolerations -}}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+{{- $affinity := deepCopy $values.affinity -}}
+{{- if not (hasKey $affinity "podAntiAffinity") -}}
+{{- $others := dict "matchLabels" (include "gpuvirt.selector" . | fromYaml) -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $others -}}
+{{- $preferred := list (dict "weight" 100 "podAffinityTerm" $term) -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred) -}}
+{{- end -}}
+affinity:
+  {{- toYaml $affinity | nindent 2 }}
+{{- end }}
+
 {{/* The pull Secrets of pods and service accounts. */}}
 {{- define "gpuvirt.pullSecrets" -}}
 {{- range .Values.image.pullSecrets }}

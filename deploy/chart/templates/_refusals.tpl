@@ -3,6 +3,9 @@
 {{- if eq .Values.sandboxWorkloads.mode "kata" -}}
 {{- fail "sandboxWorkloads.mode: gpuvirt does not support kata yet; set it to kubevirt, or leave it out" -}}
 {{- end -}}
+{{- if and .Values.scheduler.enabled (not .Values.extender.enabled) -}}
+{{- fail "scheduler.enabled: the second scheduler asks the extender; set extender.enabled=true, too" -}}
+{{- end -}}
 {{- with .Values.vgpuManager -}}
 {{- if and .enabled (not (and .repository .version)) (not (include "gpuvirt.whole" .)) -}}
 {{- fail "vgpuManager.enabled: the vGPU manager is an image of your own (docs/vgpu-manager-image.md); set vgpuManager.repository and vgpuManager.version, too, or vgpuManager.image to the whole reference" -}}

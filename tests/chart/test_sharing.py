@@ -1,0 +1,184 @@
+"""The chart's objects for shares of GPUs: the extender, and the second kube-scheduler."""
+
+import pytest
+
+from gpuvirt.plain import Plain
+from tests.chart.helmchart import CHART, NAMESPACE, Helm, Rendered, at, items, one_line
+
+pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
+
+EXTENDER = ("extender.enabled=true",)
+BOTH = (*EXTENDER, "scheduler.enabled=true")
+NAMES = {"gpuvirt-extender", "gpuvirt-scheduler"}
+
+
+def named(rendered: Rendered) -> set[str]:
+    """Return the names of all objects for shares."""
+    found = {str(at(one, "metadata", "name")) for one in rendered.manifests}
+    return {name for name in found if name.startswith(tuple(NAMES))}
+
+
+def container(rendered: Rendered, name: str) -> Plain:
+    return at(rendered.pods()[name], "containers", 0)
+
+
+def rights(rendered: Rendered, kind: str, name: str) -> dict[str, list[Plain]]:
+    """Return the verbs of a role by resource."""
+    rules = items(at(rendered.one(kind, name), "rules"))
+    return {str(one): items(at(rule, "verbs")) for rule in rules for one in items(at(rule, "resources"))}
+
+
+def test_nothing_is_shared_by_default(helm: Helm) -> None:
+    rendered = helm.template()
+    assert named(rendered) == set()
+    assert not any(
+        "--shared-resource" in str(one) for one in items(at(container(rendered, "gpuvirt-controller"), "args"))
+    )
+
+
+def test_the_controller_writes_the_configuration_for_the_extenders_resource(helm: Helm) -> None:
+    rendered = helm.template(*EXTENDER, "extender.resource=example.com/share")
+    assert "--shared-resource=example.com/share" in items(at(container(rendered, "gpuvirt-controller"), "args"))
+    assert "--resource=example.com/share" in items(at(container(rendered, "gpuvirt-extender"), "args"))
+
+
+def test_the_extender_has_its_values_as_options(helm: Helm) -> None:
+    rendered = helm.template(*EXTENDER, "extender.units=100", "extender.policy=spread", "extender.replicas=3")
+    found = items(at(container(rendered, "gpuvirt-extender"), "args"))
+    assert {"extender", "--listen=:8888", "--units=100", "--policy=spread"} <= set(found)
+    assert at(rendered.one("Deployment", "gpuvirt-extender"), "spec", "replicas") == 3
+
+
+def test_a_standby_that_is_never_ready_blocks_no_upgrade(helm: Helm) -> None:
+    spec = at(helm.template(*EXTENDER).one("Deployment", "gpuvirt-extender"), "spec")
+    assert at(spec, "replicas") == 2
+    assert at(spec, "strategy", "rollingUpdate", "maxUnavailable") == "100%"
+
+
+def test_the_extenders_service_leads_to_its_port(helm: Helm) -> None:
+    rendered = helm.template(*BOTH)
+    service = at(rendered.one("Service", "gpuvirt-extender"), "spec")
+    assert items(at(service, "ports")) == [{"name": "http", "port": 8888, "targetPort": "http"}]
+    labels = at(rendered.one("Deployment", "gpuvirt-extender"), "spec", "selector", "matchLabels")
+    assert at(service, "selector") == labels
+    assert at(service, "clusterIP") is None, "a headless Service has no address that a static pod can use"
+
+
+def test_the_extender_may_bind_pods_and_change_nothing_else(helm: Helm) -> None:
+    rendered = helm.template(*BOTH)
+    assert rights(rendered, "ClusterRole", "gpuvirt-extender") == {
+        "nodes": ["get", "list", "watch"],
+        "pods": ["get", "list", "watch"],
+        "pods/binding": ["create"],
+    }
+    assert rights(rendered, "Role", "gpuvirt-extender").keys() == {"leases"}
+
+
+def test_the_second_scheduler_has_the_rights_of_a_scheduler_and_a_lease_of_its_own(helm: Helm) -> None:
+    rendered = helm.template(*BOTH)
+    roles = {
+        str(at(one, "roleRef", "name"))
+        for kind in ("ClusterRoleBinding", "RoleBinding")
+        for one in rendered.named(kind).values()
+        if at(one, "subjects", 0, "name") == "gpuvirt-scheduler"
+    }
+    assert roles == {
+        "system:kube-scheduler",
+        "system:volume-scheduler",
+        "extension-apiserver-authentication-reader",
+        "gpuvirt-scheduler",
+    }
+    lease = items(at(rendered.one("Role", "gpuvirt-scheduler"), "rules"))[-1]
+    assert at(lease, "resourceNames") == ["gpuvirt-scheduler"]
+
+
+@pytest.mark.parametrize(
+    ("version", "image"),
+    [
+        ("v1.36.3", "registry.k8s.io/kube-scheduler:v1.36.3"),
+        ("v1.34.1+k3s1", "registry.k8s.io/kube-scheduler:v1.34.1"),
+        ("v1.33.5-gke.100", "registry.k8s.io/kube-scheduler:v1.33.5"),
+    ],
+)
+def test_the_second_scheduler_has_the_version_of_the_cluster(helm: Helm, version: str, image: str) -> None:
+    rendered = helm.template(*BOTH, options=("--kube-version", version))
+    assert at(container(rendered, "gpuvirt-scheduler"), "image") == image
+
+
+def test_the_second_schedulers_image_can_be_chosen(helm: Helm) -> None:
+    digest = f"sha256:{'0' * 64}"
+    rendered = helm.template(*BOTH, "scheduler.image.repository=example.com/s", f"scheduler.image.tag={digest}")
+    assert at(container(rendered, "gpuvirt-scheduler"), "image") == f"example.com/s@{digest}"
+
+
+def test_the_second_scheduler_reads_the_controllers_configmap(helm: Helm) -> None:
+    pod = helm.template(*BOTH).pods()["gpuvirt-scheduler"]
+    assert at(pod, "volumes", 0, "configMap") == {"name": "gpuvirt-scheduler"}
+    folder = at(pod, "containers", 0, "volumeMounts", 0, "mountPath")
+    assert items(at(pod, "containers", 0, "command")) == ["kube-scheduler", f"--config={folder}/config.yaml"]
+
+
+def test_another_resource_restarts_the_second_scheduler(helm: Helm) -> None:
+    def template(*values: str) -> Plain:
+        found = helm.template(*BOTH, *values).one("Deployment", "gpuvirt-scheduler")
+        return at(found, "spec", "template", "metadata", "annotations")
+
+    assert template() == template("extender.policy=spread")
+    assert template() != template("extender.resource=example.com/share")
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_pods_for_shares_have_minimal_privileges_and_prefer_different_nodes(helm: Helm, name: str) -> None:
+    pod = helm.template(*BOTH, "scheduler.replicas=2").pods()[name]
+    assert at(pod, "serviceAccountName") == name
+    assert at(pod, "securityContext", "runAsNonRoot") is True
+    assert at(pod, "securityContext", "seccompProfile", "type") == "RuntimeDefault"
+    assert not any(at(pod, one) for one in ("hostPID", "hostNetwork", "hostIPC"))
+    assert at(pod, "affinity", "podAntiAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
+    (only,) = items(at(pod, "containers"))
+    may = at(only, "securityContext")
+    assert at(may, "capabilities") == {"drop": ["ALL"]}
+    assert (at(may, "allowPrivilegeEscalation"), at(may, "readOnlyRootFilesystem")) == (False, True)
+    assert at(only, "resources", "requests")
+    assert at(only, "resources", "limits", "memory")
+    assert at(only, "livenessProbe")
+    assert at(only, "readinessProbe")
+
+
+def test_only_schedulers_may_ask_the_extender(helm: Helm) -> None:
+    block = "networkPolicy.schedulersFrom[0].ipBlock.cidr=10.0.0.5/32"
+    policies = helm.template(*BOTH, block).named("NetworkPolicy")
+    (ingress,) = items(at(policies["gpuvirt-extender"], "spec", "ingress"))
+    pods, address = items(at(ingress, "from"))
+    assert at(pods, "podSelector", "matchLabels", "app.kubernetes.io/component") == "scheduler"
+    assert address == {"ipBlock": {"cidr": "10.0.0.5/32"}}
+    (egress,) = items(at(policies["gpuvirt-scheduler"], "spec", "egress"))
+    assert at(egress, "to", 0, "podSelector", "matchLabels", "app.kubernetes.io/component") == "extender"
+    assert "gpuvirt-scheduler" not in helm.template(*EXTENDER).named("NetworkPolicy")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("scheduler.enabled=true", "scheduler.enabled: the second scheduler asks the extender; set extender.enabled"),
+        ("extender.policy=pack", "'/extender/policy': value must be one of 'binpack', 'spread'"),
+        ("extender.resource=vgpu", "'/extender/resource': 'vgpu'"),
+        ("extender.units=0", "'/extender/units': minimum: got 0"),
+        ("extender.enable=true", "additional properties 'enable' not allowed"),
+    ],
+)
+def test_invalid_values_for_shares_are_refused_with_the_path(helm: Helm, value: str, words: str) -> None:
+    assert words in helm.refusal(value)
+
+
+def test_notes_say_how_pods_get_shares(helm: Helm) -> None:
+    def notes(*values: str) -> str:
+        options = ["install", "x", str(CHART), "--dry-run=client", f"--namespace={NAMESPACE}"]
+        done = helm.run(*options, *(f"--set={value}" for value in values))
+        assert done.returncode == 0, done.stderr
+        return one_line(done.stdout.partition("NOTES:")[2])
+
+    assert "A pod that requests nvidia.com/vgpu: 500 gets half a GPU." in notes(*BOTH)
+    assert "It needs schedulerName: gpuvirt-scheduler, too." in notes(*BOTH)
+    assert r"-o jsonpath='{.data.extenders\.yaml}'" in notes(*EXTENDER)
+    assert "vgpu: 500" not in notes()
