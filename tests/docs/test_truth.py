@@ -77,6 +77,10 @@ def test_every_metric_is_explained() -> None:
     assert [name for name in names if f"`{name}" not in REFERENCE] == []
 
 
+FOR_CONTAINERS = {"nvidia.com/gpu", "nvidia.com/vgpu"}
+"""What NVIDIA's device plugin offers, and the units of shared GPUs."""
+
+
 def offered_somewhere() -> set[str]:
     kernels = (build_host(load_host(name)) for name in host_names())
     views = (snapshot.take(kernel, Settings(), IDS, SimClock()) for kernel in kernels)
@@ -85,9 +89,9 @@ def offered_somewhere() -> set[str]:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_examples_request_offered_resources(path: Path) -> None:
-    names = set(re.findall(r"(?:deviceName|resourceName): (\S+)", path.read_text()))
+    names = set(re.findall(r"(?:deviceName: |resourceName: |limits: \{|requests\.)([\w./-]+)", path.read_text()))
     assert names
-    assert names <= offered_somewhere()
+    assert names <= offered_somewhere() | FOR_CONTAINERS
 
 
 def pod_of(name: str) -> PodSpec:
