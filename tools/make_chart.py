@@ -96,6 +96,7 @@ def generated() -> dict[Path, str]:
     return kinds | {
         CHART / "Chart.yaml": versioned(),
         CHART / "templates/agent-access.yaml": template("node.yaml", CONTROLLERS),
+        CHART / "templates/shares-access.yaml": template("shares.yaml", (), ".Values.extender.enabled"),
         CHART / "templates/operand-access.yaml": operands(),
         CHART / "templates/discover.yaml": template("discover.yaml", (), 'include "gpuvirt.discovers" .'),
         VALUES: documented(),

@@ -127,6 +127,21 @@ def test_another_resource_restarts_the_second_scheduler(helm: Helm) -> None:
     assert template() != template("extender.resource=example.com/share")
 
 
+def test_agents_may_write_the_shares_of_pods_if_the_extender_runs(helm: Helm) -> None:
+    rendered = helm.template(*EXTENDER)
+    assert rights(rendered, "ClusterRole", "gpuvirt-node-shares") == {
+        "pods": ["get", "list", "watch"],
+        "pods/status": ["patch"],
+        "events": ["create"],
+    }
+    policy = rendered.one("ValidatingAdmissionPolicy", "gpuvirt-node-shares")
+    account = f'"system:serviceaccount:{NAMESPACE}:gpuvirt-node"'
+    assert account in str(at(policy, "spec", "matchConditions", 0, "expression"))
+    assert "gpuvirt-node-shares" not in helm.template().named("ClusterRole")
+    old = helm.template(*EXTENDER, options=("--kube-version", "1.31.9"))
+    assert "gpuvirt-node-shares" not in old.named("ValidatingAdmissionPolicy")
+
+
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_pods_for_shares_have_minimal_privileges_and_prefer_different_nodes(helm: Helm, name: str) -> None:
     pod = helm.template(*BOTH, "scheduler.replicas=2").pods()[name]
