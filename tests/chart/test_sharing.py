@@ -37,8 +37,9 @@ def test_nothing_is_shared_by_default(helm: Helm) -> None:
 
 
 def test_the_controller_writes_the_configuration_for_the_extenders_resource(helm: Helm) -> None:
-    rendered = helm.template(*EXTENDER, "extender.resource=example.com/share")
-    assert "--shared-resource=example.com/share" in items(at(container(rendered, "gpuvirt-controller"), "args"))
+    rendered = helm.template(*EXTENDER, "extender.resource=example.com/share", "extender.units=100")
+    arguments = items(at(container(rendered, "gpuvirt-controller"), "args"))
+    assert {"--shared-resource=example.com/share", "--shared-units=100"} <= set(arguments)
     assert "--resource=example.com/share" in items(at(container(rendered, "gpuvirt-extender"), "args"))
 
 

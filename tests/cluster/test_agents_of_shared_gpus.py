@@ -35,9 +35,7 @@ class Agent:
         named = {"name": name, "namespace": self.node.namespace}
         metadata = {**named, "annotations": {"kept": "yes"}, "labels": {"a": "b"}}
         spec = {"nodeName": node, "containers": containers, "terminationGracePeriodSeconds": 0}
-        self.node.apply(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        )
+        self.node.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
     async def patch(self, name: str, patch: object, part: str = "status") -> Pod:
         return await self.client.patch(pods(self.node.namespace), name, patch, PatchType.MERGE, Pod, part=part)

@@ -11,6 +11,7 @@ from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
+from gpuvirt.cluster.operator.operands.site import SharedResource
 from gpuvirt.cluster.operator.scheduler.configuration import SCHEDULER, url_of
 from gpuvirt.cluster.operator.scheduler.decisions import CONFIG_KEY, CONFIG_MAP, EXTENDER, EXTENDERS_KEY
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject
@@ -19,7 +20,7 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.plain import Plain, read
 from tests.controller.scene import SETTINGS, Scene, node, policy
 
-SHARES = replace(SETTINGS, shared_resources=(ResourceName("nvidia.com/vgpu"),))
+SHARES = replace(SETTINGS, shared=SharedResource(ResourceName("nvidia.com/vgpu")))
 
 
 def service(address: str = "10.96.7.8", *, port: int = 8888) -> Service:
@@ -108,7 +109,7 @@ def test_an_invalid_clusterpolicy_does_not_stop_the_scheduler() -> None:
     assert written(Scene([node("vm-vgpu")], [bad], services=[service()]).decided(SHARES)) is not None
 
 
-def test_no_configuration_is_written_without_shared_resources() -> None:
+def test_no_configuration_is_written_without_a_shared_resource() -> None:
     assert written(Scene(services=[service()]).decided(SETTINGS)) is None
 
 

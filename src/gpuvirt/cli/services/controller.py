@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -12,8 +11,10 @@ from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.cluster.operator.decisions import ControllerSettings
+from gpuvirt.cluster.operator.operands.site import SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import ResourceName, parse_resource_name
+from gpuvirt.facts.ids import parse_resource_name
+from gpuvirt.model.shares.demand import WHOLE, Units
 
 
 def controller(  # noqa: PLR0913  one parameter an option
@@ -57,14 +58,17 @@ def controller(  # noqa: PLR0913  one parameter an option
         ),
     ] = None,
     shared_resource: Annotated[
-        list[str] | None,
+        str,
         typer.Option(
-            envvar="GPUVIRT_SHARED_RESOURCES",
+            envvar="GPUVIRT_SHARED_RESOURCE",
             metavar="NAME",
-            help="A resource whose pods `gpuvirt extender` places, such as nvidia.com/vgpu; repeatable. The controller"
-            " then writes the ConfigMap gpuvirt-scheduler.",
+            help="The resource whose pods `gpuvirt extender` places: nvidia.com/vgpu. The controller then writes"
+            " the ConfigMap gpuvirt-scheduler, and agents offer shared GPUs as this resource.",
         ),
-    ] = None,
+    ] = "",
+    shared_units: Annotated[
+        int, typer.Option(envvar="GPUVIRT_SHARED_UNITS", min=1, max=10_000, help="The units of a whole shared GPU.")
+    ] = WHOLE,
     listen: Annotated[
         str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
     ] = ":8080",
@@ -87,7 +91,7 @@ def controller(  # noqa: PLR0913  one parameter an option
             image=image or None,
             pull_policy=image_pull_policy,
             pull_secrets=tuple(image_pull_secret or ()),
-            shared_resources=_shared(shared_resource or ()),
+            shared=_shared(shared_resource, shared_units),
             images={name: value for name, value in os.environ.items() if name.endswith("_IMAGE")},  # noqa: TID251
         ),
         elects=leader_elect,
@@ -96,9 +100,9 @@ def controller(  # noqa: PLR0913  one parameter an option
     asyncio.run(run_until_stopped(served))
 
 
-def _shared(names: Iterable[str]) -> tuple[ResourceName, ...]:
-    """Return the names of shared resources; raise ConfigError."""
+def _shared(name: str, units: int) -> SharedResource | None:
+    """Return the resource of shared GPUs, None without a name; raise ConfigError."""
     try:
-        return tuple(map(parse_resource_name, names))
+        return SharedResource(parse_resource_name(name), Units(units)) if name else None
     except InvalidIdError as error:
         raise ConfigError(str(error), where="--shared-resource") from error

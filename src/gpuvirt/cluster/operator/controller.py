@@ -90,7 +90,7 @@ class Controller:
             self._pods,
             leases,
             *self._made.values(),
-            *((self._services,) if settings.shared_resources else ()),
+            *((self._services,) if settings.shared is not None else ()),
         )
         """The controller decides once all of these are observed. A KubeVirt kind that is not is reported instead."""
 

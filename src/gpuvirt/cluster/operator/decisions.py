@@ -31,7 +31,7 @@ from gpuvirt.cluster.operator.nodedecisions import NodeDecisions
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.operands.site import SharedResource, Site
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import invalidstates, policies, status
@@ -42,7 +42,6 @@ from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.cluster.operator.scheduler import decisions as scheduler
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
-from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, clusterproblems
 
@@ -66,8 +65,8 @@ class ControllerSettings:
     """Images of operands whose image the policy does not name, by environment variable: `VGPU_MANAGER_IMAGE`."""
     manages_kubevirt: bool = True
     """Whether the controller patches KubeVirt; otherwise it only reports what KubeVirt's configuration lacks."""
-    shared_resources: tuple[ResourceName, ...] = ()
-    """The resources whose pods gpuvirt's extender places: `nvidia.com/vgpu`. Empty: nothing is shared."""
+    shared: SharedResource | None = None
+    """The resource whose pods gpuvirt's extender places. None: no extender runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class Decisions:
 def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[str], at: datetime) -> Decisions:
     """Return the decisions; `failures` are the errors of writes that failed last."""
     choice = policies.choose(picture.policies.values())
-    scheduling = scheduler.decide(settings.shared_resources, picture.services, picture.existing, settings.namespace)
+    scheduling = scheduler.decide(settings.shared, picture.services, picture.existing, settings.namespace)
     if choice is None:
         # Without a ClusterPolicy the controller changes no node, and deployed operands stay.
         return Decisions(scheduling.writes)
@@ -197,6 +196,7 @@ def site_of(
             name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None
         },
         coexists=settings.coexists,
+        shared=settings.shared,
     )
 
 

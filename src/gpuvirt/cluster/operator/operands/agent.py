@@ -41,7 +41,7 @@ from gpuvirt.cluster.kinds.workloads import (
 from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.cluster.operator.operands import assembly, hostpaths
 from gpuvirt.cluster.operator.operands.hostpaths import INTO, host, mount
-from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, Site
+from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, SharedResource, Site
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.model.desired.settings import Settings
@@ -68,7 +68,7 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
             "$.spec.vgpuDeviceManager.config.name", f"{error}; set the name of a ConfigMap, or leave the field out"
         )
         return
-    settings = settings_of(policy)
+    settings = settings_of(policy, site.shared)
     yield ConfigMap(api_version=workloads.CORE, metadata=_named(policy, site, NAME), data={CONFIG_FILE: settings})
     rule = PolicyRule(api_groups=("",), resources=("configmaps",), resource_names=(name,), verbs=("list", "watch"))
     yield Role(api_version=workloads.RBAC, metadata=_named(policy, site, CONFIGS), rules=(rule,))
@@ -87,7 +87,7 @@ def is_desired(policy: ClusterPolicy) -> bool:
     return sandbox.enabled is True and sandbox.mode is not SandboxMode.KATA and offering.enabled is not False
 
 
-def settings_of(policy: ClusterPolicy) -> str:
+def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> str:
     """Return the agent's settings as the text of its file."""
     config = policy.spec.vgpu_device_manager.config
     settings: dict[str, plain.Plain] = {"offer": ["gpu"], "vgpu_config_map": _configs_of(policy)}
@@ -95,6 +95,8 @@ def settings_of(policy: ClusterPolicy) -> str:
         settings["vgpu_config"] = config.default
     if (require_reset := policy.spec.sandbox_device_plugin.require_reset) is not None:
         settings["require_reset"] = require_reset
+    if shared is not None:
+        settings["shares"] = {"resource": shared.name, "units": shared.units}
     return plain.write(settings)
 
 

@@ -8,6 +8,8 @@ from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import SpecFault
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.labels import OPERAND_LABEL
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.shares.demand import WHOLE, Units
 
 
 class OperandName(StrEnum):
@@ -28,6 +30,15 @@ class OperandName(StrEnum):
 MANAGED_BY = "app.kubernetes.io/managed-by", "gpuvirt"
 PART_OF = "app.kubernetes.io/part-of", "gpu-operator"
 RBAC_GROUP = workloads.RBAC.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedResource:
+    """The resource that agents offer shared GPUs as, and by which kube-scheduler asks the extender."""
+
+    name: ResourceName
+    units: Units = WHOLE
+    """The units of a whole GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,8 @@ class Site:
     """The keys of the existing ConfigMaps of the namespace that the policy names, by ConfigMap name."""
     coexists: bool = False
     """Whether NVIDIA's operator manages the nodes for containers."""
+    shared: SharedResource | None = None
+    """The resource of shared GPUs; None: agents use their default."""
 
 
 @dataclass(frozen=True, slots=True)

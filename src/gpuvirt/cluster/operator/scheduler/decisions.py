@@ -3,7 +3,6 @@
 The extender's Service owns the ConfigMap: Kubernetes deletes the ConfigMap after the Service, and so after the release.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds import workloads
@@ -13,6 +12,7 @@ from gpuvirt.cluster.kinds.workloads import ConfigMap
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, StoredObject, is_due, signed
+from gpuvirt.cluster.operator.operands.site import SharedResource
 from gpuvirt.cluster.operator.scheduler.configuration import (
     SCHEDULER,
     extender,
@@ -23,7 +23,6 @@ from gpuvirt.cluster.operator.scheduler.configuration import (
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target
 from gpuvirt.cluster.resources import config_maps
-from gpuvirt.facts.ids import ResourceName
 
 CONFIG_MAP = SCHEDULER
 EXTENDER = "gpuvirt-extender"
@@ -49,12 +48,12 @@ class SchedulerDecisions:
 
 
 def decide(
-    resources: Sequence[ResourceName], services: Objects[Service], existing: Existing, namespace: str
+    shared: SharedResource | None, services: Objects[Service], existing: Existing, namespace: str
 ) -> SchedulerDecisions:
-    """Return the decisions; without `resources` nothing is shared, and no scheduler needs a configuration."""
+    """Return the decisions; without a shared resource no scheduler needs a configuration."""
     target = Target(config_maps(namespace), CONFIG_MAP)
     stored = existing.stored.get(target.resource, {}).get(ObjectKey(namespace, CONFIG_MAP))
-    if not resources:
+    if shared is None:
         return SchedulerDecisions(_deletions(target, stored))
     service = services.get(ObjectKey(namespace, EXTENDER))
     if service is None or service.metadata.deletion_timestamp:
@@ -65,13 +64,13 @@ def decide(
         found = f"cluster IP {service.spec.cluster_ip or 'unset'}, {len(service.spec.ports)} ports"
         why = f"the Service {EXTENDER} in namespace {namespace} has no address; expected a cluster IP, found {found}"
         return SchedulerDecisions(faults=(_fault(why, "delete the Service, and upgrade the release"),))
-    manifest = _config_map(url, resources, service, namespace)
+    manifest = _config_map(url, shared, service, namespace)
     due = is_due(manifest, stored, existing.marks.get(target))
     return SchedulerDecisions((ApplyObject(target, signed(manifest)),) if due else ())
 
 
-def _config_map(url: str, resources: Sequence[ResourceName], service: Service, namespace: str) -> ConfigMap:
-    entry = extender(url, resources)
+def _config_map(url: str, shared: SharedResource, service: Service, namespace: str) -> ConfigMap:
+    entry = extender(url, (shared.name,))
     owner = OwnerReference(api_version=workloads.CORE, kind="Service", name=EXTENDER, uid=service.metadata.uid)
     metadata = ObjectMeta(name=CONFIG_MAP, namespace=namespace, labels=LABELS, owner_references=(owner,))
     data = {CONFIG_KEY: for_second_scheduler(entry, namespace), EXTENDERS_KEY: for_existing_scheduler(entry)}
