@@ -198,3 +198,7 @@ def test_notes_say_how_pods_get_shares(helm: Helm) -> None:
     assert "It needs schedulerName: gpuvirt-scheduler, too." in notes(*BOTH)
     assert r"-o jsonpath='{.data.extenders\.yaml}'" in notes(*EXTENDER)
     assert "vgpu: 500" not in notes()
+    label = "nvidia.com/gpu.workload.config=shared"
+    assert "GPUs are shared only with --set sandboxWorkloads.enabled=true." in notes(*BOTH)
+    assert label not in notes(*BOTH)
+    assert label in notes(*BOTH, "sandboxWorkloads.enabled=true")

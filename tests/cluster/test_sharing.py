@@ -174,6 +174,21 @@ def read_by_kube_scheduler(node: LabNode, text: str, folder: Path) -> "Mapping[s
     return read
 
 
+RIGHTS = (
+    ("extender", "create", "pods/binding", "yes"),
+    ("extender", "watch", "pods", "yes"),
+    ("extender", "patch", "pods", "no"),
+    ("extender", "patch", "pods/status", "no"),
+    ("extender", "update", "leases.coordination.k8s.io", "no"),
+    ("node", "patch", "pods/status", "yes"),
+    ("node", "patch", "pods", "no"),
+    ("node", "create", "pods/binding", "no"),
+    ("scheduler", "create", "pods/binding", "yes"),
+    ("scheduler", "get", "configmaps", "no"),
+)
+"""Accounts of the chart, and whether they may do something in a tenant's namespace."""
+
+
 def import_kube_scheduler(user: Install, tag: str) -> str:
     """Load Kubernetes' scheduler as an image; return its repository."""
     layer = io.BytesIO(busybox(Path("/bin/busybox")))
@@ -204,6 +219,11 @@ def test_the_charts_second_scheduler_schedules_pods(user: Install, node: LabNode
     waits = "{.status.conditions[?(@.type=='PodScheduled')].message}"
     why = ("get", "pod", "shares", "-o", f"jsonpath={waits}")
     node.until(lambda: f"Insufficient {SHARES}" in node.kubectl(*why), lambda: node.kubectl(*why))
+    for account, verb, what, may in RIGHTS:
+        given = f"--as=system:serviceaccount:{NAMESPACE}:gpuvirt-{account}"
+        resource, _, part = what.partition("/")
+        asked = ("auth", "can-i", verb, resource, f"--subresource={part}", given, "-n", node.namespace)
+        assert user.cluster.kubectl(*asked).stdout.strip() == may, (account, verb, what)
     user.uninstall(release)
     left = ("get", "configmap,deployment", "-n", NAMESPACE, "-o", "name")
     node.until(lambda: "gpuvirt" not in user.kubectl(*left), lambda: user.kubectl(*left))
