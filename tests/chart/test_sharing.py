@@ -68,7 +68,7 @@ def test_the_extenders_service_leads_to_its_port(helm: Helm) -> None:
 def test_the_extender_may_bind_pods_and_change_nothing_else(helm: Helm) -> None:
     rendered = helm.template(*BOTH)
     assert rights(rendered, "ClusterRole", "gpuvirt-extender") == {
-        "nodes": ["get", "list", "watch"],
+        "nodes": ["list", "watch"],
         "pods": ["get", "list", "watch"],
         "pods/binding": ["create"],
     }
@@ -131,9 +131,8 @@ def test_another_resource_restarts_the_second_scheduler(helm: Helm) -> None:
 def test_agents_may_write_the_shares_of_pods_if_the_extender_runs(helm: Helm) -> None:
     rendered = helm.template(*EXTENDER)
     assert rights(rendered, "ClusterRole", "gpuvirt-node-shares") == {
-        "pods": ["get", "list", "watch"],
+        "pods": ["list", "watch"],
         "pods/status": ["patch"],
-        "events": ["create"],
     }
     policy = rendered.one("ValidatingAdmissionPolicy", "gpuvirt-node-shares")
     account = f'"system:serviceaccount:{NAMESPACE}:gpuvirt-node"'
