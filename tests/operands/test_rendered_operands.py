@@ -14,7 +14,7 @@ from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, SharedResource, Site
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.plain import Plain
 from tests.operands.policies import ALL_KINDS, SITE, full, policy_of, sandbox, specs
@@ -91,13 +91,14 @@ def test_the_policy_sets_whether_a_gpu_must_be_reset_between_pods(setting: Plain
 
 
 def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> None:
-    def written(site: Site) -> str:
+    def shares(site: Site) -> ShareSettings:
         found = (one for one in render(sandbox(), site).manifests if isinstance(one, ConfigMap))
-        return next(one for one in found if one.metadata.name == "gpuvirt-node").data["node.yaml"]
+        text = next(one for one in found if one.metadata.name == "gpuvirt-node").data["node.yaml"]
+        return documents.parse(text, Settings, where="node.yaml").shares
 
     shared = SharedResource(ResourceName("example.com/share"), Units(100))
-    assert "shares: {resource: example.com/share, units: 100}" in written(replace(SITE, shared=shared))
-    assert "shares" not in written(SITE)
+    assert shares(replace(SITE, shared=shared)) == ShareSettings(resource="example.com/share", units=100)
+    assert shares(SITE) == ShareSettings()
 
 
 def test_an_invalid_config_map_name_keeps_the_deployed_agent() -> None:
