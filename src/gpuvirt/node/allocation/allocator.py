@@ -9,7 +9,7 @@ import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from gpuvirt.errors import GpuvirtError
@@ -233,25 +233,26 @@ class Allocator:
         is_mdev = device.candidate.framework is Framework.MDEV if device is not None else is_mdev_uuid(device_id)
         return self._state.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
 
-    @contextmanager
-    def _passed(self, resource: ResourceName, devices: Mapping[str, Sequence[DeviceId]]) -> Iterator[None]:
+    def _passed(
+        self, resource: ResourceName, devices: Mapping[str, Sequence[DeviceId]]
+    ) -> AbstractContextManager[None]:
         """Keep other processes from changing devices of these slots; raise AllocationRefusedError if one does."""
-        with ExitStack() as stack:
-            try:
-                if self._gate is not None:
-                    stack.enter_context(self._gate.allocation(devices))
-            except UnitBlockedError as error:
-                raise AllocationRefusedError(refusals.blocked(resource, error.step)) from error
-            except UnitBusyError as error:
-                raise AllocationRefusedError(refusals.busy(resource, str(error))) from error
-            except OSError as error:  # no change can begin either if gates can't be written
-                log.warning(
-                    "%s: %s is allocated without its gate, which can't be written; no change can begin either: %s",
-                    resource,
-                    ", ".join(itertools.chain.from_iterable(devices.values())),
-                    error,
-                )
-            yield
+        if self._gate is None:
+            return nullcontext()
+        try:
+            return self._gate.allocation(devices)
+        except UnitBlockedError as error:
+            raise AllocationRefusedError(refusals.blocked(resource, error.step)) from error
+        except UnitBusyError as error:
+            raise AllocationRefusedError(refusals.busy(resource, str(error))) from error
+        except OSError as error:  # no change can begin either if gates can't be written
+            log.warning(
+                "%s: %s is allocated without its gate, which can't be written; no change can begin either: %s",
+                resource,
+                ", ".join(itertools.chain.from_iterable(devices.values())),
+                error,
+            )
+            return nullcontext()
 
     def _why_not(self, offer: Offer, device_id: DeviceId, against: Mapping[DeviceId, Reason]) -> Reason | None:
         device = offer.devices.get(device_id)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the lines of allocations carry it, since processes share it
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from gpuvirt.node.change.gate.gatefiles import (
     boot_id,
     this_process,
 )
-from gpuvirt.node.change.gate.gatelock import open_file, opened, try_lock
+from gpuvirt.node.change.gate.gatelock import Locks, open_file, opened, try_lock
 from gpuvirt.node.change.gate.gatepass import MODULES, Pass
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, SETTLED_S, Damaged, GateRecord, GateState, Reading
 
@@ -95,26 +95,30 @@ class Gate(GateFiles):
             raise
         passed.end()
 
-    @contextmanager
-    def allocation(self, devices: Mapping[str, Iterable[str]]) -> Iterator[None]:
+    def allocation(self, devices: Mapping[str, Iterable[str]]) -> Locks:
         """Lock out changes by other processes, and record for later changes that these devices are allocated.
 
-        `devices` are by slot. Raises UnitBusyError at once where a change by another process is under way or about to
-        begin, or was killed: after that change the devices are no longer as Allocate has read them. Changes by this
-        process are no obstacle here: `Changes` refuses the devices that they may touch.
+        `devices` are by slot. The locks are taken when this returns, and released at the end of the context. Raises
+        UnitBusyError at once where a change by another process is under way or about to begin, or was killed: after
+        that change the devices are no longer as Allocate has read them. Changes by this process are no obstacle here:
+        `Changes` refuses the devices that they may touch.
         """
-        locks: list[int] = []
+        locks, owner, now_s = Locks(), this_process(), monotonic()
         try:
             for slot in sorted(devices):
-                locks.append(lock := open_file(self.path_of(slot, "lock")))
-                if not try_lock(lock, fcntl.LOCK_SH, is_ours=partial(self._has, slot)):
-                    raise self._taken(slot)
+                lock = locks.open(self._name_of(slot, "lock"))
+                self._share(slot, lock)
                 self._refuse_unless_allocatable(slot)
-                _append(lock, devices[slot])
-            yield
-        finally:
-            for lock in locks:
-                os.close(lock)
+                _append(lock, "".join([gaterecord.allocation(device, owner, now_s) for device in devices[slot]]))
+        except BaseException:
+            locks.close()
+            raise
+        return locks
+
+    def _share(self, slot: str, lock: int) -> None:
+        """Take a lock beside other allocations; raise UnitBusyError if another process changes the slot."""
+        if not try_lock(lock, fcntl.LOCK_SH) and not self._has(slot):
+            raise self._taken(slot)
 
     def _refuse_unless_allocatable(self, slot: str) -> None:
         """Raise UnitBusyError if another process drains a slot, or if a killed change of it is not settled."""
@@ -259,14 +263,13 @@ def _was_just_written(path: Path) -> bool:
     return abs(RealClock().now().timestamp() - path.stat().st_mtime) < SETTLED_S
 
 
-def _append(lock: int, devices: Iterable[str]) -> None:
-    """Add lines for allocated devices to the file of a lock; no other process writes to it meanwhile."""
-    owner, now_s = this_process(), monotonic()
+def _append(lock: int, lines: str) -> None:
+    """Add lines to the file of a lock; no other process writes to it meanwhile."""
     if (size := os.fstat(lock).st_size) > MOST_BYTES:
         kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"))
         os.ftruncate(lock, 0)
         os.write(lock, kept.encode())
-    os.write(lock, "".join(gaterecord.allocation(device, owner, now_s) for device in devices).encode())
+    os.write(lock, lines.encode())
 
 
 __all__ = [

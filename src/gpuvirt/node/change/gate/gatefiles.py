@@ -45,11 +45,7 @@ class GateFiles:
 
     def read(self, slot: str) -> Found:
         """Return the record of a slot."""
-        try:
-            content = self.path_of(slot, "json").read_bytes()
-        except FileNotFoundError:
-            content = None
-        return gaterecord.decode(content, boot_id())
+        return gaterecord.decode(_content(self._name_of(slot, "json")), boot_id())
 
     def write(self, slot: str, record: GateRecord) -> None:
         """Write the record of a slot that this process has locked."""
@@ -63,7 +59,7 @@ class GateFiles:
         return gaterecord.state_of(self.read(slot), is_locked=is_locked, has_owner=has_owner)
 
     def _is_taken(self, slot: str, kind: str) -> bool:
-        with opened(self.path_of(slot, kind)) as fd:
+        with opened(self._name_of(slot, kind)) as fd:
             return not try_lock(fd, fcntl.LOCK_SH)
 
     def states(self) -> Mapping[str, GateState]:
@@ -111,6 +107,22 @@ class GateFiles:
     def path_of(self, slot: str, kind: str) -> Path:
         """Return the path of a gate's file; `kind` is `lock`, `owner` or `json`."""
         return self.folder / f"{slot}.{kind}"
+
+    def _name_of(self, slot: str, kind: str) -> str:
+        """Return the same as text, which takes a tenth of the time: each Allocate needs two for each slot."""
+        return f"{self.folder}/{slot}.{kind}"
+
+
+def _content(path: str) -> bytes | None:
+    """Return the content of a file, None where it does not exist."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.read(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
 
 
 @cache

@@ -2,26 +2,32 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic, sleep  # noqa: TID251  short waits for the locks of other processes
 
+from typing_extensions import override
 
-def try_lock(fd: int, kind: int, patience_s: float = 0.0, is_ours: Callable[[], bool] = lambda: False) -> bool:
-    """Return whether the lock was taken in time, or this process has it by another descriptor (`is_ours`)."""
+
+def try_lock(fd: int, kind: int, patience_s: float = 0.0) -> bool:
+    """Return whether the lock was taken in time."""
+    if _takes(fd, kind):
+        return True
     deadline_s = monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if is_ours():
-                return True
-            if monotonic() >= deadline_s:
-                return False
-            sleep(0.002)
-        else:
+    while monotonic() < deadline_s:
+        sleep(0.002)
+        if _takes(fd, kind):
             return True
+    return False
+
+
+def _takes(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def tries(patience_s: float, pause_s: float) -> Iterator[None]:
@@ -33,18 +39,42 @@ def tries(patience_s: float, pause_s: float) -> Iterator[None]:
         yield
 
 
-def open_file(path: Path) -> int:
+def open_file(path: str | Path) -> int:
     """Open the file of a lock, and create its folder if necessary. Child processes don't inherit the descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o600)
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return os.open(path, flags, 0o600)
 
 
+class Locks(AbstractContextManager[None]):
+    """The open files of several locks, which are closed at the end of the context."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: list[int] = []
+
+    def open(self, path: str) -> int:
+        """Open one more file; return its descriptor."""
+        fd = open_file(path)
+        self._open.append(fd)
+        return fd
+
+    def close(self) -> None:
+        """Close all files, which releases their locks."""
+        while self._open:
+            os.close(self._open.pop())
+
+    @override
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
+def opened(path: str | Path) -> Iterator[int]:
     """Keep the file of a lock open while the context lasts; closing it releases the lock."""
     fd = open_file(path)
     try:

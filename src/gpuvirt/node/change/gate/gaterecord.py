@@ -6,6 +6,7 @@ Everything here is pure. `gatefiles` reads and writes the record.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 
 import msgspec
 
@@ -174,12 +175,21 @@ Found = GateRecord | Damaged
 def decode(content: bytes | None, boot_id: str) -> Found:
     """Return the record in a file. A missing file, or one of another boot, means that no change was made since boot."""
     if content is None:
-        return GateRecord(boot_id)
+        return _unrecorded(boot_id)
     try:
-        record = msgspec.json.decode(content, type=GateRecord)
+        record = _DECODER.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return Damaged(f"{type(error).__name__}: {error}")
-    return record if record.boot_id == boot_id else GateRecord(boot_id)
+    return record if record.boot_id == boot_id else _unrecorded(boot_id)
+
+
+_DECODER = msgspec.json.Decoder(GateRecord)
+
+
+@cache
+def _unrecorded(boot_id: str) -> GateRecord:
+    """Return the record of a gate that no change has passed since boot."""
+    return GateRecord(boot_id)
 
 
 def encode(record: GateRecord) -> bytes:
