@@ -44,8 +44,20 @@ def attribute(address: PciAddress, name: str, number: int) -> Fault:
     return fail
 
 
-def answer_with(address: str, name: str, content: bytes) -> Fault:
-    return lambda kernel: kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{address}/{name}"), content)
+def unanswered(address: PciAddress, name: str, content: bytes | None = None) -> Fault:
+    """Return a fault of an id or the class of a device that does not answer with it itself.
+
+    Allocate does not read these attributes where the device answers with the same ids.
+    """
+
+    def fail(kernel: SimKernel) -> None:
+        attribute(address, "config", errno.EIO)(kernel)
+        if content is None:
+            attribute(address, name, errno.EIO)(kernel)
+        else:
+            kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{address}/{name}"), content)
+
+    return fail
 
 
 def rebind(address: PciAddress, driver: str | None) -> Fault:
@@ -91,13 +103,12 @@ def take_type(kernel: SimKernel) -> None:
     kernel.write(HostPath(f"/sys/bus/pci/devices/{VF}/nvidia/current_vgpu_type"), b"0")
 
 
-ATTRIBUTES = ["vendor", "device", "class", "driver", "iommu_group", "config", "numa_node"]
+IDENTITY = ["vendor", "device", "class"]
+ATTRIBUTES = ["driver", "iommu_group", "config", "numa_node"]
 WHOLE = st.sampled_from([LEFT, RIGHT, RTX, A10])
 FAULTS = st.one_of(
     st.builds(attribute, st.sampled_from([LEFT, RIGHT, RTX, A10, T4]), st.sampled_from(ATTRIBUTES), st.just(errno.EIO)),
-    st.builds(
-        answer_with, WHOLE, st.sampled_from(["vendor", "device", "class"]), st.sampled_from([b"", b"0x", b"\xff\xff"])
-    ),
+    st.builds(unanswered, WHOLE, st.sampled_from(IDENTITY), st.sampled_from([None, b"", b"0x", b"\xff\xff"])),
     st.builds(rebind, st.sampled_from([LEFT, RTX, A10]), st.sampled_from(["nvidia", None])),
     st.builds(rebind, st.just(AUDIO), st.sampled_from(["snd_hda_intel", None])),
     st.builds(fall_off_bus, st.sampled_from([LEFT, RTX, A10, T4])),
@@ -108,6 +119,7 @@ FAULTS = st.one_of(
 )
 VF_FAULTS = st.one_of(
     st.builds(attribute, st.sampled_from([VF, L40S]), st.sampled_from(ATTRIBUTES), st.just(errno.EIO)),
+    st.builds(unanswered, st.sampled_from([VF, L40S]), st.sampled_from(IDENTITY)),
     st.builds(fall_off_bus, st.sampled_from([VF, L40S])),
     st.just(take_type),
     st.just(attribute(VF, "nvidia/current_vgpu_type", errno.EIO)),

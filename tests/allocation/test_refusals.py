@@ -21,6 +21,19 @@ from tests.simulated import Simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+FOLDER = f"/sys/bus/pci/devices/{FIRST}"
+
+
+def replace_card(kernel: SimKernel) -> None:
+    """Put a T4 into the place of the first A10, as its configuration space and the kernel's attributes show it."""
+    answer_in_config(kernel, 0x1EB8)
+    kernel.faults.answer(HostPath(f"{FOLDER}/device"), b"0x1eb8\n")
+
+
+def answer_in_config(kernel: SimKernel, device: int) -> None:
+    """Make the first GPU answer with another device id, which the kernel has not read yet."""
+    content = kernel.read(HostPath(f"{FOLDER}/config"))
+    kernel.faults.answer(HostPath(f"{FOLDER}/config"), content[:2] + device.to_bytes(2, "little") + content[4:])
 
 
 def request_for(resource: str, device: str) -> Request:
@@ -55,8 +68,24 @@ async def test_a_device_unplugged_since_the_last_scan_is_refused(two_a10: SimNod
 
 
 async def test_another_card_in_the_same_slot_is_refused(two_a10: SimNode) -> None:
-    two_a10.kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{FIRST}/device"), b"0x1eb8\n")
+    replace_card(two_a10.kernel)
     assert two_a10.refused(A10, [FIRST]) is ReasonCode.IDENTITY_CHANGED
+
+
+async def test_the_ids_that_the_kernel_shows_decide_where_the_device_answers_with_others(two_a10: SimNode) -> None:
+    answer_in_config(two_a10.kernel, 0x1EB8)
+    two_a10.kernel.faults.fail(HostPath(f"{FOLDER}/device"), errno.EIO)
+    assert two_a10.refused(A10, [FIRST]) is ReasonCode.UNREAD
+    two_a10.kernel.faults.fail(HostPath(f"{FOLDER}/device"), errno.ENOENT)
+    assert two_a10.refused(A10, [FIRST]) is ReasonCode.DEVICE_GONE
+    two_a10.kernel.faults.errors.clear()
+    two_a10.allocate(A10, [FIRST])
+
+
+async def test_the_ids_are_not_read_where_the_device_itself_answers_with_them(two_a10: SimNode) -> None:
+    two_a10.kernel.reads.clear()
+    two_a10.allocate(A10, [FIRST, SECOND])
+    assert two_a10.kernel.reads == {f"/sys/bus/pci/devices/{gpu}/config" for gpu in (FIRST, SECOND)}
 
 
 async def test_a_device_in_another_iommu_group_is_refused(two_a10: SimNode) -> None:
@@ -100,7 +129,7 @@ async def test_a_request_with_one_bad_device_is_refused_as_a_whole(two_a10: SimN
 
 
 async def test_a_refusal_starts_a_scan_at_once(two_a10: SimNode) -> None:
-    two_a10.kernel.faults.answer(HostPath(f"/sys/bus/pci/devices/{FIRST}/device"), b"0x1eb8\n")
+    replace_card(two_a10.kernel)
     two_a10.refused(A10, [FIRST])
     await two_a10.advance(0.2)
     assert two_a10.offered == {A10: {SECOND: True}, "nvidia.com/TU104GL_TESLA_T4": {FIRST: True}}

@@ -14,6 +14,7 @@ from gpuvirt.facts.snapshot import Facts, MalformedEntry, User
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu, pci
+from gpuvirt.hardware.functions.freshfunction import read_again
 from gpuvirt.hardware.usage.users import cdevs_of, read_users_of
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 
@@ -97,12 +98,13 @@ class DeviceReading:
 
     def read_functions(self, device: AskedDevice) -> None:
         """Read the function that a VM gets, and the GPU below its vGPU."""
+        kernel, own_nodes = self._kernel, self._before.platform.iommufd
         for address in (device.carrier, device.gpu):
             before = self._before.functions.get(address)
             if before is None or address in self._read:
                 continue
             self._read.add(address)
-            found = pci.read_again(self._kernel, before, reset=device.had_tenant)
+            found = read_again(kernel, before, reset=device.had_tenant, own_nodes=own_nodes)
             if isinstance(found, MalformedEntry):
                 self._functions[address] = None
             elif found is not before:
@@ -162,10 +164,9 @@ class DeviceReading:
             self._read.add(address)
             if before.kind is FunctionKind.BRIDGE:
                 continue
-            found = replace(before, iommu_group=None)
-            if address in members:
-                found = self._with_binding(before, group)
-            if found != before:
+            is_member = address in members
+            found = self._with_binding(before, group) if is_member else replace(before, iommu_group=None)
+            if found is not before and found != before:
                 self._functions[address] = found
 
     def _with_binding(self, before: PciFunction, group: IommuGroup) -> PciFunction:

@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, parse_iommu_group, parse_pci_address
 from gpuvirt.facts.pci import (
-    HARMLESS_ATTRIBUTES,
-    VFIO_DRIVERS,
     FunctionKind,
     PciFunction,
     ResetScope,
@@ -34,6 +32,9 @@ LINKS = ("driver", "iommu_group", "physfn", "vfio-dev")
 """The assumed entries of a function's folder that cannot be listed; each of them is still read."""
 
 VF_LINK = re.compile(r"virtfn[0-9]{1,5}")
+
+HEADER_BYTES = 12
+"""The bytes of configuration space up to the class code (PCI Local Bus 3.0, 6.1)."""
 
 NO_ANSWER = b"\xff" * 8
 """The first bytes of configuration space of a device that no longer responds: all ones.
@@ -68,54 +69,15 @@ def _read_pair(kernel: Kernel, vendor_path: HostPath, device_path: HostPath) -> 
     return PciId(vendor, device) if isinstance(device, int) else device
 
 
-def read_function(
-    kernel: Kernel, address: PciAddress, before: PciFunction | None, *, again: bool = False
-) -> PciFunction | MalformedEntry:
+def read_function(kernel: Kernel, address: PciAddress, before: PciFunction | None) -> PciFunction | MalformedEntry:
     """Return a function, or the reason why the address has none.
 
     `before` is the same function as of the last scan. An attribute that cannot be read is taken from there and listed
-    as unread, except the driver and the group, on which every decision depends. With `again`, harmless attributes are
-    not read.
+    as unread, except the driver and the group, on which every decision depends.
     """
-    if again and before is not None and _is_as_before(kernel, before):
-        return _Reading(kernel, address, before).again(before.id, before.class_code)
-    found_id = read_id(kernel, address)
-    found_class = attributes.parsed(kernel, attribute(address, "class"), attributes.pci_class)
-    reading = _Reading(kernel, address, before)
-    read = reading.again if again else reading.function
-    if isinstance(found_id, PciId) and isinstance(found_class, int):
-        return read(found_id, found_class)
-    problem = found_class if isinstance(found_id, PciId) else found_id
-    if not isinstance(problem, Unread):
-        return MalformedEntry(device_path(address), "disappeared while it was read, or is not a PCI function")
-    if before is None:
-        return MalformedEntry(problem.path, f"cannot be read: {problem.detail}")
-    reading.unread.append(problem)
-    return read(before.id, before.class_code)
-
-
-def _is_as_before(kernel: Kernel, before: PciFunction) -> bool:
-    """Return whether the files of a function's ids have the same content as before."""
-    here, vendor, device = device_path(before.address), before.id.vendor, before.id.device
-    try:
-        return (
-            kernel.read(HostPath(f"{here}/vendor")) == b"0x%04x\n" % vendor
-            and kernel.read(HostPath(f"{here}/device")) == b"0x%04x\n" % device
-            and kernel.read(HostPath(f"{here}/class")) == b"0x%06x\n" % before.class_code
-        )
-    except OSError:
-        return False
-
-
-def read_again(kernel: Kernel, before: PciFunction, *, reset: bool) -> PciFunction | MalformedEntry:
-    """Return the current state of a function that was read before, or the reason why it no longer exists.
-
-    Harmless attributes are not read again, and the reset scope only with `reset`.
-    """
-    found = read_function(kernel, before.address, before, again=True)
-    if isinstance(found, MalformedEntry) or not reset:
-        return found
-    return replace(found, reset=read_reset(kernel, before.address))
+    reading = FunctionReading(kernel, address, before)
+    found = reading.identity()
+    return found if isinstance(found, MalformedEntry) else reading.function(*found)
 
 
 def with_cdevs(kernel: Kernel, function: PciFunction) -> PciFunction:
@@ -149,13 +111,7 @@ def read_reset(kernel: Kernel, address: PciAddress) -> ResetScope | None:
     return ResetScope.SHARED_BUS if methods is None else ResetScope.BUS
 
 
-def _changeable(function: PciFunction) -> tuple[object, ...]:
-    """Return the fields of a function that are read again."""
-    identity = function.id, function.class_code, function.driver, function.iommu_group, function.cdevs
-    return *identity, function.physfn, function.virtfns, function.fell_off_bus, function.unread
-
-
-class _Reading:
+class FunctionReading:
     """Reads one function and collects the attributes that could not be read."""
 
     def __init__(self, kernel: Kernel, address: PciAddress, before: PciFunction | None) -> None:
@@ -163,50 +119,40 @@ class _Reading:
         self.address = address
         self.before = before
         self.unread: list[Unread] = []
+        self._header: bytes | OSError | None = None
 
-    def again(self, function_id: PciId, class_code: int) -> PciFunction:
-        """Read the attributes that can change and that decide whether a VM can get the function."""
-        if (before := self.before) is None:
-            return self.function(function_id, class_code)
-        driver, group = driver_of(self.kernel, self.address), read_group(self.kernel, self.address)
-        self.unread += (found for found in (driver, group) if isinstance(found, Unread))
-        cdevs = self._cdevs(("vfio-dev",)) if before.cdevs or driver not in VFIO_DRIVERS else ()
-        physfn = self._physfn(("physfn",)) if before.physfn is not None else None
-        virtfns = self._vfs_again(before) if before.sriov_total_vfs else before.virtfns
-        fallen = self._fell_off_bus()
-        self.unread += [known for known in before.unread if known.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES]
-        unread = tuple(self.unread)
-        found = function_id, class_code, driver, group, cdevs, physfn, virtfns, fallen, unread
-        if found == _changeable(before):  # creating an equal object takes as long as two reads
-            return before
-        return replace(
-            before,
-            id=function_id,
-            class_code=class_code,
-            driver=driver,
-            iommu_group=group,
-            cdevs=cdevs,
-            physfn=physfn,
-            virtfns=virtfns,
-            fell_off_bus=fallen,
-            unread=unread,
-        )
+    def header(self) -> bytes | OSError:
+        """Return the first bytes of configuration space, or the error of reading them; they are read once."""
+        if self._header is None:
+            try:
+                self._header = self.kernel.read(attribute(self.address, "config"), limit=HEADER_BYTES)
+            except OSError as error:
+                self._header = error
+        return self._header
 
-    def _vfs_again(self, before: PciFunction) -> tuple[PciAddress, ...]:
-        """Return the VFs. All VFs are switched on and off at once, so reading the first one is enough."""
-        first = self._or_before(self._address("virtfn0"), before.virtfns[0] if before.virtfns else None)
-        if (first is not None) == bool(before.virtfns):
-            return before.virtfns
-        entries = self._or_before(attributes.names(self.kernel, device_path(self.address)), None)
-        return self._vfs(entries or LINKS)
+    def identity(self) -> tuple[PciId, int] | MalformedEntry:
+        """Return the id and the class code of the function, or the reason why the address has none."""
+        found_id = read_id(self.kernel, self.address)
+        found_class = attributes.parsed(self.kernel, attribute(self.address, "class"), attributes.pci_class)
+        if isinstance(found_id, PciId) and isinstance(found_class, int):
+            return found_id, found_class
+        problem = found_class if isinstance(found_id, PciId) else found_id
+        if not isinstance(problem, Unread):
+            reason = "disappeared while it was read, or is not a PCI function"
+            return MalformedEntry(device_path(self.address), reason)
+        if self.before is None:
+            return MalformedEntry(problem.path, f"cannot be read: {problem.detail}")
+        self.unread.append(problem)
+        return self.before.id, self.before.class_code
 
     def function(self, function_id: PciId, class_code: int) -> PciFunction:
+        """Read all attributes of a function."""
         folder, before = device_path(self.address), self.before
-        entries = self._or_before(attributes.names(self.kernel, folder), None) or LINKS
+        entries = self.or_before(attributes.names(self.kernel, folder), None) or LINKS
         driver = driver_of(self.kernel, self.address) if "driver" in entries else None
         group = read_group(self.kernel, self.address) if "iommu_group" in entries else None
         self.unread += (found for found in (driver, group) if isinstance(found, Unread))
-        if kind_of(class_code, function_id.vendor) in {FunctionKind.OTHER, FunctionKind.BRIDGE}:
+        if kind_of(class_code, function_id.vendor) in _NOT_OFFERED:
             # Such a function matters only as a member of a GPU's IOMMU group.
             return PciFunction(
                 address=self.address,
@@ -214,31 +160,32 @@ class _Reading:
                 class_code=class_code,
                 driver=driver,
                 iommu_group=group,
-                cdevs=self._cdevs(entries),
+                cdevs=self.cdevs(entries),
                 unread=tuple(self.unread),
             )
         found = PciFunction(
             address=self.address,
             id=function_id,
             class_code=class_code,
-            subsystem=self._or_before(self._subsystem(), before.subsystem if before else None),
-            revision=self._or_before(
+            subsystem=self.or_before(self._subsystem(), before.subsystem if before else None),
+            revision=self.or_before(
                 self._number("revision", attributes.pci_revision), before.revision if before else None
             ),
             driver=driver,
             iommu_group=group,
-            numa_node=self._or_before(self._numa_node(), before.numa_node if before else None),
-            cdevs=self._cdevs(entries),
-            physfn=self._physfn(entries),
-            virtfns=self._vfs(entries),
-            sriov_total_vfs=self._or_before(self._number("sriov_totalvfs", attributes.number), None),
-            fell_off_bus=self._fell_off_bus(),
+            numa_node=self.or_before(self._numa_node(), before.numa_node if before else None),
+            cdevs=self.cdevs(entries),
+            physfn=self.physfn(entries),
+            virtfns=self.vfs(entries),
+            sriov_total_vfs=self.or_before(self._number("sriov_totalvfs", attributes.number), None),
+            fell_off_bus=self.fell_off_bus(),
             unread=tuple(self.unread),
         )
         whole = found.on_vfio and found.physfn is None
         return replace(found, reset=read_reset(self.kernel, self.address)) if whole else found
 
-    def _or_before(self, found: T | Unread, before: T) -> T:
+    def or_before(self, found: T | Unread, before: T) -> T:
+        """Return a value that was read; `before` if it could not be read."""
         if isinstance(found, Unread):
             self.unread.append(found)
             return before
@@ -257,41 +204,47 @@ class _Reading:
             self.kernel, attribute(self.address, "subsystem_vendor"), attribute(self.address, "subsystem_device")
         )
 
-    def _address(self, name: str) -> PciAddress | Unread | None:
+    def read_address(self, name: str) -> PciAddress | Unread | None:
+        """Return the function that a link in the function's folder leads to."""
         path = attribute(self.address, name)
         target = attributes.link_name(self.kernel, path)
         return attributes.understood(path, target, parse_pci_address) if isinstance(target, str) else target
 
-    def _physfn(self, entries: Sequence[str]) -> PciAddress | None:
+    def physfn(self, entries: Sequence[str]) -> PciAddress | None:
+        """Return the PF of a VF."""
         before = self.before.physfn if self.before else None
-        return self._or_before(self._address("physfn"), before) if "physfn" in entries else None
+        return self.or_before(self.read_address("physfn"), before) if "physfn" in entries else None
 
-    def _vfs(self, entries: Sequence[str]) -> tuple[PciAddress, ...]:
+    def vfs(self, entries: Sequence[str]) -> tuple[PciAddress, ...]:
         """Return the VFs by number (`virtfn2` before `virtfn10`); a VF that cannot be read stays the same."""
         before = self.before.virtfns if self.before else ()
         if entries is LINKS:  # the folder cannot be listed, and is in `unread`
             return before
         links = [name for name in entries if VF_LINK.fullmatch(name)]
-        found = [self._address(name) for name in sorted(links, key=lambda name: int(name[6:]))]
+        found = [self.read_address(name) for name in sorted(links, key=lambda name: int(name[6:]))]
         self.unread += (vf for vf in found if isinstance(vf, Unread))
         known = tuple(vf for vf in found if isinstance(vf, str))
         unread = len(known) < len([vf for vf in found if vf is not None])
         return tuple(dict.fromkeys((*known, *before))) if unread else known
 
-    def _cdevs(self, entries: Sequence[str]) -> tuple[str, ...]:
+    def cdevs(self, entries: Sequence[str]) -> tuple[str, ...]:
+        """Return the function's own nodes."""
         before = self.before.cdevs if self.before else ()
         return (
-            self._or_before(iommu.read_cdevs(self.kernel, device_path(self.address)), before)
+            self.or_before(iommu.read_cdevs(self.kernel, device_path(self.address)), before)
             if "vfio-dev" in entries
             else ()
         )
 
-    def _fell_off_bus(self) -> bool:
-        path = attribute(self.address, "config")
-        try:
-            return self.kernel.read(path, limit=len(NO_ANSWER)) == NO_ANSWER
-        except OSError as error:
-            if error.errno in attributes.ABSENT:
-                return False
-            self.unread.append(Unread(path, errno=error.errno))
-            return self.before is not None and self.before.fell_off_bus
+    def fell_off_bus(self) -> bool:
+        """Return whether configuration space has only ones."""
+        header = self.header()
+        if not isinstance(header, OSError):
+            return header.startswith(NO_ANSWER)
+        if header.errno in attributes.ABSENT:
+            return False
+        self.unread.append(Unread(attribute(self.address, "config"), errno=header.errno))
+        return self.before is not None and self.before.fell_off_bus
+
+
+_NOT_OFFERED = frozenset({FunctionKind.OTHER, FunctionKind.BRIDGE})

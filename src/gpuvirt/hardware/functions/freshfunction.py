@@ -1,0 +1,83 @@
+"""Reads a PCI function again just before it is allocated: all that can change, and decides whether a VM can get it."""
+
+from dataclasses import replace
+from operator import attrgetter
+
+from gpuvirt.facts.ids import PciAddress, PciId
+from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, VFIO_DRIVERS, PciFunction, Unread
+from gpuvirt.facts.snapshot import MalformedEntry
+from gpuvirt.facts.sysfs import device_path
+from gpuvirt.hardware.access import attributes
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions.modules import driver_of
+from gpuvirt.hardware.functions.pci import LINKS, FunctionReading, read_group, read_reset
+
+
+def read_again(kernel: Kernel, before: PciFunction, *, reset: bool, own_nodes: bool) -> PciFunction | MalformedEntry:
+    """Return the current state of a function that was read before, or the reason why it no longer exists.
+
+    Harmless attributes are not read again, nor the ids and the class where the device itself answers with them. The
+    reset scope is read only with `reset`, and the own nodes of a function on a VFIO driver only with `own_nodes`: VMs
+    open these only if the host has iommufd.
+    """
+    reading = FunctionReading(kernel, before.address, before)
+    if _answers_as(reading, before):
+        function = _read_state(reading, before, before.id, before.class_code, own_nodes=own_nodes)
+    elif isinstance(identity := reading.identity(), MalformedEntry):
+        return identity
+    else:
+        function = _read_state(reading, before, *identity, own_nodes=own_nodes)
+    return replace(function, reset=read_reset(kernel, before.address)) if reset else function
+
+
+def _read_state(
+    reading: FunctionReading, before: PciFunction, function_id: PciId, class_code: int, *, own_nodes: bool
+) -> PciFunction:
+    """Return the function with this identity as it is now; the same object where nothing has changed."""
+    driver, group = driver_of(reading.kernel, before.address), read_group(reading.kernel, before.address)
+    reading.unread += [found for found in (driver, group) if isinstance(found, Unread)]
+    has_nodes = driver not in VFIO_DRIVERS or (own_nodes and before.cdevs)
+    cdevs = reading.cdevs(("vfio-dev",)) if has_nodes else before.cdevs
+    physfn = reading.physfn(("physfn",)) if before.physfn is not None else None
+    virtfns = _vfs(reading, before) if before.sriov_total_vfs else before.virtfns
+    is_lost = reading.fell_off_bus()
+    reading.unread += [known for known in before.unread if known.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES]
+    unread = tuple(reading.unread)
+    if (function_id, class_code, driver, group, cdevs, physfn, virtfns, is_lost, unread) == _state_of(before):
+        return before  # creating an equal object takes as long as two reads
+    return replace(
+        before,
+        id=function_id,
+        class_code=class_code,
+        driver=driver,
+        iommu_group=group,
+        cdevs=cdevs,
+        physfn=physfn,
+        virtfns=virtfns,
+        fell_off_bus=is_lost,
+        unread=unread,
+    )
+
+
+_state_of = attrgetter(
+    "id", "class_code", "driver", "iommu_group", "cdevs", "physfn", "virtfns", "fell_off_bus", "unread"
+)
+
+
+def _answers_as(reading: FunctionReading, before: PciFunction) -> bool:
+    """Return whether configuration space has the ids and the class of `before`; that of a VF has no ids.
+
+    The kernel has read them from there when it found the function, and the attributes repeat them.
+    """
+    header = reading.header()
+    ids = before.id.vendor | before.id.device << 16 | before.class_code << 32
+    return not isinstance(header, OSError) and header[:4] + header[9:] == ids.to_bytes(7, "little")
+
+
+def _vfs(reading: FunctionReading, before: PciFunction) -> tuple[PciAddress, ...]:
+    """Return the VFs. All VFs are switched on and off at once, so reading the first one is enough."""
+    first = reading.or_before(reading.read_address("virtfn0"), before.virtfns[0] if before.virtfns else None)
+    if (first is not None) == bool(before.virtfns):
+        return before.virtfns
+    entries = reading.or_before(attributes.names(reading.kernel, device_path(before.address)), None)
+    return reading.vfs(entries or LINKS)
