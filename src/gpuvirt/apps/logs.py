@@ -48,6 +48,8 @@ class TextLines(logging.Formatter):
 
 def set_up(log_format: LogFormat, *, verbose: bool = False) -> None:
     """Send all log lines to standard error."""
+    # No line shows threads and processes, and each record would look them up.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if log_format is LogFormat.JSON else TextLines())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)

@@ -48,19 +48,18 @@ class AllocatedDevices:
         is therefore the same pod or an ended one, so its other devices do not prevent the allocation. `unfinished` has
         the allocations of the requesting container.
         """
-        candidates = tuple(desired)
-        targets = {candidate.target for candidate in candidates}
-        for candidate in candidates:
-            own = self.by_target.get(candidate.target)
+        candidates = [(candidate, self.by_target.get(candidate.target)) for candidate in desired]
+        for candidate, own in candidates:
             if own is not None and own.resource != resource:
                 return notoffered.held_under_other_name(
                     candidate.id, own.allocated_to, own.resource, candidate.named.resource
                 )
-        renewed = [self.by_target[target] for target in targets if target in self.by_target]
-        for candidate in candidates:
+        for candidate, own in candidates:
             for entry in self._in_group(candidate):
-                same_pod = any(entry.together_with(own) for own in renewed) or _is_sibling(candidate, entry, unfinished)
-                if entry.target not in targets and not same_pod:
+                if entry is own or any(entry.target == requested.target for requested, _ in candidates):
+                    continue
+                renewed = any(other is not None and entry.together_with(other) for _, other in candidates)
+                if not (renewed or _is_sibling(candidate, entry, unfinished)):
                     return notoffered.group_held(candidate.id, candidate.group, entry.device, entry.allocated_to)
         return None
 

@@ -5,7 +5,7 @@ functions change drivers in turn. A whole GPU that is not reset between two VMs 
 last one, since the next VM could read its memory.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
@@ -145,15 +145,11 @@ def symptoms(
         yield from _reset_symptoms(inventory, candidate, carrier, former)
     if candidate.group is None:
         return
-    missing = next(_missing_nodes(inventory, candidate.group), None)
+    missing = _missing_node(inventory, candidate.group)
     if missing is not None and not _opens_by_cdev(inventory, candidate):
         yield unhealthy.node_missing(candidate.id, missing)
-    if unread := next(_unread_drivers(inventory, candidate), None):
-        yield refusals.unread(candidate.id, unread)
-    if spoiling := group_blockers(facts.functions, _other_members(inventory, candidate)):
-        yield unhealthy.group_not_viable(
-            candidate.id, candidate.group, [(function.address, str(function.driver)) for function in spoiling]
-        )
+    if others := _other_members(inventory, candidate):
+        yield from _group_symptoms(inventory, candidate, others)
     if allocations_known and candidate.group not in allocated_devices.by_group:
         yield from _user_symptoms(facts, candidate.id, candidate.group)
 
@@ -168,10 +164,10 @@ def _user_symptoms(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Re
 def _function_symptoms(function: PciFunction, subject: str) -> Iterator[Reason]:
     if function.fell_off_bus:
         yield refusals.fell_off_bus(subject, function.address)
-    matters = (found for found in function.unread if found.path.rpartition("/")[2] not in HARMLESS_ATTRIBUTES)
-    unread = next(matters, None) if function.unread else None
-    if unread is not None:
-        yield refusals.unread(subject, unread)
+    for unread in function.unread:
+        if unread.path.rpartition("/")[2] not in HARMLESS_ATTRIBUTES:
+            yield refusals.unread(subject, unread)
+            return
 
 
 def _reset_symptoms(
@@ -182,12 +178,11 @@ def _reset_symptoms(
         yield why_withheld(function.address, tenant.allocated_to)
 
 
-def _missing_nodes(inventory: Inventory, group: IommuGroup) -> Iterator[str]:
-    """Yield the missing device nodes that opening a group needs: its own, and that of VFIO's container."""
+def _missing_node(inventory: Inventory, group: IommuGroup) -> str | None:
+    """Return a missing device node that opening a group needs: its own, or that of VFIO's container."""
     if group not in inventory.facts.group_nodes:
-        yield f"/dev/vfio/{group}"
-    if not inventory.facts.platform.vfio_container:
-        yield "/dev/vfio/vfio"
+        return f"/dev/vfio/{group}"
+    return None if inventory.facts.platform.vfio_container else "/dev/vfio/vfio"
 
 
 def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
@@ -200,9 +195,19 @@ def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
     )
 
 
-def _unread_drivers(inventory: Inventory, candidate: Candidate) -> Iterator[Unread]:
-    """Yield the unreadable values of the group's other members: a driver, or a VFIO device whose name VMs get."""
-    for address in _other_members(inventory, candidate):
+def _group_symptoms(inventory: Inventory, candidate: Candidate, others: Sequence[PciAddress]) -> Iterator[Reason]:
+    """Yield the symptoms of the other members of a candidate's group."""
+    if unread := next(_unread_drivers(inventory, others), None):
+        yield refusals.unread(candidate.id, unread)
+    if spoiling := group_blockers(inventory.facts.functions, others):
+        yield unhealthy.group_not_viable(
+            candidate.id, candidate.group, [(function.address, str(function.driver)) for function in spoiling]
+        )
+
+
+def _unread_drivers(inventory: Inventory, members: Iterable[PciAddress]) -> Iterator[Unread]:
+    """Yield the unreadable values of a group's members: a driver, or a VFIO device whose name VMs get."""
+    for address in members:
         function = inventory.facts.functions[address]
         if isinstance(function.driver, Unread):
             yield function.driver
@@ -210,10 +215,10 @@ def _unread_drivers(inventory: Inventory, candidate: Candidate) -> Iterator[Unre
             yield from (found for found in function.unread if found.path.endswith("/vfio-dev"))
 
 
-def _other_members(inventory: Inventory, candidate: Candidate) -> Iterator[PciAddress]:
-    """Yield the other members of a candidate's group; its own function is left out, as a vGPU's VF stays on nvidia."""
+def _other_members(inventory: Inventory, candidate: Candidate) -> list[PciAddress]:
+    """Return the other members of a candidate's group; its own function is left out, as a vGPU's VF stays on nvidia."""
     members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
-    return (address for address in members if address != candidate.carrier)
+    return [address for address in members if address != candidate.carrier]
 
 
 def is_reset(functions: Mapping[PciAddress, PciFunction], address: PciAddress, scope: ResetScope | None) -> bool | None:

@@ -7,7 +7,7 @@ that it is admitting now. If the record was written in between, or could not be 
 container's: then Allocate refuses the rest of its IOMMU group.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
@@ -20,7 +20,7 @@ class Unfinished:
     """The allocations of this process that may belong to a container whose admission is not finished."""
 
     def __init__(self) -> None:
-        self._recorded: dict[str, Mapping[Key, frozenset[Consumer]]] = {}
+        self._recorded: dict[str, dict[Key, frozenset[Consumer]]] = {}
         """The containers in the kubelet's record for the devices of each allocation, just before that allocation."""
 
     def add(self, given: Sequence[Entry], recorded: Recorded | Unknown) -> None:
@@ -28,8 +28,7 @@ class Unfinished:
         if not isinstance(recorded, Unknown):
             for entry in given:
                 key = entry.resource, entry.device
-                had = recorded.get(key, frozenset())
-                self._recorded[entry.allocation] = {**self._recorded.get(entry.allocation, {}), key: had}
+                self._recorded.setdefault(entry.allocation, {})[key] = recorded.get(key, frozenset())
 
     def now(self, entries: Iterable[Entry], recorded: Recorded | Unknown) -> frozenset[str]:
         """Return the allocations of the container that the kubelet is admitting now."""
