@@ -10,7 +10,7 @@ from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions.modules import driver_of
-from gpuvirt.hardware.functions.pci import LINKS, FunctionReading, read_group, read_reset
+from gpuvirt.hardware.functions.pci import HEADER_BYTES, LINKS, FunctionReading, read_group, read_reset
 
 
 def read_again(kernel: Kernel, before: PciFunction, *, reset: bool, own_nodes: bool) -> PciFunction | MalformedEntry:
@@ -21,17 +21,24 @@ def read_again(kernel: Kernel, before: PciFunction, *, reset: bool, own_nodes: b
     open these only if the host has iommufd.
     """
     reading = FunctionReading(kernel, before.address, before)
-    if _answers_as(reading, before):
-        function = _read_state(reading, before, before.id, before.class_code, own_nodes=own_nodes)
-    elif isinstance(identity := reading.identity(), MalformedEntry):
+    identity: tuple[PciId, int] | MalformedEntry = (before.id, before.class_code)
+    is_lost = False
+    if not _answers_as(reading.header(), before):
+        identity, is_lost = reading.identity(), reading.fell_off_bus()
+    if isinstance(identity, MalformedEntry):
         return identity
-    else:
-        function = _read_state(reading, before, *identity, own_nodes=own_nodes)
+    function = _read_state(reading, before, *identity, is_lost=is_lost, own_nodes=own_nodes)
     return replace(function, reset=read_reset(kernel, before.address)) if reset else function
 
 
 def _read_state(
-    reading: FunctionReading, before: PciFunction, function_id: PciId, class_code: int, *, own_nodes: bool
+    reading: FunctionReading,
+    before: PciFunction,
+    function_id: PciId,
+    class_code: int,
+    *,
+    is_lost: bool,
+    own_nodes: bool,
 ) -> PciFunction:
     """Return the function with this identity as it is now; the same object where nothing has changed."""
     driver, group = driver_of(reading.kernel, before.address), read_group(reading.kernel, before.address)
@@ -40,8 +47,8 @@ def _read_state(
     cdevs = reading.cdevs(("vfio-dev",)) if has_nodes else before.cdevs
     physfn = reading.physfn(("physfn",)) if before.physfn is not None else None
     virtfns = _vfs(reading, before) if before.sriov_total_vfs else before.virtfns
-    is_lost = reading.fell_off_bus()
-    reading.unread += [known for known in before.unread if known.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES]
+    if before.unread:
+        reading.unread += [known for known in before.unread if known.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES]
     unread = tuple(reading.unread)
     if (function_id, class_code, driver, group, cdevs, physfn, virtfns, is_lost, unread) == _state_of(before):
         return before  # creating an equal object takes as long as two reads
@@ -64,14 +71,19 @@ _state_of = attrgetter(
 )
 
 
-def _answers_as(reading: FunctionReading, before: PciFunction) -> bool:
+def _answers_as(header: bytes | OSError, before: PciFunction) -> bool:
     """Return whether configuration space has the ids and the class of `before`; that of a VF has no ids.
 
     The kernel has read them from there when it found the function, and the attributes repeat them.
     """
-    header = reading.header()
-    ids = before.id.vendor | before.id.device << 16 | before.class_code << 32
-    return not isinstance(header, OSError) and header[:4] + header[9:] == ids.to_bytes(7, "little")
+    if isinstance(header, OSError) or len(header) != HEADER_BYTES:
+        return False
+    ids = before.id.vendor | before.id.device << 16 | before.class_code << 72
+    return int.from_bytes(header, "little") & _IDS == ids
+
+
+_IDS = 0xFFFF_FFFF | 0xFF_FFFF << 72
+"""The bits of the ids and of the class among the first bytes of configuration space."""
 
 
 def _vfs(reading: FunctionReading, before: PciFunction) -> tuple[PciAddress, ...]:

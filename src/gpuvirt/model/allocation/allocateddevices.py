@@ -77,8 +77,9 @@ class AllocatedDevices:
         recorded yet.
         """
         own = self.by_target.get(candidate.target)
-        entries = self._in_group(candidate) if own is None else (own, *self._in_group(candidate))
-        return all(entry.consumer is None and entry.allocation in unfinished for entry in entries)
+        return (own is None or _is_unfinished(own, unfinished)) and all(
+            _is_unfinished(entry, unfinished) for entry in self._in_group(candidate) if entry is not own
+        )
 
     def _in_group(self, candidate: Candidate) -> tuple[Entry, ...]:
         return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()
@@ -88,7 +89,11 @@ def _is_sibling(candidate: Candidate, entry: Entry, unfinished: Container[str]) 
     """Return whether an entry is a sibling function, such as the GPU's audio, of the same container's request."""
     whole = candidate.target.vgpu is None and entry.target.vgpu is None
     same_slot = slot_of(candidate.target.gpu) == slot_of(entry.target.gpu)
-    return whole and same_slot and entry.consumer is None and entry.allocation in unfinished
+    return whole and same_slot and _is_unfinished(entry, unfinished)
+
+
+def _is_unfinished(entry: Entry, unfinished: Container[str]) -> bool:
+    return entry.consumer is None and entry.allocation in unfinished
 
 
 def find_allocated(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> AllocatedDevices:
