@@ -69,7 +69,8 @@ def vm_nodes(inventory: Inventory, device: Candidate) -> tuple[HostPath, ...]:
 def _function_nodes(inventory: Inventory, devices: Sequence[Candidate]) -> Iterator[HostPath]:
     for device in devices:
         cdevs = _cdevs(inventory, device)
-        yield from (HostPath(f"/dev/vfio/devices/{name}") for name in cdevs)
+        for name in cdevs:
+            yield HostPath(f"/dev/vfio/devices/{name}")
         yield from _group_nodes(inventory.facts, device)
         if cdevs:
             yield IOMMUFD

@@ -97,9 +97,8 @@ def _member_change(before: Inventory, members: Members, device: Candidate) -> Re
     if found is None:
         return _group_changed(device, "the group does not exist")
     known = before.groups.get(device.group, ())
-    if not (strange := ", ".join(member for member in found if member not in known)):
-        return None
-    return _group_changed(device, f"the group also has {strange}")
+    strange = [member for member in found if member not in known]
+    return _group_changed(device, f"the group also has {', '.join(strange)}") if strange else None
 
 
 def _node_changes(before: Inventory, now: Inventory, device: Candidate) -> Iterator[Reason]:

@@ -46,6 +46,8 @@ PATIENCE_S = 0.2
 """How long a change waits for a lock. An allocation keeps it for less than a millisecond."""
 MOST_BYTES = 1 << 14
 """The size of a lock's file above which lines of old allocations are removed from it."""
+MEASURED_LINES = 64
+"""The number of new lines after which the file is measured."""
 MOST_TRIES = 5
 """How often the members of an isolation unit may change while its locks are taken."""
 
@@ -58,6 +60,8 @@ class Gate(GateFiles):
     """The slots that a change of this process has locked."""
     draining: dict[str, int] = field(default_factory=dict)
     """The slots that this process drains, with the open descriptor of `SLOT.owner`."""
+    unmeasured: dict[str, int] = field(default_factory=dict)
+    """The lines that this process has added to each slot's file since it measured the file."""
 
     @contextmanager
     def change(self, unit: str, members: Callable[[], Slots], readings: Read = no_readings) -> Iterator[Pass]:
@@ -109,7 +113,8 @@ class Gate(GateFiles):
                 lock = locks.open(self._name_of(slot, "lock"))
                 self._share(slot, lock)
                 self._refuse_unless_allocatable(slot)
-                _append(lock, "".join([gaterecord.allocation(device, owner, now_s) for device in devices[slot]]))
+                lines = [gaterecord.allocation(device, owner, now_s) for device in devices[slot]]
+                self._append(slot, lock, lines)
         except BaseException:
             locks.close()
             raise
@@ -119,6 +124,18 @@ class Gate(GateFiles):
         """Take a lock beside other allocations; raise UnitBusyError if another process changes the slot."""
         if not try_lock(lock, fcntl.LOCK_SH) and not self._has(slot):
             raise self._taken(slot)
+
+    def _append(self, slot: str, lock: int, lines: Sequence[str]) -> None:
+        """Add lines to the file of a lock; no other process writes to it meanwhile."""
+        added = self.unmeasured.get(slot, MEASURED_LINES)
+        self.unmeasured[slot] = added + len(lines)
+        if added >= MEASURED_LINES:
+            self.unmeasured[slot] = len(lines)
+            if (size := os.fstat(lock).st_size) > MOST_BYTES:
+                kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"))
+                os.ftruncate(lock, 0)
+                os.write(lock, kept.encode())
+        os.write(lock, "".join(lines).encode())
 
     def _refuse_unless_allocatable(self, slot: str) -> None:
         """Raise UnitBusyError if another process drains a slot, or if a killed change of it is not settled."""
@@ -261,15 +278,6 @@ def gate_at(folder: Path) -> Gate:
 def _was_just_written(path: Path) -> bool:
     """Return whether a damaged file may have recorded something that the kubelet's accounts don't show yet."""
     return abs(RealClock().now().timestamp() - path.stat().st_mtime) < SETTLED_S
-
-
-def _append(lock: int, lines: str) -> None:
-    """Add lines to the file of a lock; no other process writes to it meanwhile."""
-    if (size := os.fstat(lock).st_size) > MOST_BYTES:
-        kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"))
-        os.ftruncate(lock, 0)
-        os.write(lock, kept.encode())
-    os.write(lock, lines.encode())
 
 
 __all__ = [
