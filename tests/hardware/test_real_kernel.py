@@ -42,6 +42,17 @@ def kernel(request: pytest.FixtureRequest, simulated: Simulated, tmp_path: Path)
 FOLDER = "/sys/bus/pci/devices/0000:65:00.0"
 
 
+def test_modules_and_programs_are_read_below_the_system_root(tmp_path: Path) -> None:
+    root, system = tmp_path / "host", tmp_path / "system"
+    for folder in (root / "sys", root / "lib64", root / "lib", system / "lib"):
+        folder.mkdir(parents=True)
+        (folder / "where").write_text(str(folder.relative_to(tmp_path)))
+    kernel = RealKernel(HostRoots.under(root, system))
+    found = {path: kernel.read(HostPath(path)) for path in ("/sys/where", "/lib64/where", "/lib/where")}
+    assert found == {"/sys/where": b"host/sys", "/lib64/where": b"host/lib64", "/lib/where": b"system/lib"}
+    assert kernel.listdir(HostPath("/lib")) == ["where"]
+
+
 def test_both_kernels_read_files_links_and_folders(kernel: Kernel) -> None:
     assert kernel.read(HostPath(f"{FOLDER}/vendor")) == b"0x10de\n"
     assert kernel.read(HostPath(f"{FOLDER}/config"), limit=2) == b"\xde\x10"

@@ -151,8 +151,8 @@ class RealKernel:
     def __init__(self, roots: HostRoots) -> None:
         self._prefixes = roots.prefixes()
         self._root = "" if str(roots.root) == "/" else str(roots.root)
-        self._frequent = {f"/{name}/": f"{self._prefixes[name]}/" for name in ("sys", "dev")}
-        """The first components of most paths, all of the same length."""
+        self._elsewhere = tuple(f"/{name}" for name, place in self._prefixes.items() if place != f"{self._root}/{name}")
+        """The beginnings of paths that this process does not see below the host's root."""
         self._places = devicelease.Places(*(self._prefixes[name] for name in ("dev", "sys", "proc")))
         self._keepers: set[int] = set()
         """The processes that hold VFIO devices."""
@@ -163,8 +163,8 @@ class RealKernel:
         return frozenset({int(cdevkeeper.pid_in(self._places.proc)), *self._keepers})
 
     def _local(self, path: HostPath) -> str:
-        if (found := self._frequent.get(path[:5])) is not None:
-            return found + path[5:]
+        if not path.startswith(self._elsewhere):
+            return self._root + path
         first, slash, rest = path[1:].partition("/")
         return self._prefixes.get(first, f"{self._root}/{first}") + slash + rest
 

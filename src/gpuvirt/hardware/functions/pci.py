@@ -51,7 +51,7 @@ def attribute(address: PciAddress, name: str) -> HostPath:
 
 def read_group(kernel: Kernel, address: PciAddress) -> IommuGroup | Unread | None:
     """Return the current IOMMU group of a function."""
-    path = attribute(address, "iommu_group")
+    path = device_path(address, "iommu_group")
     name = attributes.link_name(kernel, path)
     return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
 
@@ -125,7 +125,7 @@ class FunctionReading:
         """Return the first bytes of configuration space, or the error of reading them; they are read once."""
         if self._header is None:
             try:
-                self._header = self.kernel.read(attribute(self.address, "config"), limit=HEADER_BYTES)
+                self._header = self.kernel.read(device_path(self.address, "config"), limit=HEADER_BYTES)
             except OSError as error:
                 self._header = error
         return self._header
@@ -206,7 +206,7 @@ class FunctionReading:
 
     def read_address(self, name: str) -> PciAddress | Unread | None:
         """Return the function that a link in the function's folder leads to."""
-        path = attribute(self.address, name)
+        path = device_path(self.address, name)
         target = attributes.link_name(self.kernel, path)
         return attributes.understood(path, target, parse_pci_address) if isinstance(target, str) else target
 
