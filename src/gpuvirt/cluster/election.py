@@ -23,12 +23,20 @@ from gpuvirt.cluster.resources import Metadata, Resource
 log = logging.getLogger(__name__)
 
 DURATION_S = 15
-"""The duration of a lease: it expires this long after its last renewal."""
-GIVE_UP_S = 10.0
-"""The time after which a leader that cannot renew stops. It is shorter than the lease, so that two never lead."""
+"""The usual duration of a lease: it expires this long after its last renewal."""
 RENEW_S = 2.0
 CONTROLLER_LEASE = "gpuvirt-controller"
 """The lease of gpuvirt's own controllers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The times of a lease."""
+
+    duration_s: int = DURATION_S
+    give_up_s: float = 10.0
+    """The time after which a leader that cannot renew stops. It is shorter than the lease, so that two never lead."""
+    renew_s: float = RENEW_S
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -55,18 +63,18 @@ def leases(namespace: str) -> Resource:
     return Resource("leases", "coordination.k8s.io", "v1", namespace)
 
 
-def claimed(lease: Lease, me: str, now: datetime, *, quiet_s: float) -> Lease | None:
+def claimed(lease: Lease, me: str, now: datetime, *, quiet_s: float, duration_s: int = DURATION_S) -> Lease | None:
     """Return the lease to write so that `me` leads; None if another process holds the lease.
 
     `quiet_s` is the time since the last observed change of the lease.
     """
     spec, at = lease.spec, f"{now:%Y-%m-%dT%H:%M:%S.%fZ}"
     if spec.holder_identity == me:
-        return replace(lease, spec=replace(spec, renew_time=at, lease_duration_seconds=DURATION_S))
-    if spec.holder_identity and quiet_s <= (spec.lease_duration_seconds or DURATION_S):
+        return replace(lease, spec=replace(spec, renew_time=at, lease_duration_seconds=duration_s))
+    if spec.holder_identity and quiet_s <= (spec.lease_duration_seconds or duration_s):
         return None
     transitions = (spec.lease_transitions or 0) + (1 if spec.holder_identity is not None else 0)
-    return replace(lease, spec=LeaseSpec(me, DURATION_S, at, at, transitions))
+    return replace(lease, spec=LeaseSpec(me, duration_s, at, at, transitions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,7 @@ class Candidacy:
     namespace: str
     name: str
     me: str
+    terms: Terms = Terms()
 
 
 class Election:
@@ -92,6 +101,13 @@ class Election:
         """When that version was observed first."""
         self.leader: str | None = None
         """The identity of the leader; None while it is unknown."""
+        self._until_s = 0.0
+        """The end of this process's lease, for itself: it stops before the lease expires for others."""
+
+    @property
+    def may_write(self) -> bool:
+        """Whether this process leads at this very moment, by the clock, even if it was stopped since its renewal."""
+        return self._clock.monotonic_s() < self._until_s
 
     @property
     def leads(self) -> bool:
@@ -108,12 +124,12 @@ class Election:
             try:
                 await self._hold(lead)
             finally:
-                self.leader = None
+                self.leader, self._until_s = None, 0.0
 
     async def _win(self) -> None:
         """Try to get the lease until this process leads."""
         while not await self._try():
-            await self._clock.sleep(RENEW_S * (1.0 + 0.2 * self._random.random()))
+            await self._clock.sleep(self._candidacy.terms.renew_s * (1.0 + 0.2 * self._random.random()))
         log.info("this process has become the leader", extra={"lease": self._candidacy.name})
 
     async def _hold(self, lead: Callable[[], Awaitable[None]]) -> None:
@@ -129,29 +145,30 @@ class Election:
             raise
 
     async def _renew(self) -> None:
-        """Renew the lease until that has failed for `GIVE_UP_S` or another process holds it."""
-        renewed_at_s = self._clock.monotonic_s()
-        while (left_s := renewed_at_s + GIVE_UP_S - self._clock.monotonic_s()) > 0:
-            await self._clock.sleep(min(RENEW_S, left_s))
-            asked_at_s = self._clock.monotonic_s()
+        """Renew the lease until that has failed for `give_up_s` or another process holds it."""
+        terms = self._candidacy.terms
+        while (left_s := self._until_s - self._clock.monotonic_s()) > 0:
+            await self._clock.sleep(min(terms.renew_s, left_s))
+            if (left_s := self._until_s - self._clock.monotonic_s()) <= 0:
+                return  # this process was stopped meanwhile, and another may have led
             try:
                 async with asyncio.timeout(left_s):
-                    if await self._try():
-                        renewed_at_s = asked_at_s
-                    elif self.leader is not None:
+                    if not await self._try() and self.leader is not None:
                         return
             except TimeoutError:
                 log.info("the API server did not answer the renewal of the lease in time")
 
     async def _try(self) -> bool:
         """Acquire or renew the lease, and return whether this process leads; sets `leader`, None if it is unknown."""
-        candidacy = self._candidacy
+        candidacy, asked_at_s = self._candidacy, self._clock.monotonic_s()
+        duration_s = candidacy.terms.duration_s
         try:
             lease = await self._read()
             self._observe(lease)
             quiet_s = self._clock.monotonic_s() - self._seen_at_s
-            mine = claimed(lease, candidacy.me, self._clock.now(), quiet_s=quiet_s)
+            mine = claimed(lease, candidacy.me, self._clock.now(), quiet_s=quiet_s, duration_s=duration_s)
             if mine is None:
+                self._until_s = 0.0
                 self.leader = lease.spec.holder_identity
                 return False
             written = await self._put(mine)
@@ -164,6 +181,7 @@ class Election:
             return False
         self._observe(written)
         self.leader = candidacy.me
+        self._until_s = asked_at_s + candidacy.terms.give_up_s
         return True
 
     async def _read(self) -> Lease:

@@ -48,7 +48,7 @@ HOLD_S = 65.0
 _REFUSED = (NotFoundError, ForbiddenError, UnauthorizedError, CredentialsError)
 """Errors that say that the write was not made."""
 
-NOT_LEADING = "this replica of the extender does not lead; the leader answers"
+NOT_LEADING = "this replica of the extender does not lead, or not yet; kube-scheduler tries again"
 
 
 class CannotBindError(GpuvirtError):
@@ -113,6 +113,17 @@ class Binder:
         self._under_way: set[tuple[PodUid, NodeName]] = set()
         self._unknown: dict[tuple[PodUid, NodeName], Placement] = {}
         """Writes whose outcome is not known, with the GPUs in them: another try writes the same."""
+
+    @property
+    def under_way(self) -> int:
+        """The number of bindings whose answer has not come yet."""
+        return len(self._under_way)
+
+    async def settled(self) -> None:
+        """Wait until no binding is under way; no longer than one can take."""
+        deadline_s = self._clock.monotonic_s() + WRITE_S + READ_S
+        while self._under_way and self._clock.monotonic_s() < deadline_s:
+            await self._clock.sleep(OBSERVE_EVERY_S)
 
     async def bind(self, asked: BindingArguments) -> None:
         """Bind a pod to a node; raise CannotBindError."""
@@ -195,6 +206,10 @@ class Binder:
         except (ApiError, TimeoutError) as error:
             await self._settle(write, error)
         self._unknown.pop(write.key, None)
+        log.info(
+            "bound a pod",
+            extra={"pod": pod.where, "node": node, "gpus": ",".join(sorted(write.chosen.used)) or None},
+        )
 
     async def _settle(self, write: _Write, error: Exception) -> None:
         """Find out whether a write was made that was answered by an error or not at all; raise CannotBindError."""

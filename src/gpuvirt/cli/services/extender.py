@@ -1,0 +1,98 @@
+"""`gpuvirt extender`: the extender of the kube-scheduler that packs shares of GPUs."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuvirt.apps.extender import ExtenderOptions, Tls, run_until_stopped
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters.options import address_of
+from gpuvirt.cluster.extender.sharing import RESOURCE, Sharing
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import ResourceName, parse_resource_name
+from gpuvirt.model.shares.demand import WHOLE, Units
+from gpuvirt.model.shares.placement import Policy
+
+
+def extender(  # noqa: PLR0913  one parameter an option
+    *,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace",
+            "-n",
+            envvar="GPUVIRT_NAMESPACE",
+            metavar="NAME",
+            help="Namespace of the Lease. Default: the pod's, else that of the kubeconfig's context.",
+        ),
+    ] = "",
+    elect: Annotated[bool, typer.Option(help="Answer only while this process has the Lease gpuvirt-extender.")] = True,
+    listen: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of the verbs, the probes and the metrics."
+        ),
+    ] = ":8888",
+    resource: Annotated[
+        str, typer.Option(envvar="GPUVIRT_RESOURCE", metavar="NAME", help="Resource by which pods request units.")
+    ] = str(RESOURCE),
+    units: Annotated[
+        int, typer.Option(envvar="GPUVIRT_UNITS", min=1, max=1_000_000, metavar="N", help="Units of a whole GPU.")
+    ] = int(WHOLE),
+    policy: Annotated[
+        Policy,
+        typer.Option(
+            envvar="GPUVIRT_POLICY",
+            help="binpack keeps whole GPUs free, spread shares each with the fewest pods; the annotation"
+            " gpuvirt.io/shares-policy of a pod decides for that pod.",
+        ),
+    ] = Policy.BINPACK,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(envvar="GPUVIRT_TLS_CERT", metavar="FILE", help="Certificate for HTTPS; read again at changes."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="GPUVIRT_TLS_KEY", metavar="FILE", help="Key of the certificate.")
+    ] = None,
+    log_format: options.LogFormatOption = LogFormat.TEXT,
+    verbose: options.Verbose = False,
+) -> None:
+    """Run the scheduler extender, which places shares of GPUs.
+
+    It answers filter, prioritize, preempt and bind of the kube-scheduler for pods that request units of GPUs, and runs
+    until SIGTERM or SIGINT. Of several replicas one answers. While none does, pods with units wait, and others do not.
+    """
+    set_up(log_format, verbose=verbose)
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
+    address = address_of(listen)
+    if address is None:
+        raise ConfigError("no address; expected ADDRESS:PORT", where="--listen")
+    served = ExtenderOptions(
+        credentials=credentials,
+        namespace=apiserver.home_of(namespace, credentials),
+        listen=address,
+        sharing=Sharing(_resource(resource), Units(units), policy),
+        elects=elect,
+        tls=_tls(tls_cert, tls_key),
+    )
+    asyncio.run(run_until_stopped(served))
+
+
+def _resource(text: str) -> ResourceName:
+    try:
+        return parse_resource_name(text)
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where="--resource") from error
+
+
+def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("expected both a certificate and its key", where="--tls-cert, --tls-key")
+    return Tls(certificate, key)

@@ -1,0 +1,157 @@
+"""The extender while its process leads: keeps the index by two watches, and answers kube-scheduler's requests.
+
+A new leader lists all pods after it got the lease, and answers nothing before: so it knows the bindings of its
+predecessor, which wrote none after the end of its own lease.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
+
+import msgspec
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder, CannotBindError
+from gpuvirt.cluster.extender.filtering import filtered
+from gpuvirt.cluster.extender.index import Index
+from gpuvirt.cluster.extender.objects import SharingNode, SharingPod
+from gpuvirt.cluster.extender.preempting import preempted
+from gpuvirt.cluster.extender.prioritizing import prioritized
+from gpuvirt.cluster.extender.protocol import (
+    BindingResult,
+    ErrorResult,
+    MalformedRequestError,
+    binding_arguments,
+    node_arguments,
+    preemption_arguments,
+)
+from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.reflector import Reflector
+from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.node.loops.telemetry import Histogram
+from gpuvirt.tasks import keep_going
+
+T = TypeVar("T", bound=KubernetesObject)
+
+log = logging.getLogger(__name__)
+
+FILTER, PRIORITIZE, PREEMPT, BIND = VERBS = ("filter", "prioritize", "preempt", "bind")
+OK, REFUSED, MALFORMED, NOT_SERVING = "ok", "refused", "malformed", "not-serving"
+"""Results of requests: refused is a pod that fits nowhere, or that was not bound."""
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+_NODES = Collection(NODES, SharingNode)
+_PODS = Collection(Resource("pods"), SharingPod, fields="status.phase!=Succeeded,status.phase!=Failed")
+"""Pods that have ended take no units, and leave this collection."""
+
+
+@dataclass(slots=True)
+class Requests:
+    """The counters of requests, which last longer than a term."""
+
+    results: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By verb and result."""
+    seconds: dict[str, Histogram] = field(default_factory=lambda: {verb: Histogram(BUCKETS_S) for verb in VERBS})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to kube-scheduler, as JSON."""
+
+    body: bytes
+    result: str
+
+
+class Extender:
+    """The extender of one term."""
+
+    def __init__(
+        self, client: Client, sharing: Sharing, clock: Clock, random: Random, may_write: Callable[[], bool]
+    ) -> None:
+        self.index = Index(sharing)
+        self.binder = Binder(client, self.index, sharing, clock, may_write)
+        self._sharing = sharing
+        self._clock = clock
+        self._may_write = may_write
+        self._nodes = Reflector(client, _NODES, clock, random)
+        self._pods = Reflector(client, _PODS, clock, random)
+        self._problems: dict[str, ApiError] = {}
+        self._ended = False
+
+    async def run(self) -> None:
+        """Keep the index, until cancelled; then wait for the bindings that are under way."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow("nodes", self._nodes, self.index.observe_nodes))
+                group.create_task(self._follow("pods", self._pods, self.index.observe_pods))
+        finally:
+            self._ended = True
+            await self.binder.settled()
+
+    @property
+    def missing(self) -> str | None:
+        """Why no request can be answered yet; None once all can be."""
+        if not self.index.is_ready:
+            why = "; ".join(str(error) for error in self._problems.values())
+            return f"not all nodes and pods are listed yet{f': {why}' if why else ''}"
+        return NOT_LEADING if self._ended or not self._may_write() else None
+
+    async def answer(self, verb: str, body: bytes) -> Answer:
+        """Return the answer to a request of one of `VERBS`."""
+        if (missing := self.missing) is not None:
+            return failed(missing, NOT_SERVING)
+        try:
+            if verb == BIND:
+                await self.binder.bind(binding_arguments(body))
+                return Answer(msgspec.json.encode(BindingResult()), OK)
+            return _ANSWERS[verb](self, body)
+        except MalformedRequestError as error:
+            log.warning("%s", error)
+            return failed(str(error), MALFORMED)
+        except CannotBindError as error:
+            log.info("%s", error)
+            return failed(str(error), REFUSED)
+
+    def filter(self, body: bytes) -> Answer:
+        """Answer filter."""
+        found = filtered(node_arguments(FILTER, body), self.index.books.rows, self._sharing)
+        return Answer(msgspec.json.encode(found), OK if found.node_names or found.nodes else REFUSED)
+
+    def prioritize(self, body: bytes) -> Answer:
+        """Answer prioritize."""
+        scores = prioritized(node_arguments(PRIORITIZE, body), self.index.nodes, self._sharing)
+        return Answer(msgspec.json.encode(scores), OK)
+
+    def preempt(self, body: bytes) -> Answer:
+        """Answer preempt."""
+        found = preempted(preemption_arguments(body), self.index.nodes, self._sharing)
+        return Answer(msgspec.json.encode(found), OK if found.victims else REFUSED)
+
+    async def _follow(self, name: str, reflector: Reflector[T], observe: Callable[[Delta[T]], None]) -> None:
+        def tell(error: ApiError | None) -> None:
+            if error is None:
+                self._problems.pop(name, None)
+            elif str(self._problems.get(name)) != str(error):
+                log.warning("the %s cannot be observed: %s", name, error)
+                self._problems[name] = error
+
+        await keep_going(name, lambda: reflector.run(observe, tell), self._clock)
+
+
+_ANSWERS: Mapping[str, Callable[[Extender, bytes], Answer]] = {
+    FILTER: Extender.filter,
+    PRIORITIZE: Extender.prioritize,
+    PREEMPT: Extender.preempt,
+}
+
+
+def failed(error: str, result: str) -> Answer:
+    """Return the answer to a request that failed."""
+    return Answer(msgspec.json.encode(ErrorResult(error)), result)

@@ -1,0 +1,131 @@
+"""The extender's pages: the verbs of kube-scheduler, probes and metrics, on one address."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuvirt import __version__
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.extender.binding import NOT_LEADING
+from gpuvirt.cluster.extender.extender import MALFORMED, NOT_SERVING, VERBS, Answer, Extender, Requests, failed
+from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, head, number, text_of
+from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
+
+JSON = "application/json"
+_TEXT = "text/plain; charset=utf-8"
+_PAGES = ("/healthz", "/readyz", "/metrics")
+
+
+class Leading(Protocol):
+    """A process that may lead."""
+
+    @property
+    def term(self) -> Extender | None:
+        """The extender while this process leads; None while another process leads."""
+        ...
+
+
+@dataclass(slots=True)
+class ExtenderPages:
+    """Answers the requests to one process."""
+
+    process: Leading
+    clock: Clock
+    requests: Requests = field(default_factory=Requests)
+
+    async def answer(self, request: HttpRequest) -> HttpAnswer:
+        """Return the answer to any request."""
+        verb = request.path.strip("/")
+        if verb in VERBS:
+            if request.method != "POST":
+                return _wrong_method("POST")
+            return await self._answer_verb(verb, request)
+        if request.path not in _PAGES:
+            pages = ", ".join([*(f"/{verb}" for verb in VERBS), *_PAGES])
+            return HttpAnswer(404, f"no such page; pages are {pages}\n".encode(), _TEXT)
+        if request.method not in {"GET", "HEAD"}:
+            return _wrong_method("GET, HEAD")
+        if request.path == "/metrics":
+            return HttpAnswer(200, self.metrics().encode(), CONTENT_TYPE)
+        missing = self._missing() if request.path == "/readyz" else None
+        return HttpAnswer(200 if missing is None else 503, f"{missing or 'ok'}\n".encode(), _TEXT)
+
+    async def _answer_verb(self, verb: str, request: HttpRequest) -> HttpAnswer:
+        began_s = self.clock.monotonic_s()
+        answer = await self._answer(verb, request)
+        self.requests.results[verb, answer.result] += 1
+        self.requests.seconds[verb].observe(self.clock.monotonic_s() - began_s)
+        # A connection is kept alive by kube-scheduler: it must not stay with a process that does not lead.
+        return HttpAnswer(200, answer.body, JSON, closes=answer.result == NOT_SERVING)
+
+    async def _answer(self, verb: str, request: HttpRequest) -> Answer:
+        if request.fault:
+            return failed(f"{verb}: {request.fault}", MALFORMED)
+        if request.content_type not in {"", JSON}:
+            return failed(f"{verb}: the content type is {request.content_type}; expected {JSON}", MALFORMED)
+        if (term := self.process.term) is None:
+            return failed(NOT_LEADING, NOT_SERVING)
+        return await term.answer(verb, request.body)
+
+    def _missing(self) -> str | None:
+        """Return why this process is not ready: it does not lead, or has not listed all nodes and pods."""
+        term = self.process.term
+        return NOT_LEADING if term is None else term.missing
+
+    def metrics(self) -> str:
+        """Return the metrics page."""
+        term, requests = self.process.term, self.requests
+        return text_of(
+            gauge("gpuvirt_extender_leads", "1 in the leading process.", (), [((), float(term is not None))]),
+            gauge(
+                "gpuvirt_extender_ready", "1 once requests are answered.", (), [((), float(self._missing() is None))]
+            ),
+            counter(
+                "gpuvirt_extender_requests_total",
+                "Requests of kube-scheduler, by verb and result.",
+                ("verb", "result"),
+                requests.results.items(),
+            ),
+            _seconds(requests),
+            _books(term) if term is not None else (),
+            gauge("gpuvirt_info", "The extender's version.", ("version",), [((__version__,), 1)]),
+        )
+
+
+def _wrong_method(allowed: str) -> HttpAnswer:
+    return HttpAnswer(405, f"only {allowed} is supported here\n".encode(), _TEXT, allow=allowed)
+
+
+def _seconds(requests: Requests) -> Iterator[str]:
+    name = "gpuvirt_extender_request_seconds"
+    yield from head(name, "Duration of requests, by verb.", "histogram")
+    for verb, histogram in requests.seconds.items():
+        cumulative = 0
+        for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=False):
+            cumulative += count
+            yield f'{name}_bucket{{verb="{verb}",le="{number(bound_s)}"}} {cumulative}'
+        total = sum(histogram.counts)
+        yield f'{name}_bucket{{verb="{verb}",le="+Inf"}} {total}'
+        yield f'{name}_sum{{verb="{verb}"}} {number(histogram.total_s)}'
+        yield f'{name}_count{{verb="{verb}"}} {total}'
+
+
+def _books(term: Extender) -> Iterator[str]:
+    totals = term.index.totals()
+    yield from gauge("gpuvirt_extender_nodes", "Nodes that share GPUs.", (), [((), totals.nodes)])
+    yield from gauge("gpuvirt_extender_gpus", "GPUs that are shared.", (), [((), totals.gpus)])
+    yield from gauge(
+        "gpuvirt_extender_units",
+        "Units of all shared GPUs.",
+        ("state",),
+        [(("capacity",), totals.capacity), (("free",), totals.free)],
+    )
+    yield from gauge(
+        "gpuvirt_extender_pods",
+        "Pods with units, by whether their GPUs are known.",
+        ("gpus",),
+        [(("known",), totals.pods - totals.floating), (("unknown",), totals.floating)],
+    )
+    yield from gauge(
+        "gpuvirt_extender_bindings", "Bindings that are under way.", (), [((), float(term.binder.under_way))]
+    )

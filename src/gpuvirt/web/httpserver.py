@@ -1,0 +1,189 @@
+"""An HTTP/1.1 server for a few clients that keep their connections and send large JSON requests (h11, asyncio).
+
+kube-scheduler is such a client. A web framework with a parser in C answers the extender's requests no faster, since
+nearly all of the time goes into the request's own work (docs/decisions.md).
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import h11
+
+log = logging.getLogger(__name__)
+
+MOST_BODY_BYTES = 32 << 20
+"""The most bytes of a request's body: 5,000 whole nodes have some 20 MB."""
+IDLE_S = 120.0
+"""How long a connection may be silent between requests. Go's clients close theirs after 90 s, so that the server seldom
+closes one that a client is about to use."""
+REQUEST_S = 30.0
+"""How long a request may take to arrive, and an answer to be read."""
+MOST_CONNECTIONS = 256
+"""With more connections, the one that has been silent longest is closed."""
+READ_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One request."""
+
+    method: str
+    path: str
+    """The target without its query."""
+    content_type: str = ""
+    """The media type in lower case, without parameters."""
+    body: bytes = b""
+    fault: str = ""
+    """Why the body is not there: it is too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """The answer to a request."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    closes: bool = False
+    """Whether the connection ends with the answer, so that the client's next request may reach another server."""
+    allow: str = ""
+    """The methods that the path has, for an answer 405."""
+
+
+Handler = Callable[[HttpRequest], Awaitable[HttpAnswer]]
+
+
+class _ConnectionEndedError(Exception):
+    """The client has closed the connection between two requests."""
+
+
+class HttpServer:
+    """Serves requests by one handler."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.port: int | None = None
+        """The port of the server; None before it listens."""
+        self._handler = handler
+        self._waiting: dict[asyncio.StreamWriter, None] = {}
+        """Connections between two requests, the one that is silent longest first."""
+        self._busy: set[asyncio.StreamWriter] = set()
+
+    async def run(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
+        """Serve at an address until cancelled; raises OSError if the server can't listen there."""
+        ending = False
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if ending:
+                writer.transport.abort()
+            else:
+                group.create_task(self._serve(reader, writer))
+
+        server = await asyncio.start_server(accept, host, port, ssl=context, limit=READ_BYTES, start_serving=False)
+        async with asyncio.TaskGroup() as group:
+            await server.start_serving()
+            self.port = server.sockets[0].getsockname()[1]
+            log.info("serving", extra={"address": f"{host or '*'}:{self.port}", "tls": context is not None})
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                ending = True
+                server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection."""
+        try:
+            http = h11.Connection(h11.SERVER)
+            while await self._answer(http, reader, writer):
+                http.start_next_cycle()
+            writer.close()
+            async with asyncio.timeout(REQUEST_S):
+                await writer.wait_closed()
+        except (TimeoutError, OSError, h11.LocalProtocolError, _ConnectionEndedError):
+            pass  # the client has closed the connection, or does not send or read
+        except Exception:
+            log.exception("a request failed")
+        finally:
+            self._waiting.pop(writer, None)
+            self._busy.discard(writer)
+            writer.transport.abort()
+
+    async def _answer(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; return whether the connection goes on."""
+        self._wait(writer)
+        try:
+            async with asyncio.timeout(IDLE_S):
+                head = await _next(http, reader, writer)
+            self._waiting.pop(writer, None)
+            self._busy.add(writer)
+            if not isinstance(head, h11.Request):
+                raise _ConnectionEndedError
+            async with asyncio.timeout(REQUEST_S):
+                request = await _request(head, http, reader, writer)
+        except h11.RemoteProtocolError as error:
+            await _send(http, writer, HttpAnswer(400, f"{error}\n".encode(), "text/plain", closes=True), "GET")
+            return False
+        answer = await self._handler(request)
+        async with asyncio.timeout(REQUEST_S):
+            await _send(http, writer, answer, request.method)
+        self._busy.discard(writer)
+        return http.our_state is h11.DONE and http.their_state is h11.DONE and not answer.closes
+
+    def _wait(self, writer: asyncio.StreamWriter) -> None:
+        """Count a connection as waiting for a request, and close the oldest such connection if there are too many."""
+        self._waiting[writer] = None
+        if len(self._waiting) + len(self._busy) > MOST_CONNECTIONS:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.transport.abort()
+
+
+async def _next(http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> h11.Event:
+    """Return the next event of a request; raises h11.RemoteProtocolError for what is not HTTP, and for a torn body."""
+    while True:
+        event = http.next_event()
+        if isinstance(event, h11.Event):
+            return event
+        if event is h11.PAUSED:
+            raise h11.RemoteProtocolError("data after the end of the connection")
+        if http.they_are_waiting_for_100_continue:
+            writer.write(http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        http.receive_data(await reader.read(READ_BYTES))
+
+
+async def _request(
+    head: h11.Request, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> HttpRequest:
+    """Return a request whose head has arrived."""
+    headers = {name: value.decode("latin-1") for name, value in head.headers}
+    kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+    method, path = head.method.decode("latin-1"), head.target.decode("latin-1").partition("?")[0]
+    parts: list[bytes] = []
+    size = int(headers.get(b"content-length", "0"))
+    while size <= MOST_BODY_BYTES:
+        event = await _next(http, reader, writer)
+        if isinstance(event, h11.Data):
+            parts.append(bytes(event.data))
+            size = max(size, sum(map(len, parts)) if b"content-length" not in headers else 0)
+        else:
+            return HttpRequest(method, path, kind, b"".join(parts))
+    return HttpRequest(method, path, kind, fault=f"the body is larger than {MOST_BODY_BYTES >> 20} MiB")
+
+
+async def _send(http: h11.Connection, writer: asyncio.StreamWriter, answer: HttpAnswer, method: str) -> None:
+    if http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+        return
+    headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body)))]
+    if answer.closes:
+        headers.append(("Connection", "close"))
+    if answer.allow:
+        headers.append(("Allow", answer.allow))
+    reason = HTTPStatus(answer.status).phrase.encode()
+    writer.write(http.send(h11.Response(status_code=answer.status, headers=headers, reason=reason)) or b"")
+    if method != "HEAD":
+        writer.write(http.send(h11.Data(data=answer.body)) or b"")
+    writer.write(http.send(h11.EndOfMessage()) or b"")
+    await writer.drain()

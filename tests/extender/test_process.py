@@ -1,0 +1,162 @@
+"""Processes of the extender beside one API server: one serves, another follows, and a deposed one writes nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuvirt.apps import extender
+from gpuvirt.apps.extender import ExtenderOptions, Process
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.kubecontext import from_kubeconfig
+from gpuvirt.cluster.election import Terms
+from gpuvirt.facts.ids import parse_namespace
+from tests.extender.podapi import Object, PodApi, Served, serving
+from tests.extender.pods import node, pod
+from tests.extender.test_serving import ask, request
+
+
+async def until(met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not met():
+            await RealClock().sleep(0.01)
+
+
+async def post(process: Process, verb: str, **fields: object) -> Object:
+    assert process.server.port is not None
+    status, _, body = await ask(process.server.port, request(f"/{verb}", msgspec.json.encode(fields)))
+    assert status == 200
+    return msgspec.json.decode(body, type=dict[str, object])
+
+
+async def get(process: Process, page: str) -> tuple[int, str]:
+    assert process.server.port is not None
+    status, _, body = await ask(process.server.port, request(page, b"", method="GET"))
+    return status, body.decode()
+
+
+async def bind(process: Process, name: str, to: str = "n") -> object:
+    fields = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": to}
+    return (await post(process, "bind", **fields))["Error"]
+
+
+class Running:
+    """Processes that a test has started."""
+
+    def __init__(self, served: Served, group: asyncio.TaskGroup) -> None:
+        self._served = served
+        self._group = group
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, *, elects: bool = True) -> Process:
+        credentials = from_kubeconfig(self._served.kubeconfig)
+        namespace = parse_namespace("gpuvirt")
+        process = Process(ExtenderOptions(credentials, namespace, ("127.0.0.1", 0), elects=elects))
+        self.tasks.append(self._group.create_task(process.run()))
+        await until(lambda: process.server.port is not None)
+        return process
+
+
+@asynccontextmanager
+async def running(api: PodApi, folder: Path) -> AsyncIterator[Running]:
+    async with serving(api.answer, folder) as served, asyncio.TaskGroup() as group:
+        found = Running(served, group)
+        yield found
+        for task in found.tasks:
+            task.cancel()
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> PodApi:
+    monkeypatch.setattr(extender, "TERMS", Terms(duration_s=2, give_up_s=1.2, renew_s=0.2))
+    api = PodApi()
+    api.put("nodes", node("n", a=1000))
+    return api
+
+
+def is_ready(process: Process) -> bool:
+    return process.term is not None and process.term.missing is None
+
+
+async def test_pods_are_bound_until_their_gpu_is_full(api: PodApi, tmp_path: Path) -> None:
+    async with running(api, tmp_path) as processes:
+        process = await processes.start(elects=False)
+        await until(lambda: is_ready(process))
+        for number in range(4):
+            api.put("pods", pod(f"p{number}", 300))
+        assert [bool(await bind(process, f"p{number}")) for number in range(4)] == [False, False, False, True]
+        answer = await post(process, "filter", Pod=pod("p3", 300), NodeNames=["n"])
+        assert answer["NodeNames"] == []
+        ended = {**api.pods["default/p0"], "status": {"phase": "Succeeded"}}
+        api.put("pods", ended)
+        await until(lambda: not process.term or process.term.index.totals().free == 400)
+        assert await bind(process, "p3") == ""
+        assert (await get(process, "/readyz")) == (200, "ok\n")
+        metrics = (await get(process, "/metrics"))[1].splitlines()
+        assert 'gpuvirt_extender_units{state="free"} 100' in metrics
+        assert 'gpuvirt_extender_requests_total{verb="bind",result="ok"} 4' in metrics
+
+
+async def test_one_replica_serves_and_another_takes_over_at_once_when_it_ends(api: PodApi, tmp_path: Path) -> None:
+    async with running(api, tmp_path) as processes:
+        first = await processes.start()
+        await until(lambda: is_ready(first))
+        second = await processes.start()
+        api.put("pods", pod("p", 600))
+        api.put("pods", pod("q", 600))
+        assert "does not lead" in str(await bind(second, "p"))
+        assert (await get(second, "/readyz"))[0] == 503
+        assert await bind(first, "p") == ""
+        processes.tasks[0].cancel()
+        await until(lambda: is_ready(second))
+        assert "does not fit" in str(await bind(second, "q"))
+        assert len(api.bindings) == 1
+
+
+async def test_a_leader_that_cannot_renew_binds_nothing(api: PodApi, tmp_path: Path) -> None:
+    async with running(api, tmp_path) as processes:
+        process = await processes.start()
+        await until(lambda: is_ready(process))
+        api.put("pods", pod("p", 600))
+        api.lease_reply = 500, {"message": "etcdserver: no leader"}
+        await until(lambda: process.term is None)
+        assert "does not lead" in str(await bind(process, "p"))
+        api.lease_reply = None
+        await until(lambda: is_ready(process))
+        assert await bind(process, "p") == ""
+
+
+async def test_a_process_that_was_stopped_binds_nothing_when_it_goes_on(api: PodApi, tmp_path: Path) -> None:
+    """Its lease has ended by the clock, although it has not noticed yet."""
+    async with running(api, tmp_path) as processes:
+        process = await processes.start()
+        await until(lambda: is_ready(process))
+        api.put("pods", pod("p", 600))
+        api.lease_reply = 500, {"message": "stopped"}
+        term = process.term
+        await until(lambda: term is not None and term.missing is not None)
+        assert term is not None
+        answer = await term.answer("bind", msgspec.json.encode({}))
+        assert b"does not lead" in answer.body
+    assert api.bindings == []
+
+
+async def test_a_binding_under_way_is_finished_before_the_lease_is_released(api: PodApi, tmp_path: Path) -> None:
+    async with running(api, tmp_path) as processes:
+        process = await processes.start()
+        await until(lambda: is_ready(process))
+        api.put("pods", pod("p", 600))
+        api.faults.silent = True
+        holders: list[object] = []
+
+        async def stop() -> None:
+            await until(lambda: len(api.bindings) == 1)
+            processes.tasks[0].cancel()
+            holders.append(api.leases["gpuvirt-extender"])
+
+        error, _ = await asyncio.gather(bind(process, "p"), stop())
+        assert error == "", "the pod was read after the write that was not answered"
+        await until(lambda: "holderIdentity': ''" in str(api.leases["gpuvirt-extender"]))

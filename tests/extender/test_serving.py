@@ -1,0 +1,199 @@
+"""The extender's HTTP server: any bytes get a clear answer, and none ends it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.extender.extender import Extender
+from gpuvirt.web import httpserver
+from gpuvirt.web.extenderpages import ExtenderPages
+from gpuvirt.web.httpserver import HttpServer
+from tests.extender.pods import pod
+
+FILTER = msgspec.json.encode({"Pod": pod("p", 300), "NodeNames": ["n1"]})
+
+
+class Standby:
+    """A process that does not lead."""
+
+    term: Extender | None = None
+
+
+class Connection:
+    """A client's connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, content: bytes) -> None:
+        self.writer.write(content)
+        await self.writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body of the next answer."""
+        async with asyncio.timeout(20):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(head[0].split()[1]), headers, body
+
+    async def is_closed(self) -> bool:
+        async with asyncio.timeout(20):
+            return await self.reader.read(1) == b""
+
+
+Connect = Callable[[], Awaitable[Connection]]
+
+
+def request(path: str = "/filter", body: bytes = FILTER, *, method: str = "POST", **headers: str) -> bytes:
+    given = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(len(body))}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[int]:
+    pages = ExtenderPages(Standby(), RealClock())
+    server = HttpServer(pages.answer)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(server.run("127.0.0.1", 0))
+        while server.port is None:
+            await RealClock().sleep(0.01)
+        yield server.port
+        running.cancel()
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    async with serving() as port:
+        yield port
+
+
+@pytest.fixture
+async def connect(port: int) -> AsyncIterator[Callable[[], Awaitable[Connection]]]:
+    """Return a function that opens connections, which end with the test."""
+    opened: list[Connection] = []
+
+    async def open_one() -> Connection:
+        opened.append(Connection(*await asyncio.open_connection("127.0.0.1", port)))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.writer.transport.abort()
+
+
+async def ask(port: int, content: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Return the answer to a request on a connection of its own."""
+    client = Connection(*await asyncio.open_connection("127.0.0.1", port))
+    try:
+        await client.send(content)
+        return await client.answer()
+    finally:
+        client.writer.transport.abort()
+
+
+async def test_a_replica_that_does_not_lead_answers_an_error_and_closes_the_connection(connect: Connect) -> None:
+    client = await connect()
+    await client.send(request())
+    status, headers, body = await client.answer()
+    assert (status, headers["connection"]) == (200, "close")
+    assert msgspec.json.decode(body)["Error"].startswith("this replica of the extender does not lead")
+    assert await client.is_closed()
+
+
+async def test_other_connections_are_kept(connect: Connect) -> None:
+    client = await connect()
+    for _ in range(3):
+        await client.send(request("/healthz", b"", method="GET"))
+        assert (await client.answer())[::2] == (200, b"ok\n")
+
+
+async def test_requests_that_come_at_once_are_answered_in_turn(connect: Connect) -> None:
+    client = await connect()
+    await client.send(request("/healthz", b"", method="GET") + request("/nothing", b"", method="GET"))
+    assert [(await client.answer())[0] for _ in range(2)] == [200, 404]
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "text"),
+    [
+        (request("/filter", b"", method="GET"), 405, "only POST is supported here"),
+        (request("/healthz", b""), 405, "only GET, HEAD is supported here"),
+        (request("/scores"), 404, "no such page; pages are /filter, /prioritize, /preempt, /bind, /healthz"),
+        (request("/readyz", b"", method="GET"), 503, "this replica of the extender does not lead"),
+        (request(Content_Type="text/yaml"), 200, "filter: the content type is text/yaml; expected application/json"),
+        (request(Content_Type="application/json; charset=utf-8"), 200, "does not lead"),
+        (request(Content_Length=str(33 << 20)), 200, "filter: the body is larger than 32 MiB"),
+        (b"nonsense\r\n\r\n", 400, "illegal request line"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400, ""),
+        (request(Content_Length="-1"), 400, ""),
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", 400, ""),
+    ],
+)
+async def test_bad_requests_get_a_clear_answer(port: int, content: bytes, status: int, text: str) -> None:
+    found, _, body = await ask(port, content)
+    assert (found, text in body.decode()) == (status, True), body
+    assert (await ask(port, request("/healthz", b"", method="GET")))[0] == 200
+
+
+async def test_a_torn_body_ends_its_connection_alone(port: int, connect: Connect) -> None:
+    client = await connect()
+    await client.send(request()[:-10])
+    client.writer.write_eof()
+    assert (await client.answer())[0] == 400
+    assert (await ask(port, request()))[0] == 200
+
+
+async def test_a_body_in_pieces_and_in_chunks_is_read(connect: Connect) -> None:
+    client = await connect()
+    for start in range(0, len(request()), 50):
+        await client.send(request()[start : start + 50])
+    assert (await client.answer())[0] == 200
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (FILTER[:7], FILTER[7:])) + b"0\r\n\r\n"
+    head = b"POST /filter HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    client = await connect()
+    await client.send(head)
+    assert (await client.answer())[0] == 100
+    await client.send(chunks)
+    assert (await client.answer())[0] == 200
+
+
+async def test_chunks_are_limited_too(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpserver, "MOST_BODY_BYTES", 1000)
+    head = b"POST /filter HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    _, _, body = await ask(port, head + b"%x\r\n%s\r\n" % (2000, b"x" * 2000))
+    assert b"filter: the body is larger than" in body
+
+
+async def test_silent_clients_are_closed_and_keep_nobody_out(
+    port: int, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(httpserver, "MOST_CONNECTIONS", 10)
+    silent = [await connect() for _ in range(30)]
+    assert (await ask(port, request("/healthz", b"", method="GET")))[0] == 200
+    assert await silent[0].is_closed()
+
+
+async def test_a_slow_request_is_given_up(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpserver, "REQUEST_S", 0.1)
+    client = await connect()
+    await client.send(request()[:-10])
+    assert await client.is_closed()
+
+
+async def test_requests_are_counted_by_verb_and_result(port: int) -> None:
+    await ask(port, request())
+    await ask(port, request(Content_Type="text/yaml"))
+    _, _, page = await ask(port, request("/metrics", b"", method="GET"))
+    lines = page.decode().splitlines()
+    assert 'gpuvirt_extender_requests_total{verb="filter",result="not-serving"} 1' in lines
+    assert 'gpuvirt_extender_requests_total{verb="filter",result="malformed"} 1' in lines
+    assert 'gpuvirt_extender_request_seconds_count{verb="filter"} 2' in lines
+    assert "gpuvirt_extender_leads 0" in lines
