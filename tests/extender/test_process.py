@@ -150,12 +150,10 @@ async def test_a_binding_under_way_is_finished_before_the_lease_is_released(api:
         await until(lambda: is_ready(process))
         api.put("pods", pod("p", 600))
         api.faults.silent = True
-        holders: list[object] = []
 
         async def stop() -> None:
             await until(lambda: len(api.bindings) == 1)
             processes.tasks[0].cancel()
-            holders.append(api.leases["gpuvirt-extender"])
 
         error, _ = await asyncio.gather(bind(process, "p"), stop())
         assert error == "", "the pod was read after the write that was not answered"
