@@ -73,11 +73,10 @@ class Process:
         self.term: Extender | None = None
         """The extender while this process leads; None while another process leads."""
         self._options = options
-        self._client = Client(options.credentials)
         self._random = random
         me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
         candidacy = Candidacy(options.namespace, EXTENDER_LEASE, me, TERMS)
-        self._election = Election(self._client, candidacy, options.clock, random)
+        self._election = Election(Client(options.credentials), candidacy, options.clock, random)
         self.pages = ExtenderPages(self, options.clock)
         self.server = HttpServer(self.pages.answer)
 
@@ -99,14 +98,16 @@ class Process:
                     task.cancel()
 
     async def _lead(self) -> None:
+        client = Client(self._options.credentials, keeps=True)
         may_write: Callable[[], bool] = (lambda: self._election.may_write) if self._options.elects else (lambda: True)
-        self.term = Extender(self._client, self._options.sharing, self._options.clock, self._random, may_write)
+        self.term = Extender(client, self._options.sharing, self._options.clock, self._random, may_write)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._announce(self.term))
                 await self.term.run()
         finally:
             self.term = None
+            client.close()
 
     async def _announce(self, term: Extender) -> None:
         """Log when the nodes and the pods are listed."""

@@ -3,7 +3,7 @@
 It raises the errors of `failures` and retries nothing.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -124,8 +124,13 @@ class _DeleteOptions(msgspec.Struct, frozen=True):
 class Client:
     """A client of one API server with the credentials of one user."""
 
-    def __init__(self, credentials: Credentials) -> None:
-        self._transport = Transport(credentials)
+    def __init__(self, credentials: Credentials, *, keeps: bool = False) -> None:
+        """With `keeps`, connections are kept for the next requests."""
+        self._transport = Transport(credentials, keeps=keeps)
+
+    def close(self) -> None:
+        """Close the connections that wait for a request."""
+        self._transport.close()
 
     async def get(self, resource: Resource, name: str, shape: type[D]) -> D:
         """Return one object; raises ApiError."""
@@ -208,12 +213,17 @@ class Client:
         request = Request("POST", resource.path, headers, msgspec.json.encode(content))
         return _decoded(asked, await self._call(asked, request), shape)
 
-    async def create_part(self, resource: Resource, name: str, part: str, content: object) -> None:
-        """Create a subresource of one object, such as a pod's `binding`; raises ApiError."""
+    async def create_part(
+        self, resource: Resource, name: str, part: str, content: object, *, may_send: Callable[[], bool]
+    ) -> None:
+        """Create a subresource of one object, such as a pod's `binding`; raises ApiError.
+
+        `may_send` is asked right before the request is sent; NotSentError says that it was not.
+        """
         asked = Asked("create", resource, name, part)
         headers = {"Content-Type": "application/json"}
         path = f"{resource.path_of(name)}/{part}"
-        await self._call(asked, Request("POST", path, headers, msgspec.json.encode(content)))
+        await self._call(asked, Request("POST", path, headers, msgspec.json.encode(content), may_send))
 
     async def update(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:
         """Replace an object by `content` and return the new object; raises ApiError.

@@ -42,6 +42,10 @@ class UnreachableError(ApiError):
     """The server gave no answer: no connection, a broken or slow one, an untrusted certificate, or no HTTP."""
 
 
+class NotSentError(UnreachableError):
+    """The request was not sent: no connection, or the process may no longer write."""
+
+
 class CredentialsError(ApiError):
     """The request was not sent, because there are no credentials for it."""
 

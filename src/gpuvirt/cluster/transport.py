@@ -1,12 +1,13 @@
-"""HTTPS requests to the API server. Each request has its own connection (h11), and each wait has a limit.
+"""HTTPS requests to the API server by h11; each wait has a limit.
 
 A connection for each request costs a handshake (5 ms), and avoids connections that have died unnoticed. Only watches
-last long. While a watch is quiet, TCP keepalive detects a dead API server within a minute.
+last long. While a watch is quiet, TCP keepalive detects a dead API server within a minute. A client that writes
+hundreds of times a second keeps its connections for the next requests (`keptconnections`).
 """
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -15,7 +16,8 @@ import h11
 from gpuvirt import __version__
 from gpuvirt.cluster.access.credentials import Credentials, Streams
 from gpuvirt.cluster.access.proxies import authority
-from gpuvirt.cluster.failures import NotUnderstoodError, UnreachableError
+from gpuvirt.cluster.failures import NotSentError, NotUnderstoodError, UnreachableError
+from gpuvirt.cluster.keptconnections import KeptConnection, KeptConnections
 
 CONNECT_S = 10.0
 ANSWER_S = 30.0
@@ -35,6 +37,8 @@ class Request:
     target: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    may_send: Callable[[], bool] | None = None
+    """Asked when the connection is there, right before the request is sent."""
 
 
 class Answer:
@@ -60,9 +64,16 @@ class Answer:
 class Transport:
     """Sends HTTPS requests to one API server."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, *, keeps: bool = False) -> None:
+        """With `keeps`, connections are kept for the next requests; not with a credential plugin."""
         self.credentials = credentials
+        self._kept = KeptConnections() if keeps and credentials.plugin is None else None
         self._where = f"https://{credentials.host}:{credentials.port}"
+
+    def close(self) -> None:
+        """Close the connections that wait for a request."""
+        if self._kept is not None:
+            self._kept.close()
 
     @asynccontextmanager
     async def ask(self, request: Request, *, quiet_s: float = ANSWER_S) -> AsyncIterator[Answer]:
@@ -88,12 +99,16 @@ class Transport:
 
     @asynccontextmanager
     async def _ask(self, credentials: Credentials, request: Request, quiet_s: float) -> AsyncIterator[Answer]:
-        reader, writer = await self._connect(credentials)
+        kept = self._kept.take() if self._kept is not None else None
+        reader, writer, http = kept or (*await self._connect(credentials), h11.Connection(h11.CLIENT))
         try:
-            http = h11.Connection(h11.CLIENT)
+            if request.may_send is not None and not request.may_send():
+                raise NotSentError(
+                    f"{request.method} {request.target}: not sent, since this process may no longer write"
+                )
             with self._broken():
                 async with asyncio.timeout(ANSWER_S):
-                    writer.write(_head(credentials, http, request))
+                    writer.write(_head(credentials, http, request, keeps=self._kept is not None))
                     await writer.drain()
                     head = await _next(http, reader)
             if not isinstance(head, h11.Response):
@@ -101,12 +116,16 @@ class Transport:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
             yield Answer(head.status_code, headers, self._parts(http, reader, quiet_s))
         finally:
-            writer.transport.abort()
+            if self._kept is None or not self._kept.keep(KeptConnection(reader, writer, http)):
+                writer.transport.abort()
 
     async def _connect(self, credentials: Credentials) -> Streams:
-        with self._broken():
-            async with asyncio.timeout(CONNECT_S):
-                reader, writer = await _opened(credentials)
+        try:
+            with self._broken():
+                async with asyncio.timeout(CONNECT_S):
+                    reader, writer = await _opened(credentials)
+        except UnreachableError as error:
+            raise NotSentError(str(error)) from error
         tcp = writer.get_extra_info("socket")
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE:
@@ -149,13 +168,13 @@ async def _opened(credentials: Credentials) -> Streams:
     return reader, writer
 
 
-def _head(credentials: Credentials, http: h11.Connection, request: Request) -> bytes:
+def _head(credentials: Credentials, http: h11.Connection, request: Request, *, keeps: bool) -> bytes:
     """Return the encoded request. Raises OSError if the token can't be read."""
     headers = {
         "Host": authority(credentials.host, credentials.port),
         "User-Agent": f"gpuvirt/{__version__}",
         "Accept": "application/json",
-        "Connection": "close",
+        **({} if keeps else {"Connection": "close"}),
         **request.headers,
     }
     if (authorization := credentials.authorization()) is not None:

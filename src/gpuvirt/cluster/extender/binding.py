@@ -2,8 +2,8 @@
 
 A Binding's annotations are merged into the pod in the transaction that sets its node, and its UID is a precondition
 (Kubernetes, pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata): so a pod is bound with its GPUs or not at
-all, and no right to patch pods is needed. All decisions up to the write are one turn of the event loop, so that no
-other binding comes between the books and the reservation. The lease is checked last.
+all, and no right to patch pods is needed. The decision and the reservation are one turn of the event loop, so that no
+other binding comes between them. The lease is checked again when the connection is there, right before the write.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from gpuvirt.cluster.failures import (
     CredentialsError,
     ForbiddenError,
     NotFoundError,
+    NotSentError,
     UnauthorizedError,
 )
 from gpuvirt.cluster.resources import pods
@@ -45,7 +46,7 @@ READ_S = 1.5
 5 s in all."""
 HOLD_S = 65.0
 """How long units stay reserved after a write whose outcome is unknown: the API server ends a request after 60 s."""
-_REFUSED = (NotFoundError, ForbiddenError, UnauthorizedError, CredentialsError)
+_REFUSED = (NotSentError, NotFoundError, ForbiddenError, UnauthorizedError, CredentialsError)
 """Errors that say that the write was not made."""
 
 NOT_LEADING = "this replica of the extender does not lead, or not yet; kube-scheduler tries again"
@@ -199,7 +200,9 @@ class Binder:
         metadata = pod.metadata
         try:
             async with asyncio.timeout(WRITE_S):
-                await self._client.create_part(pods(metadata.namespace), metadata.name, "binding", write.content)
+                await self._client.create_part(
+                    pods(metadata.namespace), metadata.name, "binding", write.content, may_send=self._may_write
+                )
         except _REFUSED as error:
             self._free(write)
             raise CannotBindError(f"pod {pod.where} was not bound to node {node}: {error}") from error
