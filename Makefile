@@ -11,7 +11,7 @@ PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-unit explore explore-mutations test-cluster test-kernel lab-prepare lab-cluster lab-shell lab-down lab-kernel-shell lint format
-.PHONY: bench generate pci-ids lock clean
+.PHONY: bench bench-extender generate pci-ids lock clean
 
 help:  ## List what there is to do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ format: .venv/made-for-dev  ## Format the code
 
 bench: .venv/made-for-dev  ## Measure speed and memory (ARGS='--peer CMD' for another plugin beside it)
 	@$(VENV)/python -m bench $(ARGS)
+
+bench-extender: .venv/made-for-dev  ## Measure the scheduler extender (ARGS='--peer URL' for another one)
+	@$(VENV)/python -m bench.extender $(ARGS)
 
 generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manifests of our kinds, what the chart shares, and reference tables
 	$(VENV)/python tools/make_protos.py
