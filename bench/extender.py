@@ -261,11 +261,11 @@ def _serve_race(
         for name in asked:
             api.put("pods", pod(name, 300))
 
-        def tell() -> None:
+        def report() -> None:
             pipe.recv()
             pipe.send(units_given(api))
 
-        asyncio.get_running_loop().add_reader(pipe.fileno(), tell)
+        asyncio.get_running_loop().add_reader(pipe.fileno(), report)
         async with serving(api.answer, folder):
             await asyncio.get_running_loop().create_future()
 

@@ -9,10 +9,10 @@ from random import Random
 
 from tests.extender.pods import decoded_pod, pod
 
-from gpuvirt.cluster.extender.objects import SharingPod, demand_of_pod
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import NodeArguments
-from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.books import Books
 from gpuvirt.model.shares.demand import Units

@@ -14,7 +14,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import Candidacy, Election, Terms
 from gpuvirt.cluster.extender.extender import Extender
-from gpuvirt.cluster.extender.sharing import Sharing
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import Namespace
 from gpuvirt.tasks import until_stopped

@@ -10,7 +10,7 @@ from gpuvirt.apps.extender import ExtenderOptions, Tls, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
-from gpuvirt.cluster.extender.sharing import RESOURCE, Sharing
+from gpuvirt.cluster.shares.sharing import RESOURCE, Sharing
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ResourceName, parse_resource_name
 from gpuvirt.model.shares.demand import WHOLE, Units
@@ -74,7 +74,7 @@ def extender(  # noqa: PLR0913  one parameter an option
         raise ConfigError("no address; expected ADDRESS:PORT", where="--listen")
     served = ExtenderOptions(
         credentials=credentials,
-        namespace=apiserver.home_of(namespace, credentials),
+        namespace=apiserver.own_namespace(namespace, credentials),
         listen=address,
         sharing=Sharing(_resource(resource), Units(units), policy),
         elects=elect,

@@ -19,8 +19,6 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder, CannotBindError
 from gpuvirt.cluster.extender.filtering import filtered
-from gpuvirt.cluster.extender.index import Index
-from gpuvirt.cluster.extender.objects import SharingNode, SharingPod
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import (
@@ -31,10 +29,12 @@ from gpuvirt.cluster.extender.protocol import (
     node_arguments,
     preemption_arguments,
 )
-from gpuvirt.cluster.extender.sharing import Sharing
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.cluster.shares.index import Index
+from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.node.loops.telemetry import Histogram
 from gpuvirt.tasks import keep_going
 
@@ -135,14 +135,14 @@ class Extender:
         return Answer(msgspec.json.encode(found), OK if found.victims else REFUSED)
 
     async def _follow(self, name: str, reflector: Reflector[T], observe: Callable[[Delta[T]], None]) -> None:
-        def tell(error: ApiError | None) -> None:
+        def report(error: ApiError | None) -> None:
             if error is None:
                 self._problems.pop(name, None)
             elif str(self._problems.get(name)) != str(error):
                 log.warning("the %s cannot be observed: %s", name, error)
                 self._problems[name] = error
 
-        await keep_going(name, lambda: reflector.run(observe, tell), self._clock)
+        await keep_going(name, lambda: reflector.run(observe, report), self._clock)
 
 
 _ANSWERS: Mapping[str, Callable[[Extender, bytes], Answer]] = {
