@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
@@ -9,7 +10,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.checkpoint import RecordedAllocations, allocations_unknown, gone, without_gone
+from gpuvirt.kubelet.checkpoint import Registered, gone, without_gone
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.model.allocation.allocations import Consumers
@@ -41,6 +42,14 @@ class Listener(Protocol):
     def report_problem(self, who: str, problem: Reason | None) -> None:
         """Store the current problem of a part, None where it has none."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The content of the kubelet's checkpoint."""
+
+    consumers: Consumers = field(default_factory=dict)
+    registered: Registered = field(default_factory=dict)
 
 
 class AccountWatch:
@@ -118,18 +127,25 @@ class AccountWatch:
         if isinstance(answer, PodResourcesUnknownError) and isinstance(record, OSError | DamagedError):
             problems = f"{answer}; {record}"
         if problems and has_no_kubelet(self._paths, self._kubelets()):
-            record, answer, problems = {}, {}, ""
+            record, answer, problems = Recorded(), {}, ""
         partial = None if problems else self._partial(answer, record)
         in_api: Consumers = {} if isinstance(answer, PodResourcesUnknownError) else answer
-        in_checkpoint: Consumers = {} if isinstance(record, OSError | DamagedError) else record
+        in_checkpoint = {} if isinstance(record, OSError | DamagedError) else record.consumers
         in_file = without_gone(self._paths, in_checkpoint, in_api)
         recorded = not isinstance(record, OSError | DamagedError)
         if recorded:
             missing = gone(in_checkpoint, in_file)
             self._recorded.gone, self._missing = missing & self._missing, missing
         counted = await self._counted()
-        self._reports_counted = counted is not None
-        account = KubeletAccount(at, {**in_file, **in_api}, counted or frozenset(), recorded, partial)
+        self._tells_counted = counted is not None
+        account = KubeletAccount(
+            at,
+            {**in_file, **in_api},
+            counted or frozenset(),
+            record.registered if isinstance(record, Recorded) else {},
+            recorded,
+            partial,
+        )
         listener.observe_account(None if problems else account)
         if not listener.unsettled:
             self._early = 0
@@ -141,7 +157,7 @@ class AccountWatch:
     def _partial(
         self,
         answer: Consumers | PodResourcesUnknownError,
-        record: Consumers | OSError | DamagedError,
+        record: Recorded | OSError | DamagedError,
     ) -> Reason | None:
         """Return why the allocations may be incomplete, by the same rules as `hostaccount`.
 
@@ -176,11 +192,12 @@ class AccountWatch:
         except PodResourcesUnknownError:
             return None
 
-    def _read_checkpoint(self) -> Consumers | OSError | DamagedError:
+    def _read_checkpoint(self) -> Recorded | OSError | DamagedError:
         try:
-            return checkpoint.consumers(checkpoint.parse(self._paths.checkpoint.read_bytes()))
+            content = checkpoint.parse(self._paths.checkpoint.read_bytes())
+            return Recorded(checkpoint.consumers(content), checkpoint.registered(content))
         except FileNotFoundError as error:
             # The kubelet first writes it when a plugin registers: without it, no pod has a device of a plugin.
-            return {} if self._paths.registration_socket.exists() else error
+            return Recorded() if self._paths.registration_socket.exists() else error
         except (OSError, DamagedError) as error:
             return error

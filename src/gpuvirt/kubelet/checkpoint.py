@@ -82,6 +82,16 @@ def consumers(checkpoint: Checkpoint) -> Consumers:
     }
 
 
+Registered = Mapping[ResourceName, frozenset[DeviceId]]
+"""The healthy devices of each registered resource."""
+
+
+def registered(checkpoint: Checkpoint) -> Registered:
+    """Return the healthy devices of each registered resource; none for one whose plugin has stopped lately."""
+    found = checkpoint.data.registered_devices or {}
+    return {ResourceName(name): frozenset(map(DeviceId, devices or ())) for name, devices in found.items()}
+
+
 def without_gone(paths: KubeletPaths, in_file: Consumers, in_api: Consumers) -> Consumers:
     """Return the allocations in the checkpoint without those of pods that have ended.
 

@@ -65,6 +65,8 @@ class KubeletAccount:
     devices: Mapping[tuple[ResourceName, DeviceId], Consumer]
     counted: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
     """The healthy devices that the kubelet counts as allocatable, as far as it reports them."""
+    registered: Mapping[ResourceName, frozenset[DeviceId]] = field(default_factory=dict)
+    """The healthy devices of each resource that a plugin has registered, by the kubelet's checkpoint."""
     recorded: bool = True
     """Whether the kubelet's checkpoint was read. Without it the devices of init containers are unknown, and no entry
     ends."""
