@@ -1,4 +1,4 @@
-"""KubeVirt's own device plugin, as the kubelet sees it: it names devices by their groups."""
+"""Device plugins of other projects, as the kubelet sees them: KubeVirt's names devices by groups, NVIDIA's by UUIDs."""
 
 import asyncio
 import threading
@@ -30,9 +30,11 @@ class GroupAllocator:
 
 
 @asynccontextmanager
-async def kubevirt_offers(folder: Path, resource: ResourceName) -> AsyncIterator[GroupAllocator]:
-    """Let the plugin offer both groups as a resource, as soon as the kubelet in `folder` accepts registrations."""
-    devices = tuple(DeviceView(DeviceId(group), True, None, None, PciAddress("0000:65:00.0")) for group in GROUPS)
+async def kubevirt_offers(
+    folder: Path, resource: ResourceName, ids: Sequence[str] = GROUPS
+) -> AsyncIterator[GroupAllocator]:
+    """Let a plugin offer `ids` as a resource, as soon as the kubelet in `folder` accepts registrations."""
+    devices = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:65:00.0")) for one in ids)
     allocator, paths, clock = GroupAllocator(), KubeletPaths(folder), RealClock()
     answers = Answers(lambda *_: (), allocator.allocate)
     path = paths.device_plugins / f"kubevirt-{resource.replace('/', '-')}.sock"

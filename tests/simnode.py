@@ -72,6 +72,7 @@ class SimNode:
         self.held: dict[tuple[ResourceName, DeviceId], Consumer] = {}
         self.recorded = recorded
         self.counted: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
+        self.registered: dict[ResourceName, frozenset[DeviceId]] = {}
 
     @property
     def view(self) -> NodeView:
@@ -144,9 +145,14 @@ class SimNode:
         """Let the kubelet report from now on that it counts these devices of a resource, and no others of any."""
         self.counted = frozenset((ResourceName(resource), DeviceId(device)) for device in devices)
 
+    def register(self, resource: str, *devices: str) -> None:
+        """Let the kubelet report from now on that a plugin has registered these devices of a resource."""
+        self.registered[ResourceName(resource)] = frozenset(DeviceId(device) for device in devices)
+
     async def report_account(self) -> None:
         """Let the kubelet report its allocations now."""
-        self.agent.observe_account(KubeletAccount(self.clock.now(), dict(self.held), self.counted))
+        account = KubeletAccount(self.clock.now(), dict(self.held), self.counted, dict(self.registered))
+        self.agent.observe_account(account)
         await self.settle()
 
 

@@ -20,6 +20,7 @@ from gpuvirt.model.reasons import (
     refusals,
     shortfalls,
     unhealthy,
+    withheldshares,
 )
 
 SOURCES = Path(__file__).parent.parent.parent / "src/gpuvirt"
@@ -33,6 +34,7 @@ MODULES = (
     refusals,
     shortfalls,
     unhealthy,
+    withheldshares,
 )
 WORDINGS = [
     wording

@@ -174,7 +174,7 @@ class Agent:
         """Take the facts of an observation of the host."""
         if self._gates.observe_facts(facts):
             self._stale.set()
-        if self._state.observe_facts(facts) or self._state.offers.verdict.again_at_s is not None:
+        if self._state.observe_facts(facts) or self._judges_again_at_s is not None:
             self._stale.set()
 
     def observe_account(self, account: KubeletAccount | None) -> None:
@@ -199,6 +199,11 @@ class Agent:
         if self._operands is not None:
             self._operands.observe(observed)
             self.allocated.set()  # the kubelet is asked what it still counts
+
+    @property
+    def _judges_again_at_s(self) -> float | None:
+        verdicts = (self._state.offers.verdict, self._state.shared.sharing.verdict)
+        return min((verdict.again_at_s for verdict in verdicts if verdict.again_at_s is not None), default=None)
 
     @property
     def unsettled(self) -> bool:
@@ -259,8 +264,8 @@ class Agent:
         if self._state.withdrawal.grew or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked again for its allocations
         self._gates.answer_commands()
-        self._ledger_store.save(self._state.ledger.content)
-        self._watcher.observe_again_at(self._state.offers.verdict.again_at_s)
+        self._journal.save(self._state.ledger.content)
+        self._watcher.observe_again_at(self._judges_again_at_s)
 
     def _refresh(self) -> NodeView:
         """Return the view of all observations. New invalid desired state is logged once."""

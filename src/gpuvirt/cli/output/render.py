@@ -144,7 +144,8 @@ def _scheduler(scheduler: SchedulerView | None) -> str:
 
 
 def _offered(row: GpuView) -> Text:
-    names = [row.offered_as, *(vgpu.offered_as for vgpu in row.vgpus)]
+    names: list[str | None] = [row.offered_as, *(vgpu.offered_as for vgpu in row.vgpus)]
+    names += [f"{row.units} units"] if row.units else []
     shown = ", ".join(dict.fromkeys(name for name in names if name is not None))
     unhealthy = row.healthy is False or any(vgpu.reasons for vgpu in row.vgpus)
     return Text(shown or NOTHING, style="yellow" if unhealthy else "")

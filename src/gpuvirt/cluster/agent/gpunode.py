@@ -139,7 +139,8 @@ def _conditions(view: NodeView) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _problems(view: NodeView) -> Iterator[Reason]:
-    """Yield why a node is not Ready: its own problems, unregistered resources, offered devices that are unhealthy."""
+    """Yield why a node is not Ready: its own problems, unregistered resources, offered devices that are unhealthy,
+    shared GPUs that are withheld."""
     yield from view.notes
     for resource in view.resources:
         if (resource.devices or resource.withheld) and resource.not_registered_because is not None:
@@ -147,6 +148,9 @@ def _problems(view: NodeView) -> Iterator[Reason]:
         for device in resource.devices:
             if not device.healthy:
                 yield from device.reasons
+    for gpu in view.shared.gpus:
+        if gpu.withheld is not None and not gpu.withheld.code.passes:
+            yield gpu.withheld
 
 
 def _totals(view: NodeView) -> Totals:
@@ -172,6 +176,7 @@ def _gpu(gpu: GpuView) -> Gpu:
         users=gpu.users,
         virtual_machines=gpu.vms,
         vgpus=tuple(_vgpu(vgpu) for vgpu in gpu.vgpus),
+        units=gpu.units,
         vfs=gpu.vfs,
         reasons=_whys(gpu.reasons),
     )

@@ -146,6 +146,10 @@ class Gpu(Part, frozen=True, kw_only=True):
     users: Users = ()
     virtual_machines: VirtualMachines = ()
     vgpus: Annotated[tuple[Vgpu, ...], Meta(description="The vGPUs of the GPU.")] = ()
+    units: Annotated[
+        int | None,
+        Meta(description="The units of the GPU that pods can get, in mode shared; null: the GPU is in another mode."),
+    ] = None
     vfs: Annotated[
         int | None, Meta(description="The number of SR-IOV virtual functions of the GPU; null: not reported.")
     ] = None

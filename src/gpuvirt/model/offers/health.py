@@ -137,11 +137,11 @@ def symptoms(
     """Yield the symptoms that an inventory shows for a device; `former` are the last pods of whole functions."""
     facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
     if carrier is not None:
-        yield from _function_symptoms(carrier, candidate.id)
+        yield from function_symptoms(carrier, candidate.id)
     gpu = facts.functions.get(candidate.target.gpu)
     if gpu is not None and gpu is not carrier:
-        yield from _function_symptoms(gpu, candidate.id)
-    if carrier is not None and candidate.target not in allocated_devices.by_target:
+        yield from function_symptoms(gpu, candidate.id)
+    if carrier is not None and candidate.target not in holds.by_target:
         yield from _reset_symptoms(inventory, candidate, carrier, former)
     if candidate.group is None:
         return
@@ -161,7 +161,8 @@ def _user_symptoms(facts: Facts, subject: str, group: IommuGroup) -> Iterator[Re
         yield unhealthy.in_use_elsewhere(subject, users, *((Seen("", busy),) if busy else ()))
 
 
-def _function_symptoms(function: PciFunction, subject: str) -> Iterator[Reason]:
+def function_symptoms(function: PciFunction, subject: str) -> Iterator[Reason]:
+    """Yield the symptoms of a function itself, whatever uses it."""
     if function.fell_off_bus:
         yield refusals.fell_off_bus(subject, function.address)
     for unread in function.unread:

@@ -4,7 +4,7 @@ The agent writes it to `/run/gpuvirt/node.json` in this form, so its fields are 
 are added, never renamed. `version` grows with changes that readers must handle.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
@@ -15,6 +15,7 @@ from gpuvirt.model.devices.selectors import ResourceKind
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import Condition
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpus
 from gpuvirt.paths import HostPath
 
 VERSION = 1
@@ -113,6 +114,8 @@ class GpuView:
     siblings: tuple[PciAddress, ...] = ()
     users: tuple[str, ...] = ()
     vgpus: tuple[VgpuView, ...] = ()
+    units: int | None = None
+    """The units of a GPU in mode `shared` that pods can get; None for a GPU in another mode."""
     vfs: int | None = None
     """How many VFs it has; None in a view of an agent that is older than this field."""
     reasons: tuple[Reason, ...] = ()
@@ -141,6 +144,10 @@ class NodeView:
     """Whether the node is ready for this workload."""
     invalid: tuple[InvalidDesired, ...] = ()
     """Invalid values of the desired state, which change nothing; their reasons are among `notes`, too."""
+    shared: SharedGpus = field(default_factory=SharedGpus)
+    """The GPUs in mode `shared`."""
+    vgpu_type: NodeVgpuType | None = None
+    """The vGPU type of a node that is a VM; None where it is unknown."""
     looked: bool = True
     """Whether the host has been observed; an empty view from before that says nothing about the host."""
     version: int = VERSION

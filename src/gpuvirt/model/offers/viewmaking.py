@@ -16,6 +16,7 @@ from gpuvirt.model.inventory.inventory import Gpu, Inventory, Vgpu, malformed_en
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
+from gpuvirt.model.offers.sharing import Sharing
 from gpuvirt.model.offers.validation import Condition
 from gpuvirt.model.offers.view import (
     AgentView,
@@ -53,6 +54,7 @@ class ViewInputs:
     withholdings: Mapping[ResourceName, Withholding] = field(default_factory=dict)
     """The withheld resources."""
     invalid: tuple[InvalidDesired, ...] = ()
+    sharing: Sharing = field(default_factory=Sharing)
 
     @property
     def users(self) -> DeviceUsers:
@@ -80,18 +82,21 @@ def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
         resources=tuple(_resource(inputs, name) for name in sorted(inputs.offers.names)),
         notes=(*inputs.notes, *malformed_entries(facts)),
         boot_id=facts.platform.boot_id,
-        agent=inputs.agent,
-        workload=inputs.workload,
-        conditions=inputs.conditions,
-        invalid=inputs.invalid,
+        agent=sitter.agent,
+        workload=sitter.workload,
+        conditions=sitter.conditions,
+        invalid=sitter.invalid,
+        shared=sitter.sharing.gpus,
+        vgpu_type=sitter.sharing.vgpu_type,
     )
 
 
 def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: Gpu | None) -> GpuView:
     resource, device = offered.get(function.address, (None, None))
-    withheld = inputs.offers.withheld.get(function.address)
-    group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
-    vgpus = [vgpu for vgpu in inputs.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
+    shared = sitter.sharing.gpus.by_address.get(function.address) if gpu is not None else None
+    withheld = shared.withheld if shared is not None else sitter.offers.withheld.get(function.address)
+    group, scheduler = function.iommu_group, sitter.schedulers.get(function.address)
+    vgpus = [vgpu for vgpu in sitter.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
     return GpuView(
         address=function.address,
         pci_id=str(function.id),
@@ -107,8 +112,9 @@ def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: 
         vgpu_config=inputs.vgpu_configs.get(function.address),
         scheduler=SchedulerView(scheduler.policy, scheduler.timeslice_ms) if isinstance(scheduler, Scheduler) else None,
         siblings=gpu.siblings if gpu is not None else (),
-        users=inputs.users.of(function.address, group),
-        vgpus=tuple(_vgpu(inputs, offered, vgpu) for vgpu in vgpus),
+        users=sitter.users.of(function.address, group),
+        vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
+        units=shared.offered if shared is not None else None,
         vfs=len(function.virtfns),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
         vms=inputs.users.vms(function.address),

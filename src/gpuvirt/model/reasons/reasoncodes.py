@@ -60,16 +60,16 @@ class ReasonCode(Code):
     )
     HELD_UNDER_OTHER_NAME = _not_offered("HeldUnderOtherName", "the device is allocated to a pod as another resource")
     MALFORMED_SYSFS_ENTRY = _not_offered("MalformedSysfsEntry", "an entry of sysfs does not have the expected form")
-    WITHDRAWN = _not_offered(
-        "Withdrawn", "the device is being returned to the host, or its vGPU is no longer desired", Level.OK
-    )
+    VGPU_TYPE_UNKNOWN = _not_offered("VgpuTypeUnknown", "the catalog lacks the vGPU type of a GPU in mode `shared`")
+    GPU_NOT_INITIALIZED = _not_offered("GpuNotInitialized", "NVIDIA's driver shows no UUID or no product name")
+    REGISTERED_ELSEWHERE = _not_offered("RegisteredElsewhere", "another device plugin offers the GPU to the kubelet")
+    IN_MIG_MODE = _not_offered("InMigMode", "the GPU has GPU instances (MIG), so its units can't be shared")
+    WITHDRAWN = _not_offered("Withdrawn", "the device returns to the host, or its vGPU is not desired", Level.OK)
 
     NODE_MISSING = _unhealthy(
         "NodeMissing", "`/dev/vfio/<group>`, or the device's own node, is missing or has changed", Level.ERROR
     )
-    GROUP_NOT_VIABLE = _unhealthy(
-        "GroupNotViable", "a function of the IOMMU group has, or would get, a driver of the host"
-    )
+    GROUP_NOT_VIABLE = _unhealthy("GroupNotViable", "a function of the IOMMU group has a host driver, or gets one")
     FELL_OFF_BUS = _unhealthy("FellOffBus", "the configuration space of the function reads as 0xffff", Level.ERROR)
     UNREAD = _unhealthy(
         "Unread",
@@ -220,9 +220,7 @@ class ReasonCode(Code):
         "DriversLost", "`drivers.json`, the driver journal, was damaged; until the next boot its overrides are unknown"
     )
     DESIRED_STATE_LOST = _agent("DesiredStateLost", "`wishes.json`, the desired state of vGPUs, was damaged")
-    DESIRED_STATE_NOT_WRITTEN = _agent(
-        "DesiredStateNotWritten", "`wishes.json`, the desired state of vGPUs, is not writable"
-    )
+    DESIRED_STATE_NOT_WRITTEN = _agent("DesiredStateNotWritten", "`wishes.json`, the desired state, is not writable")
     API_SERVER_AWAY = _agent("ApiServerAway", "the API server does not answer; the agent changes nothing until then")
     API_FORBIDDEN = _agent("ApiForbidden", "the API server does not permit a request of the agent")
     AWAITS_CONTROLLER = _agent(

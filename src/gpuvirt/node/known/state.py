@@ -32,6 +32,7 @@ from gpuvirt.node.change.steps.changes import Changes
 from gpuvirt.node.known.invalidstates import InvalidStates
 from gpuvirt.node.known.ledgerkeeper import LedgerKeeper
 from gpuvirt.node.known.resourcestates import ResourceStates
+from gpuvirt.node.known.sharedstate import SharedState
 from gpuvirt.node.known.vgpuplans import VgpuPlans
 from gpuvirt.node.known.withdrawal import Withdrawal
 from gpuvirt.node.published.notice import Notice
@@ -63,6 +64,7 @@ class NodeState:
         self.vgpu_plans = VgpuPlans()
         """The desired vGPUs, and the plans toward them."""
         self.resources = ResourceStates()
+        self.shared = SharedState(settings.shares)
         self._ids, self._agent, self._notice = ids, agent, notice
         self._vgpus_only = vgpus_only
         self._inventory: Inventory | None = None
@@ -193,7 +195,8 @@ class NodeState:
         """Take the kubelet's account, None if the kubelet did not answer; return whether that is a change."""
         before = self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving
         self.ledger.observe_account(account)
-        return (self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving) != before
+        is_change = self.shared.observe_account(account)
+        return is_change or (self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving) != before
 
     def set_vgpu_configs(self, config_set: ConfigSet | None, problem: InvalidDesired | None) -> None:
         """Set the vGPU configs, None if they are unknown, and the problem of the newest ConfigMap."""
@@ -239,6 +242,7 @@ class NodeState:
         self.withdrawal.conclude(functions, vgpus, passed, at, drained=self._drained.functions)
         if not self._vgpus_only:
             self._offers = self.resources.make_offers(inventory, self._offer_inputs(now_s), self._offers)
+        self.shared.conclude(inventory, self._modes, now_s)
         account = self.ledger.account
         if self._notice is not None:
             self._notice.conclude(registered(self._offers), going, account.counted if account is not None else ())
@@ -279,6 +283,7 @@ class NodeState:
             workload=workload,
             conditions=conditions(inventory, workload, drivers),
             withholdings={**self.resources.waiting, **self.resources.withholdings},
+            sharing=self.shared.sharing,
         )
         return make_view(inputs, at)
 

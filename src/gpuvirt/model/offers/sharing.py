@@ -1,0 +1,142 @@
+"""Decides which units of GPUs are offered, and which vGPU type a node's label names.
+
+A GPU in mode `shared` is withheld, with one reason, where its size is not known, where another front end could give it
+to a pod as well, or where it is unhealthy.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.deviceids import DriverInformation
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
+from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.offers.health import Key, Verdict, function_symptoms, judge
+from gpuvirt.model.reasons import Reason, refusals, withheldshares
+from gpuvirt.model.shares.capacity import UnknownType, type_label, units_of, vgpu_type_of
+from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.otherplugins import OtherPlugins, why_given_elsewhere
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpu, SharedGpus
+from gpuvirt.model.vgputypes.profiles import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """The shared GPUs, and the judgement of their health that the next decision starts from."""
+
+    gpus: SharedGpus = field(default_factory=SharedGpus)
+    vgpu_type: NodeVgpuType | None = None
+    """None where it is unknown."""
+    verdict: Verdict = field(default_factory=Verdict)
+
+
+def share_gpus(
+    inventory: Inventory,
+    modes: Modes,
+    settings: ShareSettings,
+    plugins: OtherPlugins | Unknown,
+    before: Verdict,
+    now_s: float,
+) -> Sharing:
+    """Return the shared GPUs of a node; `before` is the last verdict on their health."""
+    resource, whole = ResourceName(settings.resource), Units(settings.units)
+    shared = [address for address in inventory.gpus if modes.of(address) is DesiredMode.SHARED]
+    verdict = judge(before, {_key(resource, gpu): tuple(_symptoms(inventory, gpu)) for gpu in shared}, now_s)
+    elsewhere = why_given_elsewhere(inventory, plugins) if isinstance(plugins, OtherPlugins) and shared else {}
+    gpus: list[SharedGpu] = []
+    for address in shared:
+        found = _sized(inventory, address, whole)
+        against = verdict.health(_key(resource, address)).against
+        withheld = found.withheld or elsewhere.get(address) or (against[0] if against else None)
+        if withheld is None and isinstance(plugins, Unknown):
+            withheld = plugins.reason_for(address) or refusals.allocations_unknown(address)
+        gpus.append(SharedGpu(address, found.id, found.units, found.vgpu_type, found.minor, withheld))
+    known = isinstance(plugins, OtherPlugins)
+    return Sharing(
+        SharedGpus(tuple(gpus), resource, whole, known),
+        vgpu_type_of_node(inventory, modes, settings.vgpu_type_labels),
+        verdict,
+    )
+
+
+def vgpu_type_of_node(inventory: Inventory, modes: Modes, keys: tuple[str, ...]) -> NodeVgpuType | None:
+    """Return the vGPU type that all GPUs of a node have; None where a type can't be read.
+
+    A pod that gets any GPU of a node gets one of this type: a node with other GPUs, and a node one of whose GPUs
+    containers don't get, has none. A whole card is of no vGPU type.
+    """
+    information = inventory.facts.device_ids.information
+    nvidias = [address for address, gpu in inventory.gpus.items() if gpu.function.id.vendor == NVIDIA]
+    if not nvidias or any(modes.of(address) not in FOR_CONTAINERS for address in nvidias):
+        return NodeVgpuType(None, keys)
+    labels: set[str | None] = set()
+    for address in nvidias:
+        found = information.get(address)
+        if not isinstance(found, DriverInformation) or found.model is None:
+            return None
+        vgpu_type = vgpu_type_of(found.model)
+        labels.add(type_label(vgpu_type) if isinstance(vgpu_type, Profile) else None)
+    return NodeVgpuType(labels.pop() if len(labels) == 1 else None, keys)
+
+
+def _key(resource: ResourceName, address: PciAddress) -> Key:
+    return resource, DeviceId(address)
+
+
+def _symptoms(inventory: Inventory, address: PciAddress) -> Iterator[Reason]:
+    function = inventory.facts.functions[address]
+    yield from function_symptoms(function, address)
+
+
+def _sized(inventory: Inventory, address: PciAddress, whole: Units) -> SharedGpu:
+    """Return a GPU with its id and units, or the reason why it can't be shared at all."""
+    function, ids = inventory.facts.functions[address], inventory.facts.device_ids
+    if (reason := _why_not_native(function)) is not None:
+        return SharedGpu(address, withheld=reason)
+    information = ids.information.get(address)
+    if isinstance(information, Unread):
+        return SharedGpu(address, withheld=refusals.unread(address, information, "none of its units are offered"))
+    if information is None:
+        return SharedGpu(address, withheld=withheldshares.not_initialized(address, "folder in /proc", "not there"))
+    gpu = GpuId(information.uuid) if information.uuid is not None else None
+    if information.model is None:
+        return SharedGpu(
+            address,
+            gpu,
+            None,
+            None,
+            information.minor,
+            withheldshares.not_initialized(address, "product name", "Model"),
+        )
+    units, vgpu_type = units_of(information.model, function.id, whole), vgpu_type_of(information.model)
+    reason = None
+    if isinstance(units, UnknownType):
+        reason = withheldshares.type_unknown(address, units.name, units.cards)
+    elif gpu is None:
+        reason = withheldshares.not_initialized(address, "UUID", "GPU UUID")
+    elif units < 1:
+        reason = withheldshares.less_than_a_unit(address, information.model, whole)
+    elif address in (ids.mig_gpus or ()):
+        reason = withheldshares.in_mig_mode(address)
+    return SharedGpu(
+        address,
+        gpu,
+        None if isinstance(units, UnknownType) else units,
+        vgpu_type.text if isinstance(vgpu_type, Profile) else None,
+        information.minor,
+        reason,
+    )
+
+
+def _why_not_native(function: PciFunction) -> Reason | None:
+    if isinstance(function.driver, Unread):
+        return refusals.unread(function.address, function.driver, "none of its units are offered")
+    if function.id.vendor != NVIDIA:
+        return withheldshares.not_nvidias(function.address, str(function.id))
+    if function.driver is None or function.is_idle or function.on_vfio:
+        return withheldshares.not_native_yet(function.address, function.driver)
+    return None

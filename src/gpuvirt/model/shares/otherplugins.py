@@ -1,0 +1,90 @@
+"""The GPUs that other device plugins offer or have given: a GPU is given by one front end.
+
+The kubelet has the devices of all plugins in its accounts. The ids of gpuvirt's own units name no GPU, and don't count.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.allocation.podallocations import Allocation, map_allocations, vendor_of
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.reasons import Reason, withheldshares
+
+CONTAINER_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
+"""The beginnings of the names under which NVIDIA's device plugin offers GPUs and their instances."""
+
+Device = tuple[ResourceName, DeviceId]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPlugins:
+    """The devices of all resources but the units."""
+
+    registered: frozenset[Device] = frozenset()
+    """The devices that the kubelet can give to pods."""
+    allocated: Mapping[Device, str] = field(default_factory=dict)
+    """The pods that have devices, as text."""
+    without_devices: frozenset[ResourceName] = frozenset()
+    """The resources of NVIDIA's device plugin of which the kubelet has no device now."""
+
+
+def other_plugins(account: KubeletAccount | None, units: ResourceName) -> OtherPlugins | Unknown:
+    """Return the devices of other resources than `units`; unknown where the kubelet's accounts are incomplete."""
+    if account is None or not account.recorded or account.partial is not None:
+        return Unknown(account.partial if account is not None else None)
+    recorded = {
+        (resource, device)
+        for resource, devices in account.registered.items()
+        for device in devices
+        if resource != units
+    }
+    counted = {key for key in account.counted if key[0] != units}
+    named = {resource for resource, _ in counted}
+    return OtherPlugins(
+        frozenset(recorded | counted),
+        {key: consumer.text for key, consumer in account.devices.items() if key[0] != units},
+        frozenset(
+            resource
+            for resource, devices in account.registered.items()
+            if not devices and resource not in named and resource.startswith(CONTAINER_RESOURCES)
+        ),
+    )
+
+
+def why_given_elsewhere(inventory: Inventory, plugins: OtherPlugins) -> Mapping[PciAddress, Reason]:
+    """Return the GPUs of NVIDIA that another device plugin offers or has given, or may offer, each with the reason."""
+    reasons: dict[PciAddress, Reason] = {}
+    nvidias = [address for address, gpu in inventory.gpus.items() if gpu.function.id.vendor == NVIDIA]
+    for address, reason in _reasons(inventory, plugins, nvidias):
+        reasons.setdefault(address, reason)
+    return reasons
+
+
+def _reasons(
+    inventory: Inventory, plugins: OtherPlugins, nvidias: list[PciAddress]
+) -> Iterator[tuple[PciAddress, Reason]]:
+    """Yield the reasons, those that are certain first."""
+    uncertain: list[Allocation] = []
+    registered = [Allocation(resource, device, "") for resource, device in sorted(plugins.registered)]
+    allocated = [Allocation(*key, pod) for key, pod in sorted(plugins.allocated.items())]
+    for allocation in (*registered, *allocated):
+        mapped = map_allocations(inventory, (allocation,))
+        for address in mapped.by_gpu(inventory):
+            if allocation.pod:
+                reason = withheldshares.allocated_elsewhere(
+                    address, allocation.resource, allocation.device, allocation.pod
+                )
+            else:
+                reason = withheldshares.registered_elsewhere(address, allocation.resource, allocation.device)
+            yield address, reason
+        uncertain += mapped.unmapped
+    for allocation in uncertain:
+        for address in nvidias if vendor_of(allocation) == NVIDIA else ():
+            yield address, withheldshares.maybe_registered(address, allocation.resource, allocation.device)
+    for resource in sorted(plugins.without_devices):
+        for address in nvidias:
+            yield address, withheldshares.registered_without_devices(address, resource)

@@ -1,0 +1,69 @@
+"""The GPUs of a node in mode `shared`, with the units that pods can get, or why they get none."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuvirt.facts.ids import PciAddress, ResourceName
+from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.shares.demand import WHOLE, Units
+from gpuvirt.model.shares.placement import GpuId, Shares
+
+UNITS_RESOURCE = ResourceName(ShareSettings().resource)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGpu:
+    """One GPU in mode `shared`."""
+
+    address: PciAddress
+    id: GpuId | None = None
+    """Its UUID, by which annotations name it; None where the driver does not show it."""
+    units: Units | None = None
+    """The units that it has, offered or not; None where they are unknown."""
+    vgpu_type: str | None = None
+    """The vGPU type, if the GPU is a vGPU and the host a VM: `V100-8Q`."""
+    minor: int | None = None
+    """The number of its device node `/dev/nvidia0`; None where the driver does not show it."""
+    withheld: Reason | None = None
+    """Why its units are not offered; None if they are."""
+
+    @property
+    def offered(self) -> Units:
+        """The units that pods can get."""
+        return self.units if self.withheld is None and self.id is not None and self.units is not None else Units(0)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGpus:
+    """All GPUs of a node in mode `shared`."""
+
+    gpus: tuple[SharedGpu, ...] = ()
+    resource: ResourceName = UNITS_RESOURCE
+    """The resource that pods request units of."""
+    whole: Units = WHOLE
+    """The units of a whole card."""
+    is_known: bool = False
+    """Whether the host was observed, and the kubelet's accounts are complete. While they are not, no units are offered,
+    and what the node shows stays as it is."""
+
+    @property
+    def capacity(self) -> Shares:
+        """The units of each GPU that pods can get."""
+        return {gpu.id: gpu.offered for gpu in self.gpus if gpu.id is not None and gpu.offered > 0}
+
+    @property
+    def by_address(self) -> Mapping[PciAddress, SharedGpu]:
+        """The GPUs by their addresses."""
+        return {gpu.address: gpu for gpu in self.gpus}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVgpuType:
+    """The vGPU type of a node that is a VM."""
+
+    label: str | None
+    """The value of the node's label, `v100-8q-8GB`; None: the node gets no such label, since its GPUs are whole cards,
+    of several types, or not for containers."""
+    keys: tuple[str, ...] = ()
+    """The keys of the label, by the settings."""
