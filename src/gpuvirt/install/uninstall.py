@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.agent.sharedkeys import keys_without_shares
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, retried
@@ -89,7 +90,9 @@ def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool =
     if agents_gone:
         labels |= dict.fromkeys(key for key in (*AGENT_KEYS, *DISCOVERED) if key in metadata.labels)
         annotations |= dict.fromkeys(key for key in AGENT_KEYS if key in metadata.annotations)
-    return DesiredLabels(labels, annotations)
+        shares = keys_without_shares(metadata)
+        labels, annotations = labels | shares.labels, annotations | shares.annotations
+    return Keys(labels, annotations)
 
 
 def _writes_again(pod: Pod) -> bool:

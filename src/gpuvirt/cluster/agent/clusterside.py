@@ -16,6 +16,8 @@ from gpuvirt.cluster.agent.nodecounts import NodeCounts
 from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
+from gpuvirt.cluster.agent.sharedkeys import shared_claim
+from gpuvirt.cluster.agent.statelabel import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
@@ -119,7 +121,11 @@ class _Run:
     def start(self) -> None:
         """Start the tasks."""
         side, agent = self._side, self._agent
-        claims = [state_claim(agent.vgpu_states, OF_VGPUS), state_claim(agent.workload_states, OF_WORKLOAD)]
+        claims = [
+            state_claim(agent.vgpu_states, OF_VGPUS),
+            state_claim(agent.workload_states, OF_WORKLOAD),
+            shared_claim(agent.views),
+        ]
         if side.operands is not None:
             self._follow_operands(side.operands)
             claims.append(operand_claim(agent.operands_away))
