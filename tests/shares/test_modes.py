@@ -80,6 +80,9 @@ def test_a_label_and_a_gpu_node_that_mix_modes_keep_the_modes() -> None:
     [
         (ShareSettings(resource="vgpu"), "$.shares.resource"),
         (ShareSettings(resource="kubernetes.io/vgpu"), "$.shares.resource"),
+        (ShareSettings(resource="example.com/vgpu"), "$.shares.resource"),
+        (ShareSettings(resource="nvidia.com/gpu"), "$.shares.resource"),
+        (ShareSettings(resource="nvidia.com/gpu.part"), "$.shares.resource"),
         (ShareSettings(vgpu_type_labels=("vgpu.type", "a b")), "$.shares.vgpu_type_labels[1]"),
         (ShareSettings(vgpu_type_labels=("nvidia.com/gpu.workload.config",)), "$.shares.vgpu_type_labels[0]"),
         (ShareSettings(vgpu_type_labels=("node-role.kubernetes.io/master",)), "$.shares.vgpu_type_labels[0]"),

@@ -78,11 +78,11 @@ async def test_a_worker_vm_with_whole_cards_offers_all_units_of_each(simulated: 
 
 
 async def test_the_units_of_a_card_are_a_setting(simulated: Simulated, tmp_path: Path) -> None:
-    settings = Settings(mode=DesiredMode.SHARED, shares=ShareSettings(units=100, resource="example.com/vgpu"))
+    settings = Settings(mode=DesiredMode.SHARED, shares=ShareSettings(units=100, resource="nvidia.com/part"))
     async with running_node(simulated("vm-V100-8Q"), tmp_path, settings) as node:
         await node.report_account()
         assert capacity(node) == {uuid(VGPU): 50}
-        assert (node.view.shared.resource, node.view.shared.whole) == ("example.com/vgpu", 100)
+        assert (node.view.shared.resource, node.view.shared.whole) == ("nvidia.com/part", 100)
 
 
 async def test_a_vgpu_of_less_than_one_unit_is_withheld(simulated: Simulated, tmp_path: Path) -> None:
@@ -111,6 +111,28 @@ async def test_the_label_shares_the_gpus_of_a_host_after_they_served_vms(simulat
         assert (
             claimed(node)[SHARED_GPUS_ANNOTATION] == msgspec.json.encode(dict(sorted(capacity(node).items()))).decode()
         )
+
+
+async def test_pods_with_units_keep_the_gpus_on_their_driver(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
+    async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
+        for value in ("shared", "vm-passthrough"):
+            node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
+            for _ in range(5):
+                await node.advance(5)
+                await node.report_account()
+            node.hold("nvidia.com/vgpu", "0-1", pod="infer-1")
+        await node.advance(60)
+        assert {kernel.pci.functions[PciAddress(gpu)].driver for gpu in T4} == {"nvidia"}
+        state = node.agent.workload_states.get()
+        assert state is not None
+        assert state.name is StateName.PENDING
+        assert "pod default/infer-1" in state.reason
+        node.free("0-1")
+        for _ in range(5):
+            await node.report_account()
+            await node.advance(20)
+        assert {kernel.pci.functions[PciAddress(gpu)].driver for gpu in T4} == {"vfio-pci"}
 
 
 async def test_single_gpus_are_shared_beside_others_for_containers_and_vms(

@@ -5,7 +5,7 @@ gpuvirt defines those of `gpuvirt.io`. `model` has the labels that the agent and
 annotation that only one module uses is defined in that module.
 """
 
-from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.settings import CONTAINER_RESOURCES, Settings
 from gpuvirt.model.desired.workload import LABEL, VGPU_CONFIG_LABEL, Workload
 from gpuvirt.model.offers import discovery
 
@@ -32,7 +32,7 @@ MIG_CONFIG_LABEL = "nvidia.com/mig.config"
 MIG_CAPABLE_LABEL = "nvidia.com/mig.capable"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 VGPU_HOST_DRIVER_LABEL = "nvidia.com/vgpu.host-driver-version"
-GPU_RESOURCES = "nvidia.com/gpu", "nvidia.com/mig-"
+GPU_RESOURCES = CONTAINER_RESOURCES
 """The beginnings of the names of resources that NVIDIA's device plugin offers to containers."""
 SHARES_RESOURCE = Settings().shares.resource
 """The resource whose units are parts of GPUs in mode `shared`, by default."""

@@ -18,6 +18,9 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
 from gpuvirt.model.inventory.naming import env_name
 
+CONTAINER_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
+"""The beginnings of the names under which NVIDIA's device plugin offers GPUs and their instances to containers."""
+
 
 class Spread(StrEnum):
     """Which of several equal vGPUs a VM gets."""
@@ -55,7 +58,7 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How GPUs in mode `shared` are offered, and which labels name the vGPU type of a node that is a VM."""
 
     resource: str = "nvidia.com/vgpu"
-    """The resource that pods request units of."""
+    """The resource that pods request units of, of the domain `nvidia.com`."""
     units: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     """The units of a whole GPU. A vGPU has as many as its framebuffer is of its card's."""
     vgpu_type_labels: tuple[str, ...] = ("vgpu.type",)
@@ -179,6 +182,13 @@ def _check_shares(shares: ShareSettings, where: str) -> None:
         parse_resource_name(shares.resource)
     except InvalidIdError as error:
         raise ConfigError(str(error), where=where, path="$.shares.resource") from error
+    if not shares.resource.startswith("nvidia.com/") or shares.resource.startswith(CONTAINER_RESOURCES):
+        raise ConfigError(
+            f"{shares.resource} is no name for units of GPUs; expected one of the domain nvidia.com, by which gpuvirt"
+            f" knows that pods have a GPU of NVIDIA, that does not begin with {' or '.join(CONTAINER_RESOURCES)}",
+            where=where,
+            path="$.shares.resource",
+        )
     for index, key in enumerate(shares.vgpu_type_labels):
         try:
             parse_label_key(key)

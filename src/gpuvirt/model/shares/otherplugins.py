@@ -11,11 +11,9 @@ from gpuvirt.facts.pci import NVIDIA
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.allocation.podallocations import Allocation, map_allocations, vendor_of
+from gpuvirt.model.desired.settings import CONTAINER_RESOURCES
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, withheldshares
-
-CONTAINER_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
-"""The beginnings of the names under which NVIDIA's device plugin offers GPUs and their instances."""
 
 Device = tuple[ResourceName, DeviceId]
 
