@@ -106,6 +106,19 @@ def test_runtimes(path: str, text: str, code: FindingCode | None, fix: str) -> N
     assert codes(examine(kernel)) <= {FindingCode.NOT_READ}, "only CDI answers need the runtime's CDI support"
 
 
+def test_gpus_in_mode_shared_need_the_runtimes_cdi() -> None:
+    kernel = host(with_file(CONTAINERD, "version = 2\n"))
+    off = found(examine(kernel, settings=SHARED), FindingCode.CDI_OFF)
+    assert off.why is not None
+    assert "GPUs in mode shared" in off.why
+    assert "or set mode container for these GPUs" in off.fix
+    without = Settings(mode=DesiredMode.SHARED, cdi=CdiUse.NONE)
+    assert FindingCode.CDI_OFF in codes(examine(kernel, settings=without))
+    assert FindingCode.CDI_OFF not in codes(examine(kernel, settings=Settings(mode=DesiredMode.CONTAINER)))
+    on = host(with_file(CONTAINERD, "version = 3\n"))
+    assert FindingCode.CDI_OFF not in codes(examine(on, settings=SHARED))
+
+
 def test_every_check_has_a_host_with_a_finding() -> None:
     """Faults of the kubelet and of KubeVirt are in files of their own."""
     reported = {

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.platform import FunctionSetup
-from gpuvirt.facts.setup import KubeletFacts, Setup
-from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS
+from gpuvirt.facts.setup import Setup
+from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.inventory.inventory import Gpu, Inventory
@@ -33,6 +33,12 @@ class Evidence:
         own = self.settings.own_modes
         modes = {gpu.desired or own.of(gpu.address) for gpu in self.view.gpus}
         return bool(modes) and modes <= set(FOR_CONTAINERS)
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether a GPU is in mode `shared`, by its desired mode; without the agent by the settings."""
+        own = self.settings.own_modes
+        return any((gpu.desired or own.of(gpu.address)) == DesiredMode.SHARED for gpu in self.view.gpus)
 
     @property
     def cmdline(self) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class CdiSettings:
 
 def container_cdi(evidence: Evidence) -> Iterator[Finding]:
     """Container runtimes have CDI on, and read gpuvirt's CDI specs."""
-    if evidence.settings.cdi is CdiUse.NONE:
+    if evidence.settings.cdi is CdiUse.NONE and not evidence.shares_gpus:
         return
     for runtime in evidence.setup.runtimes:
         if unknown := list(_unreadable_files(runtime)):
@@ -84,13 +84,13 @@ def _of_runtime(evidence: Evidence, runtime: Runtime) -> Iterator[Finding]:
     files = [(file.path, file.text or "") for file in runtime.files]
     settings, merged = (cdi_settings(files, replacing=replacing) for replacing in (True, False))
     folders = settings.folders
-    needed = evidence.settings.cdi is CdiUse.ANSWERS
+    needed = evidence.settings.cdi is CdiUse.ANSWERS or evidence.shares_gpus
     not_read = isinstance(folders, list) and not OUR_FOLDERS & {path for path in folders if isinstance(path, str)}
     shown = Seen(settings.path, f"enable_cdi: {settings.enabled if settings.enabled is not None else 'default'}")
     if not needed:
         yield fine("the container runtime", "needs no CDI: KubeVirt and Kata get gpuvirt's devices without it", shown)
     elif settings.is_off or merged.is_off:
-        yield _off(runtime, settings, merged)
+        yield _off(runtime, settings, merged, shares=evidence.shares_gpus)
     elif not_read:
         yield problem(
             FindingCode.CDI_FOLDER_NOT_READ,
@@ -114,7 +114,7 @@ def _folders_in(files: Sequence[tuple[str, str]]) -> str:
     return found[-1] if found else files[0][0]
 
 
-def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings) -> Finding:
+def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings, *, shares: bool) -> Finding:
     certain = settings.is_off and merged.is_off
     shown = settings if settings.is_off else merged
     missing = f"version = {shown.version}, no enable_cdi"
@@ -133,13 +133,14 @@ def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings) -> Findin
         if certain
         else "has CDI on or off by its version: some versions replace a whole table by that of an imported file",
         tuple(places),
-        why="pods with gpuvirt's devices don't start: the runtime can't find the CDI devices (setting cdi: answers)",
+        why="pods with gpuvirt's devices don't start: the runtime can't find the CDI devices"
+        f" ({'GPUs in mode shared' if shares else 'setting cdi: answers'})",
         fix=(
             f"# in {runtime.files[-1].path if not certain else shown.path}",
             table,
             "  enable_cdi = true",
             "systemctl restart containerd",
-            "or set cdi: files in gpuvirt's settings",
+            "or set mode container for these GPUs" if shares else "or set cdi: files in gpuvirt's settings",
         ),
         level=Level.ERROR if certain else Level.WARNING,
     )
