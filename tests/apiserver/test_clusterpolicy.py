@@ -80,7 +80,7 @@ def test_unknown_fields_are_kept_and_ignored(spec: object) -> None:
         (
             {"sandboxWorkloads": {"defaultWorkload": "kata"}},
             "$.spec.sandboxWorkloads.defaultWorkload",
-            "Invalid enum value 'kata'; expected one of: container, vm-passthrough, vm-vgpu",
+            "Invalid enum value 'kata'; expected one of: container, shared, vm-passthrough, vm-vgpu",
         ),
         ({"daemonsets": {"labels": {"a/b": 1}}}, "$.spec.daemonsets.labels.a/b", "Expected `str`, got `int`"),
         ([], "$.spec", "Expected `object`, got `array`"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.cluster.agent.sharedkeys import OWNED_ANNOTATION, keys_without_shares, shared_claim
-from gpuvirt.cluster.keys import patch_of
+from gpuvirt.cluster.labelpatch import patch_of
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.install.uninstall import left_of

@@ -14,6 +14,7 @@ from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings, ShareSettings
+from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
@@ -65,7 +66,7 @@ async def test_a_worker_vm_with_half_a_card_offers_500_units(simulated: Simulate
         assert capacity(node) == {uuid(VGPU): 500}
         found = node.view.shared.gpus[0]
         assert (found.address, found.vgpu_type, found.minor, found.withheld) == (VGPU, "V100-8Q", 0, None)
-        assert (node.gpu(VGPU).units, node.gpu(VGPU).reasons) == (500, ())
+        assert (node.gpu(VGPU).mode, node.gpu(VGPU).units, node.gpu(VGPU).reasons) == (Mode.SHARED, 500, ())
         assert node.view.notes == ()
         assert kernel.writes == []
 

@@ -92,7 +92,7 @@ def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool =
         annotations |= dict.fromkeys(key for key in AGENT_KEYS if key in metadata.annotations)
         shares = keys_without_shares(metadata)
         labels, annotations = labels | shares.labels, annotations | shares.annotations
-    return Keys(labels, annotations)
+    return DesiredLabels(labels, annotations)
 
 
 def _writes_again(pod: Pod) -> bool:

@@ -10,7 +10,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.checkpoint import Registered, gone, without_gone
+from gpuvirt.kubelet.checkpoint import RecordedAllocations, Registered, allocations_unknown, gone, without_gone
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.model.allocation.allocations import Consumers
@@ -137,7 +137,7 @@ class AccountWatch:
             missing = gone(in_checkpoint, in_file)
             self._recorded.gone, self._missing = missing & self._missing, missing
         counted = await self._counted()
-        self._tells_counted = counted is not None
+        self._reports_counted = counted is not None
         account = KubeletAccount(
             at,
             {**in_file, **in_api},

@@ -264,7 +264,7 @@ class Agent:
         if self._state.withdrawal.grew or (self.notice is not None and self.notice.is_growing):
             self.allocated.set()  # the kubelet is asked again for its allocations
         self._gates.answer_commands()
-        self._journal.save(self._state.ledger.content)
+        self._ledger_store.save(self._state.ledger.content)
         self._watcher.observe_again_at(self._judges_again_at_s)
 
     def _refresh(self) -> NodeView:

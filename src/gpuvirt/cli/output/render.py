@@ -24,7 +24,7 @@ RESOURCE_COLUMNS = (
     Column("ALLOCATED"),
     Column("REGISTERED", folds=True),
 )
-MODE_COLORS = {Mode.PASSTHROUGH: "green", Mode.VGPU: "cyan", Mode.CONTAINER: "blue"}
+MODE_COLORS = {Mode.PASSTHROUGH: "green", Mode.VGPU: "cyan", Mode.CONTAINER: "blue", Mode.SHARED: "magenta"}
 
 
 def json_lines(value: object) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpuvirt.cluster.agent.nodekeys import Claim
-from gpuvirt.cluster.keys import Keys
+from gpuvirt.cluster.agent.nodelabels import Claim
+from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
@@ -25,29 +25,29 @@ OWNED_ANNOTATION = "gpuvirt.io/vgpu-type-labels"
 def shared_claim(views: Cell[NodeView]) -> Claim:
     """Return the claim of the annotation and the labels; before the host is observed, the node's stay as they are."""
 
-    def keys(observed: Metadata) -> Keys:
+    def keys(observed: Metadata) -> DesiredLabels:
         view = views.get()
         if not view.looked:
-            return Keys()
-        labels = _type_keys(observed, view.vgpu_type) if view.vgpu_type is not None else Keys()
-        return Keys(labels.labels, labels.annotations | _annotation(view.shared))
+            return DesiredLabels()
+        labels = _type_keys(observed, view.vgpu_type) if view.vgpu_type is not None else DesiredLabels()
+        return DesiredLabels(labels.labels, labels.annotations | _annotation(view.shared))
 
-    return Claim(keys, views.telling)
+    return Claim(keys, views.notifying)
 
 
 def owned_labels(observed: Metadata) -> Mapping[str, str]:
     """Return the labels that the agent wrote and that still have the values that it wrote."""
     try:
         written = from_json(observed.annotations.get(OWNED_ANNOTATION, "{}").encode(), dict[str, str])
-    except DamagedError:  # somebody has edited it: the labels are the admin's then
+    except DamagedError:  # a user has edited it: the labels are the admin's then
         return {}
     return {key: value for key, value in written.items() if observed.labels.get(key) == value}
 
 
-def keys_without_shares(observed: Metadata) -> Keys:
+def keys_without_shares(observed: Metadata) -> DesiredLabels:
     """Return the removal of all that the agent wrote here."""
     written = (OWNED_ANNOTATION, SHARED_GPUS_ANNOTATION)
-    return Keys(
+    return DesiredLabels(
         dict.fromkeys(owned_labels(observed)), dict.fromkeys(key for key in written if key in observed.annotations)
     )
 
@@ -58,11 +58,11 @@ def _annotation(shared: SharedGpus) -> dict[str, str | None]:
     return {SHARED_GPUS_ANNOTATION: shared_gpus_text(shared.capacity)} if shared.is_known else {}
 
 
-def _type_keys(observed: Metadata, vgpu_type: NodeVgpuType) -> Keys:
+def _type_keys(observed: Metadata, vgpu_type: NodeVgpuType) -> DesiredLabels:
     owned, label = owned_labels(observed), vgpu_type.label
     desired = {
         key: label for key in vgpu_type.keys if label is not None and (key in owned or key not in observed.labels)
     }
     gone = dict.fromkeys(key for key in owned if key not in desired)
     written = msgspec.json.encode(dict(sorted(desired.items()))).decode() if desired else None
-    return Keys({**gone, **desired}, {OWNED_ANNOTATION: written})
+    return DesiredLabels({**gone, **desired}, {OWNED_ANNOTATION: written})

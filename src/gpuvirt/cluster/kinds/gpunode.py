@@ -132,7 +132,7 @@ class Gpu(Part, frozen=True, kw_only=True):
 
     address: Address
     name: Annotated[str | None, Meta(description="The name of the GPU in the PCI ID database.")] = None
-    mode: Annotated[str, Meta(description="The observed mode of the GPU: passthrough, vgpu, native.")]
+    mode: Annotated[str, Meta(description="The observed mode of the GPU: passthrough, vgpu, container, shared.")]
     desired_mode: Annotated[
         str | None, Meta(description="The mode that the agent keeps the GPU in: passthrough, vgpu, container, shared.")
     ] = None

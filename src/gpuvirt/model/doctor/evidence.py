@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.platform import FunctionSetup
-from gpuvirt.facts.setup import Setup
+from gpuvirt.facts.setup import KubeletFacts, Setup
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.doctor.kubevirt import KubeVirt

@@ -25,6 +25,8 @@ class Mode(StrEnum):
     """By VMs, as vGPUs: the GPU is bound to a driver that creates vGPUs."""
     CONTAINER = "container"
     """By containers and the host: the GPU is bound to a native driver."""
+    SHARED = "shared"
+    """By pods, in units: the GPU is bound to its native driver, and mode `shared` is desired."""
     UNBOUND = "unbound"
     """None: the GPU has no driver."""
     UNKNOWN = "unknown"

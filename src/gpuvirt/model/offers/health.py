@@ -141,7 +141,7 @@ def symptoms(
     gpu = facts.functions.get(candidate.target.gpu)
     if gpu is not None and gpu is not carrier:
         yield from function_symptoms(gpu, candidate.id)
-    if carrier is not None and candidate.target not in holds.by_target:
+    if carrier is not None and candidate.target not in allocated_devices.by_target:
         yield from _reset_symptoms(inventory, candidate, carrier, former)
     if candidate.group is None:
         return

@@ -7,9 +7,9 @@ to a pod as well, or where it is unhealthy.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.deviceids import DriverInformation
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.settings import ShareSettings

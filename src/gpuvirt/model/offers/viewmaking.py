@@ -12,7 +12,7 @@ from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.devices.selectors import selectors_of
-from gpuvirt.model.inventory.inventory import Gpu, Inventory, Vgpu, malformed_entries, mode_of
+from gpuvirt.model.inventory.inventory import Gpu, Inventory, Mode, Vgpu, malformed_entries, mode_of
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
@@ -82,27 +82,28 @@ def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
         resources=tuple(_resource(inputs, name) for name in sorted(inputs.offers.names)),
         notes=(*inputs.notes, *malformed_entries(facts)),
         boot_id=facts.platform.boot_id,
-        agent=sitter.agent,
-        workload=sitter.workload,
-        conditions=sitter.conditions,
-        invalid=sitter.invalid,
-        shared=sitter.sharing.gpus,
-        vgpu_type=sitter.sharing.vgpu_type,
+        agent=inputs.agent,
+        workload=inputs.workload,
+        conditions=inputs.conditions,
+        invalid=inputs.invalid,
+        shared=inputs.sharing.gpus,
+        vgpu_type=inputs.sharing.vgpu_type,
     )
 
 
 def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: Gpu | None) -> GpuView:
     resource, device = offered.get(function.address, (None, None))
-    shared = sitter.sharing.gpus.by_address.get(function.address) if gpu is not None else None
-    withheld = shared.withheld if shared is not None else sitter.offers.withheld.get(function.address)
-    group, scheduler = function.iommu_group, sitter.schedulers.get(function.address)
-    vgpus = [vgpu for vgpu in sitter.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
+    shared = inputs.sharing.gpus.by_address.get(function.address) if gpu is not None else None
+    withheld = shared.withheld if shared is not None else inputs.offers.withheld.get(function.address)
+    mode = mode_of(function, gpu.vgpu_host if gpu is not None else None)
+    group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
+    vgpus = [vgpu for vgpu in inputs.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
     return GpuView(
         address=function.address,
         pci_id=str(function.id),
         kind=function.kind,
         name=inputs.naming.ids.text(function.id),
-        mode=mode_of(function, gpu.vgpu_host if gpu is not None else None),
+        mode=Mode.SHARED if shared is not None and mode is Mode.CONTAINER else mode,
         driver=function.driver if isinstance(function.driver, str) else None,
         group=None if isinstance(group, Unread) else group,
         numa_node=function.numa_node,
@@ -112,8 +113,8 @@ def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: 
         vgpu_config=inputs.vgpu_configs.get(function.address),
         scheduler=SchedulerView(scheduler.policy, scheduler.timeslice_ms) if isinstance(scheduler, Scheduler) else None,
         siblings=gpu.siblings if gpu is not None else (),
-        users=sitter.users.of(function.address, group),
-        vgpus=tuple(_vgpu(sitter, offered, vgpu) for vgpu in vgpus),
+        users=inputs.users.of(function.address, group),
+        vgpus=tuple(_vgpu(inputs, offered, vgpu) for vgpu in vgpus),
         units=shared.offered if shared is not None else None,
         vfs=len(function.virtfns),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
