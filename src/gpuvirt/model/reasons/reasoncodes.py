@@ -64,6 +64,7 @@ class ReasonCode(Code):
     GPU_NOT_INITIALIZED = _not_offered("GpuNotInitialized", "NVIDIA's driver shows no UUID or no product name")
     REGISTERED_ELSEWHERE = _not_offered("RegisteredElsewhere", "another device plugin offers the GPU to the kubelet")
     IN_MIG_MODE = _not_offered("InMigMode", "the GPU has GPU instances (MIG), so its units can't be shared")
+    CDI_SPEC_MISSING = _not_offered("CdiSpecMissing", "the GPU is shared, and NVIDIA's CDI specs do not have it")
     WITHDRAWN = _not_offered("Withdrawn", "the device returns to the host, or its vGPU is not desired", Level.OK)
 
     NODE_MISSING = _unhealthy(
@@ -178,7 +179,7 @@ class ReasonCode(Code):
         passes=True,
     )
     SIZES_DIFFER = _vgpu("SizesDiffer", "vGPUs of several sizes are desired on one GPU, and `sizes: mixed` is not set")
-    NO_ROOM = _vgpu("NoRoom", "more vGPUs are desired than fit, or than there are VFs or GPU instances for")
+    NO_ROOM = _vgpu("NoRoom", "more vGPUs, or more units of a GPU, are desired than fit (also by VFs or GPU instances)")
     NO_SUCH_TYPE = _vgpu("NoSuchType", "the host names no such vGPU type for the GPU", Level.ERROR)
     NO_VGPU_HOST = _vgpu("NoVgpuHost", "the GPU's driver is a VFIO driver, or creates no vGPUs")
     VF_REJECTED_TYPE = _vgpu("VfRejectedType", "a VF rejected a type that it lists as creatable; another VF is used")

@@ -1,0 +1,78 @@
+"""Why a container does not get a share of a GPU."""
+
+from collections.abc import Collection, Mapping
+
+from gpuvirt.model.reasons.reason import Reason, Seen
+from gpuvirt.model.reasons.reasoncodes import ReasonCode
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+RETRIES = "none is needed: the kubelet starts the container again, with growing pauses"
+GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
+
+
+def no_room(subject: str, units: int, free: Mapping[str, int]) -> Reason:
+    """Containers that started earlier have the units."""
+    message = f"requests {units} units, which no GPU of this node has left"
+    seen = tuple(Seen(gpu, f"{left} free") for gpu, left in sorted(free.items())) or (Seen("this node", "no GPU"),)
+    fix = "end a pod that has units of a GPU, or request fewer units; `gpuvirt shares` lists both"
+    return Reason(ReasonCode.NO_ROOM, subject, message, seen, fix)
+
+
+def invalid_units(subject: str, units: int, whole: int) -> Reason:
+    """A share is a part of one GPU, or whole GPUs."""
+    message = f"requests {units} units, which are neither part of one GPU nor whole GPUs"
+    fix = f"request at most {whole} units, or a multiple of {whole}"
+    return Reason(ReasonCode.NO_ROOM, subject, message, (Seen("units of a GPU", str(whole)),), fix)
+
+
+def pod_unknown(subject: str, detail: str) -> Reason:
+    """The pod's annotation has its GPU, and its requests have the containers that run at the same time."""
+    message = "can't start: the API server has not reported its pod to this node's agent"
+    fix = "make the API server reachable from the node; a container that had a GPU before starts without it"
+    return Reason(ReasonCode.API_SERVER_AWAY, subject, message, (Seen("", detail),), fix)
+
+
+def not_recorded(resource: str, units: int, why: str) -> Reason:
+    """The kubelet's checkpoint names the container of each allocation."""
+    message = f"can't be given: the kubelet's record does not say which container has these {units} units"
+    return Reason(ReasonCode.UNKNOWN_DEVICE, resource, message, (Seen(CHECKPOINT, why),), RETRIES)
+
+
+def units_differ(subject: str, recorded: int, requested: int) -> Reason:
+    """The record belongs to another request than the pod has."""
+    message = f"has {recorded} units in the kubelet's record, and requests {requested}"
+    return Reason(ReasonCode.UNKNOWN_DEVICE, subject, message, (Seen(CHECKPOINT),), "create the pod again")
+
+
+def no_cdi_device(gpu: str, folders: Collection[str], why: str) -> Reason:
+    """NVIDIA's specs have the mounts, hooks and device nodes of a GPU."""
+    message = f"has no CDI device of NVIDIA ({why}), so containers can't get it"
+    seen = tuple(Seen.absent(f"nvidia.com/gpu in {folder}") for folder in folders)
+    return Reason(ReasonCode.CDI_SPEC_MISSING, gpu, message, seen, GENERATE)
+
+
+def spec_not_written(path: object, error: str) -> Reason:
+    """The container runtime reads the spec."""
+    message = "can't be written, so its container can't start"
+    return Reason(ReasonCode.CDI_NOT_WRITTEN, str(path), message, (Seen("", error),), "make the folder writable")
+
+
+def records_lost(path: object, what: str) -> Reason:
+    """The file with the shares of containers could not be used."""
+    message = f"{what}; the shares of containers were read from their CDI specs instead"
+    return Reason(ReasonCode.LEDGER_LOST, str(path), message, fix="none is needed while the host is not rebooted")
+
+
+def records_not_written(path: object, error: str) -> Reason:
+    """No container starts whose share is not on disk."""
+    message = "can't be written, so no container with a share can start"
+    fix = "free space, or mount the folder writable"
+    return Reason(ReasonCode.LEDGER_NOT_WRITTEN, str(path), message, (Seen("", error),), fix)
+
+
+def runtime_without_cdi(runtime: str, why: str) -> Reason:
+    """A container of such a runtime would start without its GPU, or with all GPUs."""
+    message = f"does not apply CDI devices ({why}), so this node offers no units of GPUs"
+    fix = "set enable_cdi = true in containerd's configuration and restart containerd, or upgrade it to 2.0 or newer"
+    seen = (Seen("Node $.status.nodeInfo.containerRuntimeVersion", runtime or "not known yet"),)
+    return Reason(ReasonCode.PREREQUISITE_MISSING, "the container runtime", message, seen, fix)

@@ -1,0 +1,115 @@
+"""Which GPUs the containers of a pod get on their node: the last check that no GPU has more units than it is worth.
+
+The choice of the extender counts where it fits beside the pods that have started. Otherwise the agent chooses, at first
+beside the pods that have a choice and have not started yet, then without regard to them. A scheduler that is wrong, a
+choice that somebody edited, or two schedulers can never give away more units than a GPU has.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.reasons import Reason, sharing
+from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaSpec, SharedGpu, container_edits
+from gpuvirt.model.shares.node.records import ShareRecords
+from gpuvirt.model.shares.node.runtimes import ContainerRuntime, why_no_cdi
+from gpuvirt.model.shares.placement import GpuId, Placement, Policy, Shares, place
+
+
+@dataclass(frozen=True, slots=True)
+class PodOnNode:
+    """A pod that is bound to this node, and requests units."""
+
+    uid: PodUid
+    namespace: str
+    name: str
+    demand: Demand
+    desired: Placement | None = None
+    """The choice of its annotation, checked against the pod's requests; None without a valid one."""
+    policy: Policy | None = None
+    """The policy of its annotation; None: the cluster's."""
+    ended: bool = False
+    """Whether all its containers have ended (phase Succeeded or Failed)."""
+    annotation: str | None = None
+    """The text of its annotation, valid or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How GPUs are shared on this node."""
+
+    capacity: Shares
+    """The units of each GPU that can be given."""
+    policy: Policy = Policy.BINPACK
+    whole: Units = WHOLE
+    """The units of a whole physical GPU."""
+    minors: Mapping[GpuId, int] = field(default_factory=dict)
+    """The number of each GPU's device node `/dev/nvidia<minor>`, where it is known."""
+
+
+def offered(
+    published: Sharing, runtime: ContainerRuntime | None, specs: Sequence[NvidiaSpec]
+) -> tuple[Sharing, tuple[Reason, ...]]:
+    """Return what containers can get of the GPUs that are to be shared, with the reasons against the others.
+
+    Nothing is offered before the runtime is known, and no GPU that NVIDIA's CDI specs lack.
+    """
+    if runtime is None or not published.capacity:
+        return replace(published, capacity={}), ()
+    if (why := why_no_cdi(runtime)) is not None:
+        return replace(published, capacity={}), (sharing.runtime_without_cdi(runtime.version, why),)
+    reasons: dict[GpuId, Reason] = {}
+    for gpu in published.capacity:
+        try:
+            container_edits(specs, [SharedGpu(gpu, published.minors.get(gpu))])
+        except NoCdiDeviceError as error:
+            reasons[gpu] = sharing.no_cdi_device(gpu, FOLDERS, str(error))
+    capacity = {gpu: units for gpu, units in published.capacity.items() if gpu not in reasons}
+    return replace(published, capacity=capacity), tuple(reasons.values())
+
+
+def choose(pod: PodOnNode, node: Sharing, records: ShareRecords, others: Iterable[PodOnNode]) -> Placement | None:
+    """Return the GPUs of a pod that has not started, None while no GPU has room.
+
+    `records` has the pods that have started, `others` the pods of the node as the API server has them.
+    """
+    books = records.books(node.capacity, but=(pod.uid,))
+    if pod.desired is not None and _fits(pod.desired.used, books.free):
+        return pod.desired
+    policy = pod.policy or node.policy
+    reserved = records.books(node.capacity, but=(pod.uid,))
+    for other in others:
+        awaited = other.uid != pod.uid and other.uid not in records.pods and not other.ended
+        if awaited and other.desired is not None:
+            reserved.put(other.uid, other.desired.used, other.demand.total)
+    for free in (reserved.free, books.free):
+        if (found := place(pod.demand, free, policy, node.whole)) is not None:
+            return found
+    return None
+
+
+def why_refused(units: Units, node: Sharing, records: ShareRecords, subject: str) -> Reason | None:
+    """Return why no GPU can give units to any container now, None if one can; the pod is not known yet."""
+    if units > node.whole and units % node.whole:
+        return sharing.invalid_units(subject, units, node.whole)
+    free = records.books(node.capacity).free
+    demand = Demand((ContainerDemand(ContainerName(subject), ContainerKind.APP, units),))
+    if place(demand, free, node.policy, node.whole) is None:
+        return sharing.no_room(subject, units, {str(gpu): int(left) for gpu, left in free.items()})
+    return None
+
+
+def ended(records: ShareRecords, pods: Mapping[PodUid, PodOnNode] | None) -> frozenset[PodUid]:
+    """Return the recorded pods whose units are free again: ended, or deleted from the API server.
+
+    `pods` is None until the API server has listed the node's pods; then no pod counts as ended. A pod is recorded only
+    after the API server has reported it, so a recorded pod that is missing has been deleted.
+    """
+    if pods is None:
+        return frozenset()
+    return frozenset(uid for uid in records.pods if uid not in pods or pods[uid].ended)
+
+
+def _fits(used: Shares, free: Shares) -> bool:
+    return all(units <= free.get(gpu, 0) for gpu, units in used.items())

@@ -1,0 +1,115 @@
+"""The records of shares: the GPUs of each container of a node, by pod and container.
+
+The agent keeps them on disk. They have each pod's requests, too, so that an agent that restarts while the API server is
+unreachable knows which containers of a pod run at the same time.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
+from gpuvirt.model.allocation.allocations import Consumers
+from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.shares.annotations import placement
+from gpuvirt.model.shares.books import NodeBooks
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.placement import GpuId, Placement, Shares
+
+
+class ContainerRecord(msgspec.Struct, frozen=True):
+    """The share of one container."""
+
+    kind: ContainerKind
+    units: Units
+    gpus: dict[GpuId, Units]
+    """The units of each GPU: one GPU for a share, several for whole GPUs."""
+    device: str = ""
+    """The name of the container's CDI device; empty until the kubelet first starts the container."""
+
+
+class PodRecord(msgspec.Struct, frozen=True):
+    """The shares of one pod."""
+
+    namespace: str
+    name: str
+    containers: dict[ContainerName, ContainerRecord]
+    """Init containers and sidecars in their order, then app containers; only those that request units."""
+
+    @property
+    def demand(self) -> Demand:
+        """The pod's requests."""
+        return Demand(tuple(ContainerDemand(name, one.kind, one.units) for name, one in self.containers.items()))
+
+    @property
+    def placement(self) -> Placement:
+        """The GPUs of the pod's containers."""
+        return placement(self.demand, {name: one.gpus for name, one in self.containers.items()})
+
+
+class ShareRecords(msgspec.Struct, frozen=True):
+    """The shares of all pods of a node."""
+
+    pods: dict[PodUid, PodRecord] = {}
+
+    def with_pod(self, uid: PodUid, pod: PodRecord) -> "ShareRecords":
+        """Return the records with a pod added or replaced."""
+        return msgspec.structs.replace(self, pods={**self.pods, uid: pod})
+
+    def without(self, uids: Collection[PodUid]) -> "ShareRecords":
+        """Return the records without pods that have ended."""
+        return msgspec.structs.replace(self, pods={uid: pod for uid, pod in self.pods.items() if uid not in uids})
+
+    def with_device(self, uid: PodUid, container: ContainerName, device: str) -> "ShareRecords":
+        """Return the records with the CDI device of a container."""
+        pod = self.pods[uid]
+        named = msgspec.structs.replace(pod.containers[container], device=device)
+        return self.with_pod(uid, msgspec.structs.replace(pod, containers={**pod.containers, container: named}))
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """The names of all containers' CDI devices."""
+        return frozenset(one.device for pod in self.pods.values() for one in pod.containers.values() if one.device)
+
+    def books(self, capacity: Shares, but: Iterable[PodUid] = ()) -> NodeBooks:
+        """Return the node's books: what the GPUs have left beside all pods but these."""
+        left_out = set(but)
+        books = NodeBooks()
+        for uid, pod in self.pods.items():
+            if uid not in left_out:
+                books.put(uid, pod.placement.used, pod.demand.total)
+        books.set_capacity(capacity)
+        return books
+
+    def used_beside(self, capacity: Shares) -> Units:
+        """Return the units that pods have of GPUs that are not shared any more: unhealthy or withheld ones."""
+        gone = (units for pod in self.pods.values() for gpu, units in pod.placement.used.items() if gpu not in capacity)
+        return Units(sum(gone))
+
+
+def record_of(namespace: str, name: str, demand: Demand, chosen: Mapping[ContainerName, Shares]) -> PodRecord:
+    """Return the record of a pod whose containers have these GPUs."""
+    containers = {one.name: ContainerRecord(one.kind, one.units, dict(chosen[one.name])) for one in demand.containers}
+    return PodRecord(namespace, name, containers)
+
+
+def with_gpus(consumers: Consumers, resource: ResourceName, records: ShareRecords) -> Consumers:
+    """Return the allocated devices of a node with the GPUs of shares in place of their units.
+
+    A GPU with shares is used by their pods. The units of a pod that has not started are left in as one device, which
+    can't be mapped: the pod may get any shared GPU.
+    """
+    found = {key: consumer for key, consumer in consumers.items() if key[0] != resource}
+    for number, (uid, pod) in enumerate(sorted(records.pods.items())):
+        for gpu in pod.placement.used:
+            key = resource, DeviceId(f"{gpu}::{number}")
+            found[key] = Consumer(pod_uid=uid, namespace=pod.namespace, pod=pod.name)
+    started = {(pod.namespace, pod.name) for pod in records.pods.values()}
+    waiting = {
+        (consumer.pod_uid, consumer.namespace, consumer.pod): (key, consumer)
+        for key, consumer in consumers.items()
+        if key[0] == resource
+        and consumer.pod_uid not in records.pods
+        and (consumer.namespace, consumer.pod) not in started
+    }
+    return found | dict(waiting.values())
