@@ -9,7 +9,7 @@ import pytest
 from gpuvirt.apps.node import pages, run
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kubelet import sockets
-from gpuvirt.kubelet.plugins import register
+from gpuvirt.kubelet.registrar import register
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.paths import KubeletPaths

@@ -1,46 +1,26 @@
-"""The device plugin of one resource: a gRPC server with the five calls of the device plugin API, on its own socket."""
+"""The device plugin of one resource whose devices are GPUs or vGPUs."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
 
 import grpc
-import grpc.aio
+from typing_extensions import override
 
-from gpuvirt.clock import Clock, Signal
-from gpuvirt.errors import GpuvirtError
+from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.kubelet import sockets, wire
+from gpuvirt.kubelet import wire
+from gpuvirt.kubelet.pluginserver import Call, PluginServer
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.placement import PlacementError
 from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
-from gpuvirt.paths import check_socket_path
 
 log = logging.getLogger(__name__)
-
-SERVICE = "v1beta1.DevicePlugin"
-STOP_GRACE_S = 0.2
-
-MOST_MESSAGE_BYTES = 16 << 20
-"""A list of ten thousand devices has about 0.6 MB; the default limit of gRPC is 4 MiB."""
-
-
-class Call(Protocol):
-    """The context of a gRPC call."""
-
-    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
-        """End the call with an error."""
-        ...
-
-
-class SocketTakenError(GpuvirtError):
-    """Another process listens on the socket of a resource's plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,166 +33,51 @@ class Answers:
     """Allocates devices to containers."""
 
 
-class DevicePlugin:
+class DevicePlugin(PluginServer):
     """Serves one resource."""
 
     def __init__(
         self, view: ResourceView, path: Path, answers: Answers, clock: Clock, *, unknown_numa_is_node_0: bool
     ) -> None:
-        self.resource = view.name
-        self.path = path
-        self.streams = 0
-        """The number of open ListAndWatch streams."""
-        self.streamless_since_s = clock.monotonic_s()
+        super().__init__(view.name, path, clock)
         self._view = view
         self._answers = answers
-        self._clock = clock
         self._unknown_numa_is_node_0 = unknown_numa_is_node_0
-        self._server: grpc.aio.Server | None = None
-        self._identity: sockets.FileIdentity | None = None
-        self._watchers: set[Signal] = set()
-        self._ending = False
-        self._silent = False
-
-    @property
-    def serves(self) -> bool:
-        """Whether the socket of this plugin still exists; the kubelet deletes it when the kubelet starts."""
-        return self._server is not None and sockets.identity(self.path) == self._identity is not None
 
     def show(self, view: ResourceView) -> None:
         """Send these devices to the kubelet from now on."""
-        before, self._view = self._list(), view
-        if self._list() != before:
-            self.resend()
-
-    def stop_sending(self) -> None:
-        """Send no more lists to the kubelet, but leave the stream open.
-
-        Another plugin registers the same resource. The kubelet would take a list from this plugin for the list of the
-        other plugin, and the end of this stream for the end of the other plugin.
-        """
-        self._silent = True
-
-    def resume_sending(self) -> None:
-        """Send lists again, after the kubelet has registered the resource again."""
-        if self._silent:
-            self._silent = False
+        before, self._view = self.listed(), view
+        if self.listed() != before:
             self.resend()
 
     @property
-    def is_silent(self) -> bool:
-        """Whether the plugin sends no lists."""
-        return self._silent
-
-    async def start(self) -> None:
-        """Listen on the socket; raise OSError or SocketTakenError when that is not possible.
-
-        gRPC binds to a path even if another process listens there, and at its end it deletes any file at that path. So
-        gRPC gets a temporary path, and the socket is renamed when no other process listens at its final path.
-        """
-        await self.stop()
-        if not sockets.clear(self.path):
-            raise SocketTakenError(f"{self.path}: another program listens there, or the file is not a socket")
-        beside = check_socket_path(self.path.with_name(f".{sockets.digest(self.resource)}"))
-        beside.unlink(missing_ok=True)
-        server = grpc.aio.server(options=[("grpc.max_send_message_length", MOST_MESSAGE_BYTES)])
-        server.add_generic_rpc_handlers([self._handler()])
-        try:
-            try:
-                server.add_insecure_port(f"unix:{beside}")
-            except RuntimeError as error:
-                raise OSError(f"{beside}: {error}") from error
-            await server.start()
-            beside.rename(self.path)  # a kubelet that starts now may have deleted it
-        except BaseException:
-            await server.stop(None)
-            beside.unlink(missing_ok=True)
-            raise
-        self._ending = False
-        self._server, self._identity = server, sockets.identity(self.path)
-        self.streamless_since_s = self._clock.monotonic_s()
-
-    async def stop(self) -> None:
-        """End all streams, close the socket, and delete its file unless another process has replaced it."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        if sockets.identity(self.path) == self._identity:
-            self.path.unlink(missing_ok=True)
-        self._ending = True
-        self.resend()
-        await server.stop(STOP_GRACE_S)
-
-    def resend(self) -> None:
-        """Send the list again on all streams, except while sending is stopped; `stop` ends these streams too."""
-        if self._silent and not self._ending:
-            return
-        for watcher in self._watchers:
-            watcher.set()
-
-    def _list(self) -> pb.ListAndWatchResponse:
-        return wire.device_list(self._view, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
-
-    def _handler(self) -> grpc.GenericRpcHandler:
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(
-                    self._options, pb.Empty.FromString, pb.DevicePluginOptions.SerializeToString
-                ),
-                "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                    self._list_and_watch, pb.Empty.FromString, pb.ListAndWatchResponse.SerializeToString
-                ),
-                "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(
-                    self._prefer,
-                    pb.PreferredAllocationRequest.FromString,
-                    pb.PreferredAllocationResponse.SerializeToString,
-                ),
-                "Allocate": grpc.unary_unary_rpc_method_handler(
-                    self._allocate, pb.AllocateRequest.FromString, pb.AllocateResponse.SerializeToString
-                ),
-                "PreStartContainer": grpc.unary_unary_rpc_method_handler(
-                    self._pre_start,
-                    pb.PreStartContainerRequest.FromString,
-                    pb.PreStartContainerResponse.SerializeToString,
-                ),
-            },
-        )
-
-    async def _options(self, _request: pb.Empty, _call: Call) -> pb.DevicePluginOptions:
+    @override
+    def options(self) -> pb.DevicePluginOptions:
         return wire.options()
 
-    async def _list_and_watch(self, _request: pb.Empty, _call: Call) -> AsyncIterator[pb.ListAndWatchResponse]:
-        changed = Signal()
-        self._watchers.add(changed)
-        self.streams += 1
-        log.info("the kubelet watches the resource", extra={"resource": self.resource})
-        try:
-            while not self._ending:
-                yield self._list()
-                await changed.wait()
-        finally:
-            self._watchers.discard(changed)
-            self.streams -= 1
-            self.streamless_since_s = self._clock.monotonic_s()
+    @override
+    def listed(self) -> pb.ListAndWatchResponse:
+        return wire.device_list(self._view, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
 
-    async def _prefer(self, request: pb.PreferredAllocationRequest, call: Call) -> pb.PreferredAllocationResponse:
+    @override
+    async def prefer(self, request: pb.PreferredAllocationRequest, call: Call) -> pb.PreferredAllocationResponse:
         try:
             return wire.chosen(
                 self._answers.prefer(self.resource, available, must_include, size)
                 for available, must_include, size in wire.choices(request)
             )
         except PlacementError as error:
-            await self._refuse(call, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await self.refuse(call, grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-    async def _allocate(self, request: pb.AllocateRequest, call: Call) -> pb.AllocateResponse:
+    @override
+    async def allocate(self, request: pb.AllocateRequest, call: Call) -> pb.AllocateResponse:
         containers = wire.asked_for(request)
         try:
             attachments = await self._answers.allocate(Request(self.resource, containers))
         except AllocationRefusedError as error:
             unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
             status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION
-            await self._refuse(call, status, error.reason.text, reason=error.reason.code)
+            await self.refuse(call, status, error.reason.text, reason=error.reason.code)
         # Logging takes as long as reading a device again, and need not delay the answer to the kubelet.
         asyncio.get_running_loop().call_soon(self._log_allocated, containers)
         return wire.allocate_response(attachments)
@@ -220,11 +85,6 @@ class DevicePlugin:
     def _log_allocated(self, containers: Sequence[Sequence[DeviceId]]) -> None:
         log.info("allocated", extra={"resource": self.resource, "devices": containers})
 
-    async def _pre_start(self, _request: pb.PreStartContainerRequest, _call: Call) -> pb.PreStartContainerResponse:
+    @override
+    async def pre_start(self, request: pb.PreStartContainerRequest, call: Call) -> pb.PreStartContainerResponse:
         return pb.PreStartContainerResponse()
-
-    async def _refuse(
-        self, call: Call, status: grpc.StatusCode, message: str, *, reason: str | None = None
-    ) -> NoReturn:
-        log.warning("request refused: %s", message, extra={"resource": self.resource, "reason": reason})
-        await call.abort(status, f"{self.resource}: {message}")

@@ -5,6 +5,9 @@ Contract: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.
 
 from collections.abc import Iterable, Sequence
 
+from google.protobuf.message import DecodeError
+
+from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.model.allocation.attachment import Attachment
@@ -21,9 +24,35 @@ def options() -> pb.DevicePluginOptions:
     return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
-def registration(resource: ResourceName, endpoint: str) -> pb.RegisterRequest:
+def unit_options() -> pb.DevicePluginOptions:
+    """Return the optional calls of a plugin of units: PreStartContainer alone, since all units are equal."""
+    return pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
+
+
+def registration(
+    resource: ResourceName, endpoint: str, supported: pb.DevicePluginOptions | None = None
+) -> pb.RegisterRequest:
     """Return the request that registers a resource whose plugin listens on the socket `endpoint`."""
-    return pb.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options())
+    supported = supported if supported is not None else options()
+    return pb.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=supported)
+
+
+def unit_list(ids: Iterable[DeviceId]) -> pb.ListAndWatchResponse:
+    """Return all units of a resource: healthy and without NUMA nodes."""
+    return pb.ListAndWatchResponse(devices=[pb.Device(ID=device, health=HEALTHY) for device in ids])
+
+
+def starting_devices(request: pb.PreStartContainerRequest) -> list[DeviceId]:
+    """Return the devices of the container that is about to start."""
+    return _ids(request.devices_ids)
+
+
+def cdi_devices(answer: bytes) -> tuple[str, ...]:
+    """Return the CDI devices that a recorded answer to Allocate names; raise DamagedError."""
+    try:
+        return tuple(device.name for device in pb.ContainerAllocateResponse.FromString(answer).cdi_devices)
+    except DecodeError as error:
+        raise DamagedError(f"an answer to Allocate cannot be parsed: {error}") from error
 
 
 def device_list(view: ResourceView, *, unknown_numa_is_node_0: bool) -> pb.ListAndWatchResponse:
