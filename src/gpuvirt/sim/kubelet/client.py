@@ -9,6 +9,7 @@ import grpc.aio
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 
 DIAL_TIMEOUT_S = 5.0
+PRE_START_TIMEOUT_S = 30.0
 MOST_MESSAGE_BYTES = 16 << 20
 
 
@@ -20,6 +21,9 @@ class PluginClient:
             f"unix:{socket}",
             options=[("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), ("grpc.use_local_subchannel_pool", 1)],
         )
+
+        self.supported = pb.DevicePluginOptions()
+        """The optional calls that the plugin supports, once it has registered."""
 
     async def close(self) -> None:
         """Close the connection; the plugin's stream ends."""
@@ -62,3 +66,12 @@ class PluginClient:
         )
         answer = await call(pb.PreferredAllocationRequest(container_requests=[request]))
         return list(answer.container_responses[0].deviceIDs)
+
+    async def pre_start(self, devices: Sequence[str]) -> None:
+        """Call PreStartContainer for a container that has these devices."""
+        call = self._channel.unary_unary(
+            "/v1beta1.DevicePlugin/PreStartContainer",
+            pb.PreStartContainerRequest.SerializeToString,
+            pb.PreStartContainerResponse.FromString,
+        )
+        await call(pb.PreStartContainerRequest(devices_ids=list(devices)), timeout=PRE_START_TIMEOUT_S)

@@ -20,7 +20,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_resource_name
 from gpuvirt.kubelet import wire
-from gpuvirt.kubelet.deviceplugin import Call
+from gpuvirt.kubelet.pluginserver import Call
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
 from gpuvirt.node.store.files import replace_file
@@ -169,15 +169,18 @@ class SimKubelet:
 
     async def _allocate(self, pod: Pod, container: Container, resource: str, count: int) -> Consumers:
         async def allocate(devices: Sequence[str]) -> bytes:
-            answer = await self._client(resource).allocate([devices])
+            answer = await self.client(resource).allocate([devices])
             return answer.container_responses[0].SerializeToString()
 
         async def prefer(available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-            return await self._client(resource).prefer(available, must_include, size)
+            client = self.client(resource)
+            available_call = client.supported.get_preferred_allocation_available
+            return await client.prefer(available, must_include, size) if available_call else ()
 
         return await self.manager.give(pod.uid, container.name, resource, count, prefer, allocate)
 
-    def _client(self, resource: str) -> PluginClient:
+    def client(self, resource: str) -> PluginClient:
+        """Return the connection to the plugin of a resource; raise AdmissionError without one."""
         client = self._clients.get(resource)
         if client is None:
             raise AdmissionError(f"endpoint not found in cache for a registered resource: {resource}")
@@ -193,7 +196,7 @@ class SimKubelet:
             await call.abort(grpc.StatusCode.UNKNOWN, f"the ResourceName is invalid: {error}")
         client = PluginClient(self.paths.device_plugins / request.endpoint)
         self._clients[request.resource_name] = client
-        await client.options()
+        client.supported = await client.options()
         self.manager.connected(request.resource_name)
         task = self._group.create_task(self._follow(request.resource_name, client))
         self._streams[task] = request.resource_name, client

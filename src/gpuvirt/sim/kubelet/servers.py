@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from gpuvirt.kubelet.deviceplugin import Call
+from gpuvirt.kubelet.pluginserver import Call
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
 from gpuvirt.paths import check_socket_path
