@@ -27,6 +27,7 @@ FAST = Intervals(
     allocations_after_allocation_s=0.01,
     allocations_after_withdrawal_s=0.005,
     kubelet_s=0.02,
+    specs_s=0.02,
     streamless_s=0.3,
     config_file_s=0.02,
 )

@@ -55,5 +55,7 @@ class Intervals:
     """Between readings of a file of vGPU configs."""
     schedulers_s: float = 600.0
     """Between readings of a GPU's vGPU scheduler, which an admin may change; a reading opens the GPU."""
+    specs_s: float = 5.0
+    """Between checks of NVIDIA's CDI specs while GPUs are shared; a spec that has not changed is not parsed."""
     streamless_s: float = 5.0
     """How long a resource may be without a ListAndWatch stream before it is registered again."""

@@ -1,0 +1,93 @@
+"""Offers the units of a node's shared GPUs to the kubelet, from the first time that GPUs are shared."""
+
+import asyncio
+import logging
+
+from gpuvirt.clock import Signal
+from gpuvirt.errors import PathTooLongError
+from gpuvirt.facts.ids import DeviceId, PodUid
+from gpuvirt.kubelet import sockets
+from gpuvirt.kubelet.registrar import Observe, Registrar
+from gpuvirt.kubelet.shares.shareplugin import SharePlugin
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.offers.view import Registration
+from gpuvirt.model.reasons import nodeproblems
+from gpuvirt.model.shares.node.unitids import unit_ids
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
+from gpuvirt.paths import KubeletPaths
+
+log = logging.getLogger(__name__)
+
+
+class UnitOffer:
+    """The units of one resource."""
+
+    def __init__(
+        self,
+        dependencies: Dependencies,
+        kubelet: KubeletPaths,
+        intervals: Intervals,
+        observe: Observe,
+    ) -> None:
+        self._allocator = ShareAllocator(dependencies)
+        self._on = dependencies
+        self._shares = dependencies.shares
+        self._kubelet = kubelet
+        self._intervals = intervals
+        self._observe = observe
+        self._registrar = Registrar(kubelet, dependencies.clock, intervals, observe)
+        self._plugin: SharePlugin | None = None
+        self._ids: tuple[DeviceId, ...] = ()
+
+    async def run(self) -> None:
+        """Offer the units until cancelled; then remove the socket. Containers keep theirs."""
+        changed = Signal()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._registrar.run(group))
+                group.create_task(self._allocator.run())
+                group.create_task(self._allocator.judge(self._intervals.specs_s))
+                with self._shares.node.notifying(changed), self._shares.store.records.notifying(changed):
+                    while True:
+                        self._show()
+                        await changed.wait()
+        finally:
+            await self._registrar.stop()
+
+    def _show(self) -> None:
+        """List the units. A node that has never shared a GPU, and has no containers with shares, registers nothing."""
+        self._ids = self._listed()
+        if self._plugin is None and self._ids:
+            self._plugin = self._added()
+        if self._plugin is not None:
+            self._plugin.show(self._ids)
+
+    def _added(self) -> SharePlugin | None:
+        resource = self._shares.resource
+        try:
+            path = sockets.socket_path(self._kubelet.device_plugins, resource)
+        except PathTooLongError as error:
+            problem = nodeproblems.not_registered(resource, str(error))
+            self._observe(resource, Registration(registered=False, because=problem))
+            return None
+        plugin = SharePlugin(resource, path, self._on.clock, self._allocator)
+        plugin.show(self._ids)
+        self._registrar.add(plugin)
+        return plugin
+
+    def _listed(self) -> tuple[DeviceId, ...]:
+        """Return the ids to list: for the units of all GPUs, and for those that containers have of other GPUs.
+
+        While the kubelet's record is unknown, no id that was listed is left out.
+        """
+        capacity, recorded = self._shares.node.get().capacity, self._on.recorded()
+        count = sum(capacity.values()) + self._allocator.records.used_beside(capacity)
+        if isinstance(recorded, Unknown):
+            return max(unit_ids(count, ()), self._ids, key=len)
+        return unit_ids(count, frozenset().union(*(one.ids for one in recorded if self._may_run(one.pod))))
+
+    def _may_run(self, pod: PodUid) -> bool:
+        """Return whether a pod may still have units: the kubelet's record keeps ended pods until it is next written."""
+        known = self._shares.pods.known
+        return known is None or pod in self._allocator.records.pods or (pod in known and not known[pod].ended)

@@ -1,0 +1,90 @@
+"""The shares of one node: what the agent's parts know of them, and what they tell each other."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuvirt.clock import Signal
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.allocation.allocations import Consumers
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.shares.demand import WHOLE, Units
+from gpuvirt.model.shares.node.choice import Sharing, offered
+from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
+from gpuvirt.model.shares.node.records import with_gpus
+from gpuvirt.model.shares.node.runtimes import ContainerRuntime
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.shares.nodepods import NodePods
+from gpuvirt.node.shares.recordstore import RecordStore
+from gpuvirt.node.shares.specfiles import SpecFiles
+
+log = logging.getLogger(__name__)
+
+RESOURCE = ResourceName("nvidia.com/vgpu")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShares:
+    """The parts of shares, each a value that one part of the agent sets and others follow."""
+
+    store: RecordStore
+    files: SpecFiles
+    pods: NodePods
+    """The pods of the node, by the API server's client."""
+    published: Cell[Sharing]
+    """The GPUs that are to be shared, by the agent's observations of the host."""
+    runtime: Cell[str | None]
+    """The version of the container runtime, by the API server's client; None until it is known."""
+    node: Cell[Sharing]
+    """The GPUs that containers can get: those that are to be shared, without those that CDI can't give."""
+    withheld: Cell[tuple[Reason, ...]]
+    """The reasons against the others."""
+    cdi_enabled: Callable[[], bool | None] = lambda: None
+    """Reads the setting `enable_cdi` of the runtime's configuration; None where it is not set."""
+    resource: ResourceName = RESOURCE
+    whole: Units = WHOLE
+
+    @property
+    def in_use(self) -> bool:
+        """Whether GPUs are shared, or containers have shares of former times."""
+        return bool(self.published.get().capacity) or bool(self.store.records.get().pods)
+
+    async def until_in_use(self) -> None:
+        """Return once GPUs are shared, or containers have shares."""
+        changed = Signal()
+        with self.published.notifying(changed), self.store.records.notifying(changed):
+            while not self.in_use:
+                await changed.wait()
+
+    def with_gpus(self, consumers: Consumers) -> Consumers:
+        """Return the allocated devices with the GPUs of shares in place of their units, for changes of GPUs."""
+        return with_gpus(consumers, self.resource, self.store.records.get())
+
+    def observe_runtime(self, version: str) -> None:
+        """Take the version of the container runtime by the Node object: `containerd://2.1.3`."""
+        if version != self.runtime.get():
+            self.runtime.set(version)
+
+    def judge(self, specs: Sequence[NvidiaSpec], *, cdi_enabled: bool | None) -> None:
+        """Conclude which GPUs containers can get, from NVIDIA's CDI specs and the runtime's setting as they are now."""
+        version = self.runtime.get()
+        runtime = ContainerRuntime(version, cdi_enabled) if version is not None else None
+        node, reasons = offered(self.published.get(), runtime, specs)
+        if node != self.node.get():
+            self.node.set(node)
+        if reasons != self.withheld.get():
+            for reason in set(reasons) - set(self.withheld.get()):
+                log.warning("%s", reason.text, extra={"reason": str(reason.code)})
+            self.withheld.set(reasons)
+
+
+def stored_shares(
+    path: Path, files: SpecFiles, worker: SerialWorker, cdi_enabled: Callable[[], bool | None] = lambda: None
+) -> NodeShares:
+    """Return the shares that the file `path` has; `worker` writes it."""
+    store = RecordStore(path, worker)
+    store.load(files.contents())
+    none = Sharing({})
+    return NodeShares(store, files, NodePods(), Cell(none), Cell(None), Cell(none), Cell(()), cdi_enabled)

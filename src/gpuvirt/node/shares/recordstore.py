@@ -1,0 +1,85 @@
+"""The records of shares on disk: written before a container gets its GPU, so that a restarted agent has the same books.
+
+A file that can't be used is replaced by what the CDI specs of the containers have, which are on the host until it is
+rebooted; after a reboot no container runs.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpuvirt.errors import DamagedError, GpuvirtError
+from gpuvirt.model.reasons import Reason, sharing
+from gpuvirt.model.shares.node.records import ShareRecords
+from gpuvirt.model.shares.node.sharespec import with_owners
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.store.checksummed import HeaderLine
+from gpuvirt.node.store.files import replace_file
+from gpuvirt.node.store.persisted import Persisted
+from gpuvirt.node.store.stateformat import Format, Stored
+
+log = logging.getLogger(__name__)
+
+FILE = "shares.json"
+WRITE_TIMEOUT_S = 5.0
+FORMAT = Format(ShareRecords, HeaderLine())
+
+
+class NotWrittenError(GpuvirtError):
+    """The records could not be written; those in memory are unchanged."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+
+
+class RecordStore:
+    """Keeps the records of shares in a file."""
+
+    def __init__(self, path: Path, worker: SerialWorker) -> None:
+        none = ShareRecords()
+        self._file = Persisted(path, FORMAT, none, lost=none)
+        self._worker = worker
+        self._stored = Stored(none)
+        self.records: Cell[ShareRecords] = Cell(none)
+        self.problem: Reason | None = None
+        """The problem of the file, None where it has none."""
+
+    def load(self, specs: Iterable[bytes]) -> None:
+        """Read the file. Where it can't be used, it is kept under another name, and `specs` are read instead."""
+        found = self._file.read()
+        self._stored = found.stored
+        if (damage := found.damage) is not None:
+            self._stored = Stored(_records_in(specs))
+            self.problem = sharing.records_lost(self._file.path, damage.text)
+            log.error("%s", self.problem.text, extra={"reason": str(self.problem.code)})
+            if damage.content is not None:
+                replace_file(self._file.aside(damage), damage.content)
+            self._file.write(self._stored)
+        self.records.set(self._stored.value)
+
+    async def save(self, records: ShareRecords) -> None:
+        """Write the records, and return when they would survive a power cut; raise NotWrittenError."""
+        if records == self._stored.value:
+            return
+        stored = self._stored._replace(value=records)
+        path = self._file.path
+        try:
+            await self._worker.run(lambda: self._file.write(stored), name=f"write {path}", timeout_s=WRITE_TIMEOUT_S)
+        except (OSError, GpuvirtError) as error:
+            self.problem = sharing.records_not_written(path, str(error))
+            raise NotWrittenError(self.problem) from error
+        self.problem = None
+        self._stored = stored
+        self.records.set(records)
+
+
+def _records_in(specs: Iterable[bytes]) -> ShareRecords:
+    records = ShareRecords()
+    for content in specs:
+        try:
+            records = with_owners(records, content)
+        except DamagedError as error:
+            log.warning("the CDI spec of a share can't be used: %s", error)
+    return records

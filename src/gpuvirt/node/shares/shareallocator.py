@@ -1,0 +1,256 @@
+"""Gives shares of GPUs to containers: the answers to Allocate and PreStartContainer.
+
+Allocate knows neither pod nor container, so its answer is one CDI device with a random name that has no spec yet. The
+kubelet records the answer with the pod and the container, and calls PreStartContainer before each start of the
+container. Then the kubelet's record tells whose device it is, the pod's annotation tells the GPU, and the spec is
+written. A container whose device has no spec does not start, and the kubelet tries again.
+
+Source: kubelet/cm/devicemanager/manager.go of Kubernetes 1.36: allocateContainerResources, writeCheckpoint and
+GetDeviceRunContainerOptions, which calls PreStartContainer with a container's device ids and a deadline of 30 s.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import DeviceId, PodUid
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.reasons import Reason, sharing
+from gpuvirt.model.shares.demand import ContainerName, Units
+from gpuvirt.model.shares.node import sharespec
+from gpuvirt.model.shares.node.choice import PodOnNode, choose, ended, why_refused
+from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, SharedGpu, container_edits
+from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, record_of
+from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.shares.nodeshares import NodeShares
+from gpuvirt.node.shares.recordstore import NotWrittenError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+ROOM_S = 1.5
+"""How long Allocate waits for room before it refuses: the API server reports an ended pod a moment after the kubelet
+has freed its units, and a refused pod fails for good. The kubelet admits no other pod meanwhile."""
+POD_S = 10.0
+"""How long PreStartContainer waits for the API server to report a pod, of the kubelet's 30 s."""
+FILES_S = 5.0
+TIDY_S = 30.0
+
+
+class ShareRefusedError(GpuvirtError):
+    """A container does not get its share now; `reason` says why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class UnitAllocation:
+    """The units that one container has in the kubelet's record."""
+
+    pod: PodUid
+    container: ContainerName
+    ids: frozenset[DeviceId]
+    device: str | None
+    """The CDI device of the answer to Allocate; None for an answer of another plugin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """What the allocator uses."""
+
+    shares: NodeShares
+    clock: Clock
+    worker: SerialWorker
+    """The worker that reads and writes CDI specs."""
+    recorded: Callable[[], Sequence[UnitAllocation] | Unknown]
+    """Reads the kubelet's record of the resource."""
+    nonce: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
+    room_s: float = ROOM_S
+    pod_s: float = POD_S
+
+
+class ShareAllocator:
+    """Answers the kubelet, and keeps the records and CDI specs of shares."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._on = dependencies
+        self._shares = dependencies.shares
+        self._turn = asyncio.Lock()
+        """Decisions and their records are made one after another."""
+
+    @property
+    def records(self) -> ShareRecords:
+        """The shares of all containers."""
+        return self._shares.store.records.get()
+
+    async def allocate(self, containers: Sequence[Sequence[DeviceId]]) -> tuple[Attachment, ...]:
+        """Return an answer for each container; raise ShareRefusedError where no GPU has as many units."""
+        for ids in containers:
+            await self._until_room(Units(len(ids)))
+        return tuple(Attachment(sharespec.NO_GPUS, (), (sharespec.device_name(self._on.nonce()),)) for _ in containers)
+
+    async def pre_start(self, ids: Sequence[DeviceId]) -> None:
+        """Write the CDI spec of the container that is about to start; raise ShareRefusedError.
+
+        An init container and an app container of a pod may have the same ids, and the kubelet does not say which of
+        them starts. So the specs of all containers with these ids are written, and one that is refused has none.
+        """
+        found = self._recorded(frozenset(ids))
+        await self._until_known(found)
+        refused: list[ShareRefusedError] = []
+        for allocation in found:
+            try:
+                await self._prepare(allocation)
+            except ShareRefusedError as error:
+                refused.append(error)
+                log.warning("share refused: %s", error, extra={"reason": str(error.reason.code)})
+        if len(refused) == len(found):
+            raise refused[0]
+
+    async def run(self) -> None:
+        """Remove the records and CDI specs of pods that have ended, for ever."""
+        changed = Signal()
+        with self._shares.pods.cell.notifying(changed):
+            while True:
+                try:
+                    await self.tidy()
+                except (NotWrittenError, OSError, GpuvirtError) as error:
+                    log.warning("the shares of pods that have ended are kept: %s", error)
+                await changed.wait_for(self._on.clock, TIDY_S)
+
+    async def judge(self, every_s: float) -> None:
+        """Conclude which GPUs containers can get, for ever: NVIDIA's CDI specs may change at any time."""
+        shares, changed = self._shares, Signal()
+        with shares.published.notifying(changed), shares.runtime.notifying(changed):
+            while True:
+                if shares.in_use:
+                    specs, enabled = await self._in_worker(lambda: (shares.files.nvidia_specs(), shares.cdi_enabled()))
+                    shares.judge(specs, cdi_enabled=enabled)
+                await changed.wait_for(self._on.clock, every_s)
+
+    async def tidy(self) -> None:
+        """Remove what pods that have ended leave behind; raise NotWrittenError or OSError."""
+        async with self._turn:
+            gone = ended(self.records, self._shares.pods.known)
+            if gone:
+                await self._shares.store.save(self.records.without(gone))
+            devices = self.records.devices
+            await self._in_worker(lambda: self._shares.files.keep_only(devices))
+
+    async def _until_room(self, units: Units) -> None:
+        clock, changed = self._on.clock, Signal()
+        until_s = clock.monotonic_s() + self._on.room_s
+        with self._shares.store.records.notifying(changed):
+            while (
+                reason := why_refused(units, self._shares.node.get(), self.records, self._shares.resource)
+            ) is not None:
+                left_s = until_s - clock.monotonic_s()
+                if left_s <= 0:
+                    raise ShareRefusedError(reason)
+                await changed.wait_for(clock, left_s)
+
+    def _why_refused(self, units: Units) -> Reason | None:
+        return why_refused(units, self._shares.node.get(), self.records, self._shares.resource)
+
+    def _recorded(self, ids: frozenset[DeviceId]) -> list[UnitAllocation]:
+        """Return the containers that have exactly these units in the kubelet's record; there is at least one."""
+        recorded, resource = self._on.recorded(), self._shares.resource
+        if isinstance(recorded, Unknown):
+            why = recorded.reason.text if recorded.reason is not None else "not read"
+            raise ShareRefusedError(sharing.not_recorded(resource, len(ids), why))
+        found = [allocation for allocation in recorded if allocation.ids == ids and allocation.device is not None]
+        if not found:
+            raise ShareRefusedError(sharing.not_recorded(resource, len(ids), "no container with these units"))
+        return found
+
+    async def _until_known(self, found: Sequence[UnitAllocation]) -> None:
+        """Wait until the API server has reported the pod of one of these containers, if none has started before.
+
+        The kubelet knows a new pod a moment earlier or later than this agent.
+        """
+        known = self._shares.pods.known or {}
+        if not any(one.pod in self.records.pods or one.pod in known for one in found):
+            await asyncio.gather(
+                *(self._shares.pods.wait_for(one.pod, self._on.clock, self._on.pod_s) for one in found)
+            )
+
+    async def _prepare(self, allocation: UnitAllocation) -> None:
+        pod = await self._record(allocation)
+        device = allocation.device or ""
+        nonce = sharespec.nonce_of(device)
+        if nonce is None:
+            raise ShareRefusedError(sharing.not_recorded(device, len(allocation.ids), "an answer of another plugin"))
+        async with self._turn:
+            if allocation.pod not in self.records.pods:
+                raise ShareRefusedError(sharing.pod_unknown(f"pod {pod.namespace}/{pod.name}", "it has ended"))
+            await self._save(self.records.with_device(allocation.pod, allocation.container, device))
+            await self._write(nonce, allocation, pod)
+
+    async def _record(self, allocation: UnitAllocation) -> PodRecord:
+        """Return the record of the container's pod, which is made when its first container starts."""
+        record = self.records.pods.get(allocation.pod)
+        if record is None or allocation.container not in record.containers:
+            known = (self._shares.pods.known or {}).get(allocation.pod)
+            if known is None or known.ended:
+                detail = "it has ended" if known is not None else f"pod {allocation.pod} is not known"
+                raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
+            async with self._turn:
+                record = self.records.pods.get(allocation.pod) or await self._choose(known)
+        if allocation.container not in record.containers:
+            detail = "its requests have no such container with units"
+            raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
+        requested = record.containers[allocation.container].units
+        if requested != len(allocation.ids):
+            subject = f"container {record.namespace}/{record.name}/{allocation.container}"
+            raise ShareRefusedError(sharing.units_differ(subject, len(allocation.ids), requested))
+        return record
+
+    async def _choose(self, pod: PodOnNode) -> PodRecord:
+        """Choose the GPUs of a pod that has not started, and record them on disk."""
+        node = self._shares.node.get()
+        found = choose(pod, node, self.records, (self._shares.pods.known or {}).values())
+        subject = f"pod {pod.namespace}/{pod.name}"
+        if found is None:
+            free = self.records.books(node.capacity).free
+            left = {str(gpu): int(units) for gpu, units in free.items()}
+            raise ShareRefusedError(sharing.no_room(subject, pod.demand.total, left))
+        record = record_of(pod.namespace, pod.name, pod.demand, found.containers)
+        await self._save(self.records.with_pod(pod.uid, record))
+        moved = pod.desired is not None and pod.desired.containers != found.containers
+        log.info("%s gets %s", subject, dict(found.used), extra={"moved": moved})
+        return record
+
+    async def _save(self, records: ShareRecords) -> None:
+        try:
+            await self._shares.store.save(records)
+        except NotWrittenError as error:
+            raise ShareRefusedError(error.reason) from error
+
+    async def _write(self, nonce: str, allocation: UnitAllocation, pod: PodRecord) -> None:
+        minors, files = self._shares.node.get().minors, self._shares.files
+        gpus = [SharedGpu(gpu, minors.get(gpu)) for gpu in sorted(pod.containers[allocation.container].gpus)]
+
+        def write() -> None:
+            edits = container_edits(files.nvidia_specs(), gpus)
+            files.write(nonce, sharespec.spec(nonce, allocation.pod, allocation.container, pod, edits))
+
+        try:
+            await self._in_worker(write)
+        except NoCdiDeviceError as error:
+            reason = sharing.no_cdi_device(", ".join(gpu.id for gpu in gpus), FOLDERS, str(error))
+            raise ShareRefusedError(reason) from error
+        except (OSError, GpuvirtError) as error:
+            path = files.folder / sharespec.file_name(nonce)
+            raise ShareRefusedError(sharing.spec_not_written(path, str(error))) from error
+
+    async def _in_worker(self, job: Callable[[], T]) -> T:
+        return await self._on.worker.run(job, name="CDI specs of shares", timeout_s=FILES_S)

@@ -1,0 +1,179 @@
+"""A node with shared GPUs: the plugin of units and a simulated kubelet on real sockets; the test is the API server."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from gpuvirt.facts.ids import PodUid, ResourceName
+from gpuvirt.kubelet.shares.offering import UnitOffer
+from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.model.shares.annotations import placement
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
+from gpuvirt.model.shares.node.choice import PodOnNode, Sharing
+from gpuvirt.model.shares.node.records import ShareRecords
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.serialworker import ThreadWorker
+from gpuvirt.node.shares.nodepods import NodePods
+from gpuvirt.node.shares.nodeshares import NodeShares
+from gpuvirt.node.shares.recordstore import FILE, RecordStore
+from gpuvirt.node.shares.shareallocator import Dependencies
+from gpuvirt.node.shares.specfiles import SpecFiles
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet, running
+from gpuvirt.sim.kubelet.starting import Started, start_container
+from tests.kubeletnode import CLOCK, FAST, until
+
+log = logging.getLogger(__name__)
+
+VGPU = ResourceName("nvidia.com/vgpu")
+GPUS = (GpuId("GPU-a"), GpuId("GPU-b"))
+MINORS = {GPUS[0]: 0, GPUS[1]: 1}
+BOTH = Sharing({gpu: Units(1000) for gpu in GPUS}, minors=MINORS)
+INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
+
+
+def nvidia_spec(gpus: Mapping[GpuId, int]) -> str:
+    """Return NVIDIA's spec of these GPUs, named by index."""
+    return json.dumps(
+        {
+            "cdiVersion": "0.5.0",
+            "kind": "nvidia.com/gpu",
+            "devices": [
+                {"name": str(minor), "containerEdits": {"deviceNodes": [{"path": f"/dev/nvidia{minor}"}]}}
+                for minor in gpus.values()
+            ],
+            "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [{"path": "/dev/nvidiactl"}]},
+        }
+    )
+
+
+class Agent:
+    """The agent's part for units; a second one on the same folder is a restart."""
+
+    def __init__(self, folder: Path, node: Cell[Sharing], pods: NodePods) -> None:
+        worker = ThreadWorker("specs")
+        files = SpecFiles(folder / "cdi", (folder / "etc-cdi", folder / "cdi"))
+        self.store = RecordStore(folder / FILE, ThreadWorker("records"))
+        self.store.load(files.contents())
+        kubelet = KubeletPaths(folder)
+        runtime = Cell[str | None]("containerd://2.4.2")
+        self.shares = NodeShares(self.store, files, pods, node, runtime, Cell(Sharing({})), Cell(()))
+        on = Dependencies(self.shares, CLOCK, worker, RecordedUnits(kubelet, VGPU).read, room_s=0.1, pod_s=0.3)
+        self.offer = UnitOffer(on, kubelet, FAST, lambda _, state: log.info("%s", state))
+
+
+class SharedNode:
+    """The node, with the pods that the API server has."""
+
+    def __init__(self, folder: Path, kubelet: SimKubelet) -> None:
+        self.folder = folder
+        self.kubelet = kubelet
+        self.node = Cell(BOTH)
+        self.pods = NodePods()
+        self.api: dict[PodUid, PodOnNode] = {}
+        self.pods.observe({})
+        self._stack = AsyncExitStack()
+        self.agent: Agent
+
+    @property
+    def records(self) -> ShareRecords:
+        return self.agent.store.records.get()
+
+    @property
+    def specs(self) -> list[Path]:
+        """The files of shares in the folder of CDI specs."""
+        return sorted(path for path in (self.folder / "cdi").iterdir() if "share" in path.name)
+
+    def used(self, gpu: GpuId) -> int:
+        """Return the units that pods have of a GPU by the records."""
+        return sum(pod.placement.used.get(gpu, 0) for pod in self.records.pods.values())
+
+    async def start_agent(self, *, api_server: bool = True) -> None:
+        if not api_server:
+            self.pods = NodePods()
+        self.agent = Agent(self.folder, self.node, self.pods)
+        await self._stack.enter_async_context(_running(self.agent.offer))
+        shares = self.agent.shares
+        await until(lambda: bool(shares.node.get().capacity) or bool(shares.withheld.get()))
+        count = sum(shares.node.get().capacity.values())
+        await until(lambda: self.kubelet.allocatable().get(VGPU, 0) >= count)
+
+    async def stop_agent(self) -> None:
+        await self._stack.aclose()
+        self._stack = AsyncExitStack()
+
+    def bind(self, name: str, uid: str, containers: Sequence[tuple[str, ContainerKind, int]], gpu: str | None) -> None:
+        """Let the API server report a pod, whose containers all have a GPU by its annotation."""
+        demand = demand_of([ContainerDemand(ContainerName(one), kind, Units(units)) for one, kind, units in containers])
+        chosen = {one.name: {GpuId(gpu): one.units} for one in demand.containers} if gpu is not None else None
+        desired = placement(demand, chosen) if chosen is not None else None
+        self.api[PodUid(uid)] = PodOnNode(PodUid(uid), "default", name, demand, desired)
+        self.pods.observe(dict(self.api))
+
+    async def admit(self, name: str, *units: int, gpu: str | None = None, report: bool = True) -> Pod:
+        """Admit a pod with an app container for each number of units."""
+        return await self.admit_all(name, [(f"c{number}", APP, one) for number, one in enumerate(units)], gpu, report)
+
+    async def admit_all(
+        self, name: str, containers: Sequence[tuple[str, ContainerKind, int]], gpu: str | None = None,
+        report: bool = True,
+    ) -> Pod:  # fmt: skip
+        asked = [Container(one, {VGPU: units}, init=kind is not APP) for one, kind, units in containers]
+        pod = await self.kubelet.run_pod(name, *asked)
+        if report:
+            self.bind(name, pod.uid, containers, gpu)
+        return pod
+
+    async def start(self, pod: Pod, container: str = "c0", own: Mapping[str, str] | None = None) -> Started:
+        return await start_container(self.kubelet, pod, container, self.folder / "cdi", own)
+
+    async def run(self, name: str, units: int, gpu: str | None = None) -> str:
+        """Admit a pod with one container, start it, and return its GPU."""
+        return (await self.start(await self.admit(name, units, gpu=gpu))).env["GPUVIRT_GPUS"]
+
+    def end(self, pod: Pod, *, deleted: bool = True) -> None:
+        """End a pod at the kubelet and at the API server."""
+        self.kubelet.end_pod(pod.name)
+        uid = PodUid(pod.uid)
+        if deleted:
+            del self.api[uid]
+        else:
+            self.api[uid] = replace(self.api[uid], ended=True)
+        self.pods.observe(dict(self.api))
+
+
+@asynccontextmanager
+async def _running(offer: UnitOffer) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(offer.run())
+        yield
+        task.cancel()
+
+
+@asynccontextmanager
+async def shared_node(folder: Path, gpus: Mapping[GpuId, int] = MINORS) -> AsyncIterator[SharedNode]:
+    """Run the plugin of units and a kubelet for as long as the context lasts."""
+    (folder / "cdi").mkdir()
+    (folder / "cdi/nvidia.yaml").write_text(nvidia_spec(gpus))
+    async with running(folder, CLOCK) as kubelet:
+        node = SharedNode(folder, kubelet)
+        await node.start_agent()
+        try:
+            yield node
+        finally:
+            await node.stop_agent()
+
+
+def spec_env(path: Path) -> list[str]:
+    """Return the variables of the device of a spec."""
+    content = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+    (device,) = msgspec.json.decode(content["devices"], type=list[dict[str, msgspec.Raw]])
+    edits = msgspec.json.decode(device["containerEdits"], type=dict[str, msgspec.Raw])
+    return msgspec.json.decode(edits["env"], type=list[str])

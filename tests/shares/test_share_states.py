@@ -1,0 +1,202 @@
+"""Shares over any order of admissions, starts, failures, restarts and ends: no GPU ever runs more than its units."""
+
+import asyncio
+import itertools
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from typing_extensions import override
+
+from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.shares.annotations import placement
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units, most_at_a_time
+from gpuvirt.model.shares.node.choice import PodOnNode, Sharing
+from gpuvirt.model.shares.node.unitids import unit_id
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.serialworker import InlineWorker
+from gpuvirt.node.shares import recordstore
+from gpuvirt.node.shares.nodepods import NodePods
+from gpuvirt.node.shares.nodeshares import NodeShares
+from gpuvirt.node.shares.recordstore import RecordStore
+from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator, ShareRefusedError, UnitAllocation
+from gpuvirt.node.shares.specfiles import SpecFiles
+from gpuvirt.sim.clock import SimClock
+from tests.shares.sharednode import BOTH, GPUS, MINORS, nvidia_spec, spec_env
+
+INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
+SHAPES = ((APP,), (INIT, APP), (SIDECAR, APP), (INIT, SIDECAR, APP, APP))
+
+
+@dataclass
+class Pod:
+    """A pod that the kubelet has admitted."""
+
+    known: PodOnNode
+    allocations: Sequence[UnitAllocation]
+    running: dict[ContainerName, GpuId] = field(default_factory=dict)
+    """The containers that have started, with the GPU that each sees."""
+    reported: bool = True
+    """Whether the API server has reported it."""
+
+
+class Shares(RuleBasedStateMachine):
+    """A node with two GPUs, whose kubelet, API server and agent fail at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(mkdtemp())
+        (self.folder / "cdi").mkdir()
+        (self.folder / "cdi/nvidia.yaml").write_text(nvidia_spec(MINORS))
+        self.loop = asyncio.new_event_loop()
+        self.numbers = itertools.count(1)
+        self.pods: dict[PodUid, Pod] = {}
+        self.stale: list[UnitAllocation] = []
+        """Allocations of ended pods, which the kubelet's record still has."""
+        self.known = True
+        self.capacity = Cell(BOTH)
+
+    @override
+    def teardown(self) -> None:
+        self.loop.close()
+        shutil.rmtree(self.folder)
+
+    @initialize()
+    def start_agent(self) -> None:
+        self.restart_agent()
+
+    @rule()
+    def restart_agent(self) -> None:
+        files = SpecFiles(self.folder / "cdi", (self.folder / "cdi",))
+        store = RecordStore(self.folder / recordstore.FILE, InlineWorker())
+        store.load(files.contents())
+        runtime = Cell[str | None]("containerd://2.4.2")
+        self.api = NodePods()
+        self.shares = NodeShares(store, files, self.api, self.capacity, runtime, self.capacity, Cell(()))
+        on = Dependencies(self.shares, SimClock(), InlineWorker(), self.recorded, room_s=0, pod_s=0)
+        self.allocator = ShareAllocator(on)
+        self.names = itertools.count(1)
+
+    @rule()
+    def lose_records(self) -> None:
+        """The file is damaged, and the agent starts again; the specs of the containers are still on the host."""
+        file = self.folder / recordstore.FILE
+        if file.exists():
+            file.write_bytes(file.read_bytes()[:-9])
+            self.restart_agent()
+
+    def recorded(self) -> Sequence[UnitAllocation] | Unknown:
+        if not self.known:
+            return Unknown()
+        return [*self.stale, *(one for pod in self.pods.values() for one in pod.allocations)]
+
+    @rule(
+        shape=st.sampled_from(SHAPES),
+        units=st.lists(st.sampled_from((100, 250, 600, 1000)), min_size=4, max_size=4),
+        gpu=st.sampled_from((*GPUS, GpuId("GPU-gone"), None)),
+        reported=st.booleans(),
+    )
+    def admit(self, shape: Sequence[ContainerKind], units: list[int], gpu: GpuId | None, reported: bool) -> None:
+        names = [ContainerName(f"c{number}") for number in range(len(shape))]
+        demand = Demand(tuple(ContainerDemand(*each) for each in zip(names, shape, map(Units, units), strict=False)))
+        uid = PodUid(f"pod-{next(self.numbers)}")
+        allocations = []
+        for one in demand.containers:
+            ids = [unit_id(number) for number in range(one.units)]  # the same in all pods, as if kubelets erred
+            try:
+                (answer,) = self.loop.run_until_complete(self.allocator.allocate([ids]))
+            except ShareRefusedError:
+                return
+            allocations.append(UnitAllocation(uid, one.name, frozenset(ids), answer.cdi_devices[0]))
+        desired = placement(demand, {one.name: {gpu: one.units} for one in demand.containers}) if gpu else None
+        self.pods[uid] = Pod(PodOnNode(uid, "default", uid, demand, desired), allocations, reported=reported)
+        self.report()
+
+    @rule()
+    def report(self) -> None:
+        """The API server reports its pods, at any time."""
+        self.api.observe({uid: pod.known for uid, pod in self.pods.items() if pod.reported})
+
+    @rule(data=st.data())
+    def report_late(self, data: st.DataObject) -> None:
+        if self.pods:
+            self.pods[data.draw(st.sampled_from(sorted(self.pods)))].reported = True
+            self.report()
+
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        """Start a container, or start it again."""
+        if self.pods:
+            pod = self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
+            self.start_container(pod, data.draw(st.sampled_from(pod.allocations)))
+
+    @rule()
+    def start_all(self) -> None:
+        for pod in self.pods.values():
+            for allocation in pod.allocations:
+                self.start_container(pod, allocation)
+
+    def start_container(self, pod: Pod, allocation: UnitAllocation) -> None:
+        try:
+            self.loop.run_until_complete(self.allocator.pre_start(sorted(allocation.ids)))
+        except ShareRefusedError:
+            return
+        assert allocation.device is not None
+        path = self.folder / "cdi" / f"gpuvirt.io-share-{allocation.device.partition('=')[2]}.json"
+        if not path.exists():
+            return  # another container with these ids could start, and this one can't
+        seen = dict(text.split("=", 1) for text in spec_env(path))["GPUVIRT_GPUS"]
+        before = pod.running.get(allocation.container)
+        assert before is None or before == seen, "a container keeps its GPU"
+        pod.running[allocation.container] = GpuId(seen)
+
+    @rule(data=st.data(), forgotten=st.booleans())
+    def end(self, data: st.DataObject, forgotten: bool) -> None:
+        if self.pods:
+            pod = self.pods.pop(data.draw(st.sampled_from(sorted(self.pods))))
+            self.stale = [] if forgotten else [*self.stale, *pod.allocations]
+
+    @rule()
+    def tidy(self) -> None:
+        self.loop.run_until_complete(self.allocator.tidy())
+
+    @rule(known=st.booleans())
+    def lose_or_find_the_kubelets_record(self, known: bool) -> None:
+        self.known = known
+
+    @rule(gpus=st.sets(st.sampled_from(GPUS)))
+    def change_health(self, gpus: set[GpuId]) -> None:
+        self.capacity.set(Sharing({gpu: Units(1000) for gpu in gpus}, minors=MINORS))
+
+    @invariant()
+    def no_gpu_runs_more_than_its_units(self) -> None:
+        for gpu in GPUS:
+            used = (self.used(pod, gpu) for pod in self.pods.values())
+            assert sum(used) <= 1000
+
+    @invariant()
+    def records_agree_with_what_containers_see(self) -> None:
+        for uid, pod in self.pods.items():
+            record = self.shares.store.records.get().pods.get(uid)
+            assert record is not None or not pod.running
+            assert all(list(record.containers[name].gpus) == [gpu] for name, gpu in pod.running.items() if record)
+
+    @staticmethod
+    def used(pod: Pod, gpu: GpuId) -> int:
+        """Return the most units of a GPU that the started containers of a pod run at a time."""
+        demand = pod.known.demand
+        return most_at_a_time(
+            demand, {one.name: one.units for one in demand.containers if pod.running.get(one.name) == gpu}
+        )
+
+
+Shares.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestShares = pytest.mark.filterwarnings("ignore::ResourceWarning")(Shares.TestCase)
