@@ -24,6 +24,7 @@ from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.published.notice import Notice
+from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.sim.clock import BEGINNING
 
 ROOT = Path(__file__).parent.parent.parent
@@ -92,6 +93,7 @@ class Listener:
     views: Cell[NodeView] = field(default_factory=lambda: Cell(NodeView(at=BEGINNING)))
     operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
     notice: Notice | None = None
+    shares: NodeShares | None = None
     operands: OperandsObserved | None = None
     problems: dict[str, Reason] = field(default_factory=dict)
     codes: list[ReasonCode] = field(default_factory=list)

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,8 @@ from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins
+from gpuvirt.kubelet.shares.offering import UnitOffer
+from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.model.inventory.pciids import PciIds
@@ -29,6 +31,10 @@ from gpuvirt.node.guard import only_agent
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.node.published.markers import Markers
+from gpuvirt.node.shares import recordstore
+from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
+from gpuvirt.node.shares.shareallocator import Dependencies
+from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import KubeletPaths
@@ -57,6 +63,10 @@ class NodeOptions:
     settings: Settings
     ids: PciIds
     cdi_folder: Path | None = None
+    cdi_folders: Sequence[Path] = ()
+    """The folders besides `cdi_folder` that may have CDI specs of NVIDIA (`/etc/cdi`)."""
+    cdi_enabled: Callable[[], bool | None] = lambda: None
+    """Reads whether the container runtime's configuration has CDI on; None where it says nothing."""
     plugin_only: bool = False
     vgpus_only: bool = False
     """Whether another device plugin offers the vGPUs of this node."""
@@ -96,7 +106,10 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
         await _wait_for(options.kubelet.device_plugins, options.clock)
     with _only_agent(options):
         recorded = RecordedAllocations(options.kubelet)
-        agent = Agent(_site(options, recorded), options.settings, options.ids, _who_we_are(options), options.intervals)
+        shares = _shares(options, options.cdi_folder) if options.cdi_folder and not options.vgpus_only else None
+        agent = Agent(
+            _site(options, recorded), options.settings, options.ids, _who_we_are(options), options.intervals, shares
+        )
         if started is not None:
             started(agent)
         async with asyncio.TaskGroup() as group:
@@ -156,19 +169,25 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
         options.intervals,
         unknown_numa_is_node_0=compat.unknown_numa_is_node_0,
     )
-    group.create_task(_offer(plugins, options))
+    offers: list[Plugins | UnitOffer] = [plugins]
+    if agent.shares is not None:
+        recorded = RecordedUnits(options.kubelet, agent.shares.resource)
+        dependencies = Dependencies(agent.shares, options.clock, options.workers("shares"), recorded.read)
+        offers.append(UnitOffer(dependencies, options.kubelet, options.intervals, agent.observe_registration))
+    group.create_task(_offer(offers, options))
     return plugins.resend
 
 
-async def _offer(plugins: Plugins, options: NodeOptions) -> None:
+async def _offer(offers: Sequence[Plugins | UnitOffer], options: NodeOptions) -> None:
     """Offer devices to the kubelet, which may be installed after the agent has started."""
     folder = options.kubelet.device_plugins
-    if folder.is_dir():
-        await plugins.run()
-        return
-    await _wait_for(folder, options.clock)
-    with only_agent(folder):
-        await plugins.run()
+    with ExitStack() as stack:
+        if not folder.is_dir():
+            await _wait_for(folder, options.clock)
+            stack.enter_context(only_agent(folder))
+        async with asyncio.TaskGroup() as group:
+            for offer in offers:
+                group.create_task(offer.run())
 
 
 def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
@@ -245,6 +264,13 @@ def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
         writes_node_counts=options.cluster is not None and not options.vgpus_only,
         sees_processes=not options.plugin_only,
     )
+
+
+def _shares(options: NodeOptions, folder: Path) -> NodeShares:
+    """Return the shares as they were before a restart; `folder` is that of the agent's CDI specs."""
+    files = SpecFiles(folder, (*options.cdi_folders, folder))
+    path = options.ledger.with_name(recordstore.FILE)
+    return stored_shares(path, files, options.workers("shares.json"), options.cdi_enabled)
 
 
 def _who_we_are(options: NodeOptions) -> AgentView:

@@ -1,7 +1,7 @@
 """The configurations of container runtimes (TOML), with the tables that have CDI's settings."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.facts.platform import Attribute
@@ -45,3 +45,11 @@ def cdi_tables(document: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...]
             table = table.get(name) if isinstance(table, Mapping) else None
         if isinstance(table, Mapping):
             yield path, table
+
+
+def enables_cdi(runtimes: Iterable[Runtime]) -> bool | None:
+    """Return the setting `enable_cdi` of the runtimes' configurations, None where none has it; the last file counts."""
+    files = (file for runtime in runtimes for file in runtime.files)
+    tables = (table for file in files for _, table in cdi_tables(parse_toml(file.text or "") or {}))
+    found = [table["enable_cdi"] for table in tables if isinstance(table.get("enable_cdi"), bool)]
+    return bool(found[-1]) if found else None

@@ -37,6 +37,7 @@ from gpuvirt.node.reconcile.gatewatch import GateWatch
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.reconcile.reconciler import Reconciler
+from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.store.desiredstatestore import DesiredStateStore
 from gpuvirt.node.store.ledgerstore import ledger_store
@@ -48,7 +49,17 @@ log = logging.getLogger(__name__)
 class Agent:
     """One node's agent."""
 
-    def __init__(self, site: Site, settings: Settings, ids: PciIds, agent: AgentView, intervals: Intervals) -> None:
+    def __init__(
+        self,
+        site: Site,
+        settings: Settings,
+        ids: PciIds,
+        agent: AgentView,
+        intervals: Intervals,
+        shares: NodeShares | None = None,
+    ) -> None:
+        self.shares = shares
+        """The shares of GPUs; None for an agent that can't share GPUs."""
         self.telemetry = Telemetry()
         self.allocated = Signal()
         """Set after each allocation and withdrawal: the account watch asks the kubelet for allocations then."""
@@ -83,7 +94,8 @@ class Agent:
             telemetry=self.telemetry,
             sees_processes=site.sees_processes,
         )
-        account = PodAccount(self._state, site.recorded, site.clock)
+        units = [shares.with_gpus] if shares is not None else []
+        account = PodAccount(self._state, site.recorded, site.clock, *units)
         self._changes = Dependencies(
             self._state,
             account,

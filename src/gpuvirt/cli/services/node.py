@@ -12,7 +12,9 @@ from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import parse_config_map_name
+from gpuvirt.facts.runtimes import enables_cdi
 from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.hardware.host.runtimes import read_runtimes
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.node.change.site import site_of
@@ -86,6 +88,8 @@ def node(  # noqa: PLR0913  one parameter an option
         ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
         state_file=None if plugin_only else roots.run / statefile.FILE,
         cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
+        cdi_folders=(roots.system / "etc/cdi",),
+        cdi_enabled=lambda: enables_cdi(read_runtimes(RealKernel(HostRoots.under(roots.system)))),
         settings=settings,
         ids=options.read_pci_ids(pci_ids, roots),
         plugin_only=plugin_only,

@@ -16,6 +16,7 @@ from gpuvirt.cluster.agent.nodecounts import NodeCounts
 from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
+from gpuvirt.cluster.agent.podshares import PodShares, node_pods
 from gpuvirt.cluster.agent.sharedkeys import shared_claim
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
@@ -31,6 +32,7 @@ from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.published.notice import Notice
+from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.tasks import keep_going
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -67,6 +69,11 @@ class Follower(Protocol):
     @property
     def operands_away(self) -> Cell[bool]:
         """Whether NVIDIA's operands that offer the same devices must stop."""
+        ...
+
+    @property
+    def shares(self) -> NodeShares | None:
+        """The shares of the node's GPUs; None for an agent that can't share GPUs."""
         ...
 
     def take_request(self, delta: NodeRequest, /) -> None:
@@ -133,6 +140,8 @@ class _Run:
             self._follow_configs(side.config_map)
         if side.gpu_nodes:
             self._keep_gpu_node()
+        if agent.shares is not None:
+            self._keep_shares(agent.shares)
 
     def _keep_node(self, claims: Sequence[Claim]) -> None:
         node_labels, key, notice = NodeLabels(self._dependencies), self._dependencies.key, self._agent.notice
@@ -142,6 +151,8 @@ class _Run:
         def observe(delta: Delta[Node]) -> None:
             node = delta.objects.get(key)
             self._labels = node.metadata.labels if node is not None else None
+            if node is not None and self._agent.shares is not None:
+                self._agent.shares.observe_runtime(node.status.node_info.container_runtime_version)
             self._report_operands()
             take_request(delta)
             node_labels.observe(delta)
@@ -177,6 +188,20 @@ class _Run:
         status = self._reporter("gpunode status", "to write its GpuNode's status")
         self._start("gpunode status", lambda: keeper.run(self._agent.views, status))
 
+    def _keep_shares(self, shares: NodeShares) -> None:
+        """Follow the node's pods, and keep their annotations, from the first time that GPUs are shared."""
+        keeper = PodShares(self._dependencies, shares)
+        reflector = self._reflector(node_pods(self._dependencies.node))
+        report = self._reporter("pods", "to list the pods of its node, for their shares of GPUs")
+        written = self._reporter("shares", "to write the GPUs of a pod")
+
+        async def follow() -> None:
+            await shares.until_in_use()
+            await reflector.run(keeper.observe, report)
+
+        self._start("pods", follow)
+        self._start("shares", lambda: keeper.run(written))
+
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace
         observe = noderequests.observe_config_map(self._agent.take_request, ObjectKey(namespace, name))
@@ -198,10 +223,11 @@ class _Run:
     def _follow(
         self, who: str, collection: Collection[T], observe: Callable[[Delta[T]], None], report: ReportOutcome
     ) -> None:
-        reflector = Reflector(
-            self._dependencies.client, collection, self._dependencies.clock, self._dependencies.random
-        )
+        reflector = self._reflector(collection)
         self._start(who, lambda: reflector.run(observe, report))
+
+    def _reflector(self, collection: Collection[T]) -> Reflector[T]:
+        return Reflector(self._dependencies.client, collection, self._dependencies.clock, self._dependencies.random)
 
     def _start(self, who: str, run: Callable[[], Awaitable[None]]) -> None:
         self._group.create_task(keep_going(f"cluster: {who}", run, self._dependencies.clock))

@@ -1,11 +1,12 @@
 """The devices of a node's GPUs that pods have, by the ledger and the kubelet's account, for changes of GPUs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.model.allocation.allocations import Allocations, ReadRecorded, Unknown, any_consumer
+from gpuvirt.model.allocation.allocations import Allocations, Consumers, ReadRecorded, Unknown, any_consumer
 from gpuvirt.model.allocation.ledger import KubeletAccount, allocations_of
 from gpuvirt.model.allocation.podallocations import PodAllocations, map_allocations
 from gpuvirt.model.inventory.inventory import Inventory
@@ -19,8 +20,18 @@ from gpuvirt.node.known.state import NodeState
 class PodAccount:
     """The devices of one node's pods, by all device plugins."""
 
-    def __init__(self, state: NodeState, recorded: ReadRecorded, clock: Clock) -> None:
-        """`recorded` reads the kubelet's record of its allocations."""
+    def __init__(
+        self,
+        state: NodeState,
+        recorded: ReadRecorded,
+        clock: Clock,
+        with_gpus: Callable[[Consumers], Consumers] = lambda consumers: consumers,
+    ) -> None:
+        """`recorded` reads the kubelet's record of its allocations.
+
+        `with_gpus` puts the GPUs of shares in place of their units; any thread calls it.
+        """
+        self._with_gpus = with_gpus
         self._state = state
         self._recorded = recorded
         self._clock = clock
@@ -76,7 +87,7 @@ class PodAccount:
         observed, inventory = self._state.ledger.account, self._state.inventory
         if observed is None or inventory is None:
             return PodAllocations()
-        return map_allocations(inventory, allocations_of(observed.devices))
+        return map_allocations(inventory, allocations_of(self._with_gpus(observed.devices)))
 
     def read(self) -> Account:
         """Return the devices of pods; unknown while pods may have devices that the ledger lacks."""
@@ -104,4 +115,4 @@ class PodAccount:
         recorded = self._recorded()
         if isinstance(recorded, Unknown):
             return PodAllocations(unknown=recorded.reason or refusals.allocations_unknown())
-        return map_allocations(inventory, allocations_of(any_consumer(recorded)))
+        return map_allocations(inventory, allocations_of(self._with_gpus(any_consumer(recorded))))
