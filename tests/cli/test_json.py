@@ -24,6 +24,7 @@ REFERENCE = (Path(__file__).parent.parent.parent / "docs/reference.md").read_tex
 WITHOUT_TABLES = {
     "node",
     "controller",
+    "extender",
     "uninstall",
     "discover",
     "demo",

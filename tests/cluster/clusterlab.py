@@ -19,6 +19,7 @@ from lab.cluster.cluster import KUBELET_ROOT, Cluster
 from lab.cluster.leftovers import NULL, VFIO, clear_nodes
 
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
+from gpuvirt.model.shares.quantities import units_of
 from gpuvirt.paths import KubeletPaths
 
 PATIENCE_S = 100.0
@@ -244,7 +245,7 @@ class LabNode:
 
     def allocatable(self, resource: str) -> int:
         """Return the allocatable count of a resource in the Node's status."""
-        return int(self.node().status.allocatable.get(resource, "0"))
+        return units_of(self.node().status.allocatable.get(resource, "0"))  # 2000 may be `2k`
 
     def node(self) -> Node:
         """Return the node as the API server has it."""

@@ -2,7 +2,7 @@
 
 The choice of the extender counts where it fits beside the pods that have started. Otherwise the agent chooses, at first
 beside the pods that have a choice and have not started yet, then without regard to them. A scheduler that is wrong, a
-choice that somebody edited, or two schedulers can never give away more units than a GPU has.
+choice that a user edited, or two schedulers can never give away more units than a GPU has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,0 +1,55 @@
+"""The agent's part for shared GPUs as a process of the real node: `python -m tests.cluster.shareagent FOLDER ...`.
+
+It has the plugin of units, the records, the CDI specs and the client of the API server, as the agent has; the test
+chooses the GPUs.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+
+from lab.cluster import settings
+from lab.cluster.cluster import KUBELET_ROOT
+
+from gpuvirt.cli.parameters.apiserver import demanded_credentials
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.agent.clusterside import ClusterSide
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.kubelet.shares.offering import UnitOffer
+from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.node.choice import Sharing
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import ThreadWorker
+from gpuvirt.node.shares import recordstore
+from gpuvirt.node.shares.nodeshares import stored_shares
+from gpuvirt.node.shares.shareallocator import Dependencies
+from gpuvirt.node.shares.specfiles import SpecFiles
+from gpuvirt.paths import KubeletPaths
+from gpuvirt.tasks import until_stopped
+from tests.cluster.apilab import Listener
+
+log = logging.getLogger(__name__)
+
+
+async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int]) -> None:
+    """Share GPUs until SIGTERM."""
+    kubelet = KubeletPaths(KUBELET_ROOT)
+    shares = stored_shares(folder / recordstore.FILE, SpecFiles(cdi, (cdi,)), ThreadWorker("records"))
+    shares.published.set(Sharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}))
+    recorded = RecordedUnits(kubelet, shares.resource)
+    on = Dependencies(shares, RealClock(), ThreadWorker("specs"), recorded.read)
+    offer = UnitOffer(on, kubelet, Intervals(), lambda _, state: log.info("%s", state))
+    side = ClusterSide(demanded_credentials(kubeconfig), NodeName(settings.NODE), None, gpu_nodes=False)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(side.run(Listener(shares=shares), on.clock))
+        group.create_task(offer.run())
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    state, specs, config, capacity = sys.argv[1:]
+    asyncio.run(until_stopped(run(Path(state), Path(specs), Path(config), json.loads(capacity))))
