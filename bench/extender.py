@@ -10,6 +10,7 @@ connections by one process for each client. `--lab` measures bind on a real API 
 
 import argparse
 import asyncio
+import gc
 import http.client
 import multiprocessing
 import statistics
@@ -26,10 +27,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 from tests.extender.podapi import PodApi, serving
-from tests.extender.pods import node, pod
+from tests.extender.pods import index_of, node, pod
 
 from bench.packing import wasted
 from bench.process import cpu_s, pss_kib
+from gpuvirt.cluster.extender.filtering import filtered
+from gpuvirt.cluster.extender.prioritizing import prioritized
+from gpuvirt.cluster.extender.protocol import node_arguments
+from gpuvirt.cluster.shares.sharing import Sharing
 
 GPUS = 8
 PORT = 18899
@@ -207,6 +212,28 @@ def measure_large(scale: Scale, rounds: int, table: Table, folder: Path) -> None
             table.add("memory (PSS) then", f"{pss_kib(pid) / 1024:.0f} MiB")
 
 
+def measure_work(scale: Scale, rounds: int, table: Table) -> None:
+    """Measure the processor time of single answers in this process, which other work on the computer slows least."""
+    api = PodApi()
+    fill(api, scale)
+    index = index_of(api.nodes.values(), api.pods.values()).index
+    del api
+    gc.collect()
+    gc.freeze()
+    body, sharing = filter_request(scale)[1], Sharing()
+    work: Mapping[str, Callable[[], object]] = {
+        "filter": lambda: filtered(node_arguments("filter", body), index.books.rows, sharing),
+        "prioritize": lambda: prioritized(node_arguments("prioritize", body), index.books.rows, sharing),
+    }
+    for verb, answer in work.items():
+        took_ms = list[float]()
+        for _ in range(rounds):
+            began = time.thread_time()
+            msgspec.json.encode(answer())
+            took_ms.append((time.thread_time() - began) * 1000)
+        table.add(f"{verb}, processor time of the answer alone", percentiles(took_ms))
+
+
 def binding(name: str, to: str) -> Request:
     """Return a request to bind a pod."""
     fields = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": to}
@@ -304,6 +331,7 @@ def main() -> None:
             measure_answers(arguments.peer, scale, arguments.rounds, table)
         else:
             measure_large(scale, arguments.rounds, table, parts[0])
+            measure_work(scale, arguments.rounds, table)
             measure_race(table, parts[1])
             random = Random(4)  # noqa: S311  it makes traces, and no secrets
             table.add("units free when a random trace no longer fits", wasted(random))

@@ -82,14 +82,14 @@ class FilterResult(msgspec.Struct, rename="pascal", omit_defaults=True):
     error: str = ""
 
 
-class HostPriority(msgspec.Struct, rename="pascal"):
+class HostPriority(msgspec.Struct, rename="pascal", gc=False):
     """The score of a node: 0 to 10."""
 
     host: str
     score: int
 
 
-class MetaPod(msgspec.Struct):
+class MetaPod(msgspec.Struct, gc=False):
     """A pod that is to be evicted."""
 
     uid: str = msgspec.field(name="UID")

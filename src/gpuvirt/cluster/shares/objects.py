@@ -1,7 +1,8 @@
 """The fields of nodes and pods that decide about shares, and what a pod requests by them.
 
 Source: Kubernetes' API reference, core/v1. All other fields are dropped, since the extender keeps all pods of the
-cluster in memory. These types are never written.
+cluster in memory. These types are never written. They refer to no object that refers to them, so that the garbage
+collector need not go through them (`gc=False`).
 """
 
 from collections.abc import Iterable
@@ -17,13 +18,13 @@ ALWAYS = "Always"
 """The restart policy of sidecars among the init containers."""
 
 
-class NodeAnnotations(msgspec.Struct, frozen=True):
+class NodeAnnotations(msgspec.Struct, frozen=True, gc=False):
     """The annotation of a node that has its shared GPUs."""
 
     shared_gpus: str = msgspec.field(default="", name=SHARED_GPUS_ANNOTATION)
 
 
-class NodeMetadata(msgspec.Struct, frozen=True, rename="camel"):
+class NodeMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The metadata of a node."""
 
     name: str = ""
@@ -37,7 +38,7 @@ class NodeMetadata(msgspec.Struct, frozen=True, rename="camel"):
         return ""
 
 
-class SharingNode(msgspec.Struct, frozen=True):
+class SharingNode(msgspec.Struct, frozen=True, gc=False):
     """A node with its shared GPUs."""
 
     metadata: NodeMetadata
@@ -48,14 +49,14 @@ class SharingNode(msgspec.Struct, frozen=True):
         return NodeName(self.metadata.name)
 
 
-class PodAnnotations(msgspec.Struct, frozen=True):
+class PodAnnotations(msgspec.Struct, frozen=True, gc=False):
     """The annotations of a pod that have its GPUs and its policy."""
 
     shares: str = msgspec.field(default="", name=SHARES_ANNOTATION)
     policy: str = msgspec.field(default="", name=POLICY_ANNOTATION)
 
 
-class PodMetadata(msgspec.Struct, frozen=True, rename="camel"):
+class PodMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The metadata of a pod."""
 
     name: str = ""
@@ -65,14 +66,14 @@ class PodMetadata(msgspec.Struct, frozen=True, rename="camel"):
     annotations: PodAnnotations = PodAnnotations()
 
 
-class Quantities(msgspec.Struct, frozen=True):
+class Quantities(msgspec.Struct, frozen=True, gc=False):
     """The resources of a container; the API server sets requests where only limits are given."""
 
     requests: dict[str, str | int] = {}
     limits: dict[str, str | int] = {}
 
 
-class PodContainer(msgspec.Struct, frozen=True, rename="camel"):
+class PodContainer(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A container, an init container or a sidecar."""
 
     name: str = ""
@@ -84,7 +85,7 @@ class PodContainer(msgspec.Struct, frozen=True, rename="camel"):
         return self.resources.requests.get(resource, self.resources.limits.get(resource))
 
 
-class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The node, the containers and the priority of a pod."""
 
     node_name: str = ""
@@ -93,7 +94,7 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     priority: int = 0
 
 
-class SharingPod(msgspec.Struct, frozen=True):
+class SharingPod(msgspec.Struct, frozen=True, gc=False):
     """A pod with what it requests and has."""
 
     metadata: PodMetadata
