@@ -45,7 +45,7 @@ def _by_scores(trace: Sequence[int], sharing: Sharing) -> int:
         fitting = [name for name in names if books.rows[name].largest >= units]
         if not fitting:
             break
-        scores = prioritized(NodeArguments(asked, fitting), books.nodes, sharing)
+        scores = prioritized(NodeArguments(asked, fitting), books.rows, sharing)
         name = NodeName(max(scores, key=lambda one: one.score).host)
         placed = books.place(demand, name, sharing.policy)
         if placed is None:

@@ -13,6 +13,7 @@ from gpuvirt.apps.extender import ExtenderOptions, Process
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.election import Terms
+from gpuvirt.cluster.shares.index import Index
 from gpuvirt.facts.ids import parse_namespace
 from tests.extender.podapi import Object, PodApi, Served, serving
 from tests.extender.pods import node, pod
@@ -158,3 +159,18 @@ async def test_a_binding_under_way_is_finished_before_the_lease_is_released(api:
         error, _ = await asyncio.gather(bind(process, "p"), stop())
         assert error == "", "the pod was read after the write that was not answered"
         await until(lambda: "holderIdentity': ''" in str(api.leases["gpuvirt-extender"]))
+
+
+async def test_a_fault_of_the_extender_is_answered_and_ends_nothing(
+    api: PodApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by accident")
+
+    async with running(api, tmp_path) as processes:
+        process = await processes.start(elects=False)
+        await until(lambda: is_ready(process))
+        monkeypatch.setattr(Index, "books", property(fail))
+        answer = await post(process, "filter", Pod=pod("p", 300), NodeNames=["n"])
+        assert answer["Error"] == "filter: the extender failed: ZeroDivisionError: by accident; its log has more"
+        assert (await get(process, "/healthz"))[0] == 200

@@ -1,5 +1,6 @@
 """The extender's pages: the verbs of kube-scheduler, probes and metrics, on one address."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -7,9 +8,11 @@ from typing import Protocol
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.extender.binding import NOT_LEADING
-from gpuvirt.cluster.extender.extender import MALFORMED, NOT_SERVING, VERBS, Answer, Extender, Requests, failed
+from gpuvirt.cluster.extender.extender import FAILED, MALFORMED, NOT_SERVING, VERBS, Answer, Extender, Requests, failed
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, head, number, text_of
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
+
+log = logging.getLogger(__name__)
 
 JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
@@ -65,7 +68,11 @@ class ExtenderPages:
             return failed(f"{verb}: the content type is {request.content_type}; expected {JSON}", MALFORMED)
         if (term := self.process.term) is None:
             return failed(NOT_LEADING, NOT_SERVING)
-        return await term.answer(verb, request.body)
+        try:
+            return await term.answer(verb, request.body)
+        except Exception as error:
+            log.exception("a request failed", extra={"verb": verb})
+            return failed(f"{verb}: the extender failed: {type(error).__name__}: {error}; its log has more", FAILED)
 
     def _missing(self) -> str | None:
         """Return why this process is not ready: it does not lead, or has not listed all nodes and pods."""

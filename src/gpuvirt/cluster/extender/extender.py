@@ -43,7 +43,7 @@ T = TypeVar("T", bound=KubernetesObject)
 log = logging.getLogger(__name__)
 
 FILTER, PRIORITIZE, PREEMPT, BIND = VERBS = ("filter", "prioritize", "preempt", "bind")
-OK, REFUSED, MALFORMED, NOT_SERVING = "ok", "refused", "malformed", "not-serving"
+OK, REFUSED, MALFORMED, NOT_SERVING, FAILED = "ok", "refused", "malformed", "not-serving", "failed"
 """Results of requests: refused is a pod that fits nowhere, or that was not bound."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -126,7 +126,7 @@ class Extender:
 
     def prioritize(self, body: bytes) -> Answer:
         """Answer prioritize."""
-        scores = prioritized(node_arguments(PRIORITIZE, body), self.index.nodes, self._sharing)
+        scores = prioritized(node_arguments(PRIORITIZE, body), self.index.books.rows, self._sharing)
         return Answer(msgspec.json.encode(scores), OK)
 
     def preempt(self, body: bytes) -> Answer:
