@@ -37,10 +37,10 @@ def test_nothing_is_shared_by_default(helm: Helm) -> None:
 
 
 def test_the_controller_writes_the_configuration_for_the_extenders_resource(helm: Helm) -> None:
-    rendered = helm.template(*EXTENDER, "extender.resource=example.com/share", "extender.units=100")
+    rendered = helm.template(*EXTENDER, "extender.resource=nvidia.com/share", "extender.units=100")
     arguments = items(at(container(rendered, "gpuvirt-controller"), "args"))
-    assert {"--shared-resource=example.com/share", "--shared-units=100"} <= set(arguments)
-    assert "--resource=example.com/share" in items(at(container(rendered, "gpuvirt-extender"), "args"))
+    assert {"--shared-resource=nvidia.com/share", "--shared-units=100"} <= set(arguments)
+    assert "--resource=nvidia.com/share" in items(at(container(rendered, "gpuvirt-extender"), "args"))
 
 
 def test_the_extender_has_its_values_as_options(helm: Helm) -> None:
@@ -125,7 +125,7 @@ def test_another_resource_restarts_the_second_scheduler(helm: Helm) -> None:
         return at(found, "spec", "template", "metadata", "annotations")
 
     assert template() == template("extender.policy=spread")
-    assert template() != template("extender.resource=example.com/share")
+    assert template() != template("extender.resource=nvidia.com/share")
 
 
 def test_agents_may_write_the_shares_of_pods_if_the_extender_runs(helm: Helm) -> None:
@@ -178,6 +178,7 @@ def test_only_schedulers_may_ask_the_extender(helm: Helm) -> None:
         ("scheduler.enabled=true", "scheduler.enabled: the second scheduler asks the extender; set extender.enabled"),
         ("extender.policy=pack", "'/extender/policy': value must be one of 'binpack', 'spread'"),
         ("extender.resource=vgpu", "'/extender/resource': 'vgpu'"),
+        ("extender.resource=example.com/vgpu", "'/extender/resource': 'example.com/vgpu'"),
         ("extender.units=0", "'/extender/units': minimum: got 0"),
         ("extender.enable=true", "additional properties 'enable' not allowed"),
     ],

@@ -96,8 +96,8 @@ def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> 
         text = next(one for one in found if one.metadata.name == "gpuvirt-node").data["node.yaml"]
         return documents.parse(text, Settings, where="node.yaml").shares
 
-    shared = SharedResource(ResourceName("example.com/share"), Units(100))
-    assert shares(replace(SITE, shared=shared)) == ShareSettings(resource="example.com/share", units=100)
+    shared = SharedResource(ResourceName("nvidia.com/share"), Units(100))
+    assert shares(replace(SITE, shared=shared)) == ShareSettings(resource="nvidia.com/share", units=100)
     assert shares(SITE) == ShareSettings()
 
 

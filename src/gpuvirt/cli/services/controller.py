@@ -13,7 +13,7 @@ from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.cluster.operator.decisions import ControllerSettings
 from gpuvirt.cluster.operator.operands.site import SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import parse_resource_name
+from gpuvirt.model.desired.settings import parse_units_resource
 from gpuvirt.model.shares.demand import WHOLE, Units
 
 
@@ -103,6 +103,6 @@ def controller(  # noqa: PLR0913  one parameter an option
 def _shared(name: str, units: int) -> SharedResource | None:
     """Return the resource of shared GPUs, None without a name; raise ConfigError."""
     try:
-        return SharedResource(parse_resource_name(name), Units(units)) if name else None
+        return SharedResource(parse_units_resource(name), Units(units)) if name else None
     except InvalidIdError as error:
         raise ConfigError(str(error), where="--shared-resource") from error

@@ -123,6 +123,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return kind in self.offer or (self.compat.offer_companions and kind in siblings)
 
 
+def parse_units_resource(text: str) -> ResourceName:
+    """Return `text` as the resource whose units are parts of GPUs, or raise InvalidIdError.
+
+    Its domain is NVIDIA's: the domain of a resource shows gpuvirt whose GPU a pod has, and ids of units name no GPU.
+    """
+    name = parse_resource_name(text)
+    if not name.startswith("nvidia.com/") or name.startswith(CONTAINER_RESOURCES):
+        raise InvalidIdError(
+            "a resource of units of GPUs", text, f"nvidia.com/NAME, but not {'... or '.join(CONTAINER_RESOURCES)}..."
+        )
+    return name
+
+
 def check(settings: Settings, *, where: str) -> Settings:
     """Return `settings` if they are valid, else raise ConfigError."""
     for index, kind in enumerate(settings.offer):
@@ -179,16 +192,9 @@ _OTHERS_DOMAINS = ("kubernetes.io", "k8s.io", "nvidia.com", "kubevirt.io", "gpuv
 
 def _check_shares(shares: ShareSettings, where: str) -> None:
     try:
-        parse_resource_name(shares.resource)
+        parse_units_resource(shares.resource)
     except InvalidIdError as error:
         raise ConfigError(str(error), where=where, path="$.shares.resource") from error
-    if not shares.resource.startswith("nvidia.com/") or shares.resource.startswith(CONTAINER_RESOURCES):
-        raise ConfigError(
-            f"{shares.resource} is no name for units of GPUs; expected one of the domain nvidia.com, by which gpuvirt"
-            f" knows that pods have a GPU of NVIDIA, that does not begin with {' or '.join(CONTAINER_RESOURCES)}",
-            where=where,
-            path="$.shares.resource",
-        )
     for index, key in enumerate(shares.vgpu_type_labels):
         try:
             parse_label_key(key)
