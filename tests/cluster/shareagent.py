@@ -19,6 +19,7 @@ from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import Sharing
 from gpuvirt.model.shares.placement import GpuId
@@ -38,8 +39,8 @@ log = logging.getLogger(__name__)
 async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int]) -> None:
     """Share GPUs until SIGTERM."""
     kubelet = KubeletPaths(KUBELET_ROOT)
-    shares = stored_shares(folder / recordstore.FILE, SpecFiles(cdi, (cdi,)), ThreadWorker("records"))
-    shares.published.set(Sharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}))
+    shares = stored_shares(folder / recordstore.FILE, SpecFiles(cdi, (cdi,)), ThreadWorker("records"), ShareSettings())
+    shares.publish(Sharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}))
     recorded = RecordedUnits(kubelet, shares.resource)
     on = Dependencies(shares, RealClock(), ThreadWorker("specs"), recorded.read)
     offer = UnitOffer(on, kubelet, Intervals(), lambda _, state: log.info("%s", state))

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuvirt import __version__
@@ -173,6 +173,7 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
     if agent.shares is not None:
         recorded = RecordedUnits(options.kubelet, agent.shares.resource)
         dependencies = Dependencies(agent.shares, options.clock, options.workers("shares"), recorded.read)
+        group.create_task(_report_shares(agent, agent.shares))
         offers.append(UnitOffer(dependencies, options.kubelet, options.intervals, agent.observe_registration))
     group.create_task(_offer(offers, options))
     return plugins.resend
@@ -270,7 +271,15 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
     """Return the shares as they were before a restart; `folder` is that of the agent's CDI specs."""
     files = SpecFiles(folder, (*options.cdi_folders, folder))
     path = options.ledger.with_name(recordstore.FILE)
-    return stored_shares(path, files, options.workers("shares.json"), options.cdi_enabled)
+    shares = stored_shares(path, files, options.workers("shares.json"), options.settings.shares)
+    return replace(shares, cdi_enabled=options.cdi_enabled)
+
+
+async def _report_shares(agent: Agent, shares: NodeShares) -> None:
+    """Report why GPUs that are to be shared are not offered, and problems of the records, for ever."""
+    async for withheld in shares.withheld.follow():
+        problem = shares.store.problem
+        agent.report_problem("shares", next(iter(withheld), problem))
 
 
 def _who_we_are(options: NodeOptions) -> AgentView:

@@ -7,6 +7,7 @@ from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 RETRIES = "none is needed: the kubelet starts the container again, with growing pauses"
+RUNTIME = "the container runtime"
 GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
 
 
@@ -75,4 +76,4 @@ def runtime_without_cdi(runtime: str, why: str) -> Reason:
     message = f"does not apply CDI devices ({why}), so this node offers no units of GPUs"
     fix = "set enable_cdi = true in containerd's configuration and restart containerd, or upgrade it to 2.0 or newer"
     seen = (Seen("Node $.status.nodeInfo.containerRuntimeVersion", runtime or "not known yet"),)
-    return Reason(ReasonCode.PREREQUISITE_MISSING, "the container runtime", message, seen, fix)
+    return Reason(ReasonCode.PREREQUISITE_MISSING, RUNTIME, message, seen, fix)

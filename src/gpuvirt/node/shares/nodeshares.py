@@ -8,12 +8,15 @@ from pathlib import Path
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.allocation.allocations import Consumers
+from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons.sharing import RUNTIME
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.node.choice import Sharing, offered
 from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
 from gpuvirt.model.shares.node.records import with_gpus
 from gpuvirt.model.shares.node.runtimes import ContainerRuntime
+from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.nodepods import NodePods
@@ -58,6 +61,16 @@ class NodeShares:
             while not self.in_use:
                 await changed.wait()
 
+    def publish(self, sharing: Sharing) -> None:
+        """Take the GPUs that are to be shared, by the agent's observations of the host."""
+        if sharing != self.published.get():
+            self.published.set(sharing)
+
+    def why_withheld(self, gpu: GpuId) -> Reason | None:
+        """Return why containers can't get a GPU that is to be shared, None if they can."""
+        known = gpu in self.node.get().capacity
+        return None if known else next((one for one in self.withheld.get() if one.subject in {gpu, RUNTIME}), None)
+
     def with_gpus(self, consumers: Consumers) -> Consumers:
         """Return the allocated devices with the GPUs of shares in place of their units, for changes of GPUs."""
         return with_gpus(consumers, self.resource, self.store.records.get())
@@ -80,11 +93,12 @@ class NodeShares:
             self.withheld.set(reasons)
 
 
-def stored_shares(
-    path: Path, files: SpecFiles, worker: SerialWorker, cdi_enabled: Callable[[], bool | None] = lambda: None
-) -> NodeShares:
+def stored_shares(path: Path, files: SpecFiles, worker: SerialWorker, settings: ShareSettings) -> NodeShares:
     """Return the shares that the file `path` has; `worker` writes it."""
     store = RecordStore(path, worker)
     store.load(files.contents())
     none = Sharing({})
-    return NodeShares(store, files, NodePods(), Cell(none), Cell(None), Cell(none), Cell(()), cdi_enabled)
+    resource, whole = ResourceName(settings.resource), Units(settings.units)
+    return NodeShares(
+        store, files, NodePods(), Cell(none), Cell(None), Cell(none), Cell(()), resource=resource, whole=whole
+    )

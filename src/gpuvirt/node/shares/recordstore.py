@@ -16,7 +16,7 @@ from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.store.checksummed import HeaderLine
 from gpuvirt.node.store.files import replace_file
-from gpuvirt.node.store.persisted import Persisted
+from gpuvirt.node.store.persisted import Damage, Persisted
 from gpuvirt.node.store.stateformat import Format, Stored
 
 log = logging.getLogger(__name__)
@@ -54,10 +54,17 @@ class RecordStore:
             self._stored = Stored(_records_in(specs))
             self.problem = sharing.records_lost(self._file.path, damage.text)
             log.error("%s", self.problem.text, extra={"reason": str(self.problem.code)})
+            self._replace(damage)
+        self.records.set(self._stored.value)
+
+    def _replace(self, damage: Damage) -> None:
+        """Replace a file that can't be used. A failing disk does not keep the agent from starting."""
+        try:
             if damage.content is not None:
                 replace_file(self._file.aside(damage), damage.content)
             self._file.write(self._stored)
-        self.records.set(self._stored.value)
+        except OSError as error:
+            self.problem = sharing.records_not_written(self._file.path, str(error))
 
     async def save(self, records: ShareRecords) -> None:
         """Write the records, and return when they would survive a power cut; raise NotWrittenError."""

@@ -123,7 +123,7 @@ class ShareAllocator:
             while True:
                 try:
                     await self.tidy()
-                except (NotWrittenError, OSError, GpuvirtError) as error:
+                except (OSError, GpuvirtError) as error:
                     log.warning("the shares of pods that have ended are kept: %s", error)
                 await changed.wait_for(self._on.clock, TIDY_S)
 
@@ -133,9 +133,17 @@ class ShareAllocator:
         with shares.published.notifying(changed), shares.runtime.notifying(changed):
             while True:
                 if shares.in_use:
-                    specs, enabled = await self._in_worker(lambda: (shares.files.nvidia_specs(), shares.cdi_enabled()))
-                    shares.judge(specs, cdi_enabled=enabled)
+                    await self._judge()
                 await changed.wait_for(self._on.clock, every_s)
+
+    async def _judge(self) -> None:
+        shares = self._shares
+        try:
+            specs, enabled = await self._in_worker(lambda: (shares.files.nvidia_specs(), shares.cdi_enabled()))
+        except (OSError, GpuvirtError) as error:
+            log.warning("NVIDIA's CDI specs can't be read, so the offered units stay as they are: %s", error)
+        else:
+            shares.judge(specs, cdi_enabled=enabled)
 
     async def tidy(self) -> None:
         """Remove what pods that have ended leave behind; raise NotWrittenError or OSError."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +59,8 @@ class SpecFiles:
     def contents(self) -> Iterator[bytes]:
         """Yield the specs of all shares."""
         for path in self._ours():
-            yield path.read_bytes()
+            with suppress(OSError):
+                yield path.read_bytes()
 
     def keep_only(self, devices: Collection[str]) -> None:
         """Remove the specs of shares that no container has any more."""

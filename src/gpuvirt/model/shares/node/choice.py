@@ -1,8 +1,8 @@
 """Which GPUs the containers of a pod get on their node: the last check that no GPU has more units than it is worth.
 
 The choice of the extender counts where it fits beside the pods that have started. Otherwise the agent chooses, at first
-beside the pods that have a choice and have not started yet, then without regard to them. A scheduler that is wrong, a
-choice that a user edited, or two schedulers can never give away more units than a GPU has.
+beside the pods that have a choice and have not started yet, then without regard to them. A wrong scheduler, an
+edited annotation, or two schedulers can never give away more units than a GPU has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
