@@ -6,6 +6,7 @@ follow `views`. They don't know each other, and none of them touches the host.
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from functools import cache, partial
 
 from gpuvirt.clock import Signal, Timer
@@ -84,6 +85,8 @@ class Agent:
             notice=self.notice,
             vgpus_only=site.vgpus_only,
         )
+        if shares is not None:
+            self._state.shared.withhold_by(shares.why_withheld)
         self._state.resources.review = self._review
         self._concluding: Timer | None = None
         self._watcher = Watcher(
@@ -261,14 +264,17 @@ class Agent:
 
     async def _conclude(self) -> None:
         """Draw conclusions after each new observation."""
-        while True:
-            await self._stale.wait()
-            self._concluding = None
-            self.conclude()
+        with self.shares.withheld.notifying(self._stale) if self.shares is not None else nullcontext():
+            while True:
+                await self._stale.wait()
+                self._concluding = None
+                self.conclude()
 
     def conclude(self) -> None:
         """Draw the conclusions from all observations."""
         self.views.set(self._refresh())
+        if self.shares is not None:
+            self.shares.publish(self._state.shared.sharing.gpus)
         self._changes.desired.conclude()
         self._changes.concluded.set()
         if self._operands is not None:

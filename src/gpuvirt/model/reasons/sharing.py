@@ -45,6 +45,14 @@ def units_differ(subject: str, recorded: int, requested: int) -> Reason:
     return Reason(ReasonCode.UNKNOWN_DEVICE, subject, message, (Seen(CHECKPOINT),), "create the pod again")
 
 
+def runtime_unknown() -> Reason:
+    """Only the API server's Node names the runtime and its version."""
+    message = "is not known yet: the agent reads it from its Node, so no units are offered"
+    seen = (Seen.absent("node $.status.nodeInfo.containerRuntimeVersion"),)
+    fix = "make the API server reachable from the node, and set --node-name"
+    return Reason(ReasonCode.API_SERVER_AWAY, RUNTIME, message, seen, fix)
+
+
 def no_cdi_device(gpu: str, folders: Collection[str], why: str) -> Reason:
     """NVIDIA's specs have the mounts, hooks and device nodes of a GPU."""
     message = f"has no CDI device of NVIDIA ({why}), so containers can't get it"

@@ -3,6 +3,9 @@
 Nothing here waits or changes the host.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import KubeletAccount
@@ -10,7 +13,13 @@ from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.sharing import Sharing, share_gpus
+from gpuvirt.model.reasons import Reason
 from gpuvirt.model.shares.otherplugins import OtherPlugins, other_plugins
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.shares.sharedgpus import SharedGpu
+
+WhyWithheld = Callable[[GpuId], Reason | None]
+"""Returns why containers can't get a GPU that is to be shared; None if they can."""
 
 
 class SharedState:
@@ -18,9 +27,14 @@ class SharedState:
 
     def __init__(self, settings: ShareSettings) -> None:
         self._settings = settings
+        self._why_withheld: WhyWithheld = _not_withheld
         self._plugins: OtherPlugins | Unknown = Unknown()
         self.sharing = Sharing()
-        """The units of each shared GPU, as last concluded."""
+        """The units of each shared GPU, as last concluded from the host and the kubelet."""
+
+    def withhold_by(self, why_withheld: WhyWithheld) -> None:
+        """Withhold what the container runtime can't give to containers, by the agent's plugin of units."""
+        self._why_withheld = why_withheld
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take the kubelet's account, None if the kubelet did not answer; return whether other plugins' devices differ.
@@ -34,3 +48,18 @@ class SharedState:
     def conclude(self, inventory: Inventory, modes: Modes, now_s: float) -> None:
         """Conclude the units of each GPU in mode `shared`."""
         self.sharing = share_gpus(inventory, modes, self._settings, self._plugins, self.sharing.verdict, now_s)
+
+    @property
+    def shown(self) -> Sharing:
+        """The units that pods can get: without GPUs that the container runtime can't give to a container."""
+        gpus = self.sharing.gpus
+        return replace(self.sharing, gpus=replace(gpus, gpus=tuple(map(self._given, gpus.gpus))))
+
+    def _given(self, gpu: SharedGpu) -> SharedGpu:
+        if gpu.withheld is not None or gpu.id is None:
+            return gpu
+        return replace(gpu, withheld=self._why_withheld(gpu.id))
+
+
+def _not_withheld(_: GpuId) -> None:
+    """Without a plugin of units, no GPU is withheld by it."""

@@ -283,7 +283,7 @@ class NodeState:
             workload=workload,
             conditions=conditions(inventory, workload, drivers),
             withholdings={**self.resources.waiting, **self.resources.withholdings},
-            sharing=self.shared.sharing,
+            sharing=self.shared.shown,
         )
         return make_view(inputs, at)
 

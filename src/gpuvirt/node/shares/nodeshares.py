@@ -17,6 +17,7 @@ from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
 from gpuvirt.model.shares.node.records import with_gpus
 from gpuvirt.model.shares.node.runtimes import ContainerRuntime
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.model.shares.sharedgpus import SharedGpus
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.nodepods import NodePods
@@ -61,8 +62,10 @@ class NodeShares:
             while not self.in_use:
                 await changed.wait()
 
-    def publish(self, sharing: Sharing) -> None:
+    def publish(self, gpus: SharedGpus) -> None:
         """Take the GPUs that are to be shared, by the agent's observations of the host."""
+        minors = {gpu.id: gpu.minor for gpu in gpus.gpus if gpu.id is not None and gpu.minor is not None}
+        sharing = Sharing(gpus.capacity, whole=gpus.whole, minors=minors)
         if sharing != self.published.get():
             self.published.set(sharing)
 

@@ -132,7 +132,7 @@ class ShareAllocator:
         shares, changed = self._shares, Signal()
         with shares.published.notifying(changed), shares.runtime.notifying(changed):
             while True:
-                if shares.in_use:
+                if shares.in_use or shares.node.get().capacity:
                     await self._judge()
                 await changed.wait_for(self._on.clock, every_s)
 

@@ -55,8 +55,10 @@ def offered(
 
     Nothing is offered before the runtime is known, and no GPU that NVIDIA's CDI specs lack.
     """
-    if runtime is None or not published.capacity:
-        return replace(published, capacity={}), ()
+    if not published.capacity:
+        return published, ()
+    if runtime is None:
+        return replace(published, capacity={}), (sharing.runtime_unknown(),)
     if (why := why_no_cdi(runtime)) is not None:
         return replace(published, capacity={}), (sharing.runtime_without_cdi(runtime.version, why),)
     reasons: dict[GpuId, Reason] = {}
