@@ -14,7 +14,7 @@ from gpuvirt.model.doctor.explanation import DeviceExplanation, Standing, Step
 from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.doctor.target import is_target
 from gpuvirt.model.offers.view import NodeView, ResourceView
-from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, withheldshares
 from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.hostspec import host_names
@@ -25,6 +25,7 @@ from tests.sickhost import around, evidence, host, simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
+VGPU = "0000:02:00.0"
 
 
 def blocked_at(explanation: DeviceExplanation) -> Step | None:
@@ -227,3 +228,20 @@ class TestWithAgent:
             explanation = await self.explain_device(node, short_path, A10)
             assert explanation.blocker is not None
             assert (blocked_at(explanation), explanation.blocker.code) == (Step.COUNTED, FindingCode.NOT_COUNTED)
+
+
+@pytest.mark.parametrize("reason", [None, withheldshares.registered_elsewhere(VGPU, "nvidia.com/gpu", "GPU-1")])
+def test_a_shared_gpu_is_blocked_by_why_its_units_are_withheld_and_by_nothing_that_vms_need(
+    reason: Reason | None,
+) -> None:
+    found = evidence(host(simulated="vm-V100-8Q"))
+    reasons = (reason,) if reason is not None else ()
+    gpu = replace(found.view.gpus[0], units=0 if reason else 500, reasons=reasons)
+    explanation = explain_device(replace(found, view=replace(found.view, gpus=(gpu,))), VGPU)
+    assert blocked_at(explanation) is (Step.OFFERED if reason else None)
+    if reason is not None:
+        assert explanation.blocker is not None
+        assert explanation.blocker.code is ReasonCode.REGISTERED_ELSEWHERE
+    else:
+        offered = next(stage for stage in explanation.stages if stage.step is Step.OFFERED)
+        assert offered.message == "500 units of nvidia.com/vgpu are offered to pods"

@@ -35,6 +35,8 @@ KEEPS_DRIVER = frozenset(
 )
 """Why the agent does not bind a GPU to its desired driver."""
 
+FOR_VMS = "needed for VMs alone: the GPU is shared by pods"
+
 
 def explain_device(evidence: Evidence, target: str) -> DeviceExplanation:
     """Return the explanation of an address, a vGPU's id, or a resource's name."""
@@ -132,6 +134,9 @@ class _Explainer:
 
     def _stages(self) -> Iterator[StageResult[Step]]:
         yield self._bus()
+        if self._vgpu is None and self._gpu.units is not None:
+            yield from self._shared_stages(self._gpu.units)
+            return
         yield self._iommu_group()
         yield self._whole_group()
         yield self._stage(Step.DRIVER, self._driver())
@@ -142,6 +147,17 @@ class _Explainer:
             yield self._counted(self._resource)
             yield self._free(self._resource)
             yield self._permitted(self._resource)
+
+    def _shared_stages(self, units: int) -> Iterator[StageResult[Step]]:
+        """Yield the stages of a GPU in mode `shared`, of which pods get units by its native driver."""
+        reason = next(iter(self._gpu.reasons), None)
+        for step in Step:
+            if step is not Step.BUS and step is not Step.OFFERED:
+                yield StageResult(step, FOR_VMS, skipped=True)
+            elif step is Step.OFFERED and reason is not None:
+                yield blocked(step, of_reason(reason, Level.ERROR))
+            elif step is Step.OFFERED:
+                yield StageResult(step, f"{units} units of {self._evidence.view.shared.resource} are offered to pods")
 
     def _stage(self, step: Step, message: str) -> StageResult[Step]:
         """Return a stage that only a reason of the device itself can block."""
