@@ -16,13 +16,13 @@ from lab.cluster.cluster import KUBELET_ROOT
 from gpuvirt.cli.parameters.apiserver import demanded_credentials
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.agent.clusterside import ClusterSide
-from gpuvirt.facts.ids import NodeName, PciAddress
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.node.choice import Sharing
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.model.shares.sharedgpus import SharedGpu, SharedGpus
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.node.shares import recordstore
@@ -36,15 +36,11 @@ from tests.cluster.apilab import Listener
 log = logging.getLogger(__name__)
 
 
-def _gpu(number: int, gpu: str, units: int) -> SharedGpu:
-    return SharedGpu(PciAddress(f"0000:02:{number:02x}.0"), GpuId(gpu), Units(units))
-
-
 async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int]) -> None:
     """Share GPUs until SIGTERM."""
     kubelet = KubeletPaths(KUBELET_ROOT)
     shares = stored_shares(folder / recordstore.FILE, SpecFiles(cdi, (cdi,)), ThreadWorker("records"), ShareSettings())
-    shares.publish(SharedGpus(tuple(_gpu(number, gpu, units) for number, (gpu, units) in enumerate(gpus.items()))))
+    shares.publish(Sharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}))
     recorded = RecordedUnits(kubelet, shares.resource)
     on = Dependencies(shares, RealClock(), ThreadWorker("specs"), recorded.read)
     offer = UnitOffer(on, kubelet, Intervals(), lambda _, state: log.info("%s", state))

@@ -1,88 +1,62 @@
-"""The whole agent on a worker VM in mode shared, with a simulated kubelet: what it observes is what it offers."""
+"""The whole agent in mode shared on a simulated worker VM with a simulated kubelet."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from gpuvirt.facts.ids import PciAddress, PodUid
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.agent import Agent
+from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
+from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
+from gpuvirt.sim.kubelet.starting import start_container
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.shares.sharednode import VGPU, nvidia_spec
 
+FIRST, SECOND = (GpuId(gpu_uuid(PciAddress(address))) for address in ("0000:02:00.0", "0000:02:01.0"))
+SHARED = Settings(mode=DesiredMode.SHARED)
+
 
 @asynccontextmanager
-async def worker(
-    folder: Path, name: str, mode: DesiredMode = DesiredMode.SHARED
-) -> AsyncIterator[tuple[Agent, SimKubelet]]:
-    """Run an agent on a simulated worker VM; NVIDIA's CDI specs are written by the test."""
-    kernel = build_host(load_host(name), where=name)
+async def sharing_vm(folder: Path, settings: Settings = SHARED) -> AsyncIterator[tuple[SimKubelet, Agent, NodeShares]]:
+    """Run the agent of a VM with two GPUs, only the first of which has a CDI device of NVIDIA."""
+    kernel = build_host(load_host("vm-2xV100"), where="vm-2xV100")
     (folder / "cdi").mkdir()
-    options = replace(
-        options_for(kernel, folder), cdi_folder=folder / "cdi", settings=Settings(mode=mode), node_name=None
-    )
+    (folder / "cdi/nvidia.json").write_text(nvidia_spec({FIRST: 0}))
+    options = replace(options_for(kernel, folder, settings), cdi_folder=folder / "cdi")
     async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
-        yield agent, kubelet
-
-
-def gpus_of(view: NodeView) -> Mapping[GpuId, int]:
-    """Return the shared GPUs with the numbers of their device nodes."""
-    return {gpu.id: gpu.minor or 0 for gpu in view.shared.gpus if gpu.id is not None}
-
-
-async def test_a_worker_with_half_a_card_offers_half_of_its_units(short_path: Path) -> None:
-    async with worker(short_path, "vm-V100-8Q") as (agent, kubelet):
-        await until(lambda: bool(agent.views.get().shared.gpus))
-        (short_path / "cdi/nvidia.json").write_text(nvidia_spec(gpus_of(agent.views.get())))
         assert agent.shares is not None
-        agent.shares.observe_runtime("containerd://2.1.3")
-        await until(lambda: kubelet.allocatable().get(VGPU) == 500)
-        (gpu,) = agent.views.get().shared.capacity
-        assert agent.views.get().shared.capacity == {gpu: 500}
+        yield kubelet, agent, agent.shares
 
 
-async def test_a_gpu_without_a_cdi_spec_of_nvidia_is_withheld_in_every_output(short_path: Path) -> None:
-    async with worker(short_path, "vm-2xV100") as (agent, kubelet):
-        await until(lambda: len(agent.views.get().shared.gpus) == 2)
-        first, second = agent.views.get().shared.gpus
-        assert first.id is not None
-        assert second.id is not None
-        (short_path / "cdi/nvidia.json").write_text(nvidia_spec({first.id: first.minor or 0}))
-        assert agent.shares is not None
-        agent.shares.observe_runtime("containerd://2.1.3")
+async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_path: Path) -> None:
+    async with sharing_vm(short_path) as (kubelet, agent, shares):
+        assert VGPU not in kubelet.capacity(), "nothing is offered before the runtime is known to apply CDI"
+        shares.observe_runtime("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
-        await until(lambda: dict(agent.views.get().shared.capacity) == {first.id: 1000})
-        shown = next(gpu for gpu in agent.views.get().gpus if gpu.address == second.address)
-        assert [reason.code for reason in shown.reasons] == [ReasonCode.CDI_SPEC_MISSING]
-        (short_path / "cdi/nvidia.json").write_text(nvidia_spec(gpus_of(agent.views.get())))
+        await until(lambda: dict(agent.views.get().shared.capacity) == {FIRST: 1000})
+        assert any(f"{SECOND} has no CDI device" in note.text for note in agent.views.get().notes)
+        pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
+        demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
+        shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
+        assert (await start_container(kubelet, pod, "main", short_path / "cdi")).env["GPUVIRT_GPUS"] == FIRST
+        (short_path / "cdi/other.json").write_text(nvidia_spec({SECOND: 1}))
         await until(lambda: kubelet.allocatable().get(VGPU) == 2000)
-
-
-async def test_no_units_are_offered_before_the_runtime_is_known(short_path: Path) -> None:
-    async with worker(short_path, "vm-2xV100") as (agent, kubelet):
-        await until(lambda: len(agent.views.get().shared.gpus) == 2)
-        (short_path / "cdi/nvidia.json").write_text(nvidia_spec(gpus_of(agent.views.get())))
-        await until(
-            lambda: (
-                {gpu.withheld.code for gpu in agent.views.get().shared.gpus if gpu.withheld is not None}
-                == {ReasonCode.API_SERVER_AWAY}
-            )
-        )
-        assert VGPU not in kubelet.capacity()
+        await until(lambda: dict(agent.views.get().shared.capacity) == {FIRST: 1000, SECOND: 1000})
+        await until(lambda: not any("CDI device" in note.text for note in agent.views.get().notes))
 
 
 async def test_a_node_that_shares_no_gpu_registers_no_units(short_path: Path) -> None:
-    async with worker(short_path, "vm-2xV100", DesiredMode.CONTAINER) as (agent, kubelet):
+    async with sharing_vm(short_path, Settings()) as (kubelet, agent, shares):
+        shares.observe_runtime("containerd://2.1.3")
         await until(lambda: agent.looked)
-        assert agent.shares is not None
-        agent.shares.observe_runtime("containerd://2.1.3")
-        await until(lambda: bool(agent.views.get().gpus))
+        await CLOCK.sleep(0.1)
         assert VGPU not in kubelet.capacity()
-        assert agent.views.get().shared.gpus == ()

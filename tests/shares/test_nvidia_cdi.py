@@ -10,7 +10,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
 from gpuvirt.model.shares.node import sharespec
-from gpuvirt.model.shares.node.nvidiacdi import Edits, NoCdiDeviceError, NvidiaSpec, SharedGpu, container_edits, parse
+from gpuvirt.model.shares.node.nvidiacdi import Edits, NoCdiDeviceError, NvidiaGpu, NvidiaSpec, container_edits, parse
 from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareRecords
 from gpuvirt.model.shares.placement import GpuId
 
@@ -51,44 +51,44 @@ def named(devices: Mapping[str, str], path: str = RUN, version: str = "0.5.0") -
     return spec(json.dumps({"cdiVersion": version, "kind": "nvidia.com/gpu", "devices": entries}), path)
 
 
-def nodes(specs: Sequence[NvidiaSpec], *gpus: SharedGpu) -> list[str]:
+def nodes(specs: Sequence[NvidiaSpec], *gpus: NvidiaGpu) -> list[str]:
     entries = container_edits(specs, gpus).fields["deviceNodes"]
     return [entry["path"] for entry in msgspec.convert(entries, list[dict[str, str]])]
 
 
 def test_a_gpu_is_found_by_its_device_node_where_the_spec_names_indices() -> None:
-    edits = container_edits([spec()], [SharedGpu(B, minor=3)])
-    assert nodes([spec()], SharedGpu(B, minor=3)) == ["/dev/nvidia3", "/dev/nvidiactl"]
+    edits = container_edits([spec()], [NvidiaGpu(B, minor=3)])
+    assert nodes([spec()], NvidiaGpu(B, minor=3)) == ["/dev/nvidia3", "/dev/nvidiactl"]
     assert edits.version == "0.5.0"
     assert set(edits.fields) == {"deviceNodes", "hooks", "env", "mounts", "aFieldOfLater"}
 
 
 def test_the_uuid_counts_before_the_index() -> None:
     both = named({"0": "/dev/nvidia0", "GPU-a": "/dev/nvidia7"})
-    assert nodes([both], SharedGpu(A, minor=0)) == ["/dev/nvidia7"]
+    assert nodes([both], NvidiaGpu(A, minor=0)) == ["/dev/nvidia7"]
 
 
 def test_the_spec_of_the_later_folder_counts() -> None:
     old, new = named({"GPU-a": "/dev/nvidia0"}, ETC), named({"GPU-a": "/dev/nvidia1"}, RUN, "0.7.0")
-    assert nodes([old, new], SharedGpu(A)) == ["/dev/nvidia1"]
-    assert container_edits([old, new], [SharedGpu(A)]).version == "0.7.0"
+    assert nodes([old, new], NvidiaGpu(A)) == ["/dev/nvidia1"]
+    assert container_edits([old, new], [NvidiaGpu(A)]).version == "0.7.0"
 
 
 def test_two_gpus_have_the_edits_of_both_and_the_common_ones_once() -> None:
-    found = nodes([spec()], SharedGpu(A, minor=0), SharedGpu(B, minor=3))
+    found = nodes([spec()], NvidiaGpu(A, minor=0), NvidiaGpu(B, minor=3))
     assert found == ["/dev/nvidia0", "/dev/dri/card1", "/dev/nvidia3", "/dev/nvidiactl"]
 
 
 @pytest.mark.parametrize(
     ("specs", "gpu"),
     [
-        ([], SharedGpu(A, minor=0)),
-        ([spec()], SharedGpu(A)),
-        ([spec()], SharedGpu(A, minor=9)),
-        ([named({"0": "/dev/nvidia0", "1": "/dev/nvidia00"})], SharedGpu(A, minor=1)),
+        ([], NvidiaGpu(A, minor=0)),
+        ([spec()], NvidiaGpu(A)),
+        ([spec()], NvidiaGpu(A, minor=9)),
+        ([named({"0": "/dev/nvidia0", "1": "/dev/nvidia00"})], NvidiaGpu(A, minor=1)),
     ],
 )
-def test_a_gpu_without_its_device_is_refused(specs: Sequence[NvidiaSpec], gpu: SharedGpu) -> None:
+def test_a_gpu_without_its_device_is_refused(specs: Sequence[NvidiaSpec], gpu: NvidiaGpu) -> None:
     with pytest.raises(NoCdiDeviceError):
         container_edits(specs, [gpu])
 
@@ -105,7 +105,7 @@ def test_a_spec_of_another_kind_is_no_spec_of_nvidia() -> None:
 
 def test_a_containers_spec_hides_all_other_gpus_and_names_its_own() -> None:
     record = PodRecord("default", "pod", {ContainerName("main"): share({A: 300})})
-    edits = container_edits([spec()], [SharedGpu(A, minor=0)])
+    edits = container_edits([spec()], [NvidiaGpu(A, minor=0)])
     content = sharespec.spec("77aa", PodUid("uid"), ContainerName("main"), record, edits)
     found = parse(RUN, content.replace(b"gpuvirt.io/share", b"nvidia.com/gpu"))
     assert found is not None

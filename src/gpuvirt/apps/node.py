@@ -276,9 +276,10 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
 
 
 async def _report_shares(agent: Agent, shares: NodeShares) -> None:
-    """Report problems of the records, for ever."""
-    async for _ in shares.withheld.follow():
-        agent.report_problem("shares", shares.store.problem)
+    """Report why GPUs that are to be shared are not offered, and problems of the records, for ever."""
+    async for withheld in shares.withheld.follow():
+        problem = shares.store.problem
+        agent.report_problem("shares", next(iter(withheld), problem))
 
 
 def _who_we_are(options: NodeOptions) -> AgentView:

@@ -274,7 +274,7 @@ class Agent:
         """Draw the conclusions from all observations."""
         self.views.set(self._refresh())
         if self.shares is not None:
-            self.shares.publish(self._state.shared.sharing.gpus)
+            self.shares.observe_gpus(self._state.shared.sharing.gpus)
         self._changes.desired.conclude()
         self._changes.concluded.set()
         if self._operands is not None:

@@ -62,10 +62,14 @@ class NodeShares:
             while not self.in_use:
                 await changed.wait()
 
-    def publish(self, gpus: SharedGpus) -> None:
+    def observe_gpus(self, gpus: SharedGpus) -> None:
+        """Take the GPUs in mode `shared`; while they are not known, the offered units stay as they are."""
+        if gpus.is_known:
+            minors = {gpu.id: gpu.minor for gpu in gpus.gpus if gpu.id is not None and gpu.minor is not None}
+            self.publish(Sharing(gpus.capacity, whole=gpus.whole, minors=minors))
+
+    def publish(self, sharing: Sharing) -> None:
         """Take the GPUs that are to be shared, by the agent's observations of the host."""
-        minors = {gpu.id: gpu.minor for gpu in gpus.gpus if gpu.id is not None and gpu.minor is not None}
-        sharing = Sharing(gpus.capacity, whole=gpus.whole, minors=minors)
         if sharing != self.published.get():
             self.published.set(sharing)
 

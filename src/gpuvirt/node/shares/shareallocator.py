@@ -25,7 +25,7 @@ from gpuvirt.model.reasons import Reason, sharing
 from gpuvirt.model.shares.demand import ContainerName, Units
 from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.choice import PodOnNode, choose, ended, why_refused
-from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, SharedGpu, container_edits
+from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, container_edits
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, record_of
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.nodeshares import NodeShares
@@ -245,7 +245,7 @@ class ShareAllocator:
 
     async def _write(self, nonce: str, allocation: UnitAllocation, pod: PodRecord) -> None:
         minors, files = self._shares.node.get().minors, self._shares.files
-        gpus = [SharedGpu(gpu, minors.get(gpu)) for gpu in sorted(pod.containers[allocation.container].gpus)]
+        gpus = [NvidiaGpu(gpu, minors.get(gpu)) for gpu in sorted(pod.containers[allocation.container].gpus)]
 
         def write() -> None:
             edits = container_edits(files.nvidia_specs(), gpus)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.reasons import Reason, sharing
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaSpec, SharedGpu, container_edits
+from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, NvidiaSpec, container_edits
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.runtimes import ContainerRuntime, why_no_cdi
 from gpuvirt.model.shares.placement import GpuId, Placement, Policy, Shares, place
@@ -64,7 +64,7 @@ def offered(
     reasons: dict[GpuId, Reason] = {}
     for gpu in published.capacity:
         try:
-            container_edits(specs, [SharedGpu(gpu, published.minors.get(gpu))])
+            container_edits(specs, [NvidiaGpu(gpu, published.minors.get(gpu))])
         except NoCdiDeviceError as error:
             reasons[gpu] = sharing.no_cdi_device(gpu, FOLDERS, str(error))
     capacity = {gpu: units for gpu, units in published.capacity.items() if gpu not in reasons}

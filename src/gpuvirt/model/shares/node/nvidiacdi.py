@@ -31,7 +31,7 @@ class NoCdiDeviceError(GpuvirtError):
 
 
 @dataclass(frozen=True, slots=True)
-class SharedGpu:
+class NvidiaGpu:
     """A GPU as NVIDIA's specs may name it."""
 
     id: GpuId
@@ -74,7 +74,7 @@ def parse(path: str, content: bytes) -> NvidiaSpec | None:
     return NvidiaSpec(path, version, _fields(document), {name: edits for name, edits in named if name})
 
 
-def container_edits(specs: Sequence[NvidiaSpec], gpus: Iterable[SharedGpu]) -> Edits:
+def container_edits(specs: Sequence[NvidiaSpec], gpus: Iterable[NvidiaGpu]) -> Edits:
     """Return the edits for a container that has these GPUs; raise NoCdiDeviceError.
 
     `specs` are in the order of `FOLDERS`.
@@ -96,7 +96,7 @@ def later(version: str, other: str) -> str:
     return max(version, other, key=lambda text: [int(part) for part in text.split(".")])
 
 
-def _device(specs: Sequence[NvidiaSpec], gpu: SharedGpu) -> tuple[NvidiaSpec, Fields]:
+def _device(specs: Sequence[NvidiaSpec], gpu: NvidiaGpu) -> tuple[NvidiaSpec, Fields]:
     by_uuid = [(spec, spec.devices[gpu.id]) for spec in specs if gpu.id in spec.devices]
     if by_uuid:
         return by_uuid[-1]
