@@ -69,11 +69,13 @@ class ExtenderOptions:
 class Process:
     """The process of one extender."""
 
-    def __init__(self, options: ExtenderOptions) -> None:
+    def __init__(self, options: ExtenderOptions, on_ready: Callable[[], None] = lambda: None) -> None:
+        """`on_ready` is called when the nodes and the pods are listed."""
         random = Random()  # noqa: S311  it spreads watches over time, and keeps no secrets
         self.term: Extender | None = None
         """The extender while this process leads; None while another process leads."""
         self._options = options
+        self._on_ready = on_ready
         self._random = random
         me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
         candidacy = Candidacy(options.namespace, EXTENDER_LEASE, me, TERMS)
@@ -116,7 +118,7 @@ class Process:
         began_s = clock.monotonic_s()
         while not term.index.is_ready:
             await clock.sleep(0.1)
-        _leave_out_of_collections()
+        self._on_ready()
         after_s, totals = round(clock.monotonic_s() - began_s, 1), term.index.totals()
         extra = {"after_s": after_s, "nodes": totals.nodes, "gpus": totals.gpus, "pods": totals.pods}
         log.info("answering requests", extra=extra)
@@ -154,4 +156,4 @@ async def _reload(tls: Tls, context: ssl.SSLContext, clock: Clock) -> None:
 
 async def run_until_stopped(options: ExtenderOptions) -> None:
     """Run the extender until SIGTERM or SIGINT; it releases its lease, so that another replica leads at once."""
-    await until_stopped(Process(options).run())
+    await until_stopped(Process(options, _leave_out_of_collections).run())
