@@ -13,8 +13,9 @@ from gpuvirt.apps.extender import ExtenderOptions, Process
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.election import Terms
+from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.shares.index import Index
-from gpuvirt.facts.ids import parse_namespace
+from gpuvirt.facts.ids import PodUid, parse_namespace
 from tests.extender.podapi import Object, PodApi, Served, serving
 from tests.extender.pods import node, pod
 from tests.extender.test_serving import ask, request
@@ -159,6 +160,46 @@ async def test_a_binding_under_way_is_finished_before_the_lease_is_released(api:
         error, _ = await asyncio.gather(bind(process, "p"), stop())
         assert error == "", "the pod was read after the write that was not answered"
         await until(lambda: "holderIdentity': ''" in str(api.leases["gpuvirt-extender"]))
+
+
+async def test_the_next_pod_waits_for_the_binding_of_the_one_before(api: PodApi, tmp_path: Path) -> None:
+    """kube-scheduler sends a binding beside the next pod's filter: in between, the last piece looks free."""
+    async with running(api, tmp_path) as processes:
+        process = await processes.start(elects=False)
+        await until(lambda: is_ready(process))
+        for name in ("warm", "p", "q"):
+            api.put("pods", pod(name, 500))
+            api.put("nodes", node(name, a=500))
+        await until(lambda: process.term is not None and len(process.term.index.nodes) == 4)
+
+        async def place(name: str) -> Object:
+            return await post(process, "filter", Pod=pod(name, 500), NodeNames=["p"])
+
+        await place("warm")
+        assert await bind(process, "warm", to="warm") == ""
+        await place("p")
+        answer, error = await asyncio.gather(place("q"), bind_later(process, "p", to="p"))
+        assert (error, answer["NodeNames"]) == ("", [])
+
+
+async def bind_later(process: Process, name: str, to: str) -> object:
+    await RealClock().sleep(0.005)
+    return await bind(process, name, to)
+
+
+async def test_a_client_that_never_binds_is_slowed_down_once() -> None:
+    clock = RealClock()
+    turns = Turns(clock)
+    turns.place(PodUid("a"))
+    await turns.wait(PodUid("b"))
+    turns.bind(PodUid("a"))
+    for name in "cdef":
+        turns.place(PodUid(name))
+        await asyncio.gather(turns.wait(PodUid("x")), turns.wait(PodUid("y")))
+        assert not turns._follows, "no binding came, so that the next pods do not wait"
+    turns.place(PodUid("z"))
+    turns.bind(PodUid("z"))
+    assert turns._follows
 
 
 async def test_a_fault_of_the_extender_is_answered_and_ends_nothing(

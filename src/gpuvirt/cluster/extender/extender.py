@@ -7,7 +7,7 @@ predecessor, which wrote none after the end of its own lease.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
@@ -29,6 +29,7 @@ from gpuvirt.cluster.extender.protocol import (
     node_arguments,
     preemption_arguments,
 )
+from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
@@ -77,6 +78,7 @@ class Extender:
     ) -> None:
         self.index = Index(sharing)
         self.binder = Binder(client, self.index, sharing, clock, may_write)
+        self._turns = Turns(clock)
         self._sharing = sharing
         self._clock = clock
         self._may_write = may_write
@@ -108,10 +110,7 @@ class Extender:
         if (missing := self.missing) is not None:
             return failed(missing, NOT_SERVING)
         try:
-            if verb == BIND:
-                await self.binder.bind(binding_arguments(body))
-                return Answer(msgspec.json.encode(BindingResult()), OK)
-            return _ANSWERS[verb](self, body)
+            return await _ANSWERS[verb](self, body)
         except MalformedRequestError as error:
             log.warning("%s", error)
             return failed(str(error), MALFORMED)
@@ -119,20 +118,34 @@ class Extender:
             log.info("%s", error)
             return failed(str(error), REFUSED)
 
-    def filter(self, body: bytes) -> Answer:
+    async def filter(self, body: bytes) -> Answer:
         """Answer filter."""
-        found = filtered(node_arguments(FILTER, body), self.index.books.rows, self._sharing)
-        return Answer(msgspec.json.encode(found), OK if found.node_names or found.nodes else REFUSED)
+        asked = node_arguments(FILTER, body)
+        await self._turns.wait(asked.pod.uid)
+        found = filtered(asked, self.index.books.rows, self._sharing)
+        if not found.node_names and not found.nodes:
+            return Answer(msgspec.json.encode(found), REFUSED)
+        self._turns.place(asked.pod.uid)
+        return Answer(msgspec.json.encode(found), OK)
 
-    def prioritize(self, body: bytes) -> Answer:
+    async def prioritize(self, body: bytes) -> Answer:
         """Answer prioritize."""
-        scores = prioritized(node_arguments(PRIORITIZE, body), self.index.books.rows, self._sharing)
+        asked = node_arguments(PRIORITIZE, body)
+        scores = prioritized(asked, self.index.books.rows, self._sharing)
+        self._turns.place(asked.pod.uid)
         return Answer(msgspec.json.encode(scores), OK)
 
-    def preempt(self, body: bytes) -> Answer:
+    async def preempt(self, body: bytes) -> Answer:
         """Answer preempt."""
         found = preempted(preemption_arguments(body), self.index.nodes, self._sharing)
         return Answer(msgspec.json.encode(found), OK if found.victims else REFUSED)
+
+    async def bind(self, body: bytes) -> Answer:
+        """Answer bind."""
+        asked = binding_arguments(body)
+        self._turns.bind(asked.uid)
+        await self.binder.bind(asked)
+        return Answer(msgspec.json.encode(BindingResult()), OK)
 
     async def _follow(self, name: str, reflector: Reflector[T], observe: Callable[[Delta[T]], None]) -> None:
         def report(error: ApiError | None) -> None:
@@ -145,10 +158,11 @@ class Extender:
         await keep_going(name, lambda: reflector.run(observe, report), self._clock)
 
 
-_ANSWERS: Mapping[str, Callable[[Extender, bytes], Answer]] = {
+_ANSWERS: Mapping[str, Callable[[Extender, bytes], Awaitable[Answer]]] = {
     FILTER: Extender.filter,
     PRIORITIZE: Extender.prioritize,
     PREEMPT: Extender.preempt,
+    BIND: Extender.bind,
 }
 
 
