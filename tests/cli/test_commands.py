@@ -274,6 +274,15 @@ def test_the_demo_runs(simulated: str) -> None:
     assert "FellOffBus" in done.stdout
 
 
+def test_the_demo_shares_two_gpus_among_four_pods_and_refuses_a_fifth() -> None:
+    done = gpuvirt("demo")
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stderr
+    assert text.count("and gets GPU-") == 4
+    assert "NoRoom: nvidia.com/vgpu requests 300 units, which no GPU of this node has left" in text
+    assert "300 of 2000 units are free on 2 GPUs; the largest free piece has 200 units." in text
+
+
 def test_the_demo_on_a_host_that_offers_nothing() -> None:
     done = gpuvirt("demo", "-H", "2xA10-no-iommu")
     assert done.returncode == 0

@@ -12,6 +12,8 @@ import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.apps.node import NodeOptions, run
+from gpuvirt.cli.simulated.sharesstory import HOST as SHARED
+from gpuvirt.cli.simulated.sharesstory import SharesStory
 from gpuvirt.cli.simulated.story import Stage, Story
 from gpuvirt.cli.simulated.vgpustory import VgpuStory, cast_of
 from gpuvirt.clock import RealClock
@@ -66,11 +68,17 @@ async def play(host: str, folder: Path) -> None:
             vgpus = VgpuStory(stage, chapter=story.chapter)
             await vgpus.play_vgpus(same_host=second == host)
             story.chapter = vgpus.chapter
+    if host == DEFAULT:
+        cdi = folder / "shares" / "cdi"
+        async with _stage(SHARED, folder / "shares", Settings(mode=DesiredMode.SHARED), cdi) as stage:
+            shares = SharesStory(stage, cdi, chapter=story.chapter)
+            await shares.play_shares()
+            story.chapter = shares.chapter
     story.suggest()
 
 
 @asynccontextmanager
-async def _stage(host: str, folder: Path, settings: Settings) -> AsyncIterator[Stage]:
+async def _stage(host: str, folder: Path, settings: Settings, cdi: Path | None = None) -> AsyncIterator[Stage]:
     """Run an agent and a kubelet on a simulated host."""
     spec = load_host(host)
     kernel, clock = build_host(spec, where=host), RealClock()
@@ -80,6 +88,7 @@ async def _stage(host: str, folder: Path, settings: Settings) -> AsyncIterator[S
         kubelet=KubeletPaths(folder / "kubelet"),
         ledger=folder / "ledger.json",
         state_file=None,
+        cdi_folder=cdi,
         settings=settings,
         ids=PciIds((pciids.shipped(),)),
         node_name=NodeName("node01"),

@@ -60,7 +60,7 @@ class Story:
         self._stage = stage
         self._kernel = stage.kernel
         self._clock = stage.clock
-        self._out: Console = console()
+        self.out: Console = console()
 
     @property
     def _view(self) -> NodeView:
@@ -86,7 +86,7 @@ class Story:
 
     def open(self) -> None:
         """Describe the host."""
-        self._out.print(
+        self.out.print(
             Panel(
                 Text.assemble(
                     *("Host ", (self._stage.host, "bold"), f": {self._stage.about}.\n"),
@@ -104,9 +104,9 @@ class Story:
 
     def _found(self) -> None:
         self.head("The agent finds the GPUs of the host", "gpuvirt devices")
-        render.devices_table(self._view.gpus).print(self._out)
+        render.devices_table(self._view.gpus).print(self.out)
         for reason in render.reasons_shown(self._view):
-            render.say_reason(self._out, reason, style="dim")
+            render.say_reason(self.out, reason, style="dim")
 
     def _offered(self) -> None:
         self.head("The node offers them to the cluster", "kubectl describe node node01")
@@ -116,13 +116,13 @@ class Story:
     async def _first_vm(self, resource: ResourceView) -> None:
         self.head("A VM requests one GPU")
         gpu = f"devices:\n  gpus:\n  - deviceName: {resource.name}\n    name: gpu0"
-        self._out.print(Syntax(gpu, "yaml", background_color="default"))
+        self.out.print(Syntax(gpu, "yaml", background_color="default"))
         pod = await self._run_pod("vm-a", resource, 1)
         self.attachment(pod)
         self.say("KubeVirt turns this into a device of the VM's libvirt domain:")
         for form, text in self._hostdevs(pod):
             self.say(f"KubeVirt {form}{MANAGED[form]}:", style="dim")
-            self._out.print(Syntax(text, "xml", background_color="default"))
+            self.out.print(Syntax(text, "xml", background_color="default"))
         self.say("The VM ends, and its device is free again.")
         self.kubelet.end_pod("virt-launcher-vm-a")
 
@@ -144,7 +144,7 @@ class Story:
         self.counts("Allocatable", self.kubelet.allocatable())
         shown = next(shown for shown in self._view.resources if shown.name == resource.name)
         reason = next(reason for device in shown.devices for reason in device.reasons)
-        render.say_reason(self._out, reason, style="yellow")
+        render.say_reason(self.out, reason, style="yellow")
         self.say("The GPU answers again:")
         self._kernel.fall_off_bus(PciAddress(failing.gpu), fallen=False)
         await self.until(lambda: self.kubelet.allocatable()[resource.name] == before, "the kubelet to count it again")
@@ -178,8 +178,8 @@ class Story:
             ("gpuvirt devices", "lists the GPUs of this host"),
             ("kubectl apply -f deploy/node.yaml", "runs the agent on the nodes of a cluster"),
         ):
-            self._out.print(Text.assemble("  ", (command, "bold")), soft_wrap=True)
-            self._out.print(f"      {what}", style="dim")
+            self.out.print(Text.assemble("  ", (command, "bold")), soft_wrap=True)
+            self.out.print(f"      {what}", style="dim")
 
     async def _run_pod(self, vm: str, resource: ResourceView, count: int) -> Pod:
         return await self.kubelet.run_pod(f"virt-launcher-{vm}", Container("compute", {resource.name: count}))
@@ -188,8 +188,8 @@ class Story:
         """Show the environment and the device nodes that a pod got."""
         self.say(f"Its pod {pod.name} gets:")
         for name, value in pod.env().items():
-            self._out.print(Text.assemble(f"  {name}=", (value, "bold")), soft_wrap=True)
-        self._out.print(f"  {' '.join(pod.device_nodes())}", soft_wrap=True)
+            self.out.print(Text.assemble(f"  {name}=", (value, "bold")), soft_wrap=True)
+        self.out.print(f"  {' '.join(pod.device_nodes())}", soft_wrap=True)
 
     def _hostdevs(self, pod: Pod) -> list[tuple[Form, str]]:
         (name, value), *_ = pod.env().items()
@@ -211,20 +211,20 @@ class Story:
 
     def counts(self, title: str, counts: Mapping[str, int]) -> None:
         """Show the number of devices of each resource."""
-        self._out.print(f"{title}:")
+        self.out.print(f"{title}:")
         for name, count in counts.items():
-            self._out.print(Text.assemble(f"  {name + ':':<48} ", (str(count), "bold")))
+            self.out.print(Text.assemble(f"  {name + ':':<48} ", (str(count), "bold")))
 
     def head(self, title: str, command: str | None = None) -> None:
         """Begin a chapter."""
         self.chapter += 1
-        self._out.print(f"\n{self.chapter}. {title}", style="bold green")
+        self.out.print(f"\n{self.chapter}. {title}", style="bold green")
         if command is not None:
-            self._out.print(f"$ {command}", style="dim")
+            self.out.print(f"$ {command}", style="dim")
 
     def say(self, text: str, style: str = "") -> None:
         """Print a paragraph."""
-        say(self._out, text, style=style)
+        say(self.out, text, style=style)
 
     async def until(self, met: Callable[[], bool], what: str) -> None:
         """Wait until a condition is met; raise DemoStuckError after some seconds."""

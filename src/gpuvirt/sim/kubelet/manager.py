@@ -9,6 +9,9 @@ requests an unknown resource is admitted, without devices.
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import grpc
+import grpc.aio
+
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.kubelet.checkpoint import Data, PodDevices, parse
 from gpuvirt.sim.kubelet import checkpoint
@@ -112,7 +115,7 @@ class DeviceManager:
         try:
             answer = await allocate(chosen)
         except Exception as error:
-            raise AdmissionError(f"Allocate failed due to {error}, which is unexpected") from error
+            raise AdmissionError(f"Allocate failed due to {_rpc_text(error)}, which is unexpected") from error
         nodes = self.resources[resource].numa_nodes
         by_node: dict[str, list[str]] = {}
         for device in chosen:
@@ -191,3 +194,11 @@ class DeviceManager:
 def held_key(held: Consumers) -> tuple[str, str, str]:
     """Return what identifies an allocation: a container has at most one of a resource."""
     return held.pod_uid, held.container, held.resource
+
+
+def _rpc_text(error: Exception) -> str:
+    """Return an error of a call as Go's gRPC prints it: `rpc error: code = FailedPrecondition desc = ...`."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return str(error)
+    code = "".join(word.capitalize() for word in error.code().name.split("_"))
+    return f"rpc error: code = {code} desc = {error.details()}"
