@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from gpuvirt.apps.node import pages
 from gpuvirt.facts.ids import PciAddress, PodUid
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
@@ -48,10 +49,27 @@ async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_p
         demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
         shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
         assert (await start_container(kubelet, pod, "main", short_path / "cdi")).env["GPUVIRT_GPUS"] == FIRST
+        page = str(pages(agent)["/metrics"]().body)
+        assert f'gpuvirt_shared_gpu_units{{gpu="{FIRST}"}} 1000' in page
+        assert f'gpuvirt_shared_gpu_units{{gpu="{SECOND}"}} 0' in page
+        assert f'gpuvirt_shared_gpu_units_used{{gpu="{FIRST}",namespace="default"}} 300' in page
         (short_path / "cdi/other.json").write_text(nvidia_spec({SECOND: 1}))
         await until(lambda: kubelet.allocatable().get(VGPU) == 2000)
         await until(lambda: dict(agent.views.get().shared.capacity) == {FIRST: 1000, SECOND: 1000})
         await until(lambda: not any("CDI device" in note.text for note in agent.views.get().notes))
+
+
+async def test_units_of_a_pod_stay_listed_while_their_gpu_is_withheld(short_path: Path) -> None:
+    async with sharing_vm(short_path) as (kubelet, agent, shares):
+        shares.observe_runtime("containerd://2.1.3")
+        await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
+        pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
+        demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
+        shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
+        await start_container(kubelet, pod, "main", short_path / "cdi")
+        (short_path / "cdi/nvidia.json").unlink()
+        await until(lambda: kubelet.allocatable().get(VGPU) == 300)
+        assert not agent.views.get().shared.capacity
 
 
 async def test_a_node_that_shares_no_gpu_registers_no_units(short_path: Path) -> None:

@@ -202,7 +202,8 @@ def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
         return Answer(503, "".join(f"{line}\n" for line in missing)) if missing else Answer(200, "ok\n")
 
     def metrics_page() -> Answer:
-        return Answer(200, metrics.page(agent.views.get(), agent.telemetry), CONTENT_TYPE)
+        shares = agent.shares.store.records.get() if agent.shares is not None else None
+        return Answer(200, metrics.page(agent.views.get(), agent.telemetry, shares), CONTENT_TYPE)
 
     return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics_page}
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.web.exposition import counter, gauge, head, number, text_of
 
@@ -12,8 +13,8 @@ UNHEALTHY = "unhealthy"
 NOT_OFFERED = "not-offered"
 
 
-def page(view: NodeView, telemetry: Telemetry) -> str:
-    """Return the page in Prometheus' text format."""
+def page(view: NodeView, telemetry: Telemetry, shares: ShareRecords | None = None) -> str:
+    """Return the page in Prometheus' text format; `shares` has the pods with units of shared GPUs."""
     return text_of(
         _gpus(view),
         _schedulers(view),
@@ -23,6 +24,8 @@ def page(view: NodeView, telemetry: Telemetry) -> str:
         _notes(view),
         _invalid(view),
         _conditions(view),
+        _units(view),
+        _units_used(shares or ShareRecords()),
         counter(
             "gpuvirt_allocations_total",
             "Allocate calls by outcome: given, or the code of the refusal's reason.",
@@ -136,6 +139,24 @@ def _invalid(view: NodeView) -> Iterator[str]:
         ("origin", "reason"),
         counts.items(),
     )
+
+
+def _units(view: NodeView) -> Iterator[str]:
+    yield from gauge(
+        "gpuvirt_shared_gpu_units",
+        "Units of a GPU in mode shared that pods can get; 0 if they are withheld.",
+        ("gpu",),
+        [((gpu.id,), float(gpu.offered)) for gpu in view.shared.gpus if gpu.id is not None],
+    )
+
+
+def _units_used(shares: ShareRecords) -> Iterator[str]:
+    used: Counter[tuple[str, str]] = Counter()
+    for pod in shares.pods.values():
+        for gpu, units in pod.placement.used.items():
+            used[gpu, pod.namespace] += units
+    text = "Units of a GPU that the pods of a namespace have."
+    yield from gauge("gpuvirt_shared_gpu_units_used", text, ("gpu", "namespace"), used.items())
 
 
 def _conditions(view: NodeView) -> Iterator[str]:
