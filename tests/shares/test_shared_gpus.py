@@ -302,6 +302,16 @@ async def test_a_gpu_in_mig_mode_is_withheld(simulated: Simulated, tmp_path: Pat
         assert code(node, FIRST) is ReasonCode.IN_MIG_MODE
 
 
+async def test_a_gpu_whose_instances_cannot_be_read_is_withheld(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("vm-2xV100")
+    folder = HostPath("/proc/driver/nvidia/capabilities/gpu1/mig")
+    kernel.tree.place(folder, Folder())
+    kernel.faults.fail(folder, errno.EIO)
+    async with running_node(kernel, tmp_path, SHARED) as node:
+        await node.report_account()
+        assert (capacity(node), code(node, SECOND)) == ({uuid(FIRST): 1000}, ReasonCode.UNREAD)
+
+
 async def test_gpus_of_other_vendors_are_withheld(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("8xMI300X"), tmp_path, SHARED) as node:
         await node.report_account()

@@ -35,8 +35,15 @@ class DeviceIds:
     """By the name of a DRM node: `card1`, `renderD128`."""
     information: Mapping[PciAddress, DriverInformation | Unread] = field(default_factory=dict)
     """By GPU; a GPU of which NVIDIA's driver shows nothing is left out."""
-    mig_gpus: frozenset[PciAddress] | None = None
-    """The NVIDIA GPUs that have GPU instances (MIG); None where the driver does not list them."""
+    mig: Mapping[PciAddress, bool | Unread] = field(default_factory=dict)
+    """Whether an NVIDIA GPU has GPU instances (MIG); a GPU whose driver has no list of them is left out."""
+
+    @property
+    def mig_gpus(self) -> frozenset[PciAddress] | None:
+        """The GPUs that have GPU instances; None where the list of a GPU is missing or could not be read."""
+        known = {gpu: has for gpu, has in self.mig.items() if not isinstance(has, Unread)}
+        nvidias = self.information.keys() | self.mig.keys()
+        return frozenset(gpu for gpu, has in known.items() if has) if nvidias and known.keys() == nvidias else None
 
 
 @dataclass(frozen=True, slots=True)

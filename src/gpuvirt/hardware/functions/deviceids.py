@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction, Unread
@@ -56,16 +56,14 @@ def read_device_ids(kernel: Kernel, functions: Iterable[PciFunction]) -> DeviceI
             uuids[uuid[2].lower()] = address
         if minor is not None:
             minors[f"gpu{minor[1]}"] = address
-    return DeviceIds(uuids, nodes, information, _mig_gpus(kernel, minors) if minors else None)
+    return DeviceIds(uuids, nodes, information, dict(_mig(kernel, minors)))
 
 
-def _mig_gpus(kernel: Kernel, minors: dict[str, PciAddress]) -> frozenset[PciAddress] | None:
-    """Return the GPUs that have GPU instances, None where the driver does not list the instances of every GPU."""
-    found: set[PciAddress] = set()
+def _mig(kernel: Kernel, minors: Mapping[str, PciAddress]) -> Iterator[tuple[PciAddress, bool | Unread]]:
+    """Yield whether each GPU has GPU instances; drivers without MIG have no list."""
     for minor, address in minors.items():
         instances = attributes.names(kernel, HostPath(f"{CAPABILITIES}/{minor}/mig"))
-        if not isinstance(instances, list | tuple):
-            return None
-        if any(name.startswith("gi") for name in instances):
-            found.add(address)
-    return frozenset(found)
+        if isinstance(instances, Unread):
+            yield address, instances
+        elif instances is not None:
+            yield address, any(name.startswith("gi") for name in instances)

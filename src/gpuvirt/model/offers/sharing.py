@@ -120,7 +120,9 @@ def _sized(inventory: Inventory, address: PciAddress, whole: Units) -> SharedGpu
         reason = withheldshares.not_initialized(address, "UUID", "GPU UUID")
     elif units < 1:
         reason = withheldshares.less_than_a_unit(address, information.model, whole)
-    elif address in (ids.mig_gpus or ()):
+    elif isinstance(has_instances := ids.mig.get(address), Unread):
+        reason = refusals.unread(address, has_instances, "none of its units are offered")
+    elif has_instances:
         reason = withheldshares.in_mig_mode(address)
     return SharedGpu(
         address,
