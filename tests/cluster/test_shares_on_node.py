@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from lab.cluster import settings
 from lab.cluster.cluster import KUBELET_ROOT
 
 from gpuvirt.kubelet import checkpoint
@@ -152,8 +153,8 @@ def main(units: int, script: str = SLEEP) -> Mapping[str, object]:
 @pytest.fixture
 def shared(node: LabNode, tmp_path: Path) -> Iterator[Shared]:
     """The node with NVIDIA's spec of two GPUs."""
-    cdi = node.host / "run/cdi"
-    cdi.mkdir(parents=True, exist_ok=True)
+    cdi = node.cluster.folder / settings.CDI
+    cdi.mkdir(exist_ok=True)
     nodes = [{"path": f"/dev/nvidia{number}", "hostPath": "/dev/null"} for number in range(2)]
     devices = [{"name": gpu, "containerEdits": {"deviceNodes": [one]}} for gpu, one in zip((A, B), nodes, strict=True)]
     (cdi / "nvidia.json").write_text(
