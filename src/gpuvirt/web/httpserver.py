@@ -13,6 +13,8 @@ from http import HTTPStatus
 
 import h11
 
+from gpuvirt.web.listening import listen
+
 log = logging.getLogger(__name__)
 
 MOST_BODY_BYTES = 32 << 20
@@ -74,24 +76,15 @@ class HttpServer:
 
     async def run(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         """Serve at an address until cancelled; raises OSError if the server can't listen there."""
-        ending = False
 
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if ending:
-                writer.transport.abort()
-            else:
-                group.create_task(self._serve(reader, writer))
+        def started(port: int) -> None:
+            self.port = port
+            log.info("serving", extra={"address": f"{host or '*'}:{port}", "tls": context is not None})
 
-        server = await asyncio.start_server(accept, host, port, ssl=context, limit=READ_BYTES, start_serving=False)
-        async with asyncio.TaskGroup() as group:
-            await server.start_serving()
-            self.port = server.sockets[0].getsockname()[1]
-            log.info("serving", extra={"address": f"{host or '*'}:{self.port}", "tls": context is not None})
-            try:
-                await asyncio.get_running_loop().create_future()
-            finally:
-                ending = True
-                server.close()
+        def accept(group: asyncio.TaskGroup, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            group.create_task(self._serve(reader, writer))
+
+        await listen((host, port), accept, started, limit=READ_BYTES, context=context)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""

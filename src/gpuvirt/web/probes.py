@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gpuvirt.web.listening import listen
+
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 1.0
@@ -48,30 +50,17 @@ class Probes:
         """Connections whose answer is being sent, the oldest first."""
 
     async def run(self, host: str, port: int) -> None:
-        """Serve at an address until cancelled; raises OSError if the server can't listen there.
+        """Serve at an address until cancelled; raises OSError if the server can't listen there."""
 
-        Cancelling closes all connections at once: an agent that ends waits for no client. So connections have their own
-        tasks here. asyncio's server would wait for its tasks, or (Python 3.11) lose them.
-        """
-        ending = False
+        def started(port: int) -> None:
+            self.port = port
+            log.info("serving metrics and probes", extra={"address": f"{host or '*'}:{port}"})
 
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if ending:
-                writer.transport.abort()
-            else:
-                group.create_task(self._serve(reader, writer))
-                group.create_task(self._make_room())
+        await listen((host, port), self._accept, started, limit=MOST_REQUEST_BYTES)
 
-        server = await asyncio.start_server(accept, host, port, limit=MOST_REQUEST_BYTES, start_serving=False)
-        async with asyncio.TaskGroup() as group:
-            await server.start_serving()
-            self.port = server.sockets[0].getsockname()[1]
-            log.info("serving metrics and probes", extra={"address": f"{host or '*'}:{self.port}"})
-            try:
-                await asyncio.get_running_loop().create_future()
-            finally:
-                ending = True
-                server.close()
+    def _accept(self, group: asyncio.TaskGroup, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        group.create_task(self._serve(reader, writer))
+        group.create_task(self._make_room())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._silent[writer] = None

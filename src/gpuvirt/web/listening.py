@@ -1,0 +1,44 @@
+"""Listens for connections, each of which is served by tasks of its own.
+
+Cancelling closes all connections at once: a process that ends waits for no client. asyncio's server would wait for the
+tasks of its connections, or (Python 3.11) lose them.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+Accept = Callable[[asyncio.TaskGroup, asyncio.StreamReader, asyncio.StreamWriter], None]
+"""Starts the tasks of a new connection in a group."""
+
+
+async def listen(
+    address: tuple[str, int],
+    accept: Accept,
+    started: Callable[[int], None],
+    *,
+    limit: int,
+    context: ssl.SSLContext | None = None,
+) -> None:
+    """Accept connections until cancelled; raises OSError if the process can't listen at the address.
+
+    `started` gets the port once connections are accepted; `limit` is the size of a reader's buffer in bytes.
+    """
+    ending = False
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if ending:
+            writer.transport.abort()
+        else:
+            accept(group, reader, writer)
+
+    host, port = address
+    server = await asyncio.start_server(connected, host, port, ssl=context, limit=limit, start_serving=False)
+    async with asyncio.TaskGroup() as group:
+        await server.start_serving()
+        started(server.sockets[0].getsockname()[1])
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ending = True
+            server.close()
