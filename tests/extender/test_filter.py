@@ -10,8 +10,8 @@ from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, node_
 from gpuvirt.cluster.shares.objects import demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.shares.books import Fit
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, index_of, node, pod
+from tests.shares.fits import Fit, fit
 
 
 def ask(found: IndexUnderTest, content: Object, *names: str) -> FilterResult:
@@ -127,13 +127,13 @@ def test_filter_agrees_with_the_books_that_place_pods(gpus: list[int], taken: li
         [pod(f"p{i}", min(t, g), on="n", gpus=[{names[i]: min(t, g)}]) for i, (t, g) in enumerate(pairs)],
     )
     asked = pod("p", *units)
-    ((_, fit),) = found.index.books.fits(demand_of_pod(decoded_pod(asked), Sharing().resource), [NodeName("n")])
+    judged = fit(found.index.books, demand_of_pod(decoded_pod(asked), Sharing().resource), NodeName("n"))
     answer = ask(found, asked, "n")
-    assert (answer.node_names == ["n"]) == (fit is Fit.FITS)
+    assert (answer.node_names == ["n"]) == (judged is Fit.FITS)
     placed = found.index.books.place(
         demand_of_pod(decoded_pod(asked), Sharing().resource), NodeName("n"), Sharing().policy
     )
-    assert (placed is not None) == (fit is Fit.FITS)
+    assert (placed is not None) == (judged is Fit.FITS)
 
 
 def test_many_nodes_are_read_from_their_full_form() -> None:

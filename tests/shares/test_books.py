@@ -9,9 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from typing_extensions import override
 
 from gpuvirt.facts.ids import NodeName, PodUid
-from gpuvirt.model.shares.books import Books, Fit, NodeBooks
+from gpuvirt.model.shares.books import Books, NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
+from tests.shares.fits import Fit, fit
 
 NODE, OTHER = NodeName("node01"), NodeName("node02")
 A, B = GpuId("GPU-a"), GpuId("GPU-b")
@@ -28,11 +29,6 @@ def shares(**units: int) -> Shares:
     return {GpuId(f"GPU-{name}"): Units(number) for name, number in units.items()}
 
 
-def fit(books: Books, demand: Demand, name: NodeName = NODE) -> Fit:
-    ((_, found),) = books.fits(demand, [name])
-    return found
-
-
 @pytest.fixture
 def books() -> Books:
     """One node with two GPUs, one of them half allocated."""
@@ -43,7 +39,7 @@ def books() -> Books:
 
 
 def test_a_node_without_units_is_never_one() -> None:
-    assert fit(Books(), pod(1)) is Fit.NEVER
+    assert fit(Books(), pod(1), NODE) is Fit.NEVER
 
 
 @pytest.mark.parametrize(
@@ -51,12 +47,12 @@ def test_a_node_without_units_is_never_one() -> None:
     [((1000,), Fit.FITS), ((2000,), Fit.FULL), ((3000,), Fit.NEVER), ((600, 600), Fit.FULL), ((700, 400), Fit.FITS)],
 )
 def test_a_pod_fits_now_later_or_never(books: Books, units: tuple[int, ...], expected: Fit) -> None:
-    assert fit(books, pod(*units)) is expected
+    assert fit(books, pod(*units), NODE) is expected
 
 
 def test_a_share_that_no_piece_holds_waits_for_an_eviction(books: Books) -> None:
     books.put(NODE, PodUid("two"), shares(b=500), Units(500))
-    assert fit(books, pod(600)) is Fit.FULL
+    assert fit(books, pod(600), NODE) is Fit.FULL
     node = books.node(NODE)
     assert node is not None
     assert node.largest == 500
@@ -66,9 +62,9 @@ def test_a_share_that_no_piece_holds_waits_for_an_eviction(books: Books) -> None
 
 def test_a_pod_of_unknown_gpus_counts_on_each(books: Books) -> None:
     books.put(NODE, PodUid("two"), None, Units(300))
-    assert fit(books, pod(800)) is Fit.FULL
+    assert fit(books, pod(800), NODE) is Fit.FULL
     books.put(NODE, PodUid("two"), shares(a=300), Units(300))
-    assert fit(books, pod(800)) is Fit.FITS
+    assert fit(books, pod(800), NODE) is Fit.FITS
 
 
 def test_a_gpu_whose_pods_take_more_than_it_has_is_full(books: Books) -> None:
@@ -85,7 +81,7 @@ def test_pods_are_counted_that_are_known_before_their_node() -> None:
     books = Books()
     books.put(NODE, PodUid("one"), shares(a=500), Units(500))
     books.set_node(NODE, shares(a=1000))
-    assert fit(books, pod(600)) is Fit.FULL
+    assert fit(books, pod(600), NODE) is Fit.FULL
 
 
 def test_the_policy_places(books: Books) -> None:

@@ -4,9 +4,8 @@ A pod whose GPUs are not known, since no extender has placed it and the agent ha
 its node: its units count on each of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 from gpuvirt.facts.ids import NodeName, PodUid
@@ -14,16 +13,6 @@ from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.placement import GpuId, Pieces, Placement, Policy, Shares, place
 
 _NONE = Units(0)
-
-
-class Fit(StrEnum):
-    """Whether a pod fits on a node."""
-
-    FITS = "fits"
-    FULL = "full"
-    """Not beside the pods that are there: it could, if some of them were evicted."""
-    NEVER = "never"
-    """Not even on an empty node."""
 
 
 @dataclass(slots=True)
@@ -207,29 +196,10 @@ class Books:
             books.drop(pod)
             self._rows[name] = _row(books)
 
-    def fits(self, demand: Demand, names: Iterable[NodeName]) -> Iterator[tuple[NodeName, Fit]]:
-        """Yield for each node whether a pod fits there now; nothing is reserved."""
-        single = demand.containers[0].units if len(demand.containers) == 1 else None
-        for name in names:
-            books = self._nodes.get(name)
-            if books is None:
-                yield name, Fit.NEVER
-            elif single is not None and single < self._whole:
-                # The common case, for which thousands of nodes are asked about: one share of one GPU.
-                yield name, Fit.FITS if single <= books.largest else self._why(demand, books)
-            elif place(demand, books.free, whole=self._whole) is not None:
-                yield name, Fit.FITS
-            else:
-                yield name, self._why(demand, books)
-
     def place(self, demand: Demand, name: NodeName, policy: Policy) -> Placement | None:
         """Return where a pod's containers go on a node, None where they do not fit."""
         books = self._nodes.get(name)
         return place(demand, books.free, policy, self._whole) if books is not None else None
-
-    def _why(self, demand: Demand, books: NodeBooks) -> Fit:
-        empty = place(demand, books.capacity, whole=self._whole)
-        return Fit.FULL if empty is not None else Fit.NEVER
 
 
 def _row(books: NodeBooks) -> NodeRow:
