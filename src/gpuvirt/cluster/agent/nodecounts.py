@@ -6,7 +6,6 @@ later.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 
 import msgspec
 
@@ -18,7 +17,7 @@ from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.offers.schedulable import Count
-from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
+from gpuvirt.model.shares.quantities import whole_amounts
 from gpuvirt.node.published.notice import Notice
 
 
@@ -36,11 +35,7 @@ class Patch(msgspec.Struct, frozen=True):
 
 def integer_counts(allocatable: Mapping[str, str]) -> Mapping[ResourceName, int]:
     """Return the integer counts of a node's status; other quantities do not come from a device plugin."""
-    counts: dict[ResourceName, int] = {}
-    for name, text in allocatable.items():
-        with suppress(InvalidQuantityError):
-            counts[ResourceName(name)] = units_of(text)
-    return counts
+    return {ResourceName(name): count for name, count in whole_amounts(allocatable).items()}
 
 
 def patch_of(counts: Mapping[ResourceName, Count], observed: Mapping[ResourceName, int]) -> Patch | None:

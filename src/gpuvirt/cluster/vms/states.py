@@ -1,7 +1,6 @@
 """Turns VMs, VMIs, pods and nodes of the API server into the evidence that `gpuvirt why` decides from."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 
 from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.core import ENDED
@@ -21,7 +20,7 @@ from gpuvirt.model.doctor.vms.vmevidence import (
     VmiSeen,
     VmSeen,
 )
-from gpuvirt.model.shares.quantities import InvalidQuantityError, units_of
+from gpuvirt.model.shares.quantities import whole_amounts
 
 LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
 VM_LABEL = "vm.kubevirt.io/name"
@@ -162,13 +161,8 @@ def _limits(container: core.Container) -> dict[str, int]:
 
 
 def _amounts(quantities: Mapping[str, str | int]) -> dict[str, int]:
-    """Return the amounts of extended resources; the API server writes 1000 as `1k`."""
-    amounts: dict[str, int] = {}
-    for name, quantity in quantities.items():
-        if "/" in name:
-            with suppress(InvalidQuantityError):
-                amounts[name] = units_of(quantity)
-    return amounts
+    """Return the amounts of extended resources."""
+    return whole_amounts({name: quantity for name, quantity in quantities.items() if "/" in name})
 
 
 def _placement(spec: vmstate.VmiSpec | core.RequestingPodSpec) -> Placement:

@@ -5,6 +5,8 @@ Kubernetes' API reference, resource.Quantity; the amount of an extended resource
 """
 
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal
 
 from gpuvirt.errors import DamagedError
@@ -35,3 +37,12 @@ def units_of(quantity: str | int) -> Units:
     if units < 0 or units != units.to_integral_value():
         raise InvalidQuantityError(f"{text} is not a number of units; expected a whole number, 0 or more")
     return Units(int(units))
+
+
+def whole_amounts(quantities: Mapping[str, str | int]) -> dict[str, int]:
+    """Return the amounts of resources by name; those that are no whole number, such as `7900m`, are left out."""
+    amounts: dict[str, int] = {}
+    for name, quantity in quantities.items():
+        with suppress(InvalidQuantityError):
+            amounts[name] = units_of(quantity)
+    return amounts
