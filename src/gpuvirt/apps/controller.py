@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -10,7 +9,7 @@ from random import Random
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election
+from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election, new_identity
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
 from gpuvirt.cluster.operator.decisions import ControllerSettings
 from gpuvirt.tasks import keep_going, until_stopped
@@ -42,8 +41,7 @@ class Process:
         """The controller while this process leads; None while another process leads."""
         self._options = options
         self._dependencies = ControllerDependencies(Client(options.credentials), options.clock, random)
-        me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
-        candidacy = Candidacy(options.settings.namespace, CONTROLLER_LEASE, me)
+        candidacy = Candidacy(options.settings.namespace, CONTROLLER_LEASE, new_identity(random))
         self._election = Election(self._dependencies.client, candidacy, options.clock, random)
 
     async def run(self) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from random import Random
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.election import Candidacy, Election, Terms
+from gpuvirt.cluster.election import Candidacy, Election, Terms, new_identity
 from gpuvirt.cluster.extender.extender import Extender
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import ConfigError
@@ -77,8 +76,7 @@ class Process:
         self._options = options
         self._on_ready = on_ready
         self._random = random
-        me = f"{socket.gethostname()}_{random.getrandbits(48):012x}"
-        candidacy = Candidacy(options.namespace, EXTENDER_LEASE, me, TERMS)
+        candidacy = Candidacy(options.namespace, EXTENDER_LEASE, new_identity(random), TERMS)
         self._election = Election(Client(options.credentials), candidacy, options.clock, random)
         self.pages = ExtenderPages(self, options.clock)
         self.server = HttpServer(self.pages.answer)

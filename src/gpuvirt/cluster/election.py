@@ -7,6 +7,7 @@ cannot renew its lease for some time stops before another process may lead.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,6 +57,11 @@ class Lease(msgspec.Struct, frozen=True, rename="camel"):
     spec: LeaseSpec = LeaseSpec()
     api_version: str = "coordination.k8s.io/v1"
     kind: str = "Lease"
+
+
+def new_identity(random: Random) -> str:
+    """Return a name of this process as a candidate: its pod's host name, and a part that no earlier process had."""
+    return f"{socket.gethostname()}_{random.getrandbits(48):012x}"
 
 
 def leases(namespace: str) -> Resource:

@@ -16,11 +16,10 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.shares.reading import SharesFollower, overview_of, read_index
-from gpuvirt.cluster.shares.sharing import RESOURCE, Sharing
-from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import ResourceName, parse_resource_name
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.overview import SharesOverview
+from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 
 CLEAR = "\x1b[H\x1b[2J"
 """Clears a terminal."""
@@ -31,7 +30,7 @@ def shares(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show each change until interrupted.")] = False,
     resource: Annotated[
         str, typer.Option("--resource", metavar="NAME", help="Resource by which pods request units of GPUs.")
-    ] = RESOURCE,
+    ] = UNITS_RESOURCE,
     units: Annotated[int, typer.Option("--units", min=1, metavar="NUMBER", help="Units of a whole GPU.")] = WHOLE,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
@@ -42,7 +41,7 @@ def shares(
     Each GPU has a bar and its pods. The command reads nodes and pods. A pod whose GPUs are not known yet counts on
     each shared GPU of its node.
     """
-    sharing = Sharing(_resource(resource), Units(units))
+    sharing = Sharing(options.resource_of(resource), Units(units))
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     if not watch:
         _show(overview_of(asyncio.run(read_index(client, sharing))), output)
@@ -52,13 +51,6 @@ def shares(
         asyncio.run(follower.run(lambda found: _show_next(found, output), _report))
     except KeyboardInterrupt:
         raise typer.Exit from None
-
-
-def _resource(text: str) -> ResourceName:
-    try:
-        return parse_resource_name(text)
-    except InvalidIdError as error:
-        raise ConfigError(str(error), where="--resource") from error
 
 
 def _show(found: SharesOverview, output: Output) -> None:

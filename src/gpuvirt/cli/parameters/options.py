@@ -9,7 +9,8 @@ import typer
 
 from gpuvirt import documents
 from gpuvirt.apps.logs import LogFormat
-from gpuvirt.errors import ConfigError
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import ResourceName, parse_resource_name
 from gpuvirt.model.desired import settings, vgpuconfig
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.settings import Settings
@@ -205,3 +206,11 @@ def address_of(text: str) -> tuple[str, int] | None:
     if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"expected ADDRESS:PORT, as in :9410 or 127.0.0.1:9410, got {text!r}", where="--listen")
     return host.strip("[]"), int(port)
+
+
+def resource_of(text: str) -> ResourceName:
+    """Return the resource of the option --resource; raise ConfigError."""
+    try:
+        return parse_resource_name(text)
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where="--resource") from error

@@ -10,11 +10,11 @@ from gpuvirt.apps.extender import ExtenderOptions, Tls, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
-from gpuvirt.cluster.shares.sharing import RESOURCE, Sharing
-from gpuvirt.errors import ConfigError, InvalidIdError
-from gpuvirt.facts.ids import ResourceName, parse_resource_name
+from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.errors import ConfigError
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.placement import Policy
+from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 
 
 def extender(  # noqa: PLR0913  one parameter an option
@@ -40,7 +40,7 @@ def extender(  # noqa: PLR0913  one parameter an option
     ] = ":8888",
     resource: Annotated[
         str, typer.Option(envvar="GPUVIRT_RESOURCE", metavar="NAME", help="Resource by which pods request units.")
-    ] = str(RESOURCE),
+    ] = str(UNITS_RESOURCE),
     units: Annotated[
         int, typer.Option(envvar="GPUVIRT_UNITS", min=1, max=1_000_000, metavar="N", help="Units of a whole GPU.")
     ] = int(WHOLE),
@@ -76,18 +76,11 @@ def extender(  # noqa: PLR0913  one parameter an option
         credentials=credentials,
         namespace=apiserver.own_namespace(namespace, credentials),
         listen=address,
-        sharing=Sharing(_resource(resource), Units(units), policy),
+        sharing=Sharing(options.resource_of(resource), Units(units), policy),
         elects=elect,
         tls=_tls(tls_cert, tls_key),
     )
     asyncio.run(run_until_stopped(served))
-
-
-def _resource(text: str) -> ResourceName:
-    try:
-        return parse_resource_name(text)
-    except InvalidIdError as error:
-        raise ConfigError(str(error), where="--resource") from error
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:

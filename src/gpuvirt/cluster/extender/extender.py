@@ -16,7 +16,7 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder, CannotBindError
 from gpuvirt.cluster.extender.filtering import filtered
 from gpuvirt.cluster.extender.preempting import preempted
@@ -32,9 +32,9 @@ from gpuvirt.cluster.extender.protocol import (
 from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
+from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.node.loops.telemetry import Histogram
 from gpuvirt.tasks import keep_going
@@ -47,10 +47,6 @@ FILTER, PRIORITIZE, PREEMPT, BIND = VERBS = ("filter", "prioritize", "preempt", 
 OK, REFUSED, MALFORMED, NOT_SERVING, FAILED = "ok", "refused", "malformed", "not-serving", "failed"
 """Results of requests: refused is a pod that fits nowhere, or that was not bound."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-
-_NODES = Collection(NODES, SharingNode)
-_PODS = Collection(Resource("pods"), SharingPod, fields="status.phase!=Succeeded,status.phase!=Failed")
-"""Pods that have ended take no units, and leave this collection."""
 
 
 @dataclass(slots=True)
@@ -82,8 +78,8 @@ class Extender:
         self._sharing = sharing
         self._clock = clock
         self._may_write = may_write
-        self._nodes = Reflector(client, _NODES, clock, random)
-        self._pods = Reflector(client, _PODS, clock, random)
+        self._nodes = Reflector(client, SHARING_NODES, clock, random)
+        self._pods = Reflector(client, SHARING_PODS, clock, random)
         self._problems: dict[str, ApiError] = {}
         self._ended = False
 

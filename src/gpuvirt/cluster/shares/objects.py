@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
 from gpuvirt.model.shares.annotations import POLICY_ANNOTATION, SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units, demand_of
@@ -114,6 +116,11 @@ class SharingPod(msgspec.Struct, frozen=True, gc=False):
         """Return whether a container names a resource, be it with 0 units: then the extender binds the pod."""
         containers = (*self.spec.init_containers, *self.spec.containers)
         return any(container.quantity(resource) is not None for container in containers)
+
+
+SHARING_NODES = Collection(NODES, SharingNode)
+SHARING_PODS = Collection(Resource("pods"), SharingPod, fields="status.phase!=Succeeded,status.phase!=Failed")
+"""All pods of the cluster that have not ended: for the API server, a pod that ends leaves this collection."""
 
 
 def requested(pod: SharingPod, resource: ResourceName) -> Iterable[ContainerDemand]:

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, Collection, Listed
+from gpuvirt.cluster.client import Client, Listed
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.reflector import Reflector
-from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
+from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares import overview
@@ -21,9 +21,6 @@ from gpuvirt.model.shares.overview import PodShare, SharesOverview
 
 T = TypeVar("T", bound=KubernetesObject)
 
-SHARING_NODES = Collection(NODES, SharingNode)
-SHARING_PODS = Collection(Resource("pods"), SharingPod, fields="status.phase!=Succeeded,status.phase!=Failed")
-"""All pods of the cluster that have not ended: for the API server, a pod that ends leaves this collection."""
 MIN_PAUSE_S = 0.5
 """Between two states of a stream, so that a burst of changes is one state."""
 

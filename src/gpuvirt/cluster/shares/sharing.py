@@ -8,17 +8,16 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.shares.annotations import POLICY_ANNOTATION
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.placement import Policy
+from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 
 log = logging.getLogger(__name__)
-
-RESOURCE = ResourceName("nvidia.com/vgpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """The settings of the extender."""
 
-    resource: ResourceName = RESOURCE
+    resource: ResourceName = UNITS_RESOURCE
     whole: Units = WHOLE
     policy: Policy = Policy.BINPACK
 

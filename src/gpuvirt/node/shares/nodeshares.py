@@ -17,7 +17,7 @@ from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
 from gpuvirt.model.shares.node.records import with_gpus
 from gpuvirt.model.shares.node.runtimes import ContainerRuntime
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.model.shares.sharedgpus import SharedGpus
+from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE, SharedGpus
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.nodepods import NodePods
@@ -25,8 +25,6 @@ from gpuvirt.node.shares.recordstore import RecordStore
 from gpuvirt.node.shares.specfiles import SpecFiles
 
 log = logging.getLogger(__name__)
-
-RESOURCE = ResourceName("nvidia.com/vgpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class NodeShares:
     """The reasons against the others."""
     cdi_enabled: Callable[[], bool | None] = lambda: None
     """Reads the setting `enable_cdi` of the runtime's configuration; None where it is not set."""
-    resource: ResourceName = RESOURCE
+    resource: ResourceName = UNITS_RESOURCE
     whole: Units = WHOLE
 
     @property

@@ -158,9 +158,7 @@ class ShareAllocator:
         clock, changed = self._on.clock, Signal()
         until_s = clock.monotonic_s() + self._on.room_s
         with self._shares.store.records.notifying(changed):
-            while (
-                reason := why_refused(units, self._shares.node.get(), self.records, self._shares.resource)
-            ) is not None:
+            while (reason := self._why_refused(units)) is not None:
                 left_s = until_s - clock.monotonic_s()
                 if left_s <= 0:
                     raise ShareRefusedError(reason)
