@@ -21,7 +21,7 @@ from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.shares.demand import Units
-from gpuvirt.model.shares.node.choice import Sharing
+from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import ThreadWorker
@@ -40,7 +40,7 @@ async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int]) -
     """Share GPUs until SIGTERM."""
     kubelet = KubeletPaths(KUBELET_ROOT)
     shares = stored_shares(folder / recordstore.FILE, SpecFiles(cdi, (cdi,)), ThreadWorker("records"), ShareSettings())
-    shares.publish(Sharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}))
+    shares.publish(NodeSharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}))
     recorded = RecordedUnits(kubelet, shares.resource)
     on = Dependencies(shares, RealClock(), ThreadWorker("specs"), recorded.read)
     offer = UnitOffer(on, kubelet, Intervals(), lambda _, state: log.info("%s", state))

@@ -15,7 +15,7 @@ from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
-from gpuvirt.model.shares.node.choice import PodOnNode, Sharing
+from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.loops.cell import Cell
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 VGPU = ResourceName("nvidia.com/vgpu")
 GPUS = (GpuId("GPU-a"), GpuId("GPU-b"))
 MINORS = {GPUS[0]: 0, GPUS[1]: 1}
-BOTH = Sharing({gpu: Units(1000) for gpu in GPUS}, minors=MINORS)
+BOTH = NodeSharing({gpu: Units(1000) for gpu in GPUS}, minors=MINORS)
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 
 
@@ -57,14 +57,14 @@ def nvidia_spec(gpus: Mapping[GpuId, int]) -> str:
 class Agent:
     """The agent's part for units; a second one on the same folder is a restart."""
 
-    def __init__(self, folder: Path, node: Cell[Sharing], pods: NodePods) -> None:
+    def __init__(self, folder: Path, node: Cell[NodeSharing], pods: NodePods) -> None:
         worker = ThreadWorker("specs")
         files = SpecFiles(folder / "cdi", (folder / "etc-cdi", folder / "cdi"))
         self.store = RecordStore(folder / FILE, ThreadWorker("records"))
         self.store.load(files.contents())
         kubelet = KubeletPaths(folder)
         runtime = Cell[str | None]("containerd://2.4.2")
-        self.shares = NodeShares(self.store, files, pods, node, runtime, Cell(Sharing({})), Cell(()))
+        self.shares = NodeShares(self.store, files, pods, node, runtime, Cell(NodeSharing({})), Cell(()))
         on = Dependencies(self.shares, CLOCK, worker, RecordedUnits(kubelet, VGPU).read, room_s=0.1, pod_s=0.3)
         self.offer = UnitOffer(on, kubelet, FAST, lambda _, state: log.info("%s", state))
 

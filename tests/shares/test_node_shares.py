@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.node.choice import PodOnNode, Sharing, choose, ended, why_refused
+from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, choose, ended, why_refused
 from gpuvirt.model.shares.node.records import ShareRecords, record_of
 from gpuvirt.model.shares.node.unitids import MOST_UNITS, is_unit_id, unit_id, unit_ids
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
 
 A, B = GpuId("GPU-a"), GpuId("GPU-b")
-NODE = Sharing({A: Units(1000), B: Units(1000)})
+NODE = NodeSharing({A: Units(1000), B: Units(1000)})
 MAIN = ContainerName("main")
 
 

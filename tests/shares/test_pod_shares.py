@@ -18,7 +18,7 @@ from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
-from gpuvirt.model.shares.node.choice import PodOnNode, Sharing
+from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import record_of
 from gpuvirt.model.shares.placement import GpuId, Policy
 from gpuvirt.node.loops.cell import Cell
@@ -94,7 +94,7 @@ class Followed:
 async def following(api: PodApi, served: ScriptedApi, authority: Authority, folder: Path) -> AsyncIterator[Followed]:
     """Follow the pods for as long as the context lasts, and keep their annotations."""
     store = RecordStore(folder / "shares.json", InlineWorker())
-    sharing, version = Sharing({A: Units(1000)}), Cell[str | None](None)
+    sharing, version = NodeSharing({A: Units(1000)}), Cell[str | None](None)
     files = SpecFiles(folder / "cdi", ())
     shares = NodeShares(store, files, NodePods(), Cell(sharing), version, Cell(sharing), Cell(()))
     credentials = Credentials("127.0.0.1", served.port, "gpuvirt", ca=authority.certificate, token=b"x")

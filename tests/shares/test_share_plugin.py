@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.model.shares.demand import Units
-from gpuvirt.model.shares.node.choice import Sharing
+from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.sim.kubelet.kubelet import Pod
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.kubelet.starting import Started, StartError
@@ -187,7 +187,7 @@ async def test_an_unhealthy_gpu_takes_its_free_units_away(short_path: Path) -> N
         pods = [await node.admit(f"p{number}", 400, gpu=gpu) for number, gpu in enumerate(GPUS)]
         for pod in pods:
             await node.start(pod)
-        node.node.set(Sharing({A: Units(1000)}, minors=MINORS))
+        node.node.set(NodeSharing({A: Units(1000)}, minors=MINORS))
         await until(lambda: node.kubelet.allocatable()[VGPU] == 1400)
         held = {device for pod in pods for one in pod.held for device in one.devices}
         assert held <= node.kubelet.manager.resources[VGPU].healthy, "what containers have stays listed"
@@ -203,7 +203,7 @@ async def test_gpus_that_are_not_shared_any_more_offer_nothing(short_path: Path)
     async with shared_node(short_path) as node:
         pod = await node.admit("p", 300)
         await node.start(pod)
-        node.node.set(Sharing({}))
+        node.node.set(NodeSharing({}))
         await until(lambda: node.kubelet.allocatable()[VGPU] == 300)
         node.end(pod)
         await until(lambda: node.kubelet.allocatable()[VGPU] == 0)

@@ -18,7 +18,7 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units, most_at_a_time
-from gpuvirt.model.shares.node.choice import PodOnNode, Sharing
+from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.unitids import unit_id
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.loops.cell import Cell
@@ -174,7 +174,7 @@ class Shares(RuleBasedStateMachine):
 
     @rule(gpus=st.sets(st.sampled_from(GPUS)))
     def change_health(self, gpus: set[GpuId]) -> None:
-        self.capacity.set(Sharing({gpu: Units(1000) for gpu in gpus}, minors=MINORS))
+        self.capacity.set(NodeSharing({gpu: Units(1000) for gpu in gpus}, minors=MINORS))
 
     @invariant()
     def no_gpu_runs_more_than_its_units(self) -> None:

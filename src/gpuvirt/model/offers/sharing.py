@@ -25,7 +25,7 @@ from gpuvirt.model.vgputypes.profiles import Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class SharedOffer:
     """The shared GPUs, and the judgement of their health that the next decision starts from."""
 
     gpus: SharedGpus = field(default_factory=SharedGpus)
@@ -41,7 +41,7 @@ def share_gpus(
     plugins: OtherPlugins | Unknown,
     before: Verdict,
     now_s: float,
-) -> Sharing:
+) -> SharedOffer:
     """Return the shared GPUs of a node; `before` is the last verdict on their health."""
     resource, whole = ResourceName(settings.resource), Units(settings.units)
     shared = [address for address in inventory.gpus if modes.of(address) is DesiredMode.SHARED]
@@ -56,7 +56,7 @@ def share_gpus(
             withheld = plugins.reason_for(address) or refusals.allocations_unknown(address)
         gpus.append(SharedGpu(address, found.id, found.units, found.vgpu_type, found.minor, withheld))
     known = isinstance(plugins, OtherPlugins)
-    return Sharing(
+    return SharedOffer(
         SharedGpus(tuple(gpus), resource, whole, known),
         vgpu_type_of_node(inventory, modes, settings.vgpu_type_labels),
         verdict,

@@ -16,7 +16,7 @@ from gpuvirt.model.inventory.inventory import Gpu, Inventory, Mode, Vgpu, malfor
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
-from gpuvirt.model.offers.sharing import Sharing
+from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.offers.validation import Condition
 from gpuvirt.model.offers.view import (
     AgentView,
@@ -54,7 +54,7 @@ class ViewInputs:
     withholdings: Mapping[ResourceName, Withholding] = field(default_factory=dict)
     """The withheld resources."""
     invalid: tuple[InvalidDesired, ...] = ()
-    sharing: Sharing = field(default_factory=Sharing)
+    sharing: SharedOffer = field(default_factory=SharedOffer)
 
     @property
     def users(self) -> DeviceUsers:

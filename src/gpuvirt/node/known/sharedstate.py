@@ -12,7 +12,7 @@ from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.offers.sharing import Sharing, share_gpus
+from gpuvirt.model.offers.sharing import SharedOffer, share_gpus
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.shares.otherplugins import OtherPlugins, other_plugins
 from gpuvirt.model.shares.placement import GpuId
@@ -29,7 +29,7 @@ class SharedState:
         self._settings = settings
         self._why_withheld: WhyWithheld = _not_withheld
         self._plugins: OtherPlugins | Unknown = Unknown()
-        self.sharing = Sharing()
+        self.sharing = SharedOffer()
         """The units of each shared GPU, as last concluded from the host and the kubelet."""
 
     def withhold_by(self, why_withheld: WhyWithheld) -> None:
@@ -50,7 +50,7 @@ class SharedState:
         self.sharing = share_gpus(inventory, modes, self._settings, self._plugins, self.sharing.verdict, now_s)
 
     @property
-    def shown(self) -> Sharing:
+    def shown(self) -> SharedOffer:
         """The units that pods can get: without GPUs that the container runtime can't give to a container."""
         gpus = self.sharing.gpus
         return replace(self.sharing, gpus=replace(gpus, gpus=tuple(map(self._given, gpus.gpus))))

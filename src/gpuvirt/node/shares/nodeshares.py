@@ -12,7 +12,7 @@ from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons.sharing import RUNTIME
 from gpuvirt.model.shares.demand import WHOLE, Units
-from gpuvirt.model.shares.node.choice import Sharing, offered
+from gpuvirt.model.shares.node.choice import NodeSharing, offered
 from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
 from gpuvirt.model.shares.node.records import with_gpus
 from gpuvirt.model.shares.node.runtimes import ContainerRuntime
@@ -35,11 +35,11 @@ class NodeShares:
     files: SpecFiles
     pods: NodePods
     """The pods of the node, by the API server's client."""
-    published: Cell[Sharing]
+    published: Cell[NodeSharing]
     """The GPUs that are to be shared, by the agent's observations of the host."""
     runtime: Cell[str | None]
     """The version of the container runtime, by the API server's client; None until it is known."""
-    node: Cell[Sharing]
+    node: Cell[NodeSharing]
     """The GPUs that containers can get: those that are to be shared, without those that CDI can't give."""
     withheld: Cell[tuple[Reason, ...]]
     """The reasons against the others."""
@@ -64,9 +64,9 @@ class NodeShares:
         """Take the GPUs in mode `shared`; while they are not known, the offered units stay as they are."""
         if gpus.is_known:
             minors = {gpu.id: gpu.minor for gpu in gpus.gpus if gpu.id is not None and gpu.minor is not None}
-            self.publish(Sharing(gpus.capacity, whole=gpus.whole, minors=minors))
+            self.publish(NodeSharing(gpus.capacity, whole=gpus.whole, minors=minors))
 
-    def publish(self, sharing: Sharing) -> None:
+    def publish(self, sharing: NodeSharing) -> None:
         """Take the GPUs that are to be shared, by the agent's observations of the host."""
         if sharing != self.published.get():
             self.published.set(sharing)
@@ -102,7 +102,7 @@ def stored_shares(path: Path, files: SpecFiles, worker: SerialWorker, settings: 
     """Return the shares that the file `path` has; `worker` writes it."""
     store = RecordStore(path, worker)
     store.load(files.contents())
-    none = Sharing({})
+    none = NodeSharing({})
     resource, whole = ResourceName(settings.resource), Units(settings.units)
     return NodeShares(
         store, files, NodePods(), Cell(none), Cell(None), Cell(none), Cell(()), resource=resource, whole=whole

@@ -36,7 +36,7 @@ class PodOnNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class NodeSharing:
     """How GPUs are shared on this node."""
 
     capacity: Shares
@@ -49,8 +49,8 @@ class Sharing:
 
 
 def offered(
-    published: Sharing, runtime: ContainerRuntime | None, specs: Sequence[NvidiaSpec]
-) -> tuple[Sharing, tuple[Reason, ...]]:
+    published: NodeSharing, runtime: ContainerRuntime | None, specs: Sequence[NvidiaSpec]
+) -> tuple[NodeSharing, tuple[Reason, ...]]:
     """Return what containers can get of the GPUs that are to be shared, with the reasons against the others.
 
     Nothing is offered before the runtime is known, and no GPU that NVIDIA's CDI specs lack.
@@ -71,7 +71,7 @@ def offered(
     return replace(published, capacity=capacity), tuple(reasons.values())
 
 
-def choose(pod: PodOnNode, node: Sharing, records: ShareRecords, others: Iterable[PodOnNode]) -> Placement | None:
+def choose(pod: PodOnNode, node: NodeSharing, records: ShareRecords, others: Iterable[PodOnNode]) -> Placement | None:
     """Return the GPUs of a pod that has not started, None while no GPU has room.
 
     `records` has the pods that have started, `others` the pods of the node as the API server has them.
@@ -91,7 +91,7 @@ def choose(pod: PodOnNode, node: Sharing, records: ShareRecords, others: Iterabl
     return None
 
 
-def why_refused(units: Units, node: Sharing, records: ShareRecords, subject: str) -> Reason | None:
+def why_refused(units: Units, node: NodeSharing, records: ShareRecords, subject: str) -> Reason | None:
     """Return why no GPU can give units to any container now, None if one can; the pod is not known yet."""
     if units > node.whole and units % node.whole:
         return sharing.invalid_units(subject, units, node.whole)
