@@ -36,3 +36,10 @@ def test_the_units_of_a_pod_that_has_not_started_are_one_device_that_no_gpu_has(
     units = {(VGPU, unit_id(number)): pod for number in range(300)}
     ((_, device),) = with_gpus(units, VGPU, ShareRecords())
     assert device in {unit_id(number) for number in range(300)}
+
+
+def test_a_pod_that_is_created_again_under_its_name_has_not_started() -> None:
+    again = Consumer(pod_uid=PodUid("uid-2"), namespace="ns", pod="p", container="main")
+    found = with_gpus({(VGPU, unit_id(0)): again}, VGPU, started())
+    assert found[VGPU, unit_id(0)] == again
+    assert (VGPU, DeviceId("GPU-a::0")) in found

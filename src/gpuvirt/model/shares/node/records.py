@@ -4,7 +4,7 @@ The agent keeps them on disk. They have each pod's requests, too, so that an age
 unreachable knows which containers of a pod run at the same time.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 import msgspec
 
@@ -108,8 +108,12 @@ def with_gpus(consumers: Consumers, resource: ResourceName, records: ShareRecord
     waiting = {
         (consumer.pod_uid, consumer.namespace, consumer.pod): (key, consumer)
         for key, consumer in consumers.items()
-        if key[0] == resource
-        and consumer.pod_uid not in records.pods
-        and (consumer.namespace, consumer.pod) not in started
+        if key[0] == resource and not _has_started(consumer, records, started)
     }
     return found | dict(waiting.values())
+
+
+def _has_started(consumer: Consumer, records: ShareRecords, started: Container[tuple[str | None, str | None]]) -> bool:
+    if consumer.pod_uid is not None:  # a pod that is created again under its name has another UID
+        return consumer.pod_uid in records.pods
+    return (consumer.namespace, consumer.pod) in started
