@@ -1,10 +1,12 @@
-"""`gpuvirt shares` shows what an API server's nodes and pods have, once or after each change."""
+"""`gpuvirt shares` and `gpuvirt why pod/NAME` show what an API server's nodes and pods have."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.commandline import GPUVIRT, PATH
 from tests.extender.podapi import PodApi, serving
@@ -27,10 +29,10 @@ def cluster() -> PodApi:
 
 @asynccontextmanager
 async def called(folder: Path, api: PodApi, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run `gpuvirt shares` against a cluster."""
+    """Run a command against a cluster."""
     async with serving(api.answer, folder) as served:
         process = await asyncio.create_subprocess_exec(
-            *(*GPUVIRT, "shares", *arguments, "--kubeconfig", str(served.kubeconfig)),
+            *(*GPUVIRT, *arguments, "--kubeconfig", str(served.kubeconfig)),
             env={"PATH": PATH, "PYTHONUTF8": "1"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -44,7 +46,7 @@ async def called(folder: Path, api: PodApi, *arguments: str) -> AsyncIterator[as
 
 
 async def test_the_table_has_a_bar_and_the_pods_of_each_gpu(tmp_path: Path) -> None:
-    async with called(tmp_path, cluster()) as process:
+    async with called(tmp_path, cluster(), "shares") as process:
         out, err = await process.communicate()
     text = out.decode()
     assert process.returncode == 0, err.decode()
@@ -57,7 +59,7 @@ async def test_the_table_has_a_bar_and_the_pods_of_each_gpu(tmp_path: Path) -> N
 
 
 async def test_json_has_the_same(tmp_path: Path) -> None:
-    async with called(tmp_path, cluster(), "-o", "json") as process:
+    async with called(tmp_path, cluster(), "shares", "-o", "json") as process:
         out, _ = await process.communicate()
     found = json.loads(out)
     assert [(one["node"], one["largest"]) for one in found["nodes"]] == [("node01", 1000), ("worker01", 400)]
@@ -67,7 +69,7 @@ async def test_json_has_the_same(tmp_path: Path) -> None:
 
 async def test_a_watch_shows_each_change(tmp_path: Path) -> None:
     api = cluster()
-    async with called(tmp_path, api, "--watch", "-o", "json") as process:
+    async with called(tmp_path, api, "shares", "--watch", "-o", "json") as process:
         assert process.stdout is not None
         states = _documents(process.stdout)
         assert (await anext(states))["used"] == 1000
@@ -78,10 +80,29 @@ async def test_a_watch_shows_each_change(tmp_path: Path) -> None:
 
 
 async def test_a_resource_that_is_no_name_is_refused(tmp_path: Path) -> None:
-    async with called(tmp_path, cluster(), "--resource", "vgpu") as process:
+    async with called(tmp_path, cluster(), "shares", "--resource", "vgpu") as process:
         _, err = await process.communicate()
     assert process.returncode == 2
     assert "--resource" in err.decode()
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/vgpu", "nvidia.com/share"])
+async def test_why_names_the_units_that_a_pod_lacks(resource: str, tmp_path: Path) -> None:
+    api = PodApi()
+    api.put("nodes", {**node("node01", a=1000, b=1000), "status": {"allocatable": {resource: "2000"}}})
+    for content in (
+        pod("train", 700, on="node01", gpus=[{"a": 700}]),
+        pod("serve", 400, on="node01", gpus=[{"b": 400}]),
+        pod("new", 800),
+    ):
+        api.put("pods", json.loads(json.dumps(content).replace("nvidia.com/vgpu", resource)))
+    asks = () if resource == "nvidia.com/vgpu" else ("--resource", resource)
+    async with called(tmp_path, api, "why", "pod/new", "-n", "default", *asks) as process:
+        out, err = await process.communicate()
+    text = " ".join(out.decode().split())
+    assert process.returncode == 1, err.decode()
+    assert "NoFreePiece" in text
+    assert "it fits when default/serve ends" in text
 
 
 async def _documents(stream: asyncio.StreamReader) -> AsyncIterator[dict[str, int]]:

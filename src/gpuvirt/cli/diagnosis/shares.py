@@ -28,10 +28,8 @@ CLEAR = "\x1b[H\x1b[2J"
 def shares(
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show each change until interrupted.")] = False,
-    resource: Annotated[
-        str, typer.Option("--resource", metavar="NAME", help="Resource by which pods request units of GPUs.")
-    ] = UNITS_RESOURCE,
-    units: Annotated[int, typer.Option("--units", min=1, metavar="NUMBER", help="Units of a whole GPU.")] = WHOLE,
+    resource: options.SharedResource = UNITS_RESOURCE,
+    units: options.SharedUnits = WHOLE,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
     output: options.OutputFormat = Output.TABLE,

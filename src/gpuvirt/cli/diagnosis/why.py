@@ -12,11 +12,14 @@ from gpuvirt.cli.output import diagnosisrender
 from gpuvirt.cli.output.render import json_lines
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import Output
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import ObjectName
 from gpuvirt.model.doctor.explaining import explain_device
 from gpuvirt.model.doctor.target import is_target, object_target
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind
+from gpuvirt.model.shares.demand import WHOLE, Units
+from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 
 ClusterFile = Annotated[
     Path | None,
@@ -56,6 +59,8 @@ def why(  # noqa: PLR0913  one parameter an option
     kubevirt: options.KubeVirtFile = None,
     kubeconfig: ClusterFile = None,
     context: apiserver.ContextOption = "",
+    resource: options.SharedResource = UNITS_RESOURCE,
+    units: options.SharedUnits = WHOLE,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Explain what keeps a GPU from VMs, or a VM from its GPUs.
@@ -68,7 +73,8 @@ def why(  # noqa: PLR0913  one parameter an option
     It exits with 0 if nothing blocks the device, VM or pod, with 1 otherwise.
     """
     if (found := _object_in(target)) is not None:
-        whyvm.explain(found, apiserver.asked_credentials(kubeconfig, context), namespace, output)
+        sharing = Sharing(options.resource_of(resource), Units(units))
+        whyvm.explain(found, apiserver.asked_credentials(kubeconfig, context), namespace, output, sharing)
         return
     where = Where(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))

@@ -9,6 +9,7 @@ from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver
 from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.vms.evidence import ask
 from gpuvirt.facts.ids import ObjectName
 from gpuvirt.model.doctor.vms import vmexplanation
@@ -20,11 +21,17 @@ from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict
 NODE_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATABLE"), Column("FREE"), Column("REASON"))
 
 
-def explain(target: tuple[ObjectKind, ObjectName], credentials: Credentials, namespace: str, output: Output) -> None:
+def explain(
+    target: tuple[ObjectKind, ObjectName],
+    credentials: Credentials,
+    namespace: str,
+    output: Output,
+    sharing: Sharing,
+) -> None:
     """Explain why a VM, a VMI or a pod does not have its GPUs; exit with 1 if something blocks it."""
     kind, name = target
     found = vmexplanation.explain(
-        ask(credentials, ObjectRef(kind, name, apiserver.own_namespace(namespace, credentials)))
+        ask(credentials, ObjectRef(kind, name, apiserver.own_namespace(namespace, credentials)), sharing)
     )
     if output is Output.JSON:
         json_lines(found)

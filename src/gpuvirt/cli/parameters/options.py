@@ -112,6 +112,10 @@ GpuAddresses = Annotated[
 ]
 LogFormatOption = Annotated[LogFormat, typer.Option(envvar="GPUVIRT_LOG_FORMAT", help="Format of the log.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+SharedResource = Annotated[
+    str, typer.Option("--resource", metavar="NAME", help="Resource by which pods request units of GPUs.")
+]
+SharedUnits = Annotated[int, typer.Option("--units", min=1, metavar="NUMBER", help="Units of a whole GPU.")]
 OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 
 LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")

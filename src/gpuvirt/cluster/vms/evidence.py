@@ -33,14 +33,15 @@ RESOURCES = {
     ObjectKind.VMI: Resource("virtualmachineinstances", "kubevirt.io"),
     ObjectKind.POD: Resource("pods"),
 }
-SHARING = Sharing()
-"""By default of the extender."""
 LAUNCHERS = f"{vmstates.LAUNCHER_LABEL}={vmstates.LAUNCHER}"
 
 
-def ask(credentials: Credentials, target: ObjectRef) -> VmEvidence:
-    """Return the evidence about a VM, VMI or pod, with the errors of objects that may not be read; raise ApiError."""
-    return asyncio.run(_Asker(Client(credentials), target).ask())
+def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = None) -> VmEvidence:
+    """Return the evidence about a VM, VMI or pod, with the errors of objects that may not be read; raise ApiError.
+
+    `sharing`: how the cluster shares GPUs; by default as the extender does.
+    """
+    return asyncio.run(_Asker(Client(credentials), target, sharing or Sharing()).ask())
 
 
 def ask_kubevirts(kubeconfig: Path, context: str = "") -> tuple[KubeVirt, ...]:
@@ -70,9 +71,10 @@ class _Owners:
 class _Asker:
     """Reads the evidence about one VM, VMI or pod."""
 
-    def __init__(self, client: Client, target: ObjectRef) -> None:
+    def __init__(self, client: Client, target: ObjectRef, sharing: Sharing) -> None:
         self._client = client
         self._target = target
+        self._sharing = sharing
         self._unread: list[str] = []
 
     async def ask(self) -> VmEvidence:
@@ -120,6 +122,7 @@ class _Asker:
             return None
 
     async def _with_cluster(self, evidence: VmEvidence) -> VmEvidence:
+        pod, units = evidence.pod, self._sharing.resource
         nodes, gpu_nodes, pods = await asyncio.gather(
             self._list(NODES, core.Node),
             self._list(GPU_NODES, GpuNode),
@@ -128,7 +131,7 @@ class _Asker:
         by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes or ()}
         return replace(
             evidence,
-            shares=await self._shares(evidence.pod) if evidence.pod and SHARING.resource in evidence.requests else None,
+            shares=await self._shares(pod) if pod is not None and units in evidence.requests else None,
             kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
             nodes=None
             if nodes is None
@@ -139,17 +142,18 @@ class _Asker:
         )
 
     async def _shares(self, seen: PodSeen) -> SharesSeen | None:
+        sharing = self._sharing
         try:
-            index = await read_index(self._client, SHARING)
+            index = await read_index(self._client, sharing)
         except ForbiddenError as error:
             self._unread.append(str(error))
             return None
         pod = index.pod(seen.namespace, seen.name)
         try:
-            demand, invalid = demand_of_pod(pod, SHARING.resource, SHARING.whole) if pod is not None else None, ""
+            demand, invalid = demand_of_pod(pod, sharing.resource, sharing.whole) if pod is not None else None, ""
         except (InvalidQuantityError, UnplaceableError) as error:
             demand, invalid = None, str(error)
-        return SharesSeen(SHARING.resource, demand, invalid, index.nodes, shares_of_pods(index), SHARING.whole)
+        return SharesSeen(sharing.resource, demand, invalid, index.nodes, shares_of_pods(index), sharing.whole)
 
     async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
         """Return the evidence about a target that does not exist, with other objects of its kind."""
