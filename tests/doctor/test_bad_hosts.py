@@ -106,6 +106,14 @@ def test_runtimes(path: str, text: str, code: FindingCode | None, fix: str) -> N
     assert codes(examine(kernel)) <= {FindingCode.NOT_READ}, "only CDI answers need the runtime's CDI support"
 
 
+def test_a_configuration_of_version_2_says_nothing_of_cdi_since_containerd_2_reads_it_too() -> None:
+    off = found(examine(host(with_file(CONTAINERD, "version = 2\n")), settings=CDI), FindingCode.CDI_OFF)
+    assert off.level is Level.WARNING
+    assert "off if it is older than 2.0" in off.message
+    text = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = false\n'
+    assert found(examine(host(with_file(CONTAINERD, text)), settings=CDI), FindingCode.CDI_OFF).level is Level.ERROR
+
+
 def test_gpus_in_mode_shared_need_the_runtimes_cdi() -> None:
     kernel = host(with_file(CONTAINERD, "version = 2\n"))
     off = found(examine(kernel, settings=SHARED), FindingCode.CDI_OFF)

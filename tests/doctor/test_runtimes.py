@@ -99,7 +99,7 @@ def test_an_unreadable_import_is_reported(path: str) -> None:
         (V1 + ON, "", Level.OK, f"{OWN}: enable_cdi: True"),
         (V1 + ON, V1 + OFF, Level.ERROR, f"{FOLDER}/x.toml: enable_cdi = false"),
         (V1 + OFF, V1 + ON, Level.OK, f"{FOLDER}/x.toml: enable_cdi: True"),
-        (V1, V1 + 'cdi_spec_dirs = ["/run/cdi"]\n', Level.ERROR, f"{OWN}: version = 2, no enable_cdi"),
+        (V1, V1 + 'cdi_spec_dirs = ["/run/cdi"]\n', Level.WARNING, f"{OWN}: version = 2, no enable_cdi"),
         (V1 + ON, V1 + 'cdi_spec_dirs = ["/etc/cdi"]\n' + ON, Level.ERROR, f"{FOLDER}/x.toml: cdi_spec_dirs"),
         (V1 + ON, V1 + "sandbox = 1\n", Level.WARNING, f"{FOLDER}/x.toml: [plugins.io.containerd.grpc.v1.cri]"),
     ],

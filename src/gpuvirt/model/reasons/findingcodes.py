@@ -55,7 +55,7 @@ class FindingCode(Code):
 
     CDI_OFF = _host(
         "CdiOff",
-        "`cdi: answers` is set, but the container runtime has CDI off; a warning if that is not certain",
+        "`cdi: answers` is set or GPUs are shared, but the container runtime has CDI off; a warning if uncertain",
         Level.ERROR,
     )
     CDI_FOLDER_NOT_READ = _host("CdiFolderNotRead", "the container runtime does not read `/run/cdi`", Level.ERROR)

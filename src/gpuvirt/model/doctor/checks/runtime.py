@@ -16,7 +16,10 @@ OUR_FOLDERS = frozenset({"/run/cdi", "/var/run/cdi"})
 """The folder of gpuvirt's CDI specs by both of its names; `/var/run` is a link to `/run`."""
 
 CDI_BY_DEFAULT = 3
-"""The first version of containerd's configuration in which CDI is on by default."""
+"""The first version of containerd's configuration that only versions read in which CDI is on by default.
+
+containerd 2 also reads configurations of version 2, of containerd 1, and has CDI on then (`containerd config dump` of
+2.3.7). No file says which of both runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class CdiSettings:
 
     @property
     def on_by_default(self) -> bool:
-        """Whether CDI is on without a setting."""
+        """Whether CDI is on without a setting, whichever version of containerd it is."""
         return isinstance(self.version, int) and self.version >= CDI_BY_DEFAULT
 
 
@@ -115,11 +118,12 @@ def _folders_in(files: Sequence[tuple[str, str]]) -> str:
 
 
 def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings, *, shares: bool) -> Finding:
-    certain = settings.is_off and merged.is_off
+    by_default = settings.enabled is None and merged.enabled is None
+    certain = settings.is_off and merged.is_off and not by_default
     shown = settings if settings.is_off else merged
     missing = f"version = {shown.version}, no enable_cdi"
     places = [Seen(shown.path, "enable_cdi = false" if shown.enabled is False else missing)]
-    if not certain:
+    if not certain and not by_default:
         enabling = (reading for reading in (settings, merged) if reading.enabled is True)
         places += [Seen(reading.path, "enable_cdi = true") for reading in enabling]
         places += [Seen(file.path, _tables_of(file)) for file in runtime.files[1:] if file.path != shown.path]
@@ -131,12 +135,14 @@ def _off(runtime: Runtime, settings: CdiSettings, merged: CdiSettings, *, shares
         "containerd",
         "has CDI disabled, but gpuvirt's answers to the kubelet name CDI devices"
         if certain
+        else "has CDI off if it is older than 2.0, and on otherwise: its configuration does not say"
+        if by_default
         else "has CDI on or off by its version: some versions replace a whole table by that of an imported file",
         tuple(places),
         why="pods with gpuvirt's devices don't start: the runtime can't find the CDI devices"
         f" ({'GPUs in mode shared' if shares else 'setting cdi: answers'})",
         fix=(
-            f"# in {runtime.files[-1].path if not certain else shown.path}",
+            f"# in {shown.path if certain or by_default else runtime.files[-1].path}",
             table,
             "  enable_cdi = true",
             "systemctl restart containerd",
