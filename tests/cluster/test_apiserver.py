@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client, Collection, EventType, PatchType
 from gpuvirt.cluster.failures import (
+    ApiError,
     ConflictError,
     ForbiddenError,
     GoneError,
@@ -29,7 +31,7 @@ from gpuvirt.cluster.labels import (
     WORKLOAD_REASON_ANNOTATION,
     WORKLOAD_STATE_LABEL,
 )
-from gpuvirt.cluster.resources import NODES, Resource, config_maps
+from gpuvirt.cluster.resources import NODES, Resource, config_maps, pods
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.offers.schedulable import Count
@@ -50,7 +52,7 @@ from tests.cluster.apilab import (
     until,
     until_guarded,
 )
-from tests.cluster.clusterlab import LabNode
+from tests.cluster.clusterlab import BOX, LabNode
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -60,6 +62,7 @@ SOON_S = 10.0
 STATE = r".metadata.labels.nvidia\.com/vgpu\.config\.state"
 REASON = r".metadata.annotations.gpuvirt\.io/vgpu\.config\.reason"
 A10 = "nvidia.com/GA102GL_A10"
+POD = {"apiVersion": "v1", "kind": "Pod"}
 PENDING = Progress(StateName.PENDING, "waits for pod default/vm-a")
 SUCCESS = Progress(StateName.SUCCESS)
 
@@ -158,6 +161,24 @@ async def test_a_watch_ends_after_its_timeout(api: ApiLab) -> None:
         seen = [event.type async for event in events]
     assert seen, "the lab's kubelet reports each second"
     assert set(seen) <= {EventType.MODIFIED, EventType.BOOKMARK}
+
+
+async def test_the_api_server_makes_no_write_after_its_deadline(api: ApiLab) -> None:
+    name = "bound-in-time"
+    container = {"name": "main", "image": BOX, "args": ["sleep 1000"]}
+    spec = {"schedulerName": "nobody", "containers": [container], "terminationGracePeriodSeconds": 0}
+    metadata = {"name": name, "namespace": "default"}
+    api.kubectl("apply", "-f", "-", given=yaml.safe_dump({**POD, "metadata": metadata, "spec": spec}))
+    binding = {**POD, "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "elsewhere"}}
+    try:
+        bind = partial(admin(api).create_part, pods("default"), name, "binding", binding, may_send=lambda: True)
+        with pytest.raises(ApiError, match=r"imeout|deadline"):
+            await bind(within_s=0.000001)
+        assert not api.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}")
+        await bind(within_s=30.0)
+        assert api.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}") == "elsewhere"
+    finally:
+        api.kubectl("delete", "pod", name, "--force")
 
 
 async def test_long_lists_are_read_in_pages(api: ApiLab) -> None:

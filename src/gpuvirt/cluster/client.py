@@ -214,15 +214,23 @@ class Client:
         return _decoded(asked, await self._call(asked, request), shape)
 
     async def create_part(
-        self, resource: Resource, name: str, part: str, content: object, *, may_send: Callable[[], bool]
+        self,
+        resource: Resource,
+        name: str,
+        part: str,
+        content: object,
+        *,
+        within_s: float,
+        may_send: Callable[[], bool],
     ) -> None:
         """Create a subresource of one object, such as a pod's `binding`; raises ApiError.
 
-        `may_send` is asked right before the request is sent; NotSentError says that it was not.
+        `may_send` is asked right before the request is sent; NotSentError says that it was not. The API server gives
+        the request up `within_s` seconds after its receipt (apiserver/pkg/endpoints/filters/request_deadline.go).
         """
         asked = Asked("create", resource, name, part)
         headers = {"Content-Type": "application/json"}
-        path = f"{resource.path_of(name)}/{part}"
+        path = f"{resource.path_of(name)}/{part}?timeout={within_s:.6f}s"
         await self._call(asked, Request("POST", path, headers, msgspec.json.encode(content), may_send))
 
     async def update(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:

@@ -3,7 +3,8 @@
 A Binding's annotations are merged into the pod in the transaction that sets its node, and its UID is a precondition
 (Kubernetes, pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata): so a pod is bound with its GPUs or not at
 all, and no right to patch pods is needed. The decision and the reservation are one turn of the event loop, so that no
-other binding comes between them. The lease is checked again when the connection is there, right before the write.
+other binding comes between them. The lease is checked again when the connection is there, right before the write, and
+the API server makes no write later than `WRITE_S` after that: before another process may lead.
 """
 
 import asyncio
@@ -44,8 +45,9 @@ WRITE_S = 2.5
 READ_S = 1.5
 """The longest wait for the write, and for reading the pod after a write that was not answered. kube-scheduler waits for
 5 s in all."""
-HOLD_S = 65.0
-"""How long units stay reserved after a write whose outcome is unknown: the API server ends a request after 60 s."""
+HOLD_S = 15.0
+"""How long units stay reserved after a write whose outcome is unknown: the API server gives it up after `WRITE_S`, and
+etcd ends what it has begun within 7 s (its requests' 5 s and two elections)."""
 _REFUSED = (NotSentError, NotFoundError, ForbiddenError, UnauthorizedError, CredentialsError)
 """Errors that say that the write was not made."""
 
@@ -197,11 +199,11 @@ class Binder:
     async def _write(self, write: _Write) -> None:
         """Write a binding; raise CannotBindError. What is reserved is freed where the write was certainly not made."""
         pod, node = write.pod, write.node
-        metadata = pod.metadata
+        resource, name, content = pods(pod.metadata.namespace), pod.metadata.name, write.content
         try:
             async with asyncio.timeout(WRITE_S):
                 await self._client.create_part(
-                    pods(metadata.namespace), metadata.name, "binding", write.content, may_send=self._may_write
+                    resource, name, "binding", content, within_s=WRITE_S, may_send=self._may_write
                 )
         except _REFUSED as error:
             self._free(write)
