@@ -114,8 +114,8 @@ class Binder:
         self._may_write = may_write
         """Whether this process has the lease at this moment."""
         self._under_way: set[tuple[PodUid, NodeName]] = set()
-        self._unknown: dict[tuple[PodUid, NodeName], Placement] = {}
-        """Writes whose outcome is not known, with the GPUs in them: another try writes the same."""
+        self._unknown: dict[tuple[PodUid, NodeName], float] = {}
+        """Writes whose outcome is not known, and until when their units stay reserved."""
 
     @property
     def under_way(self) -> int:
@@ -139,6 +139,7 @@ class Binder:
             await self._write(write)
         finally:
             self._under_way.discard(write.key)
+            self._end_hold(write.key)
 
     async def _observed(self, asked: BindingArguments) -> SharingPod:
         """Return the pod once it has been observed; raise CannotBindError."""
@@ -177,8 +178,8 @@ class Binder:
             raise CannotBindError(f"pod {pod.where} is bound to node {pod.spec.node_name} already, not to {node}")
         if (pod.uid, node) in self._under_way:
             raise CannotBindError(f"pod {pod.where} is being bound to node {node}")
-        if (chosen := self._unknown.get((pod.uid, node))) is not None and self._index.is_reserved(pod.uid, node):
-            return _Write(pod, node, chosen)
+        if (sent := self._index.reserved(pod.uid, node)) is not None:
+            return _Write(pod, node, sent)  # it may be made already: another try has the same GPUs
         try:
             demand = demand_of_pod(pod, self._sharing.resource, self._sharing.whole)
         except GpuvirtError as error:
@@ -206,7 +207,8 @@ class Binder:
                     resource, name, "binding", content, within_s=WRITE_S, may_send=self._may_write
                 )
         except _REFUSED as error:
-            self._free(write)
+            if write.key not in self._unknown:  # an earlier try may still be made
+                self._free(write)
             raise CannotBindError(f"pod {pod.where} was not bound to node {node}: {error}") from error
         except (ApiError, TimeoutError) as error:
             await self._settle(write, error)
@@ -245,10 +247,11 @@ class Binder:
 
     def _hold(self, write: _Write) -> None:
         """Keep the units reserved for as long as the API server may still make the write."""
-        self._unknown[write.key] = write.chosen
+        self._unknown[write.key] = self._clock.monotonic_s() + HOLD_S
+        self._clock.call_later(HOLD_S, lambda: self._end_hold(write.key))
 
-        def end() -> None:
-            if write.key not in self._under_way and self._unknown.pop(write.key, None) is not None:
-                self._index.release(*write.key)
-
-        self._clock.call_later(HOLD_S, end)
+    def _end_hold(self, key: tuple[PodUid, NodeName]) -> None:
+        until_s = self._unknown.get(key)
+        if until_s is not None and until_s <= self._clock.monotonic_s() and key not in self._under_way:
+            del self._unknown[key]
+            self._index.release(*key)

@@ -59,7 +59,7 @@ class Index:
         self._nodes: dict[NodeName, _NodePods] = {}
         self._pods: dict[ObjectKey, SharingPod] = {}
         """The pods that name the resource, bound or not."""
-        self._reserved: dict[PodUid, set[NodeName]] = {}
+        self._reserved: dict[PodUid, dict[NodeName, Placement]] = {}
         self._observed: set[str] = set()
 
     @property
@@ -100,21 +100,20 @@ class Index:
 
     def reserve(self, pod: SharingPod, node: NodeName, chosen: Placement) -> None:
         """Count a pod on a node whose binding is about to be sent."""
-        self._reserved.setdefault(pod.uid, set()).add(node)
+        self._reserved.setdefault(pod.uid, {})[node] = chosen
         self._books.put(node, pod.uid, chosen.used, _total(pod, self._sharing), pod.spec.priority)
 
     def release(self, pod: PodUid, node: NodeName) -> None:
         """Free what a binding reserved that has certainly failed; without effect after an event has confirmed it."""
-        nodes = self._reserved.get(pod, set())
-        if node in nodes:
-            nodes.discard(node)
+        nodes = self._reserved.get(pod, {})
+        if nodes.pop(node, None) is not None:
             self._books.drop(node, pod)
         if not nodes:
             self._reserved.pop(pod, None)
 
-    def is_reserved(self, pod: PodUid, node: NodeName) -> bool:
-        """Return whether a binding of the pod to the node is under way."""
-        return node in self._reserved.get(pod, set())
+    def reserved(self, pod: PodUid, node: NodeName) -> Placement | None:
+        """Return the GPUs in a binding that was sent and that no event has confirmed; None without one."""
+        return self._reserved.get(pod, {}).get(node)
 
     def bound_pods(self) -> Iterator[tuple[SharingPod, Units]]:
         """Yield the pods that take units on a node, with what they count for."""
@@ -163,7 +162,7 @@ class Index:
         self._pods[key] = pod
         if pod.spec.node_name:
             name = NodeName(pod.spec.node_name)
-            for reserved in self._reserved.pop(pod.uid, set()) - {name}:
+            for reserved in self._reserved.pop(pod.uid, {}).keys() - {name}:
                 self._books.drop(reserved, pod.uid)
             node = self._nodes.setdefault(name, _NodePods())
             node.pods[pod.uid] = pod
@@ -174,7 +173,7 @@ class Index:
         if pod is None:
             return
         if pod.uid != but_reserved_of:
-            for reserved in self._reserved.pop(pod.uid, set()):
+            for reserved in self._reserved.pop(pod.uid, {}):
                 self._books.drop(reserved, pod.uid)
         if pod.spec.node_name:
             name = NodeName(pod.spec.node_name)
