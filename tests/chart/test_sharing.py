@@ -70,6 +70,7 @@ def test_the_extender_may_bind_pods_and_change_nothing_else(helm: Helm) -> None:
     assert rights(rendered, "ClusterRole", "gpuvirt-extender") == {
         "nodes": ["list", "watch"],
         "pods": ["get", "list", "watch"],
+        "poddisruptionbudgets": ["list", "watch"],
         "pods/binding": ["create"],
     }
     assert rights(rendered, "Role", "gpuvirt-extender").keys() == {"leases"}

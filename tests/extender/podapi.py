@@ -45,15 +45,16 @@ class PodApi:
         """The bodies of all requests for a binding."""
         self.pods: dict[str, Object] = {}
         self.nodes: dict[str, Object] = {}
+        self.budgets: dict[str, Object] = {}
         self.leases: dict[str, Object] = {}
         self.lease_reply: Reply | None = None
         """The answer to all requests for leases, where they fail."""
         self._version = 10
-        self._events: dict[str, list[Object]] = {"pods": [], "nodes": []}
+        self._events: dict[str, list[Object]] = {"pods": [], "nodes": [], "poddisruptionbudgets": []}
         self._changed = asyncio.Event()
 
     def put(self, kind: str, content: Object) -> None:
-        """Add or replace a node or a pod."""
+        """Add or replace a node, a pod or a PodDisruptionBudget."""
         stored = copy.deepcopy(content)
         key = _key(stored)
         objects = self._objects(kind)
@@ -84,7 +85,7 @@ class PodApi:
         parts = call.path.strip("/").split("/")
         if "leases" in parts:
             return self.lease_reply or self._lease(call, parts)
-        if call.path in {"/api/v1/pods", "/api/v1/nodes"}:
+        if call.path in {"/api/v1/pods", "/api/v1/nodes", "/apis/policy/v1/poddisruptionbudgets"}:
             kind = parts[-1]
             return 200, self._watch(kind, call) if "watch=1" in call.target else self._list(kind)
         if parts[-1] == "binding":
@@ -137,7 +138,7 @@ class PodApi:
         return 200, body
 
     def _objects(self, kind: str) -> dict[str, Object]:
-        return self.pods if kind == "pods" else self.nodes
+        return {"pods": self.pods, "nodes": self.nodes}.get(kind, self.budgets)
 
     def _stamp(self, content: Object) -> None:
         self._version += 1

@@ -6,6 +6,7 @@ import msgspec
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.objects import key_of
+from gpuvirt.cluster.shares.budgets import DisruptionBudget, DisruptionBudgets
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SharingNode, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
@@ -30,6 +31,7 @@ def pod(
     policy: str = "",
     uid: str = "",
     init: Sequence[int] = (),
+    labels: Mapping[str, str] | None = None,
 ) -> Object:
     """Return a pod whose containers request units; with `gpus`, its annotation gives each container those."""
     annotations: dict[str, str] = {"example.com/own": "kept"}
@@ -39,7 +41,8 @@ def pod(
     if policy:
         annotations["gpuvirt.io/shares-policy"] = policy
     return {
-        "metadata": {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "annotations": annotations},
+        "metadata": {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "annotations": annotations}
+        | ({"labels": dict(labels)} if labels is not None else {}),
         "spec": {
             "nodeName": on,
             "priority": priority,
@@ -48,6 +51,22 @@ def pod(
         },
         "status": {"phase": "Pending"},
     }
+
+
+def budget(name: str, allowed: int, namespace: str = "default", disrupted: Sequence[str] = (), **labels: str) -> Object:
+    """Return a PodDisruptionBudget that covers pods with all of the labels."""
+    status = {"disruptionsAllowed": allowed, "disruptedPods": dict.fromkeys(disrupted, "2026-01-01T00:00:00Z")}
+    metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}"}
+    return {"metadata": metadata, "spec": {"selector": {"matchLabels": labels}}, "status": status}
+
+
+def budgets_of(*contents: Object) -> DisruptionBudgets:
+    """Return the PodDisruptionBudgets that events have reported."""
+    decoded = [msgspec.convert(content, DisruptionBudget) for content in contents]
+    found = {key_of(one): one for one in decoded}
+    budgets = DisruptionBudgets()
+    budgets.observe(Delta(found, frozenset(found)))
+    return budgets
 
 
 def _container(name: str, units: int | str) -> Object:

@@ -17,7 +17,7 @@ from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.facts.ids import PodUid, parse_namespace
 from tests.extender.podapi import Object, PodApi, Served, serving
-from tests.extender.pods import node, pod
+from tests.extender.pods import budget, node, pod
 from tests.extender.test_serving import ask, request
 
 
@@ -215,3 +215,22 @@ async def test_a_fault_of_the_extender_is_answered_and_ends_nothing(
         answer = await post(process, "filter", Pod=pod("p", 300), NodeNames=["n"])
         assert answer["Error"] == "filter: the extender failed: ZeroDivisionError: by accident; its log has more"
         assert (await get(process, "/healthz"))[0] == 200
+
+
+async def test_a_budget_that_changes_protects_its_pods_from_the_next_preemption_on(api: PodApi, tmp_path: Path) -> None:
+    api.put("pods", pod("kept", 500, on="n", gpus=[{"a": 500}], labels={"app": "db"}))
+    api.put("pods", pod("other", 500, on="n", gpus=[{"a": 500}]))
+    asked = {"n": {"Pods": [{"UID": "uid-kept"}], "NumPDBViolations": 0}}
+
+    async with running(api, tmp_path) as processes:
+        process = await processes.start(elects=False)
+        await until(lambda: is_ready(process))
+
+        async def chosen() -> str:
+            answer = await post(process, "preempt", Pod=pod("p", 500, priority=9), NodeNameToMetaVictims=asked)
+            return str(answer["NodeNameToMetaVictims"])
+
+        assert "uid-kept" in await chosen()
+        api.put("poddisruptionbudgets", budget("db", 0, app="db"))
+        await until(lambda: process.term is not None and len(process.term.budgets) == 1)
+        assert "uid-other" in await chosen()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.eviction import Candidate, victims
+from gpuvirt.model.shares.eviction import BudgetName, Candidate, cost, victims, violations
 from gpuvirt.model.shares.placement import GpuId, Shares, place
 
 A, B = GpuId("GPU-a"), GpuId("GPU-b")
@@ -36,8 +37,9 @@ def evicted(books: NodeBooks, desired: int, *candidates: Candidate) -> list[str]
     return None if found is None else [one.pod for one in found]
 
 
-def pod(name: str, priority: int = 0, *, is_protected: bool = False) -> Candidate:
-    return Candidate(PodUid(name), priority, is_protected)
+def pod(name: str, priority: int = 0, **budgets: int) -> Candidate:
+    """Return a pod; `budgets` are the PodDisruptionBudgets that cover it, with the evictions that each allows."""
+    return Candidate(PodUid(name), priority, {BudgetName(budget): allowed for budget, allowed in budgets.items()})
 
 
 FULL = units(1000, 1000)
@@ -65,8 +67,35 @@ def test_low_priorities_go_first() -> None:
 
 def test_a_protected_pod_goes_only_where_no_other_helps() -> None:
     books = node(units(1000), kept=units(a=500), other=units(a=500))
-    assert evicted(books, 500, pod("kept", is_protected=True), pod("other", 5)) == ["other"]
-    assert evicted(books, 1000, pod("kept", is_protected=True), pod("other", 5)) == ["kept", "other"]
+    assert evicted(books, 500, pod("kept", web=0), pod("other", 5)) == ["other"]
+    assert evicted(books, 1000, pod("kept", web=0), pod("other", 5)) == ["kept", "other"]
+
+
+def test_a_budget_allows_as_many_evictions_as_it_says() -> None:
+    """Two of three small pods, or one large one of a higher priority."""
+    books = node(units(1000), x=units(a=200), y=units(a=200), z=units(a=100), large=units(a=500))
+    small = [pod(name, web=2) for name in "xyz"]
+    assert evicted(books, 400, *small, pod("large", 5)) == ["x", "y"]
+    assert evicted(books, 500, *small, pod("large", 5)) == ["large"]
+
+
+def test_one_pod_that_a_budget_allows_goes_in_place_of_two() -> None:
+    """The budget counts what is evicted, and not all that could be."""
+    books = node(units(1000), x=units(a=100), y=units(a=500), z=units(a=400))
+    assert evicted(books, 500, pod("x", web=1), pod("y", web=1), pod("z")) == ["y"]
+
+
+def test_each_budget_of_a_pod_counts() -> None:
+    both, one = pod("both", web=1, all=1), pod("one", all=1)
+    assert violations([both]) == 0
+    assert violations([both, one]) == 1
+    assert violations([pod("x", web=0, all=0)]) == 1, "a pod is one violation, by however many budgets"
+
+
+def test_two_whole_gpus_are_those_that_fewer_pods_use() -> None:
+    books = node({**FULL, GpuId("GPU-c"): Units(1000)}, x=units(a=10), y=units(a=10), z=units(a=10), w=units(b=900))
+    books.put(PodUid("v"), {GpuId("GPU-c"): Units(900)}, Units(900))
+    assert evicted(books, 2000, *map(pod, "xyzwv")) == ["v", "w"]
 
 
 def test_no_pod_goes_where_that_helps_nothing() -> None:
@@ -78,33 +107,43 @@ def test_pods_of_other_nodes_are_no_victims() -> None:
     assert evicted(node(units(1000), x=units(a=1000)), 500, pod("elsewhere"), pod("x")) == ["x"]
 
 
+class _Pod(NamedTuple):
+    gpu: GpuId
+    units: Units
+    priority: int
+    budgets: frozenset[str]
+
+
+ALLOWED = {"web": 0, "all": 1, "data": 2}
 PODS = st.lists(
-    st.tuples(
-        st.sampled_from([A, B]), st.integers(1, 5).map(lambda number: number * 100), st.integers(0, 2), st.booleans()
+    st.builds(
+        _Pod,
+        st.sampled_from([A, B]),
+        st.integers(1, 5).map(lambda number: Units(number * 100)),
+        st.integers(-1, 2),
+        st.frozensets(st.sampled_from(sorted(ALLOWED))),
     ),
-    max_size=5,
+    max_size=6,
 )
 
 
-@given(PODS, st.integers(1, 10).map(lambda number: number * 100))
-def test_victims_are_enough_and_none_is_in_vain(pods: Sequence[tuple[GpuId, int, int, bool]], desired: int) -> None:
+@given(PODS, st.sampled_from([*range(100, 1001, 100), 2000]))
+def test_victims_are_the_cheapest_that_are_enough(pods: Sequence[_Pod], desired: int) -> None:
     books = node(FULL)
     candidates: list[Candidate] = []
-    for number, (gpu, taken, priority, is_protected) in enumerate(pods):
-        if books.free[gpu] >= taken:
-            candidate = pod(f"p{number}", priority, is_protected=is_protected)
-            books.put(candidate.pod, {gpu: Units(taken)}, Units(taken))
+    for number, one in enumerate(pods):
+        if books.free[one.gpu] >= one.units:
+            candidate = pod(f"p{number}", one.priority, **{name: ALLOWED[name] for name in one.budgets})
+            books.put(candidate.pod, {one.gpu: one.units}, one.units)
             candidates.append(candidate)
     found = victims(books, demand(desired), candidates)
     assert found is not None, "an empty node has room for it"
-    gone = [one.pod for one in found]
-    assert place(demand(desired), books.without(gone).free) is not None
-    for kept in gone:
-        assert place(demand(desired), books.without([one for one in gone if one != kept]).free) is None
-    if not any(one.is_protected or one.priority for one in candidates):
-        enough = (
-            some
-            for some in combinations(candidates, max(len(found) - 1, 0))
-            if place(demand(desired), books.without([one.pod for one in some]).free) is not None
-        )
-        assert not found or next(enough, None) is None, "fewer would do"
+
+    def helps(gone: Sequence[Candidate]) -> bool:
+        return place(demand(desired), books.without([one.pod for one in gone]).free) is not None
+
+    assert helps(found)
+    for kept in found:
+        assert not helps([one for one in found if one is not kept]), "evicted in vain"
+    sets = (some for count in range(len(candidates) + 1) for some in combinations(candidates, count) if helps(some))
+    assert cost(books, found) == min(cost(books, some) for some in sets)

@@ -69,7 +69,7 @@ class Process:
     """The process of one extender."""
 
     def __init__(self, options: ExtenderOptions, on_ready: Callable[[], None] = lambda: None) -> None:
-        """`on_ready` is called when the nodes and the pods are listed."""
+        """`on_ready` is called when the nodes, the pods and the PodDisruptionBudgets are listed."""
         random = Random()  # noqa: S311  it spreads watches over time, and keeps no secrets
         self.term: Extender | None = None
         """The extender while this process leads; None while another process leads."""
@@ -111,10 +111,10 @@ class Process:
             client.close()
 
     async def _announce(self, term: Extender) -> None:
-        """Log when the nodes and the pods are listed."""
+        """Log when the nodes, the pods and the PodDisruptionBudgets are listed."""
         clock = self._options.clock
         began_s = clock.monotonic_s()
-        while not term.index.is_ready:
+        while not term.is_listed:
             await clock.sleep(0.1)
         self._on_ready()
         after_s, totals = round(clock.monotonic_s() - began_s, 1), term.index.totals()

@@ -1,4 +1,4 @@
-"""The extender while its process leads: keeps the index by two watches, and answers kube-scheduler's requests.
+"""The extender while its process leads: keeps the index by watches, and answers kube-scheduler's requests.
 
 A new leader lists all pods after it got the lease, and answers nothing before: so it knows the bindings of its
 predecessor, which wrote none after the end of its own lease.
@@ -33,6 +33,7 @@ from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import KubernetesObject
+from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS
 from gpuvirt.cluster.shares.sharing import Sharing
@@ -73,6 +74,7 @@ class Extender:
         self, client: Client, sharing: Sharing, clock: Clock, random: Random, may_write: Callable[[], bool]
     ) -> None:
         self.index = Index(sharing)
+        self.budgets = DisruptionBudgets()
         self.binder = Binder(client, self.index, sharing, clock, may_write)
         self._turns = Turns(clock)
         self._sharing = sharing
@@ -80,6 +82,7 @@ class Extender:
         self._may_write = may_write
         self._nodes = Reflector(client, SHARING_NODES, clock, random)
         self._pods = Reflector(client, SHARING_PODS, clock, random)
+        self._disruptions = Reflector(client, DISRUPTION_BUDGETS, clock, random)
         self._problems: dict[str, ApiError] = {}
         self._ended = False
 
@@ -89,16 +92,22 @@ class Extender:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow("nodes", self._nodes, self.index.observe_nodes))
                 group.create_task(self._follow("pods", self._pods, self.index.observe_pods))
+                group.create_task(self._follow("budgets", self._disruptions, self.budgets.observe))
         finally:
             self._ended = True
             await self.binder.settled()
 
     @property
+    def is_listed(self) -> bool:
+        """Whether nodes, pods and PodDisruptionBudgets have been listed."""
+        return self.index.is_ready and self.budgets.is_ready
+
+    @property
     def missing(self) -> str | None:
         """Why no request can be answered yet; None once all can be."""
-        if not self.index.is_ready:
+        if not self.is_listed:
             why = "; ".join(str(error) for error in self._problems.values())
-            return f"not all nodes and pods are listed yet{f': {why}' if why else ''}"
+            return f"not all nodes, pods and PodDisruptionBudgets are listed yet{f': {why}' if why else ''}"
         return NOT_LEADING if self._ended or not self._may_write() else None
 
     async def answer(self, verb: str, body: bytes) -> Answer:
@@ -133,7 +142,7 @@ class Extender:
 
     async def preempt(self, body: bytes) -> Answer:
         """Answer preempt."""
-        found = preempted(preemption_arguments(body), self.index.nodes, self._sharing)
+        found = preempted(preemption_arguments(body), self.index, self.budgets, self._sharing)
         return Answer(msgspec.json.encode(found), OK if found.victims else REFUSED)
 
     async def bind(self, body: bytes) -> Answer:

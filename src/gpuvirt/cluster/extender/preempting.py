@@ -1,66 +1,104 @@
 """The verb preempt: the fewest pods whose eviction frees room for a pod on one GPU, or none, where none helps.
 
 kube-scheduler chooses victims by the sum of a node's units, and evicts too few or the wrong ones where the units that
-it frees lie on several GPUs. Victims without units are kept, since the pod needs their processors or memory. Other pods
-than those that kube-scheduler chose may be better; whether their PodDisruptionBudgets allow it is not known here, so
-that they count as violations, and are taken only where the others do not help.
+it frees lie on several GPUs. So the victims with units are chosen again among all pods of a lower priority, by its own
+order: the fewest violations of PodDisruptionBudgets, then the lowest priorities, then the fewest pods. A victim that
+the sum of units does not need is kept, since kube-scheduler evicts none in vain: the pod needs its processors or
+memory, or something else that is not known here.
 """
 
 from collections.abc import Mapping, Sequence
 
 from gpuvirt.cluster.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, PreemptionResult, Victims
+from gpuvirt.cluster.shares.budgets import DisruptionBudgets
+from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.books import NodeBooks
-from gpuvirt.model.shares.demand import Demand, Units, UnplaceableError
-from gpuvirt.model.shares.eviction import Candidate, victims
+from gpuvirt.model.shares.demand import Demand, UnplaceableError
+from gpuvirt.model.shares.eviction import Candidate, cost, victims, violations
 from gpuvirt.model.shares.placement import place
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 
 
-def preempted(asked: PreemptionArguments, nodes: Mapping[NodeName, NodeBooks], sharing: Sharing) -> PreemptionResult:
+def preempted(
+    asked: PreemptionArguments, index: Index, budgets: DisruptionBudgets, sharing: Sharing
+) -> PreemptionResult:
     """Return the answer of preempt; a node on which evictions do not help is left out."""
     try:
         demand = demand_of_pod(asked.pod, sharing.resource, sharing.whole)
     except (InvalidQuantityError, UnplaceableError):
         return PreemptionResult({})
-    found = {
-        name: _on_node(demand, nodes.get(name), proposed, asked.pod.spec.priority, sharing.whole)
-        for name, proposed in asked.victims.items()
+    found: dict[str, MetaVictims] = {}
+    for name, proposed in asked.victims.items():
+        if not demand.containers:
+            found[name] = _meta(proposed)
+        elif (books := index.nodes.get(name)) is not None and proposed.pods:
+            candidates = _candidates(index, name, budgets, asked.pod.spec.priority)
+            chosen = _Choice(books, demand, sharing, candidates, proposed).victims()
+            if chosen is not None:
+                found[name] = _meta(chosen)
+    return PreemptionResult(found)
+
+
+def _candidates(index: Index, name: NodeName, budgets: DisruptionBudgets, priority: int) -> Mapping[PodUid, Candidate]:
+    """Return the pods of a lower priority that take units on a node."""
+    return {
+        uid: Candidate(uid, pod.spec.priority, budgets.covering(pod))
+        for uid, pod in index.pods_on(name).items()
+        if pod.spec.priority < priority
     }
-    return PreemptionResult({name: _meta(chosen) for name, chosen in found.items() if chosen is not None})
 
 
-def _on_node(demand: Demand, books: NodeBooks | None, proposed: Victims, priority: int, whole: Units) -> Victims | None:
-    """Return the victims on one node; None where no eviction makes the pod fit, or none is needed."""
-    if not demand.containers:
-        return proposed
-    if books is None or not proposed.pods:
-        return None
-    helps = place(demand, books.without(proposed.pods).free, whole=whole) is not None
-    chosen = victims(books, demand, _candidates(books, proposed, priority), whole)
-    if chosen is None:
-        return None
-    others = [pod for pod in proposed.pods if not books.has(pod)]
-    best = [*others, *(candidate.pod for candidate in sorted(chosen, key=lambda one: -one.priority))]
-    if helps and len(proposed.pods) <= len(best):
-        return proposed  # kube-scheduler has counted processors and memory, too
-    if not best:
-        return proposed
-    kept = len(set(best) & set(proposed.pods))
-    return Victims(best, min(proposed.violations, kept) + len(best) - kept)
+class _Choice:
+    """The choice of the victims on one node."""
 
+    def __init__(
+        self,
+        books: NodeBooks,
+        demand: Demand,
+        sharing: Sharing,
+        candidates: Mapping[PodUid, Candidate],
+        proposed: Victims,
+    ) -> None:
+        self._books = books
+        self._demand = demand
+        self._whole = sharing.whole
+        self._candidates = candidates
+        self._proposed = proposed
+        self._with_units = [candidates[pod] for pod in proposed.pods if pod in candidates and books.has(pod)]
 
-def _candidates(books: NodeBooks, proposed: Victims, priority: int) -> Sequence[Candidate]:
-    """Return the pods of a lower priority that take units; of those that were proposed, some may be protected."""
-    chosen = set(proposed.pods)
-    are_protected = proposed.violations >= len(chosen)
-    return [
-        Candidate(pod, books.priority(pod), is_protected=are_protected or pod not in chosen)
-        for pod in books.all_pods
-        if books.priority(pod) < priority
-    ]
+    def victims(self) -> Victims | None:
+        """Return the victims; None where no eviction makes the pod fit."""
+        kept = self._needed_otherwise()
+        uids = {one.pod for one in kept}
+        rest = [one for one in self._candidates.values() if one.pod not in uids]
+        chosen = victims(self._books.without(uids), self._demand, rest, self._whole)
+        if chosen is None:
+            return None
+        best = sorted((*kept, *chosen), key=lambda one: (-one.priority, one.pod))
+        if self._helps() and cost(self._books, self._with_units) <= cost(self._books, best):
+            best = sorted(self._with_units, key=lambda one: -one.priority)
+        return self._answer(best)
+
+    def _helps(self) -> bool:
+        """Return whether the proposal makes the pod fit."""
+        free = self._books.without(self._proposed.pods).free
+        return place(self._demand, free, whole=self._whole) is not None
+
+    def _needed_otherwise(self) -> Sequence[Candidate]:
+        """Return the proposed victims without which the sum of units is enough."""
+        taken = {one.pod: sum(self._books.used(one.pod).values()) for one in self._with_units}
+        spare = sum(self._books.free.values()) + sum(taken.values()) - self._demand.total
+        return [one for one in self._with_units if taken[one.pod] <= spare]
+
+    def _answer(self, chosen: Sequence[Candidate]) -> Victims:
+        """Return victims with units, and with them those that have none, the highest priorities first."""
+        units = {one.pod for one in self._with_units}
+        others = [pod for pod in self._proposed.pods if pod not in units]
+        violating_others = min(max(self._proposed.violations - violations(self._with_units), 0), len(others))
+        return Victims([*others, *(one.pod for one in chosen)], violations(chosen) + violating_others)
 
 
 def _meta(chosen: Victims) -> MetaVictims:

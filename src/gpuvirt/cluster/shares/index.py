@@ -81,6 +81,11 @@ class Index:
         """Return a pod that names the resource; None where none was observed."""
         return self._pods.get(ObjectKey(namespace, name))
 
+    def pods_on(self, name: NodeName) -> Mapping[PodUid, SharingPod]:
+        """Return the pods that an event has reported on a node and that name the resource."""
+        node = self._nodes.get(name)
+        return node.pods if node is not None else {}
+
     def observe_nodes(self, delta: Delta[SharingNode]) -> None:
         """Take changes of nodes."""
         for key in delta.changed:

@@ -65,6 +65,8 @@ class PodMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    labels: dict[str, str] = {}
+    """By which PodDisruptionBudgets select pods."""
     annotations: PodAnnotations = PodAnnotations()
 
 

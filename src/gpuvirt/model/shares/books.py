@@ -113,6 +113,13 @@ class NodeBooks:
         """Return the priority of a pod that takes units here."""
         return self._priorities.get(pod, 0)
 
+    def used(self, pod: PodUid) -> Shares:
+        """Return the units that a pod takes of each GPU; of all GPUs if its own are not known."""
+        if (used := self._pods.get(pod)) is not None:
+            return used
+        units = self._floating.get(pod)
+        return {} if units is None else dict.fromkeys(self.capacity, units)
+
     def has(self, pod: PodUid) -> bool:
         """Return whether a pod takes units here."""
         return pod in self._pods or pod in self._floating

@@ -1,16 +1,34 @@
-"""Which pods must be evicted so that another fits: the fewest, of the lowest priority, and no protected ones in vain.
+"""Which pods must be evicted so that another fits: the cheapest set by the order in which kube-scheduler compares.
 
 Units that are free in total may lie on several GPUs, so the pods that the kube-scheduler would evict for the total do
-not always free one GPU.
+not always free one GPU. The order is that of kube-scheduler (pkg/scheduler/framework/preemption,
+pickOneNodeForPreemption): violations of PodDisruptionBudgets, the highest priority, the sum of priorities, which grows
+with each pod, and the number of pods.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+from typing import NewType
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
-from gpuvirt.model.shares.placement import GpuId, Shares, place
+from gpuvirt.model.shares.fitting import fits
+from gpuvirt.model.shares.placement import GpuId
+
+BudgetName = NewType("BudgetName", str)
+"""The namespace and the name of a PodDisruptionBudget: `default/web`."""
+
+MOST_SCOPES = 128
+"""Sets of GPUs that are tried; 8 GPUs have 70 sets of 4."""
+MOST_TRIES = 512
+"""Sets of pods that are tried on a node, after a good one has been found without a search."""
+_OFFSET = 2**31
+"""What kube-scheduler adds to each priority, so that no sum falls as pods are added."""
+
+Cost = tuple[int, int, int, int, int]
+"""Violations, the highest priority, the sum of the priorities, the pods and their units; less is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +37,24 @@ class Candidate:
 
     pod: PodUid
     priority: int = 0
-    is_protected: bool = False
-    """Whether its eviction would violate a PodDisruptionBudget."""
+    budgets: Mapping[BudgetName, int] = field(default_factory=dict)
+    """The PodDisruptionBudgets that cover the pod, each with the evictions that it allows now."""
+
+
+def violations(pods: Iterable[Candidate]) -> int:
+    """Return how many of the pods their PodDisruptionBudgets do not allow to evict together."""
+    return len(_violating(pods))
+
+
+def cost(books: NodeBooks, pods: Sequence[Candidate]) -> Cost:
+    """Return what evictions cost."""
+    return (
+        violations(pods),
+        max((one.priority for one in pods), default=-_OFFSET),
+        sum(one.priority + _OFFSET for one in pods),
+        len(pods),
+        sum(_units(books, one) for one in pods),
+    )
 
 
 def victims(
@@ -29,51 +63,110 @@ def victims(
     """Return the pods of a node whose eviction makes a pod fit, none where it fits already.
 
     None where no eviction helps. Of a share that lies on one GPU, the GPU is the one that costs least; pods on other
-    GPUs stay.
+    GPUs stay. The cheapest set is found unless the search for it would be long; no pod is evicted in vain in any case.
     """
-    if place(demand, books.free, whole=whole) is not None:
+    search = _Search(books, demand, whole)
+    if search.fits_without(()):
         return ()
     exists = [one for one in candidates if books.has(one.pod)]
-    scopes = _scopes(books, demand, exists, whole)
-    found = [one for scope in scopes if (one := _reprieved(books, demand, scope, whole)) is not None]
-    return min(found, key=lambda evicted: _cost(books, evicted), default=None)
+    scopes = [scope for scope in _scopes(books, demand, exists, whole) if search.fits_without(scope)]
+    for scope in scopes:
+        search.reprieve(scope)
+    for scope in scopes:
+        search.improve(sorted(scope, key=lambda one: (-_units(books, one), one.pod)))
+    return None if search.best is None else tuple(sorted(search.best, key=lambda one: (one.priority, one.pod)))
+
+
+class _Search:
+    """The search for the cheapest victims on one node."""
+
+    def __init__(self, books: NodeBooks, demand: Demand, whole: Units) -> None:
+        self.best: Sequence[Candidate] | None = None
+        self._cost: Cost | None = None
+        self._books = books
+        self._demand = demand
+        self._whole = whole
+        self._tries = MOST_TRIES
+        self._free: dict[GpuId, int] = dict(books.capacity)
+        """What each GPU has left; less than 0 where pods whose GPUs are not known count on each."""
+        for pod in books.all_pods:
+            self._add(self._free, pod, -1)
+
+    def fits_without(self, pods: Iterable[Candidate]) -> bool:
+        """Return whether the pod fits once others are evicted."""
+        free = dict(self._free)
+        for one in pods:
+            self._add(free, one.pod, 1)
+        return fits(self._demand, tuple(sorted(Units(max(units, 0)) for units in free.values())), self._whole)
+
+    def reprieve(self, scope: Sequence[Candidate]) -> None:
+        """Let pods stay one after the other as long as the rest is enough, as kube-scheduler does.
+
+        Those whose eviction would be a violation stay first, then high priorities, then small pods.
+        """
+        violating = _violating(scope)
+        for protected in (violating, {one.pod for one in scope if one.budgets}) if violating else (violating,):
+            gone = {one.pod: one for one in scope}
+            for one in sorted(scope, key=lambda one: (one.pod not in protected, -one.priority, self._size(one))):
+                if self.fits_without(other for other in gone.values() if other is not one):
+                    del gone[one.pod]
+            self._take(tuple(gone.values()))
+
+    def improve(self, scope: Sequence[Candidate], chosen: tuple[Candidate, ...] = ()) -> None:
+        """Try sets that cost less than the best one so far; a set costs more than each of its parts."""
+        for number, one in enumerate(scope):
+            if self._tries <= 0:
+                return
+            self._tries -= 1
+            extended = (*chosen, one)
+            if self._cost is not None and cost(self._books, extended) >= self._cost:
+                continue
+            if self.fits_without(extended):
+                self._take(extended)
+            else:
+                self.improve(scope[number + 1 :], extended)
+
+    def _take(self, found: Sequence[Candidate]) -> None:
+        found_cost = cost(self._books, found)
+        if self._cost is None or found_cost < self._cost:
+            self.best, self._cost = found, found_cost
+
+    def _size(self, one: Candidate) -> tuple[int, PodUid]:
+        return _units(self._books, one), one.pod
+
+    def _add(self, free: dict[GpuId, int], pod: PodUid, sign: int) -> None:
+        for gpu, units in self._books.used(pod).items():
+            if gpu in free:
+                free[gpu] += sign * units
 
 
 def _scopes(
     books: NodeBooks, demand: Demand, candidates: Sequence[Candidate], whole: Units
 ) -> Iterable[Sequence[Candidate]]:
-    """Yield sets of pods to choose from: those on each GPU for shares, and all of the node."""
-    if demand.largest < whole:
-        for gpu in books.capacity:
-            yield [one for one in candidates if _is_on(books.pods, one.pod, gpu)]
-    yield candidates
+    """Yield sets of pods to choose from: those on as many GPUs as the pod needs, and all of the node."""
+    gpus = max(sum(one.gpus(whole) for one in demand.containers), 1)
+    sets = tuple(islice(combinations(books.capacity, gpus), MOST_SCOPES + 1))
+    for chosen in sets[:MOST_SCOPES]:
+        if scope := [one for one in candidates if not books.used(one.pod).keys().isdisjoint(chosen)]:
+            yield scope
+    if len(demand.containers) > 1 or len(sets) > MOST_SCOPES:
+        yield candidates
 
 
-def _is_on(pods: Mapping[PodUid, Shares], pod: PodUid, gpu: GpuId) -> bool:
-    return pod not in pods or gpu in pods[pod]  # a pod whose GPUs are not known counts on each
-
-
-def _reprieved(
-    books: NodeBooks, demand: Demand, candidates: Sequence[Candidate], whole: Units
-) -> tuple[Candidate, ...] | None:
-    """Return which of the candidates must go: protected ones, high priorities and small pods stay first."""
-    gone = {one.pod: one for one in candidates}
-    if place(demand, books.without(gone).free, whole=whole) is None:
-        return None
-    for one in sorted(candidates, key=lambda one: (not one.is_protected, -one.priority, _units(books, one), one.pod)):
-        rest = gone.keys() - {one.pod}
-        if place(demand, books.without(rest).free, whole=whole) is not None:
-            del gone[one.pod]
-    return tuple(sorted(gone.values(), key=lambda one: (one.priority, one.pod)))
+def _violating(pods: Iterable[Candidate]) -> frozenset[PodUid]:
+    """Return the pods that their PodDisruptionBudgets do not allow to evict, the most important one first."""
+    covered = [one for one in pods if one.budgets]
+    if not covered:
+        return frozenset()
+    allowed: dict[BudgetName, int] = {}
+    violating: list[PodUid] = []
+    for one in sorted(covered, key=lambda one: (-one.priority, one.pod)):
+        for name, most in one.budgets.items():
+            allowed[name] = allowed.get(name, most) - 1
+        if any(allowed[name] < 0 for name in one.budgets):
+            violating.append(one.pod)
+    return frozenset(violating)
 
 
 def _units(books: NodeBooks, candidate: Candidate) -> int:
-    return sum(books.pods.get(candidate.pod, {}).values())
-
-
-def _cost(books: NodeBooks, found: Sequence[Candidate]) -> tuple[int, int, int, int, int]:
-    """Return what evictions cost, in the order in which the kube-scheduler compares nodes, and then their units."""
-    protected = sum(one.is_protected for one in found)
-    highest = max((one.priority for one in found), default=0)
-    priorities, units = sum(one.priority for one in found), sum(_units(books, one) for one in found)
-    return protected, highest, len(found), priorities, units
+    return sum(books.used(candidate.pod).values())
