@@ -32,6 +32,7 @@ def pod(
     uid: str = "",
     init: Sequence[int] = (),
     labels: Mapping[str, str] | None = None,
+    nominated: str = "",
 ) -> Object:
     """Return a pod whose containers request units; with `gpus`, its annotation gives each container those."""
     annotations: dict[str, str] = {"example.com/own": "kept"}
@@ -49,7 +50,7 @@ def pod(
             "containers": [_container(f"c{index}", one) for index, one in enumerate(units)],
             "initContainers": [_container(f"i{index}", one) for index, one in enumerate(init)] or None,
         },
-        "status": {"phase": "Pending"},
+        "status": {"phase": "Pending"} | ({"nominatedNodeName": nominated} if nominated else {}),
     }
 
 

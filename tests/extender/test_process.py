@@ -211,7 +211,7 @@ async def test_a_fault_of_the_extender_is_answered_and_ends_nothing(
     async with running(api, tmp_path) as processes:
         process = await processes.start(elects=False)
         await until(lambda: is_ready(process))
-        monkeypatch.setattr(Index, "books", property(fail))
+        monkeypatch.setattr(Index, "rows_for", fail)
         answer = await post(process, "filter", Pod=pod("p", 300), NodeNames=["n"])
         assert answer["Error"] == "filter: the extender failed: ZeroDivisionError: by accident; its log has more"
         assert (await get(process, "/healthz"))[0] == 200

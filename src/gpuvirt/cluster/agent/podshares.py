@@ -18,7 +18,7 @@ from gpuvirt.cluster.client import Collection, PatchType
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.core import ENDED, AnyObject
 from gpuvirt.cluster.resources import Resource, pods
-from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
+from gpuvirt.cluster.shares.objects import PodStatus, SharingPod, demand_of_pod
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.shares.annotations import (
@@ -35,7 +35,7 @@ from gpuvirt.node.shares.nodeshares import NodeShares
 log = logging.getLogger(__name__)
 
 
-class _Status(msgspec.Struct, frozen=True):
+class _Status(PodStatus, frozen=True, gc=False):
     phase: str = ""
 
 

@@ -33,7 +33,7 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, pod_shares_text
-from gpuvirt.model.shares.placement import Placement
+from gpuvirt.model.shares.placement import Placement, place
 from gpuvirt.model.shares.wording import requested_text
 
 log = logging.getLogger(__name__)
@@ -186,9 +186,11 @@ class Binder:
             raise CannotBindError(f"pod {pod.where}: {error}") from error
         if not demand.containers:
             return _Write(pod, node, Placement({}, {}))
-        chosen = self._index.books.place(demand, node, self._sharing.policy_of(pod))
+        books = self._index.books_for(pod, node)
+        sharing = self._sharing
+        free = books.free if books is not None else {}
+        chosen = place(demand, free, sharing.policy_of(pod), sharing.whole)
         if chosen is None:
-            books = self._index.books.node(node)
             largest = f"its largest free piece is {books.largest}" if books is not None else "it shares no GPUs"
             raise CannotBindError(
                 f"pod {pod.where} does not fit on node {node}: {requested_text(demand)} of {self._sharing.resource}"

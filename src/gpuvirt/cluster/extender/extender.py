@@ -127,7 +127,8 @@ class Extender:
         """Answer filter."""
         asked = node_arguments(FILTER, body)
         await self._turns.wait(asked.pod.uid)
-        found = filtered(asked, self.index.books.rows, self._sharing)
+        index, pod = self.index, asked.pod
+        found = filtered(asked, index.rows_for(pod), self._sharing, index.nominated_for(pod))
         if not found.node_names and not found.nodes:
             return Answer(msgspec.json.encode(found), REFUSED)
         self._turns.place(asked.pod.uid)
@@ -136,7 +137,7 @@ class Extender:
     async def prioritize(self, body: bytes) -> Answer:
         """Answer prioritize."""
         asked = node_arguments(PRIORITIZE, body)
-        scores = prioritized(asked, self.index.books.rows, self._sharing)
+        scores = prioritized(asked, self.index.rows_for(asked.pod), self._sharing)
         self._turns.place(asked.pod.uid)
         return Answer(msgspec.json.encode(scores), OK)
 

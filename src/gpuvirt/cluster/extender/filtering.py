@@ -4,7 +4,7 @@ A request costs what its own names cost: a node's answer is a comparison with it
 share one text, by which kube-scheduler also groups them in its event.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, filter_result
@@ -21,6 +21,8 @@ from gpuvirt.model.shares.wording import requested_text
 
 NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATION}"
 
+NOMINATED = ", beside what pods get for which others were evicted there"
+
 
 @dataclass(slots=True)
 class _Judged:
@@ -30,11 +32,20 @@ class _Judged:
     failed: dict[str, str] = field(default_factory=dict)
     unresolvable: dict[str, str] = field(default_factory=dict)
 
+    def explain_nominated(self, name: NodeName) -> None:
+        """Add to the reason of a node that nominated pods count there."""
+        for reasons in (self.failed, self.unresolvable):
+            if name in reasons:
+                reasons[name] += NOMINATED
 
-def filtered(asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sharing) -> FilterResult:
+
+def filtered(
+    asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sharing, nominated: Iterable[NodeName] = ()
+) -> FilterResult:
     """Return the answer of filter; nothing is reserved.
 
-    A node on which evicting pods of a lower priority makes the pod fit is failed, any other unresolvable.
+    A node on which evicting pods of a lower priority makes the pod fit is failed, any other unresolvable. `nominated`
+    are the nodes in whose rows units are kept for nominated pods, which the reasons then say.
     """
     try:
         demand = demand_of_pod(asked.pod, sharing.resource, sharing.whole)
@@ -48,6 +59,9 @@ def filtered(asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sh
         judged = _judged_by_piece(asked.names, rows, judge, piece)
     else:
         judged = _judged(asked.names, rows, judge)
+    for name in nominated:
+        if (row := rows.get(name)) is not None and judge.has_room(row.books.capacity_pieces):
+            judged.explain_nominated(name)
     return filter_result(asked, judged.fitting, judged.failed, judged.unresolvable)
 
 

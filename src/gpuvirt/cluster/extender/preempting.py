@@ -34,7 +34,7 @@ def preempted(
     for name, proposed in asked.victims.items():
         if not demand.containers:
             found[name] = _meta(proposed)
-        elif (books := index.nodes.get(name)) is not None and proposed.pods:
+        elif (books := index.books_for(asked.pod, name)) is not None and proposed.pods:
             candidates = _candidates(index, name, budgets, asked.pod.spec.priority)
             chosen = _Choice(books, demand, sharing, candidates, proposed).victims()
             if chosen is not None:

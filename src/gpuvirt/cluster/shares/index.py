@@ -4,22 +4,25 @@ It changes by events only. A pod counts on its node from its binding until it le
 its deletion frees nothing, since its containers may still run. A pod whose annotation is missing, malformed, or names
 a GPU that its node never had, counts on each GPU of its node, since it may have any.
 
+A nominated pod, for which kube-scheduler has evicted others, counts for pods of no higher priority only.
 A reservation keeps the units of a binding that was sent and that no event has confirmed yet.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.shares.nominations import Nominations
 from gpuvirt.cluster.shares.objects import SharingNode, SharingPod, demand_of_pod, requested
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.annotations import InvalidAnnotationError, pod_shares, shared_gpus
-from gpuvirt.model.shares.books import Books, NodeBooks
+from gpuvirt.model.shares.books import Books, NodeBooks, NodeRow, row_of
 from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.nomination import Nomination, with_nominated
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 
@@ -60,6 +63,7 @@ class Index:
         self._pods: dict[ObjectKey, SharingPod] = {}
         """The pods that name the resource, bound or not."""
         self._reserved: dict[PodUid, dict[NodeName, Placement]] = {}
+        self._nominations = Nominations(sharing)
         self._observed: set[str] = set()
 
     @property
@@ -80,6 +84,21 @@ class Index:
     def pod(self, namespace: str, name: str) -> SharingPod | None:
         """Return a pod that names the resource; None where none was observed."""
         return self._pods.get(ObjectKey(namespace, name))
+
+    def nominated_for(self, pod: SharingPod) -> Mapping[NodeName, Sequence[Nomination]]:
+        """Return the nominated pods that count for a pod, by node; one whose binding is under way counts by that."""
+        return self._nominations.for_pod(pod, self._reserved)
+
+    def rows_for(self, pod: SharingPod) -> Mapping[NodeName, NodeRow]:
+        """Return the rows of all nodes as they are for a pod: with what is kept for nominated pods."""
+        rows, nominated = self._books.rows, self.nominated_for(pod)
+        return {**rows, **self._rows_with(nominated)} if nominated else rows
+
+    def books_for(self, pod: SharingPod, name: NodeName) -> NodeBooks | None:
+        """Return the books of a node as they are for a pod; None for a node without units."""
+        nominated = self.nominated_for(pod).get(name)
+        row = self._rows_with({name: nominated}).get(name) if nominated else self._books.rows.get(name)
+        return row.books if row is not None else None
 
     def pods_on(self, name: NodeName) -> Mapping[PodUid, SharingPod]:
         """Return the pods that an event has reported on a node and that name the resource."""
@@ -138,6 +157,14 @@ class Index:
             totals.floating += len(books.all_pods) - len(books.pods)
         return totals
 
+    def _rows_with(self, nominations: Mapping[NodeName, Sequence[Nomination]]) -> Mapping[NodeName, NodeRow]:
+        rows: dict[NodeName, NodeRow] = {}
+        for name, nominated in nominations.items():
+            if (books := self._books.node(name)) is not None:
+                ending = [uid for uid, pod in self.pods_on(name).items() if pod.metadata.deletion_timestamp]
+                rows[name] = row_of(with_nominated(books, nominated, ending, self._sharing.whole))
+        return rows
+
     def _take_node(self, node: SharingNode) -> None:
         text = node.metadata.annotations.shared_gpus
         try:
@@ -165,6 +192,7 @@ class Index:
         if not pod.names(self._sharing.resource):
             return
         self._pods[key] = pod
+        self._nominations.take(pod)
         if pod.spec.node_name:
             name = NodeName(pod.spec.node_name)
             for reserved in self._reserved.pop(pod.uid, {}).keys() - {name}:
@@ -177,6 +205,7 @@ class Index:
         pod = self._pods.pop(key, None)
         if pod is None:
             return
+        self._nominations.drop(pod.uid)
         if pod.uid != but_reserved_of:
             for reserved in self._reserved.pop(pod.uid, {}):
                 self._books.drop(reserved, pod.uid)

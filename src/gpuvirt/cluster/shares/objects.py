@@ -65,6 +65,7 @@ class PodMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    deletion_timestamp: str = ""
     labels: dict[str, str] = {}
     """By which PodDisruptionBudgets select pods."""
     annotations: PodAnnotations = PodAnnotations()
@@ -98,11 +99,18 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     priority: int = 0
 
 
+class PodStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The node that kube-scheduler has nominated for a pod, since it evicted others for it there."""
+
+    nominated_node_name: str = ""
+
+
 class SharingPod(msgspec.Struct, frozen=True, gc=False):
     """A pod with what it requests and has."""
 
     metadata: PodMetadata
     spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
 
     @property
     def uid(self) -> PodUid:

@@ -98,6 +98,7 @@ class NodeBooks:
             self.capacity,
             {pod: used for pod, used in self._pods.items() if pod not in gone},
             {pod: units for pod, units in self._floating.items() if pod not in gone},
+            {pod: priority for pod, priority in self._priorities.items() if pod not in gone},
         )
         books._settle()
         return books
@@ -184,7 +185,7 @@ class Books:
         """Take a node's GPUs; its pods stay in the books, whatever its GPUs are."""
         books = self._nodes.setdefault(name, NodeBooks())
         books.set_capacity(capacity)
-        self._rows[name] = _row(books)
+        self._rows[name] = row_of(books)
 
     def drop_node(self, name: NodeName) -> None:
         """Take that a node is gone, and its pods with it."""
@@ -195,13 +196,13 @@ class Books:
         """Take what a pod of a node has, as `NodeBooks.put`; a node that is not known yet gets books."""
         books = self._nodes.setdefault(name, NodeBooks())
         books.put(pod, used, total, priority)
-        self._rows[name] = _row(books)
+        self._rows[name] = row_of(books)
 
     def drop(self, name: NodeName, pod: PodUid) -> None:
         """Take that a pod of a node has ended."""
         if (books := self._nodes.get(name)) is not None:
             books.drop(pod)
-            self._rows[name] = _row(books)
+            self._rows[name] = row_of(books)
 
     def place(self, demand: Demand, name: NodeName, policy: Policy) -> Placement | None:
         """Return where a pod's containers go on a node, None where they do not fit."""
@@ -209,7 +210,8 @@ class Books:
         return place(demand, books.free, policy, self._whole) if books is not None else None
 
 
-def _row(books: NodeBooks) -> NodeRow:
+def row_of(books: NodeBooks) -> NodeRow:
+    """Return the row of a node's books."""
     capacity = books.capacity_pieces[-1] if books.capacity_pieces else _NONE
     lowest = books.lowest_priority
     return NodeRow(books.largest, capacity, NO_PODS if lowest is None else lowest, books)

@@ -1,0 +1,45 @@
+"""Units that are kept for nominated pods: those for which kube-scheduler has evicted others, until they are bound.
+
+kube-scheduler counts a nominated pod on its node for pods of no higher priority, by the sum of units. The sum lets a
+pod pass that takes the very GPU that was freed, so the nominated pod counts on a GPU, too.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.shares.books import NodeBooks
+from gpuvirt.model.shares.demand import WHOLE, Demand, Units
+from gpuvirt.model.shares.placement import Policy, place
+
+
+@dataclass(frozen=True, slots=True)
+class Nomination:
+    """A pod that is nominated for a node and not bound."""
+
+    pod: PodUid
+    demand: Demand
+    priority: int = 0
+    policy: Policy = Policy.BINPACK
+
+    @property
+    def rank(self) -> tuple[int, PodUid]:
+        """The order among nominated pods: a pod counts for those after it, so that two never wait for each other."""
+        return -self.priority, self.pod
+
+
+def with_nominated(
+    books: NodeBooks, nominations: Iterable[Nomination], ending: Iterable[PodUid] = (), whole: Units = WHOLE
+) -> NodeBooks:
+    """Return the books of a node in which nominated pods have their units.
+
+    Their GPUs are those that they would get once the pods that are `ending` have ended. A pod that fits on none then
+    counts for nothing, since the eviction of other pods must come first, and kube-scheduler may choose another node.
+    """
+    later, found = books.without(ending), books.without(())
+    for one in sorted(nominations, key=lambda one: one.rank):
+        placed = place(one.demand, later.free, one.policy, whole)
+        if placed is not None:
+            for each in (later, found):
+                each.put(one.pod, placed.used, one.demand.total, one.priority)
+    return found
