@@ -87,7 +87,17 @@ def fill(api: PodApi, scale: Scale) -> None:
         name, index = places[number % len(places)]
         given = gpu(name, index)
         units = max(1000 // -(-scale.pods // len(places)), 1)
-        api.put("pods", pod(f"pod-{number:05}", units, on=name, gpus=[{given: units}]))
+        api.put("pods", pod(f"pod-{number:05}", units, on=name, gpus=[{given: units}], labels=labels(number)))
+
+
+def labels(number: int) -> Mapping[str, str]:
+    """Return labels of a pod as charts set them."""
+    return {
+        "app.kubernetes.io/name": "training",
+        "app.kubernetes.io/instance": f"team-{number % 50}",
+        "app.kubernetes.io/managed-by": "Helm",
+        "pod-template-hash": f"6d4cf56db{number % 500}",
+    }
 
 
 def serve(scale: Scale, folder: Path) -> None:

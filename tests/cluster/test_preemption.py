@@ -1,12 +1,13 @@
 """The real kube-scheduler preempts pods with shares: which pods go, which are spared, and where no eviction comes."""
 
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from lab.cluster.cluster import Cluster
 
-from tests.cluster.extenderlab import RESOURCE, SCHEDULER, ExtenderLab, extender_lab, until
+from tests.cluster.extenderlab import GPUVIRT, RESOURCE, SCHEDULER, ExtenderLab, extender_lab, until
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
 
@@ -61,6 +62,14 @@ def refusal(extenders: ExtenderLab, name: str) -> str:
     return extenders.kubectl("get", "pod", name, "-o", f"jsonpath={path}")
 
 
+def why(extenders: ExtenderLab, name: str) -> str:
+    """Return what `gpuvirt why` prints on a terminal of 80 columns."""
+    asks = ("why", f"pod/{name}", "-n", "default", "--kubeconfig", str(extenders.cluster.kubeconfig))
+    return subprocess.run(
+        ["/usr/bin/env", "COLUMNS=80", *GPUVIRT, *asks], capture_output=True, text=True, check=False
+    ).stdout
+
+
 def protect(extenders: ExtenderLab, *apps: str) -> None:
     """Create a PodDisruptionBudget for each app; its pods are never ready, so that it allows no eviction."""
     for app in apps:
@@ -75,7 +84,7 @@ def protect(extenders: ExtenderLab, *apps: str) -> None:
 def test_units_that_are_free_in_total_alone_lead_to_no_eviction(extenders: ExtenderLab) -> None:
     """kube-scheduler looks for victims only where a pod does not fit by the sum, so the extender is not asked.
 
-    Once a user has deleted one of the two pods, the pod is bound.
+    Once a user has deleted the pod that `gpuvirt why` names, the pod is bound.
     """
     extenders.make_nodes(1)
     create_bound(extenders, "one", 600)
@@ -85,7 +94,12 @@ def test_units_that_are_free_in_total_alone_lead_to_no_eviction(extenders: Exten
     assert gpus(extenders).keys() == {"one", "two"}
     assert "the largest free piece of a GPU is 400" in refusal(extenders, "high")
     assert extenders.replicas[0].metric('gpuvirt_extender_requests_total{verb="preempt",result="ok"}') == 0
-    extenders.kubectl("delete", "pod", "one")
+    answer = why(extenders, "high")
+    assert max(map(len, answer.splitlines())) <= 80, answer
+    assert "kube-scheduler preempts none: the node has the units in total" in answer
+    (command,) = (line.split() for line in answer.splitlines() if "kubectl delete" in line)
+    assert command[-3] in {"one", "two"}
+    extenders.kubectl(*command[-5:])
     until(lambda: "high" in gpus(extenders), extenders.logs)
 
 
@@ -109,13 +123,15 @@ def test_victims_on_two_gpus_become_those_of_one_and_protected_pods_stay(extende
 
 
 def test_a_pod_gets_the_gpu_that_was_freed_for_it(extenders: ExtenderLab) -> None:
-    """Two GPUs have 300 units left. By the sum, a small pod fits beside the large one, and would take its GPU."""
+    """Two GPUs have 300 units left. By the sum, a small pod fits beside the large one, and would take its GPU.
+
+    A hundred small pods are created meanwhile, so that kube-scheduler has some to place when the GPU becomes free.
+    """
     extenders.make_nodes(1, gpus=3)
     for name in ("pinned-a", "pinned-b"):
         create_bound(extenders, name, 700, priority="share-top")
     create_bound(extenders, "victim", 1000)
-    for number in range(6):
-        create(extenders, f"small-{number}", 500)
+    extenders.deploy("small", 100, 500)
     create(extenders, "high", 1000, priority="share-high")
     until(lambda: "victim" not in gpus(extenders), extenders.logs)
     until(lambda: any(name == "high" or name.startswith("small") for name in gpus(extenders)), extenders.logs)

@@ -1,9 +1,12 @@
 """`gpuvirt why pod/NAME` names the GPUs that are too full for a share, and the pods whose end makes room."""
 
 from collections.abc import Mapping
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from gpuvirt.cli.output.diagnosisrender import print_finding
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.doctor.explanation import Standing
 from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
@@ -19,13 +22,20 @@ VGPU = "nvidia.com/vgpu"
 PENDING = ConditionSeen("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
 
 
-def explained(requested: int, capacity: Mapping[str, int], pods: Mapping[str, Mapping[str, int]]) -> Explanation:
+def explained(
+    requested: int,
+    capacity: Mapping[str, int],
+    pods: Mapping[str, Mapping[str, int]],
+    *,
+    priority: int = 0,
+    priorities: Mapping[str, int] | None = None,
+) -> Explanation:
     """Explain a pending pod on one node, whose GPUs have the units of `capacity`, with these pods on them."""
     books = NodeBooks()
     books.set_capacity({GpuId(gpu): Units(units) for gpu, units in capacity.items()})
     for name, used in pods.items():
         shares = {GpuId(gpu): Units(units) for gpu, units in used.items()}
-        books.put(PodUid(name), shares, Units(sum(used.values())))
+        books.put(PodUid(name), shares, Units(sum(used.values())), (priorities or {}).get(name, 0))
     demand = demand_of([ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(requested))])
     running = [
         PodSeen(name, "ml", "Running", "node01", requests={VGPU: sum(used.values())}) for name, used in pods.items()
@@ -37,7 +47,7 @@ def explained(requested: int, capacity: Mapping[str, int], pods: Mapping[str, Ma
             pod=PodSeen("new", "ml", "Pending", requests={VGPU: requested}, conditions=(PENDING,)),
             nodes=(NodeSeen("node01", allocatable={VGPU: sum(capacity.values())}),),
             pods=tuple(running),
-            shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): books}, pods=names),
+            shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): books}, pods=names, priority=priority),
         )
     )
 
@@ -56,6 +66,39 @@ def test_a_share_that_fits_on_no_single_gpu_names_the_pods_in_the_way() -> None:
         "300 of 1000 units free; ml/a1 600, ml/a2 100",
         "400 of 1000 units free; ml/b1 400, ml/b2 200",
     ]
+
+
+IN_TOTAL = "kube-scheduler preempts none: the node has the units in total"
+
+
+def test_pods_that_kube_scheduler_does_not_preempt_are_named_with_the_commands_that_delete_them() -> None:
+    on_gpus = {
+        "a1": {"GPU-a": 300},
+        "a2": {"GPU-a": 300},
+        "a3": {"GPU-a": 300},
+        "b1": {"GPU-b": 500},
+        "b2": {"GPU-b": 300},
+    }
+    capacity = {"GPU-a": 1000, "GPU-b": 1000}
+    found = explained(300, capacity, on_gpus, priority=5, priorities={"b1": 3, "b2": 9})
+    assert found.blocker is not None
+    assert found.blocker.fix == (
+        "it fits when ml/a3 ends; gpuvirt shares shows all GPUs",
+        IN_TOTAL,
+        "kubectl delete pod a3 -n ml",
+    )
+    printed = StringIO()
+    print_finding(Console(file=printed, width=80), found.blocker)
+    assert max(map(len, printed.getvalue().splitlines())) <= 80
+
+
+def test_pods_that_kube_scheduler_preempts_or_may_not_preempt_are_named_alone() -> None:
+    """By the sum of units, the first does not fit, so that preemption comes; the second has no higher priority."""
+    full = {"a": {"GPU-a": 700}, "b": {"GPU-b": 700}}
+    for requested, priority in ((700, 5), (500, 0)):
+        found = explained(requested, {"GPU-a": 1000, "GPU-b": 1000}, full, priority=priority)
+        assert found.blocker is not None
+        assert found.blocker.fix == ("it fits when ml/a ends; gpuvirt shares shows all GPUs",)
 
 
 def test_a_share_larger_than_the_gpus_of_a_node_says_what_they_have() -> None:

@@ -28,7 +28,7 @@ class Nominations:
         except GpuvirtError:
             return
         if demand.containers:
-            nomination = Nomination(pod.uid, demand, pod.spec.priority, self._sharing.policy_of(pod))
+            nomination = Nomination(pod.uid, demand, pod.spec.priority, self._sharing.policy_of(pod), pod.where)
             self._nodes[pod.uid] = name
             self._by_node.setdefault(name, {})[pod.uid] = nomination
 

@@ -39,6 +39,15 @@ def shares_of_pods(index: Index) -> Mapping[PodUid, PodShare]:
     return {pod.uid: PodShare(pod.where, units) for pod, units in index.bound_pods()}
 
 
+def shares_for_pod(index: Index, pod: SharingPod) -> Mapping[PodUid, PodShare]:
+    """Return the pods that take units or, as nominated pods do, keep them from a pod."""
+    nominated = [one for nominations in index.nominated_for(pod).values() for one in nominations]
+    return {
+        **shares_of_pods(index),
+        **{one.pod: PodShare(f"{one.name} (nominated)", one.demand.total) for one in nominated},
+    }
+
+
 def overview_of(index: Index) -> SharesOverview:
     """Return the overview of an index: its nodes, GPUs and pods."""
     return overview.overview(index.nodes, shares_of_pods(index))

@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
 from gpuvirt.cluster.shares.objects import demand_of_pod
-from gpuvirt.cluster.shares.reading import read_index, shares_of_pods
+from gpuvirt.cluster.shares.reading import read_index, shares_for_pod, shares_of_pods
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.vms import states as vmstates
 from gpuvirt.errors import ConfigError
@@ -153,7 +153,11 @@ class _Asker:
             demand, invalid = demand_of_pod(pod, sharing.resource, sharing.whole) if pod is not None else None, ""
         except (InvalidQuantityError, UnplaceableError) as error:
             demand, invalid = None, str(error)
-        return SharesSeen(sharing.resource, demand, invalid, index.nodes, shares_of_pods(index), sharing.whole)
+        if pod is None:
+            return SharesSeen(sharing.resource, demand, invalid, index.nodes, shares_of_pods(index), sharing.whole)
+        nodes = {name: row.books for name, row in index.rows_for(pod).items()}
+        names = shares_for_pod(index, pod)
+        return SharesSeen(sharing.resource, demand, invalid, nodes, names, sharing.whole, pod.spec.priority)
 
     async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
         """Return the evidence about a target that does not exist, with other objects of its kind."""

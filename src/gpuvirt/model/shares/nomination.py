@@ -21,6 +21,8 @@ class Nomination:
     demand: Demand
     priority: int = 0
     policy: Policy = Policy.BINPACK
+    name: str = ""
+    """The pod as users name it: `namespace/name`."""
 
     @property
     def rank(self) -> tuple[int, PodUid]:

@@ -1,6 +1,6 @@
 """Why a pod's share of a GPU does not fit on a node: no GPU has that much left, though all together may have."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import NodeName, PodUid
@@ -29,6 +29,8 @@ class SharesSeen:
     pods: Mapping[PodUid, PodShare] = field(default_factory=dict)
     """The pods in the books of nodes."""
     whole: Units = WHOLE
+    priority: int = 0
+    """The priority of the pod."""
 
 
 def invalid_request(subject: str, shares: SharesSeen | None) -> Finding | None:
@@ -60,19 +62,27 @@ def no_piece(node: str, shares: SharesSeen) -> Finding | None:
             (Seen(f"node {node} {SHARED_GPUS_ANNOTATION}", gpus),),
             fix=(f"request at most {largest} units for a container, or use a node with larger GPUs",),
         )
-    ends = [_named(shares, victim.pod) for victim in victims(books, demand, _all(books), shares.whole) or ()]
     in_all = sum(books.free.values())
     return problem(
         FindingCode.NO_FREE_PIECE,
         node,
         f"has no GPU with {units} left; the largest free piece has {books.largest}, of {in_all} units in all",
         tuple(_seen(shares, books, gpu) for gpu in sorted(books.capacity)),
-        fix=(f"it fits when {listed(ends)} {'ends' if len(ends) == 1 else 'end'}; gpuvirt shares shows all GPUs",),
+        fix=tuple(_ways_out(shares, books, demand)),
     )
 
 
-def _all(books: NodeBooks) -> list[Candidate]:
-    return [Candidate(pod) for pod in books.all_pods]
+def _ways_out(shares: SharesSeen, books: NodeBooks, demand: Demand) -> Iterator[str]:
+    """Yield which pods must end, and, where kube-scheduler preempts none although it could, how to delete them."""
+    pods = [Candidate(pod, books.priority(pod)) for pod in books.all_pods]
+    chosen = victims(books, demand, pods, shares.whole) or ()
+    ends = [_named(shares, victim.pod) for victim in chosen]
+    yield f"it fits when {listed(ends)} {'ends' if len(ends) == 1 else 'end'}; gpuvirt shares shows all GPUs"
+    is_lower = all(victim.priority < shares.priority for victim in chosen)
+    if is_lower and sum(books.free.values()) >= demand.total:
+        yield "kube-scheduler preempts none: the node has the units in total"
+        for namespace, _, name in (end.partition("/") for end in ends):
+            yield f"kubectl delete pod {name} -n {namespace}"
 
 
 def _seen(shares: SharesSeen, books: NodeBooks, gpu: GpuId) -> Seen:
