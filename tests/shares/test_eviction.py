@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.shares import eviction
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.eviction import BudgetName, Candidate, cost, victims, violations
@@ -107,11 +109,19 @@ def test_pods_of_other_nodes_are_no_victims() -> None:
     assert evicted(node(units(1000), x=units(a=1000)), 500, pod("elsewhere"), pod("x")) == ["x"]
 
 
+def test_a_pod_that_is_being_deleted_goes_before_any_other() -> None:
+    books = node(units(1000), x=units(a=400), y=units(a=300), z=units(a=300))
+    ending = [Candidate(PodUid(name), 7, is_ending=True) for name in "yz"]
+    assert evicted(books, 400, pod("x"), *ending) == ["y", "z"]
+    assert evicted(books, 300, pod("x"), *ending) == ["z"]
+
+
 class _Pod(NamedTuple):
     gpu: GpuId
     units: Units
     priority: int
     budgets: frozenset[str]
+    is_ending: bool
 
 
 ALLOWED = {"web": 0, "all": 1, "data": 2}
@@ -122,28 +132,49 @@ PODS = st.lists(
         st.integers(1, 5).map(lambda number: Units(number * 100)),
         st.integers(-1, 2),
         st.frozensets(st.sampled_from(sorted(ALLOWED))),
+        st.booleans(),
     ),
     max_size=6,
 )
 
 
-@given(PODS, st.sampled_from([*range(100, 1001, 100), 2000]))
-def test_victims_are_the_cheapest_that_are_enough(pods: Sequence[_Pod], desired: int) -> None:
+def full_node(pods: Sequence[_Pod]) -> tuple[NodeBooks, Sequence[Candidate]]:
+    """Return a node with as many of the pods as there is room for."""
     books = node(FULL)
     candidates: list[Candidate] = []
     for number, one in enumerate(pods):
         if books.free[one.gpu] >= one.units:
-            candidate = pod(f"p{number}", one.priority, **{name: ALLOWED[name] for name in one.budgets})
+            allowed = {BudgetName(name): ALLOWED[name] for name in one.budgets}
+            candidate = Candidate(PodUid(f"p{number}"), one.priority, allowed, one.is_ending)
             books.put(candidate.pod, {one.gpu: one.units}, one.units)
             candidates.append(candidate)
-    found = victims(books, demand(desired), candidates)
+    return books, candidates
+
+
+DESIRED = st.sampled_from([*range(100, 1001, 100), 2000])
+
+
+@given(PODS, DESIRED, st.sampled_from([0, 2, eviction.MOST_TRIES]))
+def test_victims_are_enough_and_none_is_in_vain(pods: Sequence[_Pod], desired: int, tries: int) -> None:
+    """However long the search is."""
+    books, candidates = full_node(pods)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eviction, "MOST_TRIES", tries)
+        found = victims(books, demand(desired), candidates)
     assert found is not None, "an empty node has room for it"
-
-    def helps(gone: Sequence[Candidate]) -> bool:
-        return place(demand(desired), books.without([one.pod for one in gone]).free) is not None
-
-    assert helps(found)
+    assert helps(books, desired, found)
     for kept in found:
-        assert not helps([one for one in found if one is not kept]), "evicted in vain"
-    sets = (some for count in range(len(candidates) + 1) for some in combinations(candidates, count) if helps(some))
-    assert cost(books, found) == min(cost(books, some) for some in sets)
+        assert not helps(books, desired, [one for one in found if one is not kept]), "evicted in vain"
+
+
+@given(PODS, DESIRED)
+def test_victims_are_the_cheapest_that_are_enough(pods: Sequence[_Pod], desired: int) -> None:
+    books, candidates = full_node(pods)
+    found = victims(books, demand(desired), candidates)
+    assert found is not None
+    sets = (some for count in range(len(candidates) + 1) for some in combinations(candidates, count))
+    assert cost(books, found) == min(cost(books, some) for some in sets if helps(books, desired, some))
+
+
+def helps(books: NodeBooks, desired: int, gone: Sequence[Candidate]) -> bool:
+    return place(demand(desired), books.without([one.pod for one in gone]).free) is not None

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from gpuvirt.cluster.extender.protocol import (
     BindingResult,
     ErrorResult,
     MalformedRequestError,
+    PreemptionResult,
     binding_arguments,
     node_arguments,
     preemption_arguments,
@@ -142,8 +143,13 @@ class Extender:
         return Answer(msgspec.json.encode(scores), OK)
 
     async def preempt(self, body: bytes) -> Answer:
-        """Answer preempt."""
-        found = preempted(preemption_arguments(body), self.index, self.budgets, self._sharing)
+        """Answer preempt; the search for victims lets other requests and the lease come between nodes."""
+        asked = preemption_arguments(body)
+        found = PreemptionResult({})
+        for name, proposed in asked.victims.items():
+            part = preempted(replace(asked, victims={name: proposed}), self.index, self.budgets, self._sharing)
+            found.victims.update(part.victims)
+            await self._clock.sleep(0)
         return Answer(msgspec.json.encode(found), OK if found.victims else REFUSED)
 
     async def bind(self, body: bytes) -> Answer:

@@ -45,7 +45,7 @@ def preempted(
 def _candidates(index: Index, name: NodeName, budgets: DisruptionBudgets, priority: int) -> Mapping[PodUid, Candidate]:
     """Return the pods of a lower priority that take units on a node."""
     return {
-        uid: Candidate(uid, pod.spec.priority, budgets.covering(pod))
+        uid: Candidate(uid, pod.spec.priority, budgets.covering(pod), bool(pod.metadata.deletion_timestamp))
         for uid, pod in index.pods_on(name).items()
         if pod.spec.priority < priority
     }

@@ -22,7 +22,7 @@ BudgetName = NewType("BudgetName", str)
 
 MOST_SCOPES = 128
 """Sets of GPUs that are tried; 8 GPUs have 70 sets of 4."""
-MOST_TRIES = 512
+MOST_TRIES = 256
 """Sets of pods that are tried on a node, after a good one has been found without a search."""
 _OFFSET = 2**31
 """What kube-scheduler adds to each priority, so that no sum falls as pods are added."""
@@ -39,6 +39,8 @@ class Candidate:
     priority: int = 0
     budgets: Mapping[BudgetName, int] = field(default_factory=dict)
     """The PodDisruptionBudgets that cover the pod, each with the evictions that it allows now."""
+    is_ending: bool = False
+    """Whether the pod is being deleted already, so that its eviction costs nothing."""
 
 
 def violations(pods: Iterable[Candidate]) -> int:
@@ -48,12 +50,13 @@ def violations(pods: Iterable[Candidate]) -> int:
 
 def cost(books: NodeBooks, pods: Sequence[Candidate]) -> Cost:
     """Return what evictions cost."""
+    deleted = [one for one in pods if not one.is_ending]
     return (
-        violations(pods),
-        max((one.priority for one in pods), default=-_OFFSET),
-        sum(one.priority + _OFFSET for one in pods),
-        len(pods),
-        sum(_units(books, one) for one in pods),
+        violations(deleted),
+        max((one.priority for one in deleted), default=-_OFFSET),
+        sum(one.priority + _OFFSET for one in deleted),
+        len(deleted),
+        sum(_units(books, one) for one in deleted),
     )
 
 
@@ -70,10 +73,13 @@ def victims(
         return ()
     exists = [one for one in candidates if books.has(one.pod)]
     scopes = [scope for scope in _scopes(books, demand, exists, whole) if search.fits_without(scope)]
-    for scope in scopes:
-        search.reprieve(scope)
-    for scope in scopes:
-        search.improve(sorted(scope, key=lambda one: (-_units(books, one), one.pod)))
+    if scopes and len(demand.containers) == 1 and demand.largest >= whole:
+        search.reprieve(min(scopes, key=lambda scope: cost(books, scope)))  # all pods on whole GPUs must go
+    else:
+        for scope in scopes:
+            search.reprieve(scope)
+        for scope in scopes:
+            search.improve(scope)
     return None if search.best is None else tuple(sorted(search.best, key=lambda one: (one.priority, one.pod)))
 
 
@@ -90,30 +96,36 @@ class _Search:
         self._free: dict[GpuId, int] = dict(books.capacity)
         """What each GPU has left; less than 0 where pods whose GPUs are not known count on each."""
         for pod in books.all_pods:
-            self._add(self._free, pod, -1)
+            self._count(self._free, pod, -1)
 
     def fits_without(self, pods: Iterable[Candidate]) -> bool:
         """Return whether the pod fits once others are evicted."""
-        free = dict(self._free)
-        for one in pods:
-            self._add(free, one.pod, 1)
-        return fits(self._demand, tuple(sorted(Units(max(units, 0)) for units in free.values())), self._whole)
+        return self._fits(self._free_without(pods))
 
     def reprieve(self, scope: Sequence[Candidate]) -> None:
         """Let pods stay one after the other as long as the rest is enough, as kube-scheduler does.
 
-        Those whose eviction would be a violation stay first, then high priorities, then small pods.
+        Those whose eviction would be a violation stay first, then high priorities, then small pods; those that are
+        being deleted go first.
         """
         violating = _violating(scope)
         for protected in (violating, {one.pod for one in scope if one.budgets}) if violating else (violating,):
-            gone = {one.pod: one for one in scope}
-            for one in sorted(scope, key=lambda one: (one.pod not in protected, -one.priority, self._size(one))):
-                if self.fits_without(other for other in gone.values() if other is not one):
+            gone, free = {one.pod: one for one in scope}, self._free_without(scope)
+            for one in sorted(scope, key=lambda one: (one.is_ending, one.pod not in protected, *self._weight(one))):
+                self._count(free, one.pod, -1)
+                if self._fits(free):
                     del gone[one.pod]
+                else:
+                    self._count(free, one.pod, 1)
             self._take(tuple(gone.values()))
 
-    def improve(self, scope: Sequence[Candidate], chosen: tuple[Candidate, ...] = ()) -> None:
-        """Try sets that cost less than the best one so far; a set costs more than each of its parts."""
+    def improve(self, scope: Sequence[Candidate]) -> None:
+        """Try sets that cost less than the best one so far."""
+        ordered = sorted(scope, key=lambda one: (-_units(self._books, one), one.pod))
+        self._extend((), ordered, dict(self._free))
+
+    def _extend(self, chosen: tuple[Candidate, ...], scope: Sequence[Candidate], free: dict[GpuId, int]) -> None:
+        """Try the chosen pods with others; a set costs more than each of its parts, so that dear ones are skipped."""
         for number, one in enumerate(scope):
             if self._tries <= 0:
                 return
@@ -121,20 +133,31 @@ class _Search:
             extended = (*chosen, one)
             if self._cost is not None and cost(self._books, extended) >= self._cost:
                 continue
-            if self.fits_without(extended):
-                self._take(extended)
+            self._count(free, one.pod, 1)
+            if self._fits(free):
+                self.reprieve(extended)
             else:
-                self.improve(scope[number + 1 :], extended)
+                self._extend(extended, scope[number + 1 :], free)
+            self._count(free, one.pod, -1)
 
     def _take(self, found: Sequence[Candidate]) -> None:
         found_cost = cost(self._books, found)
         if self._cost is None or found_cost < self._cost:
             self.best, self._cost = found, found_cost
 
-    def _size(self, one: Candidate) -> tuple[int, PodUid]:
-        return _units(self._books, one), one.pod
+    def _weight(self, one: Candidate) -> tuple[int, int, PodUid]:
+        return -one.priority, _units(self._books, one), one.pod
 
-    def _add(self, free: dict[GpuId, int], pod: PodUid, sign: int) -> None:
+    def _fits(self, free: Mapping[GpuId, int]) -> bool:
+        return fits(self._demand, tuple(sorted([Units(max(units, 0)) for units in free.values()])), self._whole)
+
+    def _free_without(self, pods: Iterable[Candidate]) -> dict[GpuId, int]:
+        free = dict(self._free)
+        for one in pods:
+            self._count(free, one.pod, 1)
+        return free
+
+    def _count(self, free: dict[GpuId, int], pod: PodUid, sign: int) -> None:
         for gpu, units in self._books.used(pod).items():
             if gpu in free:
                 free[gpu] += sign * units
