@@ -46,6 +46,8 @@ class PodApi:
         self.pods: dict[str, Object] = {}
         self.nodes: dict[str, Object] = {}
         self.budgets: dict[str, Object] = {}
+        self.budgets_reply: Reply | None = None
+        """The answer to all requests for PodDisruptionBudgets, where they fail."""
         self.leases: dict[str, Object] = {}
         self.lease_reply: Reply | None = None
         """The answer to all requests for leases, where they fail."""
@@ -87,6 +89,8 @@ class PodApi:
             return self.lease_reply or self._lease(call, parts)
         if call.path in {"/api/v1/pods", "/api/v1/nodes", "/apis/policy/v1/poddisruptionbudgets"}:
             kind = parts[-1]
+            if kind == "poddisruptionbudgets" and self.budgets_reply is not None:
+                return self.budgets_reply
             return 200, self._watch(kind, call) if "watch=1" in call.target else self._list(kind)
         if parts[-1] == "binding":
             return self._bind(call, f"{parts[3]}/{parts[5]}")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gpuvirt.cluster.extender.filtering import filtered
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.protocol import FilterResult, NodeArguments, PreemptionArguments, Victims
+from gpuvirt.cluster.shares.reading import shares_for_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from tests.extender.podapi import PodApi
@@ -60,9 +61,9 @@ def test_pods_that_leave_the_nominated_pod_its_gpu_fit(freed: IndexUnderTest) ->
     assert not fits(freed, pod("low", 301))
     reasons = ask(freed, pod("low", 301)).failed_and_unresolvable_nodes
     assert reasons[N].endswith(
-        "the largest free piece of a GPU is 300, beside what pods get for which others were evicted there"
+        "the largest free piece of a GPU is 300; more is kept for pods that have preempted others there"
     )
-    assert ask(freed, pod("low", 2000)).failed_and_unresolvable_nodes[N].endswith("evicted there")
+    assert ask(freed, pod("low", 2000)).failed_and_unresolvable_nodes[N].endswith("preempted others there")
     assert ask(freed, pod("low", 4000)).failed_and_unresolvable_nodes[N].endswith("the node has 3 of them")
 
 
@@ -176,3 +177,10 @@ def test_only_nominated_pods_of_no_lower_priority_take_room(
     for content in pending:
         found.gone(content)
     assert fits(found, pending[0]) == fits(index_of(nodes, on_node), pending[0])
+
+
+def test_a_nominated_pod_is_named_beside_those_that_are_bound(freed: IndexUnderTest) -> None:
+    low, top = (decoded_pod(pod(name, 500, priority=priority)) for name, priority in (("low", 0), ("top", 6)))
+    names = {share.pod: share.units for share in shares_for_pod(freed.index, low).values()}
+    assert names == {"default/pinned-b": 700, "default/pinned-c": 700, "default/high (nominated)": 700}
+    assert len(shares_for_pod(freed.index, top)) == 2

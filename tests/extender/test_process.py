@@ -234,3 +234,16 @@ async def test_a_budget_that_changes_protects_its_pods_from_the_next_preemption_
         api.put("poddisruptionbudgets", budget("db", 0, app="db"))
         await until(lambda: process.term is not None and len(process.term.budgets) == 1)
         assert "uid-other" in await chosen()
+
+
+async def test_no_request_is_answered_before_the_budgets_are_listed(api: PodApi, tmp_path: Path) -> None:
+    api.budgets_reply = 403, {"message": "poddisruptionbudgets.policy is forbidden"}
+    async with running(api, tmp_path) as processes:
+        process = await processes.start(elects=False)
+        await until(lambda: process.term is not None and process.term.index.is_ready)
+        await until(lambda: process.term is not None and "is forbidden" in str(process.term.missing))
+        answer = await post(process, "filter", Pod=pod("p", 300), NodeNames=["n"])
+        assert "not all nodes, pods and PodDisruptionBudgets are listed yet" in str(answer["Error"])
+        assert (await get(process, "/readyz"))[0] == 503
+        api.budgets_reply = None
+        await until(lambda: is_ready(process))

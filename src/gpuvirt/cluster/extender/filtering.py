@@ -21,7 +21,7 @@ from gpuvirt.model.shares.wording import requested_text
 
 NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATION}"
 
-NOMINATED = ", beside what pods get for which others were evicted there"
+NOMINATED = "; more is kept for pods that have preempted others there"
 
 
 @dataclass(slots=True)
