@@ -217,6 +217,21 @@ async def test_a_fault_of_the_extender_is_answered_and_ends_nothing(
         assert (await get(process, "/healthz"))[0] == 200
 
 
+async def test_a_long_search_for_victims_ends_with_the_nodes_found_so_far(
+    api: PodApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuvirt.cluster.extender.extender.PREEMPT_S", 0.0)
+    for name in ("m", "o"):
+        api.put("nodes", node(name, a=1000))
+        api.put("pods", pod(f"on-{name}", 800, on=name, gpus=[{"a": 800}]))
+    async with running(api, tmp_path) as processes:
+        process = await processes.start(elects=False)
+        await until(lambda: is_ready(process))
+        asked = {name: {"Pods": [{"UID": f"uid-on-{name}"}]} for name in ("m", "o")}
+        answer = await post(process, "preempt", Pod=pod("p", 500, priority=9), NodeNameToMetaVictims=asked)
+    assert answer == {"NodeNameToMetaVictims": {"m": {"Pods": [{"UID": "uid-on-m"}], "NumPDBViolations": 0}}}
+
+
 async def test_a_budget_that_changes_protects_its_pods_from_the_next_preemption_on(api: PodApi, tmp_path: Path) -> None:
     api.put("pods", pod("kept", 500, on="n", gpus=[{"a": 500}], labels={"app": "db"}))
     api.put("pods", pod("other", 500, on="n", gpus=[{"a": 500}]))

@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 FILTER, PRIORITIZE, PREEMPT, BIND = VERBS = ("filter", "prioritize", "preempt", "bind")
 OK, REFUSED, MALFORMED, NOT_SERVING, FAILED = "ok", "refused", "malformed", "not-serving", "failed"
 """Results of requests: refused is a pod that fits nowhere, or that was not bound."""
+PREEMPT_S = 2.0
+"""How long victims are searched once a node has some; kube-scheduler waits for 5 s."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -143,10 +145,17 @@ class Extender:
         return Answer(msgspec.json.encode(scores), OK)
 
     async def preempt(self, body: bytes) -> Answer:
-        """Answer preempt; the search for victims lets other requests and the lease come between nodes."""
+        """Answer preempt; the search for victims lets other requests and the lease come between nodes.
+
+        Where it takes long, the nodes that are left are not searched: kube-scheduler chooses among those of the answer.
+        """
         asked = preemption_arguments(body)
         found = PreemptionResult({})
-        for name, proposed in asked.victims.items():
+        until_s = self._clock.monotonic_s() + PREEMPT_S
+        for number, (name, proposed) in enumerate(asked.victims.items()):
+            if found.victims and self._clock.monotonic_s() >= until_s:
+                log.info("victims were searched on %d of %d nodes", number, len(asked.victims))
+                break
             part = preempted(replace(asked, victims={name: proposed}), self.index, self.budgets, self._sharing)
             found.victims.update(part.victims)
             await self._clock.sleep(0)
