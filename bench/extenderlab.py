@@ -16,7 +16,8 @@ from lab.cache import locked
 from lab.cluster.cluster import Cluster, cluster
 from tests.cluster.extenderlab import RESOURCE, SCHEDULER, ExtenderLab, extender_lab, until
 
-from bench.extender import PORT, Table, binding, extender, percentiles, send_at_once
+from bench.extender import PORT, Table, binding, extender
+from bench.extenderclients import percentiles, send_at_once
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.resources import NODES, pods
