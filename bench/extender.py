@@ -3,7 +3,7 @@
 The extender is a process of its own; nodes and pods come from a simulated API server in another process, since a real
 one takes minutes for 20,000 pods. Requests are those of kube-scheduler with `nodeCacheCapable: true`, sent over kept
 connections by one process for each client. `bench.extenderlab` measures bind on a real API server.
-`--peer URL` sends the same filter requests to another extender, which must know the same nodes and pods.
+`--peer-kind` measures another extender beside ours, both on a real API server and etcd (lab/cluster).
 
     make bench-extender
 """
@@ -27,6 +27,7 @@ from tests.extender.pods import index_of, pod
 
 from bench.extenderclients import Request, percentiles, send, send_at_once
 from bench.packing import wasted
+from bench.peeroptions import add_peer_options, beside_peer
 from bench.process import cpu_s, pss_kib
 from bench.simulatedapi import GPUS, Scale, api_server, api_server_of, fill, wait
 from gpuvirt.cluster.extender.filtering import filtered
@@ -164,9 +165,14 @@ def main() -> None:
     parser.add_argument(
         "--peer",
         metavar="URL",
-        help="another extender that knows the same nodes: http://HOST:PORT/PATH",
+        help="another extender: http://HOST:PORT/PATH; without --peer-kind, it "
+        "runs already, knows the same nodes in our spelling, and gets filter requests alone",
     )
+    add_peer_options(parser)
     arguments = parser.parse_args()
+    if arguments.peer_kind:
+        print(beside_peer(arguments, parser))
+        return
     table, scale = Table(), Scale(arguments.nodes, arguments.pods)
     with tempfile.TemporaryDirectory(prefix="gvb-") as folder:
         parts = [Path(folder, name) for name in ("large", "race")]
