@@ -74,7 +74,7 @@ format: .venv/made-for-dev  ## Format the code
 bench: .venv/made-for-dev  ## Measure speed and memory (ARGS='--peer CMD' for another plugin beside it)
 	@$(VENV)/python -m bench $(ARGS)
 
-bench-extender: .venv/made-for-dev  ## Measure the scheduler extender (ARGS='--peer URL' for another one)
+bench-extender: .venv/made-for-dev  ## Measure the scheduler extender (ARGS='--peer-kind KIND --peer-command CMD' for another one beside it)
 	@$(VENV)/python -m bench.extender $(ARGS)
 
 generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manifests of our kinds, what the chart shares, and reference tables
