@@ -55,6 +55,8 @@ class Dialect:
     """The units of each GPU that a bound pod has, by its node and annotations; empty without a valid annotation."""
     lock: str = ""
     """The annotation of a node that the device plugin removes after a binding; empty where the dialect has none."""
+    prioritizes: bool = False
+    """Whether the extender scores nodes."""
 
 
 def _our_node(name: str, gpus: int) -> Spelling:
@@ -128,7 +130,7 @@ def _json(content: object) -> str:
     return msgspec.json.encode(content).decode()
 
 
-GPUVIRT = Dialect("gpuvirt", "http://127.0.0.1:18899", _our_node, _our_pod, _ours_given)
+GPUVIRT = Dialect("gpuvirt", "http://127.0.0.1:18899", _our_node, _our_pod, _ours_given, prioritizes=True)
 PEERS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (

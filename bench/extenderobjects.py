@@ -30,9 +30,12 @@ class Loaded:
 
 
 async def load(
-    kubeconfig: Path, dialects: Sequence[Dialect], nodes: int, allocated: int, asked: int, units: int
+    kubeconfig: Path, dialects: Sequence[Dialect], nodes: int, allocated: int, asked: Sequence[int]
 ) -> Loaded:
-    """Create nodes with eight GPUs, pods that have half of the GPUs, and pods without a node for each dialect."""
+    """Create nodes with eight GPUs, pods that have half of the GPUs, and pods without a node for each dialect.
+
+    `asked` has the units of each pod without a node.
+    """
     client = Client(from_kubeconfig(kubeconfig), keeps=True)
     collection = pods("default")
     names = [f"gpu-node-{number:05}" for number in range(nodes)]
@@ -41,15 +44,15 @@ async def load(
     async def make_pod(content: Object) -> SharingPod:
         return await client.create(collection, content, SharingPod)
 
-    async def make_asked(what: tuple[Dialect, int]) -> None:
-        dialect, number = what
+    async def make_asked(what: tuple[Dialect, int, int]) -> None:
+        dialect, number, units = what
         name = f"asked-{dialect.name}-{number:04}"
         uids[dialect.name][name] = (await make_pod(pod_of([dialect], name, units))).metadata.uid
 
     try:
         await _each(lambda name: client.create(NODES, node_of(dialects, name), SharingNode), names)
         await _each(make_pod, allocated_pods(dialects, names, allocated))
-        await _each(make_asked, ((dialect, number) for dialect in dialects for number in range(asked)))
+        await _each(make_asked, ((dialect, *one) for dialect in dialects for one in enumerate(asked)))
     finally:
         client.close()
     return Loaded(names, {name: dict(sorted(found.items())) for name, found in uids.items()})

@@ -29,7 +29,7 @@ def wasted(random: Random) -> str:
     for _ in range(TRACES):
         trace = [random.choice(SIZES) for _ in range(20 * NODES * GPUS)]
         ours += _by_scores(trace, sharing)
-        best += _best_fit(trace)
+        best += best_fit(trace, NODES * GPUS)
         nothing += NODES * GPUS * 1000
     return f"{ours / nothing:.2%}; best fit {best / nothing:.2%}"
 
@@ -54,8 +54,9 @@ def _by_scores(trace: Sequence[int], sharing: Sharing) -> int:
     return sum(sum(one.free.values()) for one in books.nodes.values())
 
 
-def _best_fit(trace: Sequence[int]) -> int:
-    free = [1000] * (NODES * GPUS)
+def best_fit(trace: Sequence[int], gpus: int) -> int:
+    """Return the units that stay free when each pod goes to the GPU of all that it leaves the least free units on."""
+    free = [1000] * gpus
     for units in trace:
         fitting = [number for number, left in enumerate(free) if left >= units]
         if not fitting:

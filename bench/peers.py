@@ -4,7 +4,7 @@ import asyncio
 import multiprocessing
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.synchronize import Lock
 
@@ -15,6 +15,8 @@ from bench.contenders import Contender, Placing, Sent, send_from
 from bench.dialects import GPUVIRT, UNITS
 from bench.extenderclients import p50_p99
 from bench.extenderobjects import ALLOCATED, GPUS, Loaded, load
+from bench.packing import best_fit
+from bench.peerpacking import PACKING, PACKING_NODES, free_after, random_trace
 from bench.process import cpu_s, pss_kib
 from bench.results import Results
 
@@ -28,7 +30,7 @@ RACE_PODS_OF_MANY = 64
 """Pods that clients place at once on as many nodes as are bound to, where all of them fit."""
 PATIENCE = 4
 """How many times as long placing pods may take as a figure; so may the filter requests before bindings."""
-PARTS = ("filter", "bind", "race")
+PARTS = ("filter", "bind", "race", "packing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +53,32 @@ def measured(lab: Cluster, peer: Contender, amounts: Amounts, parts: Collection[
     results = Results(verbose=True)
     contenders = (Contender(GPUVIRT, GPUVIRT.url, OURS), peer)
 
-    def loaded(nodes: int, allocated: int, asked: int) -> Loaded:
+    def loaded(nodes: int, allocated: int, asked: Sequence[int]) -> Loaded:
         start(lab)
         dialects = [contender.dialect for contender in contenders]
-        return asyncio.run(load(lab.kubeconfig, dialects, nodes, allocated, asked, ASKED_UNITS))
+        return asyncio.run(load(lab.kubeconfig, dialects, nodes, allocated, asked))
 
     if "filter" in parts:
-        objects = loaded(amounts.nodes, amounts.pods, CLIENTS)
+        objects = loaded(amounts.nodes, amounts.pods, [ASKED_UNITS] * CLIENTS)
         for contender in contenders:
             _measure_large(lab, contender, objects, amounts, results)
     if "bind" in parts:
-        objects = loaded(amounts.bindings, 0, amounts.bindings + RACE_PODS_OF_MANY)
+        objects = loaded(amounts.bindings, 0, [ASKED_UNITS] * (amounts.bindings + RACE_PODS_OF_MANY))
         for contender in contenders:
             _measure_bind(lab, contender, objects, amounts, results)
     for how in (Race("filter at once"), Race("filter one at a time", one_at_a_time=True)) if "race" in parts else ():
-        objects = loaded(RACE_NODES, 0, RACE_PODS)
+        objects = loaded(RACE_NODES, 0, [ASKED_UNITS] * RACE_PODS)
         for contender in contenders:
             pods = objects.asked[contender.dialect.name]
             first = contender.filter(*next(iter(pods.items())), objects.nodes, ASKED_UNITS)
             placing = Placing(contender, objects.nodes, ASKED_UNITS, PATIENCE * amounts.within_s, lab.api)
             with contender.running(lab.kubeconfig, first, amounts.ready_within_s):
                 _measure_race(lab, placing, objects, pods, how, results)
+    if "packing" in parts:
+        trace = random_trace(PACKING_NODES * GPUS)
+        objects = loaded(PACKING_NODES, 0, trace)
+        for contender in contenders:
+            _measure_packing(lab, contender, objects, trace, amounts, results)
     return results
 
 
@@ -128,6 +135,19 @@ def _measure_bind(lab: Cluster, contender: Contender, loaded: Loaded, amounts: A
         clients = [binds[index::CLIENTS] for index in range(CLIENTS)]
         what = f"bind, {amounts.bindings:,} nodes, {CLIENTS} clients"
         _add(results, name, what, send_from(contender.url, clients, amounts.within_s))
+
+
+def _measure_packing(
+    lab: Cluster, contender: Contender, loaded: Loaded, trace: Sequence[int], amounts: Amounts, results: Results
+) -> None:
+    name = contender.dialect.name
+    pods = list(zip(loaded.asked[name].items(), trace, strict=True))
+    (pod, uid), units = pods[0]
+    with contender.running(lab.kubeconfig, contender.filter(pod, uid, loaded.nodes, units), amounts.ready_within_s):
+        free = free_after(contender, loaded.nodes, pods, lab.api)
+    gpus = len(loaded.nodes) * GPUS
+    results.add(name, f"{PACKING}, %", free / (gpus * UNITS) * 100)
+    results.add(name, "... best fit with perfect knowledge, %", best_fit(trace, gpus) / (gpus * UNITS) * 100)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from threading import Thread
 import pytest
 from bench.contenders import Contender, Placing, Verdict, decoded, holds_lock
 from bench.dialects import GPUVIRT
+from bench.peerpacking import free_after
 from bench.simulatedapi import Scale, api_server_of
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,18 @@ def test_clients_place_pods_until_none_fits(port: int, tmp_path: Path) -> None:
             placed = Placing(contender, nodes, 300, WITHIN_S).place({name: f"uid-{name}" for name in names}, None)
         assert placed == (24, 0)  # 3 on each of 8 GPUs
         assert sorted(taken().values()) == [900] * 8
+
+
+def test_pods_of_a_trace_are_placed_until_the_first_does_not_fit(port: int, tmp_path: Path) -> None:
+    names = [f"p{number}" for number in range(26)]
+    scale, contender = Scale(1, 0), ours(port)
+    nodes = scale.names()
+    probe = contender.filter("p0", "uid-p0", nodes, 300)
+    pods = [((name, f"uid-{name}"), 300) for name in names]
+    with api_server_of(scale, names, tmp_path) as (kubeconfig, taken):
+        with contender.running(kubeconfig, probe, WITHIN_S):
+            assert free_after(contender, nodes, pods) == 8 * 100
+        assert sum(taken().values()) == 24 * 300
 
 
 def test_an_extender_that_does_not_start_is_named_with_what_to_try(port: int, tmp_path: Path) -> None:
