@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.dialects import UNITS, Dialect, Place, Spelling
+from bench.simulatedapi import labels as labels_of
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.resources import NODES, pods
@@ -81,13 +82,19 @@ def node_of(dialects: Iterable[Dialect], name: str) -> Object:
     }
 
 
-def pod_of(dialects: Iterable[Dialect], name: str, units: int, place: Place | None = None) -> Object:
+def pod_of(
+    dialects: Iterable[Dialect],
+    name: str,
+    units: int,
+    place: Place | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Object:
     """Return a pod in each dialect; with a place, it has this GPU."""
     spelled = _together(dialect.pod(units, place) for dialect in dialects)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "annotations": spelled.annotations},
+        "metadata": {"name": name, "annotations": spelled.annotations, "labels": labels},
         "spec": {
             "schedulerName": "nobody",
             "containers": [{"name": "main", "image": "none", "resources": {"limits": spelled.amounts}}],
@@ -101,7 +108,7 @@ def allocated_pods(dialects: Sequence[Dialect], nodes: Sequence[str], count: int
     places = [Place(name, gpu) for gpu in range(GPUS) for number, name in enumerate(nodes) if (number + gpu) % 2]
     units = max(UNITS // max(-(-count // len(places)), 1), 1)
     for number in range(count):
-        yield pod_of(dialects, f"{ALLOCATED}{number:05}", units, places[number % len(places)])
+        yield pod_of(dialects, f"{ALLOCATED}{number:05}", units, places[number % len(places)], labels_of(number))
 
 
 def _together(spellings: Iterable[Spelling]) -> Spelling:
