@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from gpuvirt.apps.node import pages
 from gpuvirt.facts.ids import PciAddress, PodUid
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -18,7 +20,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
-from gpuvirt.sim.kubelet.starting import start_container
+from gpuvirt.sim.kubelet.starting import StartError, start_container
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.shares.sharednode import VGPU, nvidia_spec
 
@@ -57,6 +59,22 @@ async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_p
         await until(lambda: kubelet.allocatable().get(VGPU) == 2000)
         await until(lambda: dict(agent.views.get().shared.capacity) == {FIRST: 1000, SECOND: 1000})
         await until(lambda: not any("CDI device" in note.text for note in agent.views.get().notes))
+
+
+async def test_refused_shares_are_in_the_metrics(short_path: Path) -> None:
+    async with sharing_vm(short_path) as (kubelet, agent, shares):
+        shares.observe_runtime("containerd://2.1.3")
+        await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
+        pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
+        (short_path / "cdi/nvidia.json").unlink()
+        demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
+        await until(lambda: not shares.node.get().capacity)
+        shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
+        for _ in range(2):
+            with pytest.raises(StartError, match="NoRoom"):
+                await start_container(kubelet, pod, "main", short_path / "cdi")
+        page = str(pages(agent)["/metrics"]().body)
+        assert 'gpuvirt_shares_refused_total{step="pre-start",reason="NoRoom"} 2' in page
 
 
 async def test_units_of_a_pod_stay_listed_while_their_gpu_is_withheld(short_path: Path) -> None:

@@ -202,8 +202,9 @@ def pages(agent: Agent) -> dict[str, Callable[[], Answer]]:
         return Answer(503, "".join(f"{line}\n" for line in missing)) if missing else Answer(200, "ok\n")
 
     def metrics_page() -> Answer:
-        shares = agent.shares.store.records.get() if agent.shares is not None else None
-        return Answer(200, metrics.page(agent.views.get(), agent.telemetry, shares), CONTENT_TYPE)
+        shares = agent.shares
+        records, refused = (shares.store.records.get(), shares.refusals.counts) if shares is not None else (None, None)
+        return Answer(200, metrics.page(agent.views.get(), agent.telemetry, records, refused), CONTENT_TYPE)
 
     return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics_page}
 

@@ -1,7 +1,7 @@
 """The agent's metrics page: the NodeView and the agent's counters."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.node.records import ShareRecords
@@ -13,8 +13,16 @@ UNHEALTHY = "unhealthy"
 NOT_OFFERED = "not-offered"
 
 
-def page(view: NodeView, telemetry: Telemetry, shares: ShareRecords | None = None) -> str:
-    """Return the page in Prometheus' text format; `shares` has the pods with units of shared GPUs."""
+def page(
+    view: NodeView,
+    telemetry: Telemetry,
+    shares: ShareRecords | None = None,
+    refused: Mapping[tuple[str, str], int] | None = None,
+) -> str:
+    """Return the page in Prometheus' text format.
+
+    `shares` has the pods with units of shared GPUs, `refused` the number of refused shares by step and code.
+    """
     return text_of(
         _gpus(view),
         _schedulers(view),
@@ -26,6 +34,12 @@ def page(view: NodeView, telemetry: Telemetry, shares: ShareRecords | None = Non
         _conditions(view),
         _units(view),
         _units_used(shares or ShareRecords()),
+        counter(
+            "gpuvirt_shares_refused_total",
+            "Refused shares by the kubelet's call and the code of the reason.",
+            ("step", "reason"),
+            (refused or {}).items(),
+        ),
         counter(
             "gpuvirt_allocations_total",
             "Allocate calls by outcome: given, or the code of the refusal's reason.",

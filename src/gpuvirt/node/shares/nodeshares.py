@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuvirt.clock import Signal
@@ -22,6 +22,7 @@ from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.recordstore import RecordStore
+from gpuvirt.node.shares.refusals import Refusals
 from gpuvirt.node.shares.specfiles import SpecFiles
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class NodeShares:
     """Reads the setting `enable_cdi` of the runtime's configuration; None where it is not set."""
     resource: ResourceName = UNITS_RESOURCE
     whole: Units = WHOLE
+    refusals: Refusals = field(default_factory=Refusals)
+    """The refused shares, for metrics and events."""
 
     @property
     def in_use(self) -> bool:

@@ -30,6 +30,7 @@ from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, record_of
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.shares.recordstore import NotWrittenError
+from gpuvirt.node.shares.refusals import RefusedPod, Step
 
 T = TypeVar("T")
 
@@ -112,6 +113,7 @@ class ShareAllocator:
                 await self._prepare(allocation)
             except ShareRefusedError as error:
                 refused.append(error)
+                self._shares.refusals.add(Step.PRE_START, error.reason, self._pod_of(allocation.pod))
                 log.warning("share refused: %s", error, extra={"reason": str(error.reason.code)})
         if len(refused) == len(found):
             raise refused[0]
@@ -161,6 +163,7 @@ class ShareAllocator:
             while (reason := self._why_refused(units)) is not None:
                 left_s = until_s - clock.monotonic_s()
                 if left_s <= 0:
+                    self._shares.refusals.add(Step.ALLOCATE, reason)
                     raise ShareRefusedError(reason)
                 await changed.wait_for(clock, left_s)
 
@@ -169,14 +172,23 @@ class ShareAllocator:
 
     def _recorded(self, ids: frozenset[DeviceId]) -> list[UnitAllocation]:
         """Return the containers that have exactly these units in the kubelet's record; there is at least one."""
-        recorded, resource = self._on.recorded(), self._shares.resource
+        recorded = self._on.recorded()
         if isinstance(recorded, Unknown):
-            why = recorded.reason.text if recorded.reason is not None else "not read"
-            raise ShareRefusedError(sharing.not_recorded(resource, len(ids), why))
+            raise self._not_recorded(len(ids), recorded.reason.text if recorded.reason is not None else "not read")
         found = [allocation for allocation in recorded if allocation.ids == ids and allocation.device is not None]
         if not found:
-            raise ShareRefusedError(sharing.not_recorded(resource, len(ids), "no container with these units"))
+            raise self._not_recorded(len(ids), "no container with these units")
         return found
+
+    def _not_recorded(self, units: int, why: str) -> ShareRefusedError:
+        reason = sharing.not_recorded(self._shares.resource, units, why)
+        self._shares.refusals.add(Step.PRE_START, reason)
+        return ShareRefusedError(reason)
+
+    def _pod_of(self, uid: PodUid) -> RefusedPod | None:
+        """Return the namespace and name of a pod; None if neither the API server nor a record has named it."""
+        found = (self._shares.pods.known or {}).get(uid) or self.records.pods.get(uid)
+        return RefusedPod(uid, found.namespace, found.name) if found is not None else None
 
     async def _until_known(self, found: Sequence[UnitAllocation]) -> None:
         """Wait until the API server has reported the pod of one of these containers, if none has started before.
