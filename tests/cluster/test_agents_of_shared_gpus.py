@@ -2,13 +2,16 @@
 
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.agent.gpunodekeeper import REPORTER
 from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.events import About, Event, EventDraft, Kind, Reporter, create, event_of
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError
 from gpuvirt.cluster.kinds.core import Node, Pod
 from gpuvirt.cluster.resources import NODES, pods
@@ -100,6 +103,34 @@ async def test_an_agent_has_no_way_to_the_spec_or_the_owners_of_a_pod(agent: Age
     for part in ("", "binding", "ephemeralcontainers", "resize"):
         with pytest.raises(ForbiddenError):
             await agent.patch("here", {"metadata": {"annotations": {SHARES_ANNOTATION: SHARES}}}, part)
+
+
+async def test_an_agent_may_write_events_in_its_own_name_about_pods(agent: Agent) -> None:
+    pod = json.loads(agent.node.kubectl("get", "pod", "here", "-o", "json"))["metadata"]
+    about = About("v1", "Pod", "here", pod["uid"], pod["namespace"])
+    at, draft = RealClock().now(), EventDraft(Kind.WARNING, "NoRoom", "NoRoom: pod here requests 600 units")
+    ours = Reporter(REPORTER, NODE)
+    await until_refused(agent, lambda at: event_of(draft, about, Reporter("kubelet", NODE), at))
+    await create(agent.client, event_of(draft, about, ours, at))
+    shown = agent.node.kubectl("describe", "pod", "here")
+    assert "Warning  NoRoom" in shown
+    assert "requests 600 units" in shown
+    for reporter, object_ in (
+        (Reporter(REPORTER, "other"), about),
+        (ours, About("v1", "Node", NODE, NODE)),
+    ):
+        with pytest.raises(RefusedError, match="gpuvirt's agent may write events only"):
+            await create(agent.client, event_of(draft, object_, reporter, at + timedelta(seconds=1)))
+
+
+async def until_refused(agent: Agent, event: Callable[[datetime], Event]) -> None:
+    """Wait until the admission policy of events is in force."""
+    while True:
+        try:
+            await create(agent.client, event(RealClock().now()))
+        except RefusedError:
+            return
+        await RealClock().sleep(0.1)
 
 
 async def test_an_agent_may_name_its_nodes_shared_gpus_and_label_the_vgpu_type(agent: Agent) -> None:

@@ -222,6 +222,33 @@ def test_restarts_of_container_agent_and_kubelet_change_no_gpu(shared: Shared) -
         assert shared.seen("waits") == A
 
 
+def test_a_pod_that_gets_no_gpu_has_an_event_with_the_reason(shared: Shared) -> None:
+    node = shared.node
+    with shared.agent():
+        names = [f"pod-{number}" for number in range(3)]
+        pods = [shared.pod(name, main(600), gpu=A, policy="Never") for name in names]
+        node.apply({"apiVersion": "v1", "kind": "List", "items": pods})
+
+        def running() -> list[str]:
+            return [name for name in names if node.status(name).phase == "Running"]
+
+        node.until(lambda: len(running()) == 2, lambda: f"{[node.status(name) for name in names]} {shared.log}")
+        (waits,) = set(names) - set(running())
+
+        def described() -> str:
+            return node.kubectl("describe", "pod", waits)
+
+        node.until(lambda: "gpuvirt.io/node" in described(), described)
+        assert node.status(waits).phase == "Pending", "all three were admitted before the first had its GPU"
+        assert "Warning  NoRoom" in described()
+        node.delete(running()[0])
+        node.until(lambda: node.status(waits).phase == "Running", described)
+        assert len([line for line in described().splitlines() if "gpuvirt.io/node" in line]) == 1
+        shared.start("never", main(1000))
+        node.until(lambda: node.status("never").phase == "Failed", lambda: str(node.status("never")))
+        assert "NoRoom: nvidia.com/vgpu requests 1000 units" in node.kubectl("describe", "pod", "never")
+
+
 def test_many_equal_pods_at_a_time_beside_a_client_that_lists_pod_resources(shared: Shared) -> None:
     shared.gpus = {A: 1000, B: 1000}
     over, listed, most = threading.Event(), 0, {A: 0, B: 0}

@@ -1,7 +1,7 @@
 """Kubernetes events about objects, for users.
 
 Source: events.k8s.io/v1. Events about cluster-scoped objects are in the namespace `default`, where `kubectl describe`
-looks for them. Writing an event is not retried, because the status of the object has the same information.
+looks for them. `write` does not retry, because the status of the object has the same information.
 """
 
 import logging
@@ -107,11 +107,16 @@ def event_of(draft: EventDraft, about: About, by: Reporter, at: datetime) -> Eve
     )
 
 
+async def create(client: Client, event: Event) -> None:
+    """Write an event; raises ApiError."""
+    await client.create(Resource("events", "events.k8s.io", "v1", event.metadata.namespace), event, _Created)
+
+
 async def write(client: Client, events: Iterable[Event]) -> None:
     """Write events, and stop at the first that fails."""
     for event in events:
         try:
-            await client.create(Resource("events", "events.k8s.io", "v1", event.metadata.namespace), event, _Created)
+            await create(client, event)
         except ApiError as error:
             log.info("could not write the event %r: %s", event.note, error)
             return

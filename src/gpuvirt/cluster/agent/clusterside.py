@@ -16,6 +16,7 @@ from gpuvirt.cluster.agent.nodecounts import NodeCounts
 from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
+from gpuvirt.cluster.agent.podevents import PodEvents
 from gpuvirt.cluster.agent.podshares import PodShares, node_pods
 from gpuvirt.cluster.agent.sharedkeys import shared_claim
 from gpuvirt.cluster.cache import Delta
@@ -189,7 +190,7 @@ class _Run:
         self._start("gpunode status", lambda: keeper.run(self._agent.views, status))
 
     def _keep_shares(self, shares: NodeShares) -> None:
-        """Follow the node's pods, and keep their annotations, from the first time that GPUs are shared."""
+        """Follow the node's pods from the first time that GPUs are shared; keep their annotations, write events."""
         keeper = PodShares(self._dependencies, shares)
         reflector = self._reflector(node_pods(self._dependencies.node))
         report = self._reporter("pods", "to list the pods of its node, for their shares of GPUs")
@@ -201,6 +202,8 @@ class _Run:
 
         self._start("pods", follow)
         self._start("shares", lambda: keeper.run(written))
+        events, unwritten = PodEvents(self._dependencies, shares.refusals), self._reporter("events", "to write events")
+        self._start("pod events", lambda: events.run(unwritten))
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace

@@ -1,0 +1,170 @@
+"""A refused share has a reason in metrics, and in one event about its pod, however often the kubelet tries again."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.agent.keeping import KeeperDependencies
+from gpuvirt.cluster.agent.podevents import AGAIN_S, PodEvents
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.failures import ApiError
+from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.reasons import Reason, ReasonCode, sharing
+from gpuvirt.node.shares.refusals import Refusal, Refusals, RefusedPod, Step
+from gpuvirt.sim.clock import SimClock
+from gpuvirt.sim.kubelet.manager import AdmissionError
+from gpuvirt.sim.kubelet.starting import StartError
+from tests.certificates import Authority, Pair
+from tests.kubeletnode import until
+from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted
+from tests.shares.sharednode import SharedNode, shared_node
+
+EVENTS = "/apis/events.k8s.io/v1/namespaces/ns/events"
+POD = RefusedPod(PodUid("uid-1"), "ns", "p")
+FULL = sharing.no_room("pod ns/p", 600, {"GPU-a": 400})
+AWAY = sharing.pod_unknown("container main", "pod uid-1 is not known")
+FORBIDDEN: Reply = 403, {"kind": "Status", "message": "forbidden", "code": 403}
+BROKEN: Reply = 500, {"kind": "Status", "message": "broken", "code": 500}
+
+
+async def three_pods_on_two_gpus(node: SharedNode) -> None:
+    """Run two pods with 600 units each; the start of a third one, which was admitted before, is refused."""
+    pods = [await node.admit(f"p{number}", 600, gpu="GPU-a") for number in range(3)]
+    for pod in pods[:2]:
+        await node.start(pod)
+    for _ in range(3):
+        with pytest.raises(StartError, match="NoRoom"):
+            await node.start(pods[2])
+
+
+async def test_each_refused_start_is_counted_and_its_pod_kept_once(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        await three_pods_on_two_gpus(node)
+        refusals = node.agent.shares.refusals
+        assert refusals.counts == {("pre-start", "NoRoom"): 3}
+        (refusal,) = refusals.take()
+        assert (refusal.pod.namespace, refusal.pod.name) == ("default", "p2")
+        assert refusal.reason.code is ReasonCode.NO_ROOM
+        assert refusals.take() == ()
+
+
+async def test_a_refused_allocation_is_counted_without_a_pod(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        with pytest.raises(AdmissionError, match="NoRoom"):
+            await node.admit("p", 1001)
+        refusals = node.agent.shares.refusals
+        assert refusals.counts == {("allocate", "NoRoom"): 1}
+        assert refusals.take() == ()
+
+
+async def test_a_start_without_the_kubelets_record_is_counted(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        pod = await node.admit("p", 300, gpu="GPU-a", report=False)
+        with pytest.raises(StartError, match="ApiServerAway"):
+            await node.start(pod)
+        assert node.agent.shares.refusals.counts == {("pre-start", "ApiServerAway"): 1}
+        assert node.agent.shares.refusals.take() == (), "the API server has not named the pod"
+
+
+class Written:
+    """The writer of events at a scripted API server, with what it wrote and reported."""
+
+    def __init__(self) -> None:
+        self.refusals = Refusals()
+        self.clock = SimClock()
+        self.answer: Reply = 201, {"metadata": {"name": "e"}}
+        self.calls: list[Call] = []
+        self.reported: list[ApiError | None] = []
+
+    def reply(self, call: Call) -> Reply:
+        assert (call.method, call.path) == ("POST", EVENTS)
+        self.calls.append(call)
+        return self.answer
+
+    @property
+    def reasons(self) -> list[str]:
+        return [json.loads(call.body)["reason"] for call in self.calls]
+
+    async def refuse(self, reason: Reason = FULL, pod: RefusedPod = POD, *, writes: bool = True) -> None:
+        """Let the kubelet's call be refused, and wait until the writer has nothing left to do."""
+        count = len(self.calls) + writes
+        outcomes = len(self.reported)
+        self.refusals.add(Step.PRE_START, reason, pod)
+        await until(lambda: not self.refusals.pending.get() and len(self.calls) >= count)
+        if writes and self.answer not in (NOT_FOUND, CONFLICT):
+            await until(lambda: len(self.reported) > outcomes)
+        for _ in range(20):
+            await asyncio.sleep(0)  # noqa: TID251  the writer's own turns, no time
+        assert len(self.calls) == count
+
+
+@asynccontextmanager
+async def writing(server: Pair, authority: Authority) -> AsyncIterator[Written]:
+    written = Written()
+    async with scripted(written.reply, server, authority.certificate) as served, asyncio.TaskGroup() as group:
+        credentials = Credentials("127.0.0.1", served.port, "gpuvirt", ca=authority.certificate, token=b"x")
+        on = KeeperDependencies(Client(credentials), "node01", written.clock, Random(1))  # noqa: S311
+        task = group.create_task(PodEvents(on, written.refusals).run(written.reported.append))
+        yield written
+        task.cancel()
+
+
+async def test_an_event_names_the_pod_the_code_and_the_reason(server: Pair, authority: Authority) -> None:
+    async with writing(server, authority) as written:
+        await written.refuse()
+        event = json.loads(written.calls[0].body)
+    assert event["metadata"]["namespace"] == "ns"
+    assert event["regarding"] == {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "ns", "uid": "uid-1"}
+    assert (event["type"], event["reason"], event["note"]) == ("Warning", "NoRoom", FULL.text)
+    assert (event["reportingController"], event["reportingInstance"]) == ("gpuvirt.io/node", "node01")
+    assert written.reported == [None]
+
+
+async def test_a_refusal_that_repeats_has_one_event_for_a_while(server: Pair, authority: Authority) -> None:
+    async with writing(server, authority) as written:
+        await written.refuse()
+        for _ in range(5):
+            await written.refuse(writes=False)
+        await written.refuse(AWAY)
+        await written.refuse(pod=RefusedPod(PodUid("uid-2"), "ns", "q"))
+        await written.refuse(writes=False)
+        await written.clock.advance(AGAIN_S + 1)
+        await written.refuse()
+    assert written.reasons == ["NoRoom", "ApiServerAway", "NoRoom", "NoRoom"]
+
+
+@pytest.mark.parametrize("answer", [FORBIDDEN, BROKEN])
+async def test_an_event_that_was_not_written_follows_at_the_next_attempt(
+    server: Pair, authority: Authority, answer: Reply
+) -> None:
+    async with writing(server, authority) as written:
+        good, written.answer = written.answer, answer
+        await written.refuse()
+        written.answer = good
+        await written.refuse()
+        await written.refuse(writes=False)
+    assert [error is None for error in written.reported] == [False, True]
+
+
+@pytest.mark.parametrize("answer", [NOT_FOUND, CONFLICT])
+async def test_an_event_about_a_namespace_that_is_gone_is_not_tried_again(
+    server: Pair, authority: Authority, answer: Reply
+) -> None:
+    async with writing(server, authority) as written:
+        written.answer = answer
+        await written.refuse()
+        await written.refuse(writes=False)
+        assert written.reported == []
+
+
+def test_of_several_refusals_of_a_pod_the_latest_counts() -> None:
+    refusals, again = Refusals(), sharing.no_room("pod ns/p", 600, {"GPU-a": 300})
+    for reason in (FULL, AWAY, again):
+        refusals.add(Step.PRE_START, reason, POD)
+    assert refusals.take() == (Refusal(POD, again), Refusal(POD, AWAY))
