@@ -20,7 +20,13 @@ from gpuvirt.model.allocation.ledger import Consumer, Entry, FormerTenant, Ledge
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
+from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
+from gpuvirt.model.shares.node import sharespec
+from gpuvirt.model.shares.node.nvidiacdi import Edits
+from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareRecords
+from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.known import snapshot
+from gpuvirt.node.shares import recordstore
 from gpuvirt.node.store import ledgerstore
 from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
@@ -48,6 +54,20 @@ staticPodURLHeader: {Authorization: [Bearer hunter2]}
 clusterDNS: [10.0.0.10]
 authentication: {x509: {clientCAFile: /hunter2}}
 """
+MAIN = ContainerName("hunter2")
+SPEC = "run/cdi/gpuvirt.io-share-5d41402a.json"
+SHARE = ContainerRecord(ContainerKind.APP, Units(300), {GpuId("GPU-a"): Units(300)}, "gpuvirt.io/share=5d41402a")
+SHARES = ShareRecords({PodUid(OTHER_UID): PodRecord("payroll", "ceo-desktop", {MAIN: SHARE})})
+"""Of a pod whose name no other file has."""
+EDITS = Edits(
+    "0.6.0",
+    {
+        "env": ["PASSWORD=swordfish", "NVIDIA_VISIBLE_DEVICES=void"],
+        "deviceNodes": [{"path": "/dev/nvidia0"}, {"path": "/dev/../swordfish"}],
+        "mounts": [{"hostPath": "/swordfish", "containerPath": "/swordfish"}],
+        "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-ctk", "args": ["--token=swordfish"]}],
+    },
+)
 LOG = f"""\
 2026-01-01 allocated {A10} to pod payroll/virt-launcher-ceo-x7k2p
 2026-01-01 heard of pod payroll/virt-launcher-other-1 on {NODE}, namespace payroll
@@ -97,6 +117,8 @@ def host(tmp_path: Path) -> Path:
             )
         ),
         "proc/sys/kernel/hostname": NODE.encode(),
+        "var/lib/gpuvirt/shares.json": recordstore.FORMAT.encode(SHARES),
+        SPEC: sharespec.spec("5d41402a", PodUid(OTHER_UID), MAIN, SHARES.pods[PodUid(OTHER_UID)], EDITS),
     }.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content)
@@ -120,7 +142,7 @@ def test_the_archive_contains_all_expected_files(host: Path, log: Path, tmp_path
     manifest = manifest_of(files)
     assert (manifest.format, manifest.gpuvirt, manifest.node, manifest.names_hidden) == (1, __version__, NODE, False)
     assert {section.name: section.files for section in manifest.collected if section.name != "host"} == {
-        "kubelet": 2, "agent": 3, "devices": 1, "doctor": 1, "logs": 1,
+        "kubelet": 2, "agent": 3, "shares": 2, "devices": 1, "doctor": 1, "logs": 1,
     }  # fmt: skip
     assert files["config/node.yaml"] == b"offer: [gpu, audio]\n"
     assert files["logs/1-agent.log"].decode() == LOG
@@ -147,6 +169,20 @@ def test_the_archive_contains_no_secrets(host: Path, tmp_path: Path) -> None:
     left_out = [one.what for one in manifest_of(files).left_out]
     assert any(what.endswith("/config.yaml") for what in left_out)
     assert any(what.endswith("/kubelet_internal_checkpoint") for what in left_out)
+
+
+def test_the_archive_has_the_shares_of_gpus_without_what_others_wrote(host: Path, tmp_path: Path) -> None:
+    files = opened(run("support", "--host-root", str(host), "-o", "-", cwd=tmp_path).stdout)
+    assert files["host/var/lib/gpuvirt/shares.json"] == (host / "var/lib/gpuvirt/shares.json").read_bytes()
+    assert not [path for path, content in files.items() if b"swordfish" in content]
+    ((name, owner),) = sharespec.owners(files[f"host/{SPEC}"])
+    assert (name, owner.container, owner.pod) == ("5d41402a", MAIN, SHARES.pods[PodUid(OTHER_UID)])
+    (device,) = json.loads(files[f"host/{SPEC}"])["devices"]
+    assert device["containerEdits"] == {
+        "env": ["NVIDIA_VISIBLE_DEVICES=void", "GPUVIRT_GPUS=GPU-a", "GPUVIRT_UNITS=300"],
+        "deviceNodes": [{"path": "/dev/nvidia0"}],
+    }
+    assert any(one.what.endswith("/gpuvirt.io-share-*") for one in manifest_of(files).left_out)
 
 
 def test_names_are_hidden_in_every_file(host: Path, log: Path, tmp_path: Path) -> None:
@@ -178,6 +214,7 @@ def test_hiding_names_changes_only_names(host: Path, tmp_path: Path) -> None:
     changed = {path for path in whole if whole[path] != hidden[path]}
     assert {path.rpartition("/")[2] for path in changed} <= {
         "MANIFEST.json", "devices.json", "node.json", "ledger.json", "kubelet_internal_checkpoint",
+        "shares.json", SPEC.rpartition("/")[2],
     }  # fmt: skip
 
 
@@ -189,7 +226,17 @@ def test_an_empty_host_is_packed(tmp_path: Path) -> None:
     assert manifest_of(opened(done.stdout)).node == "host"
 
 
-@pytest.mark.parametrize("name", ["ledger.json", "kubelet_internal_checkpoint", "config.yaml", "node.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ledger.json",
+        "kubelet_internal_checkpoint",
+        "config.yaml",
+        "node.json",
+        "shares.json",
+        SPEC.rpartition("/")[2],
+    ],
+)
 def test_a_damaged_file_is_left_out_and_reported(host: Path, tmp_path: Path, name: str) -> None:
     (path,) = host.rglob(name)
     path.write_bytes(b"\xff[hunter2")

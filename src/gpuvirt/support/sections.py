@@ -25,6 +25,7 @@ from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
 from gpuvirt.node.store import ledgerstore, originaldrivers
+from gpuvirt.support import shares
 from gpuvirt.support.packing import Asked, Collected, Packing, is_absent, meaning
 
 LOG_BYTES = 4 << 20
@@ -95,6 +96,7 @@ def _begin(asked: Asked) -> Packing:
         consumers = [entry.consumer for entry in ledger.entries]
         consumers += [tenant.consumer for tenant in ledger.former.values()]
         names.learn(consumer for consumer in consumers if consumer is not None)
+        shares.learn(packing, names)
         # The section that packs a file notes that it could not be read.
         with suppress(OSError, DamagedError):
             names.learn(checkpoint.consumers(checkpoint.parse(asked.kubelet.checkpoint.read_bytes())).values())
@@ -219,6 +221,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("host", "the host's devices: files of /sys, /proc and /dev by their paths", _host),
     Section("kubelet", "its device settings, the allocations of pods, the sockets of plugins", _kubelet),
     Section("agent", "its state, ledger, settings, and the original drivers of functions", _agent),
+    Section("shares", "the records of shares of GPUs, and the CDI specs of their containers", shares.collect),
     Section("devices", "the devices of the host now, as `gpuvirt devices -o json` prints them", _devices),
     Section("doctor", "the findings on the host, as `gpuvirt doctor -o json` prints them", _doctor),
     Section("logs", "the logs of --log", _logs),

@@ -7,6 +7,8 @@ from dataclasses import replace
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.allocation.ledger import Consumer, Ledger
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.shares.demand import ContainerName
+from gpuvirt.model.shares.node.records import PodRecord
 
 _POD = re.compile(r"\bpod (?P<pod>[-A-Za-z0-9_.]+(?:/[-A-Za-z0-9_.]+)?)")
 """How gpuvirt's messages name a pod: `pod default/vm-a`, or by its UID."""
@@ -69,6 +71,12 @@ class Pseudonyms:
             for address, tenant in ledger.former.items()
         }
         return replace(ledger, entries=entries, former=former)
+
+    def pod_record(self, uid: PodUid, pod: PodRecord) -> tuple[PodUid, PodRecord]:
+        """Return the UID and the shares of a pod with pseudonyms."""
+        number = self._number(uid, (pod.namespace, pod.name))
+        containers = {ContainerName(self.container(name)): share for name, share in pod.containers.items()}
+        return PodUid(f"uid-{number}"), PodRecord(self.namespace(pod.namespace), f"pod-{number}", containers)
 
     def namespace(self, name: str) -> str:
         """Return the pseudonym of a namespace."""

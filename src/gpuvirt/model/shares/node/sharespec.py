@@ -5,7 +5,7 @@ can't give a container the GPU of another. The spec also has the record of its p
 again if their own file is lost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -31,7 +31,9 @@ The kubelet lets the pod's own variables replace those of its answer, and a CDI 
 GPUS, UNITS = "GPUVIRT_GPUS", "GPUVIRT_UNITS"
 
 
-class _Owner(msgspec.Struct, frozen=True):
+class Owner(msgspec.Struct, frozen=True):
+    """The container of a spec, and the record of its pod."""
+
     uid: PodUid
     container: ContainerName
     pod: PodRecord
@@ -75,21 +77,26 @@ def spec(nonce: str, uid: PodUid, container: ContainerName, pod: PodRecord, edit
     own = {**NO_GPUS, GPUS: ",".join(sorted(share.gpus)), UNITS: str(share.units)}
     device: Fields = {
         "name": nonce,
-        "annotations": {RECORD: msgspec.json.encode(_Owner(uid, container, pod)).decode()},
+        "annotations": {RECORD: msgspec.json.encode(Owner(uid, container, pod)).decode()},
         "containerEdits": {**edits.fields, "env": _env(edits.fields.get("env"), own)},
     }
     content: Fields = {"cdiVersion": later(edits.version, LOWEST), "kind": KIND, "devices": [device]}
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
+def owners(content: bytes) -> Iterator[tuple[str, Owner]]:
+    """Yield the name of each device of a spec with its owner; raise DamagedError."""
+    for device in from_json(content, _Spec).devices:
+        yield device.name, from_json(device.annotations.get(RECORD, "").encode(), Owner)
+
+
 def with_owners(records: ShareRecords, content: bytes) -> ShareRecords:
     """Return the records with the pod of a spec; raise DamagedError."""
-    for device in from_json(content, _Spec).devices:
-        owner = from_json(device.annotations.get(RECORD, "").encode(), _Owner)
+    for name, owner in owners(content):
         pod = records.pods.get(owner.uid, owner.pod)
         if owner.container not in pod.containers:
             raise DamagedError(f"the pod {pod.namespace}/{pod.name} has no container {owner.container}")
-        records = records.with_pod(owner.uid, pod).with_device(owner.uid, owner.container, device_name(device.name))
+        records = records.with_pod(owner.uid, pod).with_device(owner.uid, owner.container, device_name(name))
     return records
 
 
