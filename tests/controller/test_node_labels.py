@@ -112,6 +112,7 @@ def test_a_workload_change_removes_the_labels_of_the_previous_workload() -> None
         ("container", Mode.UNKNOWN, True),
         ("container", Mode.CONTAINER, False),
         ("container", Mode.UNBOUND, False),
+        ("container", Mode.SHARED, True),
         ("shared", Mode.PASSTHROUGH, True),
         ("shared", Mode.VGPU, True),
         ("shared", Mode.CONTAINER, False),

@@ -10,7 +10,9 @@ import pytest
 from gpuvirt.apps.node import pages
 from gpuvirt.facts.ids import PciAddress, PodUid
 from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import GpuId
@@ -75,6 +77,24 @@ async def test_refused_shares_are_in_the_metrics(short_path: Path) -> None:
                 await start_container(kubelet, pod, "main", short_path / "cdi")
         page = str(pages(agent)["/metrics"]().body)
         assert 'gpuvirt_shares_refused_total{step="pre-start",reason="NoRoom"} 2' in page
+
+
+async def test_a_gpu_with_shares_stays_shared_until_their_pods_end(short_path: Path) -> None:
+    async with sharing_vm(short_path) as (kubelet, agent, shares):
+        shares.observe_runtime("containerd://2.1.3")
+        await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
+        pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
+        demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
+        shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
+        await start_container(kubelet, pod, "main", short_path / "cdi")
+        agent.take_request(NodeRequest(spec=Observed(NodeSpec(mode="container"))))
+        await until(lambda: [gpu.mode for gpu in agent.views.get().gpus] == [Mode.SHARED, Mode.CONTAINER])
+        assert agent.views.get().gpus[0].users == ("pod default/p",)
+        await until(lambda: kubelet.allocatable().get(VGPU) == 300)
+        await start_container(kubelet, pod, "main", short_path / "cdi")
+        kubelet.end_pod("p")
+        shares.pods.observe({})
+        await until(lambda: [gpu.mode for gpu in agent.views.get().gpus] == [Mode.CONTAINER, Mode.CONTAINER])
 
 
 async def test_units_of_a_pod_stay_listed_while_their_gpu_is_withheld(short_path: Path) -> None:

@@ -86,7 +86,7 @@ class Agent:
             vgpus_only=site.vgpus_only,
         )
         if shares is not None:
-            self._state.shared.withhold_by(shares.why_withheld)
+            self._state.shared.follow(shares.why_withheld, shares.pods_by_gpu)
         self._state.resources.review = self._review
         self._concluding: Timer | None = None
         self._watcher = Watcher(
@@ -264,7 +264,7 @@ class Agent:
 
     async def _conclude(self) -> None:
         """Draw conclusions after each new observation."""
-        with self.shares.withheld.notifying(self._stale) if self.shares is not None else nullcontext():
+        with self.shares.notifying(self._stale) if self.shares is not None else nullcontext():
             while True:
                 await self._stale.wait()
                 self._concluding = None
@@ -274,7 +274,8 @@ class Agent:
         """Draw the conclusions from all observations."""
         self.views.set(self._refresh())
         if self.shares is not None:
-            self.shares.observe_gpus(self._state.shared.sharing.gpus)
+            sharing = self._state.shared.sharing
+            self.shares.observe_gpus(sharing.gpus, sharing.minors)
         self._changes.desired.conclude()
         self._changes.concluded.set()
         if self._operands is not None:

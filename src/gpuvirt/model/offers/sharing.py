@@ -4,7 +4,7 @@ A GPU in mode `shared` is withheld, with one reason, where its size is not known
 to a pod as well, or where it is unhealthy.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
@@ -32,6 +32,9 @@ class SharedOffer:
     vgpu_type: NodeVgpuType | None = None
     """None where it is unknown."""
     verdict: Verdict = field(default_factory=Verdict)
+    minors: Mapping[GpuId, int] = field(default_factory=dict)
+    """The numbers of the device nodes `/dev/nvidia<minor>` of all GPUs: containers keep their shares of a GPU when its
+    mode ends."""
 
 
 def share_gpus(
@@ -60,7 +63,14 @@ def share_gpus(
         SharedGpus(tuple(gpus), resource, whole, known),
         vgpu_type_of_node(inventory, modes, settings.vgpu_type_labels),
         verdict,
+        dict(_minors(inventory)),
     )
+
+
+def _minors(inventory: Inventory) -> Iterator[tuple[GpuId, int]]:
+    for found in inventory.facts.device_ids.information.values():
+        if isinstance(found, DriverInformation) and found.uuid is not None and found.minor is not None:
+            yield GpuId(found.uuid), found.minor
 
 
 def vgpu_type_of_node(inventory: Inventory, modes: Modes, keys: tuple[str, ...]) -> NodeVgpuType | None:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.allocation.attachment import vm_nodes
 from gpuvirt.model.allocation.ledger import Entry
@@ -30,6 +31,7 @@ from gpuvirt.model.offers.view import (
 )
 from gpuvirt.model.offers.withholding import Withholding
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.shares.placement import GpuId
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class ViewInputs:
     """The withheld resources."""
     invalid: tuple[InvalidDesired, ...] = ()
     sharing: SharedOffer = field(default_factory=SharedOffer)
+    pods_with_shares: Mapping[GpuId, tuple[str, ...]] = field(default_factory=dict)
+    """The pods with shares of each GPU, as texts: `pod default/a`."""
 
     @property
     def users(self) -> DeviceUsers:
@@ -98,12 +102,13 @@ def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: 
     mode = mode_of(function, gpu.vgpu_host if gpu is not None else None)
     group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
     vgpus = [vgpu for vgpu in inputs.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
+    sharers = _former_sharers(inputs, function.address) if shared is None else ()
     return GpuView(
         address=function.address,
         pci_id=str(function.id),
         kind=function.kind,
         name=inputs.naming.ids.text(function.id),
-        mode=Mode.SHARED if shared is not None and mode is Mode.CONTAINER else mode,
+        mode=Mode.SHARED if (shared is not None or sharers) and mode is Mode.CONTAINER else mode,
         driver=function.driver if isinstance(function.driver, str) else None,
         group=None if isinstance(group, Unread) else group,
         numa_node=function.numa_node,
@@ -113,13 +118,21 @@ def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: 
         vgpu_config=inputs.vgpu_configs.get(function.address),
         scheduler=SchedulerView(scheduler.policy, scheduler.timeslice_ms) if isinstance(scheduler, Scheduler) else None,
         siblings=gpu.siblings if gpu is not None else (),
-        users=inputs.users.of(function.address, group),
+        users=(*sharers, *inputs.users.of(function.address, group)),
         vgpus=tuple(_vgpu(inputs, offered, vgpu) for vgpu in vgpus),
         units=shared.offered if shared is not None else None,
         vfs=len(function.virtfns),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
         vms=inputs.users.vms(function.address),
     )
+
+
+def _former_sharers(inputs: ViewInputs, address: PciAddress) -> tuple[str, ...]:
+    """Return the pods that still have shares of a GPU whose desired mode is another one."""
+    found = inputs.inventory.facts.device_ids.information.get(address)
+    if not isinstance(found, DriverInformation) or found.uuid is None:
+        return ()
+    return inputs.pods_with_shares.get(GpuId(found.uuid), ())
 
 
 def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:

@@ -3,7 +3,7 @@
 Nothing here waits or changes the host.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpuvirt.facts.ids import ResourceName
@@ -20,6 +20,8 @@ from gpuvirt.model.shares.sharedgpus import SharedGpu
 
 WhyWithheld = Callable[[GpuId], Reason | None]
 """Returns why containers can't get a GPU that is to be shared; None if they can."""
+PodsWithShares = Callable[[], Mapping[GpuId, tuple[str, ...]]]
+"""Returns the pods with shares of each GPU, as texts: `pod default/a`."""
 
 
 class SharedState:
@@ -28,13 +30,15 @@ class SharedState:
     def __init__(self, settings: ShareSettings) -> None:
         self._settings = settings
         self._why_withheld: WhyWithheld = _not_withheld
+        self.pods_with_shares: PodsWithShares = dict
         self._plugins: OtherPlugins | Unknown = Unknown()
         self.sharing = SharedOffer()
         """The units of each shared GPU, as last concluded from the host and the kubelet."""
 
-    def withhold_by(self, why_withheld: WhyWithheld) -> None:
-        """Withhold what the container runtime can't give to containers, by the agent's plugin of units."""
+    def follow(self, why_withheld: WhyWithheld, pods_with_shares: PodsWithShares) -> None:
+        """Withhold what the container runtime can't give to containers, and know the pods that have shares."""
         self._why_withheld = why_withheld
+        self.pods_with_shares = pods_with_shares
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take the kubelet's account, None if the kubelet did not answer; return whether other plugins' devices differ.

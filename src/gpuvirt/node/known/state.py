@@ -284,6 +284,7 @@ class NodeState:
             conditions=conditions(inventory, workload, drivers),
             withholdings={**self.resources.waiting, **self.resources.withholdings},
             sharing=self.shared.shown,
+            pods_with_shares=self.shared.pods_with_shares(),
         )
         return make_view(inputs, at)
 

@@ -1,7 +1,8 @@
 """The shares of one node: what the agent's parts know of them, and what they tell each other."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,10 +64,13 @@ class NodeShares:
             while not self.in_use:
                 await changed.wait()
 
-    def observe_gpus(self, gpus: SharedGpus) -> None:
-        """Take the GPUs in mode `shared`; while they are not known, the offered units stay as they are."""
+    def observe_gpus(self, gpus: SharedGpus, minors: Mapping[GpuId, int]) -> None:
+        """Take the GPUs in mode `shared`; while they are not known, the offered units stay as they are.
+
+        `minors` are the numbers of the device nodes of all GPUs, since a restarted container may have one that is not
+        shared any more.
+        """
         if gpus.is_known:
-            minors = {gpu.id: gpu.minor for gpu in gpus.gpus if gpu.id is not None and gpu.minor is not None}
             self.publish(NodeSharing(gpus.capacity, whole=gpus.whole, minors=minors))
 
     def publish(self, sharing: NodeSharing) -> None:
@@ -78,6 +82,20 @@ class NodeShares:
         """Return why containers can't get a GPU that is to be shared, None if they can."""
         known = gpu in self.node.get().capacity
         return None if known else next((one for one in self.withheld.get() if one.subject in {gpu, RUNTIME}), None)
+
+    def pods_by_gpu(self) -> Mapping[GpuId, tuple[str, ...]]:
+        """Return the pods that have shares of each GPU, as texts: `pod default/a`."""
+        found: dict[GpuId, tuple[str, ...]] = {}
+        for pod in self.store.records.get().pods.values():
+            for gpu in pod.placement.used:
+                found[gpu] = (*found.get(gpu, ()), f"pod {pod.namespace}/{pod.name}")
+        return found
+
+    @contextmanager
+    def notifying(self, changed: Signal) -> Iterator[None]:
+        """Set `changed` while the context lasts whenever what the agent shows of shares may have changed."""
+        with self.withheld.notifying(changed), self.store.records.notifying(changed):
+            yield
 
     def with_gpus(self, consumers: Consumers) -> Consumers:
         """Return the allocated devices with the GPUs of shares in place of their units, for changes of GPUs."""

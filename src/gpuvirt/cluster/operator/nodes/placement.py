@@ -128,9 +128,14 @@ def _has_observed(status: Status) -> bool:
 
 
 def _is_leaving(gpu: Gpu, workload: Workload, *, unseen: bool) -> bool:
-    """Return whether a GPU may still serve the previous workload; VFs of a GPU on a VFIO driver do not count."""
+    """Return whether a GPU may still serve the previous workload; VFs of a GPU on a VFIO driver do not count.
+
+    A container with a share restarts only while the agent runs.
+    """
     if workload is Workload.VGPU:
         return False
+    if gpu.mode == Mode.SHARED and workload is Workload.CONTAINER:
+        return unseen or bool(gpu.users)
     if gpu.mode == Mode.VGPU:
         return bool(gpu.vgpus) or unseen or gpu.vfs != 0
     return gpu.mode in TO_LEAVE[workload] or (gpu.mode != Mode.PASSTHROUGH and bool(gpu.vfs))
