@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.cluster.agent.sharedkeys import OWNED_ANNOTATION, keys_without_shares, shared_claim
+from gpuvirt.cluster.agent.sharedkeys import shared_claim
 from gpuvirt.cluster.labelpatch import patch_of
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION, keys_without_shares
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.install.uninstall import left_of
 from gpuvirt.model.desired.gpumodes import DesiredMode

@@ -244,9 +244,9 @@ def test_a_pod_that_gets_no_gpu_has_an_event_with_the_reason(shared: Shared) -> 
         node.delete(running()[0])
         node.until(lambda: node.status(waits).phase == "Running", described)
         assert len([line for line in described().splitlines() if "gpuvirt.io/node" in line]) == 1
-        shared.start("never", main(1000))
+        shared.start("never", main(700))
         node.until(lambda: node.status("never").phase == "Failed", lambda: str(node.status("never")))
-        assert "NoRoom: nvidia.com/vgpu requests 1000 units" in node.kubectl("describe", "pod", "never")
+        assert "NoRoom: nvidia.com/vgpu requests 700 units" in node.kubectl("describe", "pod", "never")
 
 
 def test_many_equal_pods_at_a_time_beside_a_client_that_lists_pod_resources(shared: Shared) -> None:

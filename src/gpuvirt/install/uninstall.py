@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent.sharedkeys import keys_without_shares
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
 from gpuvirt.cluster.failures import ConflictError, NotFoundError, retried
@@ -30,6 +29,7 @@ from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
 from gpuvirt.cluster.operator.nodes.labels import removed_labels
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
+from gpuvirt.cluster.shares.nodekeys import keys_without_shares
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.model.offers import discovery
 

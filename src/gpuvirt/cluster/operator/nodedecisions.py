@@ -10,10 +10,11 @@ from gpuvirt.cluster.labelpatch import patch_of
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtDecisions
 from gpuvirt.cluster.operator.nodes import resolve
-from gpuvirt.cluster.operator.nodes.labels import desired_labels, desired_labels_beside
+from gpuvirt.cluster.operator.nodes.labels import desired_labels, desired_labels_beside, without_left_keys
 from gpuvirt.cluster.operator.nodes.placement import Placement, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, VgpuSwitch
+from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_node
 from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
@@ -50,13 +51,14 @@ def decide(
         placements[key.name] = placement
         pausing = pausers.get(key.name, frozenset())
         here = replace(around, vgpus_change=PAUSED_FOR_VGPUS in pausing, driver_changes=PAUSED_FOR_DRIVER in pausing)
+        pods = apps.get(key.name, frozenset())
         keys = (desired_labels_beside if beside else desired_labels)(node.metadata, placement, here)
+        keys = without_left_keys(keys, node.metadata, agent_exists=OperandName.AGENT in pods)
         if (patch := patch_of([keys], node.metadata)) is not None:
             writes.append(PatchNode(Target(NODES, key.name), patch))
         if desired is not None and (not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER):
             writes.append(desired)
         if placement.counts:
-            pods = apps.get(key.name, frozenset())
             observed = ObservedNode(node.metadata.labels, placement, gpu_node, pods, node.resources)
             problems = problems_of(observed, deployer)
             against = _against(placement, problems, gpu_node)

@@ -33,8 +33,11 @@ from gpuvirt.cluster.labels import (
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.cluster.shares.nodekeys import keys_without_shares
 from gpuvirt.model.desired.workload import Workload
 
+AGENT_GOES = "false"
+"""The agent's label on a node that the agent leaves, until what it wrote there is removed."""
 MIG_PRODUCTS = ("h100", "a100", "a30")
 
 Labels = Mapping[str, str]
@@ -102,6 +105,21 @@ def desired_labels_beside(metadata: Metadata, placement: Placement, around: Arou
     shares = placement.present and placement.workload is Workload.SHARED
     agent = _agent_of_leaving(placement, around) if shares else None
     return DesiredLabels({**dict.fromkeys(gone), NODE_LABEL: agent}, {OPERANDS_OFF_ANNOTATION: None})
+
+
+def without_left_keys(keys: DesiredLabels, metadata: Metadata, *, agent_exists: bool) -> DesiredLabels:
+    """Return the keys with the removal of what an agent leaves on a node where it runs no more.
+
+    Its own label is `false` until its pod is gone (`agent_exists`), so that the removal is final, and so that keys of
+    an agent that gpuvirt's controller did not deploy stay.
+    """
+    now, left = metadata.labels.get(NODE_LABEL), keys_without_shares(metadata)
+    desired = keys.labels.get(NODE_LABEL, now)
+    if desired == "true" or now not in {"true", AGENT_GOES} or not (left.labels or left.annotations):
+        return keys
+    if now == "true" or agent_exists:
+        return DesiredLabels(keys.labels | {NODE_LABEL: AGENT_GOES}, keys.annotations)
+    return DesiredLabels(keys.labels | left.labels | {NODE_LABEL: None}, keys.annotations | left.annotations)
 
 
 def removed_labels(metadata: Metadata, *, beside: bool = False) -> DesiredLabels:

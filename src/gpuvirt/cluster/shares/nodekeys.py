@@ -1,0 +1,33 @@
+"""The labels and annotations of shared GPUs and vGPU types on a node that belong to its agent.
+
+The agent owns a label only if it wrote it: an annotation has the labels that it wrote, with their values. A label that
+an admin has set, or changed since, stays as it is.
+"""
+
+from collections.abc import Mapping
+
+from gpuvirt.cluster.labelpatch import DesiredLabels
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.documents import from_json
+from gpuvirt.errors import DamagedError
+from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
+
+OWNED_ANNOTATION = "gpuvirt.io/vgpu-type-labels"
+"""The labels of the vGPU type that the agent wrote, with their values: `{"vgpu.type": "v100-8q-8GB"}`."""
+
+
+def owned_labels(observed: Metadata) -> Mapping[str, str]:
+    """Return the labels that the agent wrote and that still have the values that it wrote."""
+    try:
+        written = from_json(observed.annotations.get(OWNED_ANNOTATION, "{}").encode(), dict[str, str])
+    except DamagedError:  # a user has edited it: the labels are the admin's then
+        return {}
+    return {key: value for key, value in written.items() if observed.labels.get(key) == value}
+
+
+def keys_without_shares(observed: Metadata) -> DesiredLabels:
+    """Return the removal of all that an agent wrote about shares and vGPU types; empty where it wrote nothing."""
+    written = (OWNED_ANNOTATION, SHARED_GPUS_ANNOTATION)
+    return DesiredLabels(
+        dict.fromkeys(owned_labels(observed)), dict.fromkeys(key for key in written if key in observed.annotations)
+    )
