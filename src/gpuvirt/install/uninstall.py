@@ -22,7 +22,15 @@ from gpuvirt.cluster.kinds.core import AnyObject, Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labelpatch import DesiredLabels, patch_of
-from gpuvirt.cluster.labels import AGENT_KEYS, OPERAND_LABEL, OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
+from gpuvirt.cluster.labels import (
+    AGENT_KEYS,
+    NODE_LABEL,
+    OPERAND_LABEL,
+    OS_LABEL,
+    VGPU_DRIVER,
+    VGPU_DRIVER_LABEL,
+    deploy_label,
+)
 from gpuvirt.cluster.operator.definitions import DEFINITIONS, OURS, PART_OF, Definition, is_ours
 from gpuvirt.cluster.operator.kubevirt.decisions import HISTORY
 from gpuvirt.cluster.operator.kubevirt.undoer import KubeVirtUndoer
@@ -30,7 +38,9 @@ from gpuvirt.cluster.operator.nodes.labels import removed_labels
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.cluster.shares.nodekeys import keys_without_shares
+from gpuvirt.cluster.shares.objects import SHARING_PODS
 from gpuvirt.errors import GpuvirtError
+from gpuvirt.install.podswithshares import PodsByNode, SharesInUseError, by_node, text_of
 from gpuvirt.model.offers import discovery
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -60,10 +70,12 @@ class Goals:
     """Whether NVIDIA's operator manages nodes of the cluster too: its labels stay."""
     crds: bool = False
     """Whether to delete the CRDs too, with all their objects; CRDs of other products stay."""
+    force: bool = False
+    """Whether to uninstall although pods have shares of GPUs, whose containers can't restart without agents."""
 
 
 async def run(credentials: Credentials, goals: Goals, say: Callable[[str], None]) -> None:
-    """Remove what `goals` names, and report each step by `say`; raises ApiError, NotDeletedError."""
+    """Remove what `goals` names, and report each step by `say`; raises ApiError, NotDeletedError, SharesInUseError."""
     client, clock = Client(credentials), RealClock()
     candidacy = Candidacy(goals.namespace, CONTROLLER_LEASE, f"{HOLDER}{socket.gethostname()}")
     election = Election(client, candidacy, clock, Random())  # noqa: S311  no secrets
@@ -111,7 +123,11 @@ class Uninstaller:
         self._gpu_nodes: tuple[GpuNode, ...] = ()
 
     async def run(self) -> AsyncIterator[str]:
-        """Remove everything, and yield a line for each change; raises ApiError, NotDeletedError."""
+        """Remove everything, and yield a line for each change; raises ApiError, NotDeletedError, SharesInUseError."""
+        if sharing := await self._pods_with_shares():
+            if not self._goals.force:
+                raise SharesInUseError(sharing)
+            yield f"pods keep their shares of GPUs, and their containers do not start again: {text_of(sharing)}"
         await self._election.usurp(HELD_S)
         await self._clock.sleep(2 * RENEW_S)
         yield f"no controller leads for {HELD_S // 60} minutes"
@@ -136,6 +152,11 @@ class Uninstaller:
         if self._goals.crds:
             async for line in self._delete_kinds():
                 yield line
+
+    async def _pods_with_shares(self) -> PodsByNode:
+        """Return the pods with shares on the nodes of agents that a controller has deployed."""
+        deployed = [node.metadata.name for node in await self._list(NODES, Node) if NODE_LABEL in node.metadata.labels]
+        return by_node((await self._client.list(SHARING_PODS)).items, deployed) if deployed else {}
 
     async def _remove_labels(self, *, agents_gone: bool) -> AsyncIterator[str]:
         goals = self._goals

@@ -22,13 +22,22 @@ def uninstall(
         bool,
         typer.Option("--crds", help="Also delete gpuvirt's CustomResourceDefinitions, with all their objects."),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Uninstall although pods have shares of GPUs: their containers run on, and do not start again.",
+        ),
+    ] = False,
 ) -> None:
     """Remove what gpuvirt has created in the cluster.
 
     The command removes operands, the discoverer, labels, entries in KubeVirt's configuration, GpuNodes, and the
     ClusterPolicy of the chart. It changes no device, and VMs keep theirs. It prints each removal, and each object that
-    stays, with the reason. If it is interrupted, run it again.
+    stays, with the reason. If it is interrupted, run it again. While pods have shares of GPUs, it removes nothing:
+    containers with shares restart only while agents run.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     own = apiserver.own_namespace(namespace, credentials)
-    asyncio.run(run(credentials, Goals(own, beside=coexist, crds=crds), lambda line: print(line, flush=True)))
+    goals = Goals(own, beside=coexist, crds=crds, force=force)
+    asyncio.run(run(credentials, goals, lambda line: print(line, flush=True)))
