@@ -70,6 +70,8 @@ class NodeOptions:
     plugin_only: bool = False
     vgpus_only: bool = False
     """Whether another device plugin offers the vGPUs of this node."""
+    labels_only: bool = False
+    """Whether the agent observes the host for the node's labels alone: it offers nothing, and knows no kubelet."""
     config_file: Path | None = None
     """A file of vGPU configs, which the agent follows instead of the cluster's ConfigMap."""
     listen: tuple[str, int] | None = None
@@ -102,7 +104,7 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
 
     `started` is called with the new agent.
     """
-    if not has_no_kubelet(options.kubelet, read_kubelets(options.kernel)):
+    if not options.labels_only and not has_no_kubelet(options.kubelet, read_kubelets(options.kernel)):
         await _wait_for(options.kubelet.device_plugins, options.clock)
     with _only_agent(options):
         recorded = RecordedAllocations(options.kubelet)
@@ -115,16 +117,8 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
         async with asyncio.TaskGroup() as group:
             group.create_task(_settle_memory(options.clock))
             group.create_task(agent.run())
-            resend = _start_plugins(group, agent, options)
-            account = AccountWatch(
-                options.kubelet,
-                recorded,
-                lambda: read_kubelets(options.kernel),
-                options.clock,
-                options.intervals,
-                resend,
-            )
-            group.create_task(keep_going("account watch", lambda: account.run(agent), options.clock))
+            if not options.labels_only:
+                _follow_kubelet(group, agent, options, recorded)
             if (cluster := options.cluster) is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
             if (path := options.config_file) is not None:
@@ -136,6 +130,21 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
                 host, port = options.listen
                 probes = Probes(pages(agent))
                 group.create_task(keep_going("probes", lambda: probes.run(host, port), options.clock))
+
+
+def _follow_kubelet(
+    group: asyncio.TaskGroup, agent: Agent, options: NodeOptions, recorded: RecordedAllocations
+) -> None:
+    resend = _start_plugins(group, agent, options)
+    account = AccountWatch(
+        options.kubelet,
+        recorded,
+        lambda: read_kubelets(options.kernel),
+        options.clock,
+        options.intervals,
+        resend,
+    )
+    group.create_task(keep_going("account watch", lambda: account.run(agent), options.clock))
 
 
 PRIVATE = 0o700

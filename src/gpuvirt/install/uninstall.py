@@ -108,7 +108,7 @@ def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool =
 
 
 def _writes_again(pod: Pod) -> bool:
-    return pod.app == OperandName.AGENT or DISCOVERER.items() <= pod.metadata.labels.items()
+    return pod.app in {OperandName.AGENT, OperandName.LABELLER} or DISCOVERER.items() <= pod.metadata.labels.items()
 
 
 class Uninstaller:
@@ -155,7 +155,8 @@ class Uninstaller:
 
     async def _pods_with_shares(self) -> PodsByNode:
         """Return the pods with shares on the nodes of agents that a controller has deployed."""
-        deployed = [node.metadata.name for node in await self._list(NODES, Node) if NODE_LABEL in node.metadata.labels]
+        nodes = await self._list(NODES, Node)
+        deployed = [node.metadata.name for node in nodes if node.metadata.labels.get(NODE_LABEL) == "true"]
         return by_node((await self._client.list(SHARING_PODS)).items, deployed) if deployed else {}
 
     async def _remove_labels(self, *, agents_gone: bool) -> AsyncIterator[str]:

@@ -147,3 +147,15 @@ def cluster_side(
         log.info("the agent uses no API server: no service account's token was found, and --kubeconfig is not given")
         return None
     return ClusterSide(found, node, config_map, gpu_nodes=operands is None, operands=operands).run
+
+
+def labels_side(node: NodeName | None, kubeconfig: Path | None, context: str = "") -> "ClusterTask":
+    """Return the task of an agent that only labels its node. Raises ConfigError without a node or credentials."""
+    if node is None:
+        raise ConfigError("is missing, but the agent labels this node", where="--node-name")
+    from gpuvirt.cluster.agent.clusterside import ClusterSide
+
+    found = credentials_of(kubeconfig, context)
+    if found is None:
+        raise no_credentials()
+    return ClusterSide(found, node, None, gpu_nodes=False, labels_only=True).run

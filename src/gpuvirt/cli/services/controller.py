@@ -69,6 +69,14 @@ def controller(  # noqa: PLR0913  one parameter an option
     shared_units: Annotated[
         int, typer.Option(envvar="GPUVIRT_SHARED_UNITS", min=1, max=10_000, help="The units of a whole shared GPU.")
     ] = WHOLE,
+    label_vgpu_types: Annotated[
+        bool,
+        typer.Option(
+            "--label-vgpu-types",
+            envvar="GPUVIRT_LABEL_VGPU_TYPES",
+            help="Run an unprivileged agent on each node for containers, which labels it with the type of its vGPUs.",
+        ),
+    ] = False,
     listen: Annotated[
         str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
     ] = ":8080",
@@ -92,6 +100,7 @@ def controller(  # noqa: PLR0913  one parameter an option
             pull_policy=image_pull_policy,
             pull_secrets=tuple(image_pull_secret or ()),
             shared=_shared(shared_resource, shared_units),
+            labels_vgpu_types=label_vgpu_types,
             images={name: value for name, value in os.environ.items() if name.endswith("_IMAGE")},  # noqa: TID251
         ),
         elects=leader_elect,

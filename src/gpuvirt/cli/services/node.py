@@ -1,6 +1,7 @@
 """`gpuvirt node`: the agent."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.apps.node import NodeOptions, run_until_stopped
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
+from gpuvirt.cli.services.labelling import labelling_agent
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.facts.runtimes import enables_cdi
@@ -27,6 +29,13 @@ PluginOnly = Annotated[
     typer.Option(
         "--plugin-only",
         help="Only observe and offer, unprivileged; needs the kubelet's device-plugins folder and /dev/vfio.",
+    ),
+]
+LabelsOnly = Annotated[
+    bool,
+    typer.Option(
+        "--labels-only",
+        help="Only observe, unprivileged, and label the node with the type of its vGPUs, as in mode container.",
     ),
 ]
 ValidationsDir = Annotated[
@@ -60,6 +69,7 @@ def node(  # noqa: PLR0913  one parameter an option
     kubeconfig: apiserver.KubeConfigOption = None,
     context: apiserver.ContextOption = "",
     plugin_only: PluginOnly = False,
+    labels_only: LabelsOnly = False,
     validations_dir: ValidationsDir = None,
     await_controller: AwaitController = False,
     listen: ListenOption,
@@ -72,6 +82,11 @@ def node(  # noqa: PLR0913  one parameter an option
     time.
     """
     set_up(log_format, verbose=verbose)
+    if labels_only:
+        side = apiserver.labels_side(apiserver.node_name_of(node_name), kubeconfig, context)
+        observer = labelling_agent(HostRoots.under(host_root), options.read_settings(config), side)
+        asyncio.run(run_until_stopped(replace(observer, listen=address_of(listen))))
+        return
     roots, kubelet = HostRoots.under(host_root, system_root), KubeletPaths(kubelet_dir)
     settings = _plugin_only_settings(config) if plugin_only else options.read_settings(config)
     kernel = RealKernel(roots)

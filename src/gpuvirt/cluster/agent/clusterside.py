@@ -104,6 +104,8 @@ class ClusterSide:
     """The ConfigMap with vGPU configs, in the credentials' namespace; None if the configs come from elsewhere."""
     gpu_nodes: bool = True
     """Whether the agent reads the spec and writes the status of its GpuNode, if that kind is installed."""
+    labels_only: bool = False
+    """Whether the agent keeps only the labels of vGPU types, and the annotations of shared GPUs."""
     operands: Namespace | None = None
     """The namespace of NVIDIA's operands that offer this agent's vGPUs; None if the agent offers devices itself."""
 
@@ -128,11 +130,9 @@ class _Run:
     def start(self) -> None:
         """Start the tasks."""
         side, agent = self._side, self._agent
-        claims = [
-            state_claim(agent.vgpu_states, OF_VGPUS),
-            state_claim(agent.workload_states, OF_WORKLOAD),
-            shared_claim(agent.views),
-        ]
+        claims = [shared_claim(agent.views)]
+        if not side.labels_only:
+            claims += [state_claim(agent.vgpu_states, OF_VGPUS), state_claim(agent.workload_states, OF_WORKLOAD)]
         if side.operands is not None:
             self._follow_operands(side.operands)
             claims.append(operand_claim(agent.operands_away))

@@ -46,12 +46,29 @@ class SeLinuxOptions(Written, frozen=True, kw_only=True):
     level: str
 
 
+class Capabilities(Written, frozen=True, kw_only=True):
+    """The capabilities that a container does not have."""
+
+    drop: tuple[str, ...]
+
+
+class SeccompProfile(Written, frozen=True, kw_only=True):
+    """The system calls that a container may make: `RuntimeDefault`."""
+
+    type: str
+
+
 class SecurityContext(Written, frozen=True, kw_only=True):
     """The privileges of a container."""
 
     privileged: bool | None = None
     read_only_root_filesystem: bool | None = None
     run_as_user: int | None = None
+    run_as_group: int | None = None
+    run_as_non_root: bool | None = None
+    allow_privilege_escalation: bool | None = None
+    capabilities: Capabilities | None = None
+    seccomp_profile: SeccompProfile | None = None
     se_linux_options: SeLinuxOptions | None = None
 
 

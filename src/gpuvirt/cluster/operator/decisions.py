@@ -67,6 +67,8 @@ class ControllerSettings:
     """Whether the controller patches KubeVirt; otherwise it only reports what KubeVirt's configuration lacks."""
     shared: SharedResource | None = None
     """The resource whose pods gpuvirt's extender places. None: no extender runs."""
+    labels_vgpu_types: bool = False
+    """Whether agents run on nodes for containers, to label them with the types of their vGPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,14 @@ def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[st
         kubevirt = kubevirts.decide(
             picture.kubevirt, gpu_nodes, settings.namespace, at, manage=settings.manages_kubevirt
         )
-        found = nodes.decide(picture, policy, kubevirt, beside=settings.coexists, has_image=settings.image is not None)
+        found = nodes.decide(
+            picture,
+            policy,
+            kubevirt,
+            beside=settings.coexists,
+            has_image=settings.image is not None,
+            labels_vgpu_types=settings.labels_vgpu_types,
+        )
         drains = any(placement.leaving and placement.counts for placement in found.placements.values())
         missing = tuple(invalidstates.of_config_map(policy, picture))
         deployed = _deployment(
@@ -197,6 +206,7 @@ def site_of(
         },
         coexists=settings.coexists,
         shared=settings.shared,
+        labels_vgpu_types=settings.labels_vgpu_types,
     )
 
 

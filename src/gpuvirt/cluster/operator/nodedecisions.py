@@ -22,6 +22,7 @@ from gpuvirt.cluster.resources import NODES
 from gpuvirt.model.desired.workload import Workload
 
 NodeWrite = PatchNode | ApplyGpuNode | DeleteObject
+AGENTS = frozenset[str]({OperandName.AGENT, OperandName.LABELLER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,22 @@ class NodeDecisions:
 
 
 def decide(
-    picture: Picture, policy: ClusterPolicy, kubevirt: KubeVirtDecisions, *, beside: bool, has_image: bool
+    picture: Picture,
+    policy: ClusterPolicy,
+    kubevirt: KubeVirtDecisions,
+    *,
+    beside: bool,
+    has_image: bool,
+    labels_vgpu_types: bool,
 ) -> NodeDecisions:
-    """Return the decisions for all nodes; `beside`: NVIDIA's operator manages the nodes that are not for VMs."""
+    """Return the decisions for all nodes.
+
+    `beside`: NVIDIA's operator manages the nodes that are not for VMs. `labels_vgpu_types`: agents run on the nodes for
+    containers, too.
+    """
     writes, verdicts, placements = list[NodeWrite](), list[NodeVerdict](), dict[str, Placement]()
-    defaults, around = policies.defaults_of(policy), policies.around_of(policy)
+    defaults = policies.defaults_of(policy)
+    around = replace(policies.around_of(policy), labels_vgpu_types=labels_vgpu_types)
     vgpu_switch = policies.vgpu_switch_of(policy, kubevirt)
     pausers = pausers_by_node(picture.existing.pods.values())
     apps = apps_by_node(picture.existing.pods.values())
@@ -53,7 +65,7 @@ def decide(
         here = replace(around, vgpus_change=PAUSED_FOR_VGPUS in pausing, driver_changes=PAUSED_FOR_DRIVER in pausing)
         pods = apps.get(key.name, frozenset())
         keys = (desired_labels_beside if beside else desired_labels)(node.metadata, placement, here)
-        keys = without_left_keys(keys, node.metadata, agent_exists=OperandName.AGENT in pods)
+        keys = without_left_keys(keys, node.metadata, agent_exists=not AGENTS.isdisjoint(pods))
         if (patch := patch_of([keys], node.metadata)) is not None:
             writes.append(PatchNode(Target(NODES, key.name), patch))
         if desired is not None and (not beside or gpu_node is not None or placement.workload is not Workload.CONTAINER):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.labels import (
     AGENT,
+    AGENT_GOES,
+    AGENT_LABELS,
     ALL,
     MIG_CAPABLE_LABEL,
     MIG_CONFIG_LABEL,
@@ -36,8 +38,6 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.cluster.shares.nodekeys import keys_without_shares
 from gpuvirt.model.desired.workload import Workload
 
-AGENT_GOES = "false"
-"""The agent's label on a node that the agent leaves, until what it wrote there is removed."""
 MIG_PRODUCTS = ("h100", "a100", "a30")
 
 Labels = Mapping[str, str]
@@ -55,6 +55,8 @@ class Around:
     """The MIG config for nodes without one; None if no component applies it."""
     runs_agent: bool = True
     """Whether the agent runs on nodes for VMs."""
+    labels_vgpu_types: bool = False
+    """Whether an agent runs on nodes for containers, for the label of the vGPU type."""
 
 
 def desired_labels(metadata: Metadata, placement: Placement, around: Around) -> DesiredLabels:
@@ -76,6 +78,8 @@ def desired_labels(metadata: Metadata, placement: Placement, around: Around) -> 
         return DesiredLabels(desired | kept | {NODE_LABEL: _agent_of_leaving(placement, around)})
     deploy = _deploy(labels, placement.workload, around)
     desired |= deploy | _agent(deploy, around)
+    if placement.workload is Workload.CONTAINER and around.labels_vgpu_types:
+        desired[NODE_LABEL] = AGENT_LABELS
     if placement.workload is Workload.CONTAINER and around.mig_default and _mig_capable(labels):
         desired[MIG_CONFIG_LABEL] = labels.get(MIG_CONFIG_LABEL) or around.mig_default
     return DesiredLabels(desired)
@@ -104,6 +108,8 @@ def desired_labels_beside(metadata: Metadata, placement: Placement, around: Arou
     # NVIDIA's operands serve containers on a node that shares its GPUs, so they stay there beside the agent.
     shares = placement.present and placement.workload is Workload.SHARED
     agent = _agent_of_leaving(placement, around) if shares else None
+    if placement.present and placement.workload is Workload.CONTAINER and around.labels_vgpu_types:
+        agent = AGENT_LABELS
     return DesiredLabels({**dict.fromkeys(gone), NODE_LABEL: agent}, {OPERANDS_OFF_ANNOTATION: None})
 
 
@@ -114,10 +120,10 @@ def without_left_keys(keys: DesiredLabels, metadata: Metadata, *, agent_exists: 
     an agent that gpuvirt's controller did not deploy stay.
     """
     now, left = metadata.labels.get(NODE_LABEL), keys_without_shares(metadata)
-    desired = keys.labels.get(NODE_LABEL, now)
-    if desired == "true" or now not in {"true", AGENT_GOES} or not (left.labels or left.annotations):
+    runs, desired = {"true", AGENT_LABELS}, keys.labels.get(NODE_LABEL, now)
+    if desired in runs or now not in runs | {AGENT_GOES} or not (left.labels or left.annotations):
         return keys
-    if now == "true" or agent_exists:
+    if now in runs or agent_exists:
         return DesiredLabels(keys.labels | {NODE_LABEL: AGENT_GOES}, keys.annotations)
     return DesiredLabels(keys.labels | left.labels | {NODE_LABEL: None}, keys.annotations | left.annotations)
 

@@ -8,6 +8,7 @@ from gpuvirt.cluster.operator.operands.agent import agent
 from gpuvirt.cluster.operator.operands.dcgm import dcgm, dcgm_exporter
 from gpuvirt.cluster.operator.operands.deviceplugin import device_plugin, gfd
 from gpuvirt.cluster.operator.operands.driver import driver
+from gpuvirt.cluster.operator.operands.labeller import labeller
 from gpuvirt.cluster.operator.operands.site import Fault, OperandName, Rendered, Site
 from gpuvirt.cluster.operator.operands.toolkit import runtime_classes, toolkit
 from gpuvirt.cluster.operator.operands.validator import validator
@@ -18,6 +19,7 @@ Render = Callable[[ClusterPolicy, Site], Iterator[Manifest | SpecFault]]
 OPERANDS: tuple[tuple[OperandName, Render], ...] = (
     (OperandName.VGPU_MANAGER, vgpu_manager),
     (OperandName.AGENT, agent),
+    (OperandName.LABELLER, labeller),
     (OperandName.RUNTIME_CLASSES, runtime_classes),
     (OperandName.DRIVER, driver),
     (OperandName.TOOLKIT, toolkit),

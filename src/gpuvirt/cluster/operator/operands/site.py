@@ -16,6 +16,7 @@ class OperandName(StrEnum):
     """The operands by the names of their DaemonSets. Operands that run NVIDIA's images have NVIDIA's names."""
 
     AGENT = "gpuvirt-node"
+    LABELLER = "gpuvirt-node-labels"
     VGPU_MANAGER = "nvidia-vgpu-manager-daemonset"
     DRIVER = "nvidia-driver-daemonset"
     TOOLKIT = "nvidia-container-toolkit-daemonset"
@@ -67,6 +68,8 @@ class Site:
     """Whether NVIDIA's operator manages the nodes for containers."""
     shared: SharedResource | None = None
     """The resource of shared GPUs; None: agents use their default."""
+    labels_vgpu_types: bool = False
+    """Whether agents label the nodes for containers with their vGPU types."""
 
 
 @dataclass(frozen=True, slots=True)

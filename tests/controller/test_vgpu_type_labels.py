@@ -1,0 +1,98 @@
+"""Agents on nodes for containers, which only label worker VMs with the types of their vGPUs."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.kinds.workloads import DaemonSet
+from gpuvirt.cluster.labels import NODE_LABEL
+from gpuvirt.cluster.operator.operands.site import OperandName
+from gpuvirt.cluster.operator.writes import ApplyObject, PatchNode
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.cluster.shares.nodekeys import OWNED_ANNOTATION
+from gpuvirt.model.desired.workload import LABEL
+from tests.controller.scene import NFD, SETTINGS, Scene, node, policy
+
+DEPLOYS = replace(SETTINGS, image="registry.example/gpuvirt:1")
+LABELS = replace(DEPLOYS, labels_vgpu_types=True)
+
+
+def agents_label(scene: Scene, settings: object = LABELS) -> str | None:
+    """Return the label of the node by which its agent is deployed."""
+    (found,) = scene.nodes
+    labels = dict[str, str | None](found.metadata.labels)
+    for write in scene.decided(replace(LABELS, labels_vgpu_types=settings is LABELS)).writes:
+        if isinstance(write, PatchNode):
+            labels |= write.patch.metadata.labels
+    return labels.get(NODE_LABEL)
+
+
+def daemon_set(scene: Scene) -> DaemonSet | None:
+    written = (write.content for write in scene.decided(LABELS).writes if isinstance(write, ApplyObject))
+    found = (one for one in written if isinstance(one, DaemonSet) and one.metadata.name == OperandName.LABELLER)
+    return next(found, None)
+
+
+@pytest.mark.parametrize(
+    ("workload", "label"),
+    [("container", "labels"), (None, "labels"), ("shared", "true"), ("vm-passthrough", "true"), ("vm-vgpu", "true")],
+)
+def test_nodes_for_containers_get_an_agent_that_labels_them(workload: str | None, label: str) -> None:
+    assert agents_label(Scene([node(workload)])) == label
+
+
+def test_without_the_setting_no_agent_runs_on_nodes_for_containers() -> None:
+    scene = Scene([node("container")])
+    assert agents_label(scene, DEPLOYS) is None
+    decided = scene.decided(DEPLOYS)
+    names = {write.target.name for write in decided.writes if isinstance(write, ApplyObject)}
+    assert OperandName.LABELLER not in names
+
+
+def test_also_where_no_vms_run_and_beside_nvidias_operator() -> None:
+    off = policy({"sandboxWorkloads": {"enabled": False}})
+    assert agents_label(Scene([node("vm-vgpu")], [off])) == "labels"
+    scene = Scene([node("container")], other_operator="NVIDIA's operator")
+    decided = scene.decided(replace(LABELS, coexists=True))
+    (patch,) = [write.patch for write in decided.writes if isinstance(write, PatchNode)]
+    assert patch.metadata.labels == {NODE_LABEL: "labels"}
+
+
+def test_a_node_without_gpus_or_without_operands_has_no_agent() -> None:
+    assert agents_label(Scene([Node(Metadata(name="node01"))])) is None
+    assert agents_label(Scene([node("container", gpu_deploy_operands="false")])) is None
+
+
+def test_the_agent_has_no_privileges_and_nothing_of_the_host() -> None:
+    found = daemon_set(Scene([node("container")]))
+    assert found is not None
+    pod = found.spec.template.spec
+    assert pod.node_selector[NODE_LABEL] == "labels"
+    assert pod.service_account_name == "gpuvirt-node"
+    assert (pod.host_pid, pod.host_ipc, pod.host_network) == (False, False, False)
+    assert all(volume.host_path is None for volume in pod.volumes)
+    (container,) = pod.containers
+    assert container.args[:2] == ("node", "--labels-only")
+    assert msgspec.to_builtins(container.security_context) == {
+        "readOnlyRootFilesystem": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ("ALL",)},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_the_label_goes_with_the_agent_once_the_setting_is_off() -> None:
+    labels = {**NFD, LABEL: "container", NODE_LABEL: "labels", "vgpu.type": "v100-8q-8GB"}
+    annotations = {OWNED_ANNOTATION: '{"vgpu.type":"v100-8q-8GB"}'}
+    scene = Scene([Node(Metadata(name="node01", labels=labels, annotations=annotations))])
+    assert agents_label(scene) == "labels"
+    assert agents_label(scene, DEPLOYS) == "false"
+    gone = Scene([Node(Metadata(name="node01", labels=labels | {NODE_LABEL: "false"}, annotations=annotations))])
+    (patch,) = [write.patch for write in gone.decided(DEPLOYS).writes if isinstance(write, PatchNode)]
+    assert patch.metadata.labels.items() >= {NODE_LABEL: None, "vgpu.type": None}.items()
+    assert patch.metadata.annotations == {OWNED_ANNOTATION: None}
