@@ -129,7 +129,8 @@ class LabNode:
 
     def make_nodes(self) -> None:
         """Create the host's missing device nodes in the real `/dev`: those of vGPUs appear at run time."""
-        for node in (self.host / "dev/vfio").iterdir():
+        folder = self.host / "dev/vfio"  # missing on a host without an IOMMU, such as a worker VM
+        for node in folder.iterdir() if folder.is_dir() else ():
             if not (VFIO / node.name).exists():
                 os.mknod(VFIO / node.name, stat.S_IFCHR | 0o600, NULL)
 

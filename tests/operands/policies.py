@@ -19,8 +19,10 @@ SITE = Site(
     vgpu_os=frozenset({"ubuntu22.04"}),
     config_maps={"kernel-module-params": ("nvidia.conf", "b.conf"), "params": ("nvidia.conf",)},
 )
-ALL_KINDS = replace(SITE, container_os=frozenset({"ubuntu22.04", "rhel9"}), has_container_nodes=True)
-"""A cluster that has nodes for containers, too."""
+ALL_KINDS = replace(
+    SITE, container_os=frozenset({"ubuntu22.04", "rhel9"}), has_container_nodes=True, labels_vgpu_types=True
+)
+"""A cluster that has nodes for containers, too, which are labelled with their vGPU types."""
 NAMES = st.text("abcxyz0123456789-./", max_size=12)
 QUANTITIES = st.sampled_from([1, 0, "200Mi", "500m", "1.5"])
 
