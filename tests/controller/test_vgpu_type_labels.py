@@ -8,6 +8,7 @@ import pytest
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.kinds.workloads import DaemonSet
 from gpuvirt.cluster.labels import NODE_LABEL
+from gpuvirt.cluster.operator.decisions import ControllerSettings
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.cluster.operator.writes import ApplyObject, PatchNode
 from gpuvirt.cluster.resources import Metadata
@@ -19,11 +20,11 @@ DEPLOYS = replace(SETTINGS, image="registry.example/gpuvirt:1")
 LABELS = replace(DEPLOYS, labels_vgpu_types=True)
 
 
-def agents_label(scene: Scene, settings: object = LABELS) -> str | None:
+def agents_label(scene: Scene, settings: ControllerSettings = LABELS) -> str | None:
     """Return the label of the node by which its agent is deployed."""
     (found,) = scene.nodes
     labels = dict[str, str | None](found.metadata.labels)
-    for write in scene.decided(replace(LABELS, labels_vgpu_types=settings is LABELS)).writes:
+    for write in scene.decided(settings).writes:
         if isinstance(write, PatchNode):
             labels |= write.patch.metadata.labels
     return labels.get(NODE_LABEL)
@@ -58,6 +59,9 @@ def test_also_where_no_vms_run_and_beside_nvidias_operator() -> None:
     decided = scene.decided(replace(LABELS, coexists=True))
     (patch,) = [write.patch for write in decided.writes if isinstance(write, PatchNode)]
     assert patch.metadata.labels == {NODE_LABEL: "labels"}
+    kept_off = replace(scene, nodes=[node("container", gpu_deploy_operands="false")])
+    decided = kept_off.decided(replace(LABELS, coexists=True))
+    assert not [write for write in decided.writes if isinstance(write, PatchNode)]
 
 
 def test_a_node_without_gpus_or_without_operands_has_no_agent() -> None:

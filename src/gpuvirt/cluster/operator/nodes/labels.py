@@ -108,7 +108,7 @@ def desired_labels_beside(metadata: Metadata, placement: Placement, around: Arou
     # NVIDIA's operands serve containers on a node that shares its GPUs, so they stay there beside the agent.
     shares = placement.present and placement.workload is Workload.SHARED
     agent = _agent_of_leaving(placement, around) if shares else None
-    if placement.present and placement.workload is Workload.CONTAINER and around.labels_vgpu_types:
+    if placement.counts and placement.workload is Workload.CONTAINER and around.labels_vgpu_types:
         agent = AGENT_LABELS
     return DesiredLabels({**dict.fromkeys(gone), NODE_LABEL: agent}, {OPERANDS_OFF_ANNOTATION: None})
 
