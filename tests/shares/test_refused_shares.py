@@ -11,22 +11,25 @@ import pytest
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.keeping import KeeperDependencies
-from gpuvirt.cluster.agent.podevents import AGAIN_S, PodEvents
+from gpuvirt.cluster.agent.podevents import AGAIN_S, RETRY_S, PodEvents
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.reasons import Reason, ReasonCode, sharing
+from gpuvirt.model.shares.demand import Demand
+from gpuvirt.model.shares.node.choice import PodOnNode
+from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.refusals import Refusal, Refusals, RefusedPod, Step
 from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.kubelet.starting import StartError
 from tests.certificates import Authority, Pair
-from tests.kubeletnode import until
+from tests.kubeletnode import CLOCK, until
 from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, scripted
 from tests.shares.sharednode import SharedNode, shared_node
 
 EVENTS = "/apis/events.k8s.io/v1/namespaces/ns/events"
-POD = RefusedPod(PodUid("uid-1"), "ns", "p")
+POD, OTHER = RefusedPod(PodUid("uid-1"), "ns", "p"), RefusedPod(PodUid("uid-2"), "ns", "q")
 FULL = sharing.no_room("pod ns/p", 600, {"GPU-a": 400})
 AWAY = sharing.pod_unknown("container main", "pod uid-1 is not known")
 FORBIDDEN: Reply = 403, {"kind": "Status", "message": "forbidden", "code": 403}
@@ -77,10 +80,16 @@ class Written:
 
     def __init__(self) -> None:
         self.refusals = Refusals()
+        self.pods = NodePods()
+        self.show(POD, OTHER)
         self.clock = SimClock()
         self.answer: Reply = 201, {"metadata": {"name": "e"}}
         self.calls: list[Call] = []
         self.reported: list[ApiError | None] = []
+
+    def show(self, *pods: RefusedPod) -> None:
+        """Let the API server have these pods."""
+        self.pods.observe({pod.uid: PodOnNode(pod.uid, pod.namespace, pod.name, Demand(())) for pod in pods})
 
     def reply(self, call: Call) -> Reply:
         assert (call.method, call.path) == ("POST", EVENTS)
@@ -91,17 +100,14 @@ class Written:
     def reasons(self) -> list[str]:
         return [json.loads(call.body)["reason"] for call in self.calls]
 
-    async def refuse(self, reason: Reason = FULL, pod: RefusedPod = POD, *, writes: bool = True) -> None:
-        """Let the kubelet's call be refused, and wait until the writer has nothing left to do."""
-        count = len(self.calls) + writes
-        outcomes = len(self.reported)
+    def refuse(self, reason: Reason = FULL, pod: RefusedPod = POD) -> None:
         self.refusals.add(Step.PRE_START, reason, pod)
-        await until(lambda: not self.refusals.pending.get() and len(self.calls) >= count)
-        if writes and self.answer not in (NOT_FOUND, CONFLICT):
-            await until(lambda: len(self.reported) > outcomes)
-        for _ in range(20):
-            await asyncio.sleep(0)  # noqa: TID251  the writer's own turns, no time
-        assert len(self.calls) == count
+
+    async def until_written(self, *reasons: str) -> None:
+        """Wait for these events in all, and a moment for more."""
+        await until(lambda: len(self.calls) >= len(reasons) and not self.refusals.pending)
+        await CLOCK.sleep(0.05)
+        assert self.reasons == list(reasons)
 
 
 @asynccontextmanager
@@ -110,46 +116,63 @@ async def writing(server: Pair, authority: Authority) -> AsyncIterator[Written]:
     async with scripted(written.reply, server, authority.certificate) as served, asyncio.TaskGroup() as group:
         credentials = Credentials("127.0.0.1", served.port, "gpuvirt", ca=authority.certificate, token=b"x")
         on = KeeperDependencies(Client(credentials), "node01", written.clock, Random(1))  # noqa: S311
-        task = group.create_task(PodEvents(on, written.refusals).run(written.reported.append))
+        writer = PodEvents(on, written.refusals, written.pods)
+        task = group.create_task(writer.run(written.reported.append))
         yield written
         task.cancel()
 
 
 async def test_an_event_names_the_pod_the_code_and_the_reason(server: Pair, authority: Authority) -> None:
     async with writing(server, authority) as written:
-        await written.refuse()
+        written.refuse()
+        await written.until_written("NoRoom")
         event = json.loads(written.calls[0].body)
     assert event["metadata"]["namespace"] == "ns"
     assert event["regarding"] == {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "ns", "uid": "uid-1"}
     assert (event["type"], event["reason"], event["note"]) == ("Warning", "NoRoom", FULL.text)
     assert (event["reportingController"], event["reportingInstance"]) == ("gpuvirt.io/node", "node01")
-    assert written.reported == [None]
+    assert written.reported == []
 
 
 async def test_a_refusal_that_repeats_has_one_event_for_a_while(server: Pair, authority: Authority) -> None:
     async with writing(server, authority) as written:
-        await written.refuse()
         for _ in range(5):
-            await written.refuse(writes=False)
-        await written.refuse(AWAY)
-        await written.refuse(pod=RefusedPod(PodUid("uid-2"), "ns", "q"))
-        await written.refuse(writes=False)
+            written.refuse()
+            await written.until_written("NoRoom")
+        written.refuse(AWAY)
+        await written.until_written("NoRoom", "ApiServerAway")
+        written.refuse(pod=OTHER)
+        await written.until_written("NoRoom", "ApiServerAway", "NoRoom")
         await written.clock.advance(AGAIN_S + 1)
-        await written.refuse()
-    assert written.reasons == ["NoRoom", "ApiServerAway", "NoRoom", "NoRoom"]
+        written.refuse()
+        await written.until_written("NoRoom", "ApiServerAway", "NoRoom", "NoRoom")
 
 
 @pytest.mark.parametrize("answer", [FORBIDDEN, BROKEN])
-async def test_an_event_that_was_not_written_follows_at_the_next_attempt(
-    server: Pair, authority: Authority, answer: Reply
-) -> None:
+async def test_an_event_that_was_not_written_is_tried_again(server: Pair, authority: Authority, answer: Reply) -> None:
     async with writing(server, authority) as written:
         good, written.answer = written.answer, answer
-        await written.refuse()
+        written.refuse()
+        await until(lambda: bool(written.reported))
+        await written.until_written("NoRoom")
         written.answer = good
-        await written.refuse()
-        await written.refuse(writes=False)
+        await written.clock.advance(RETRY_S)
+        await written.until_written("NoRoom", "NoRoom")
+        await written.clock.advance(RETRY_S)
+        await written.until_written("NoRoom", "NoRoom")
     assert [error is None for error in written.reported] == [False, True]
+
+
+async def test_the_problem_ends_with_the_pod_that_has_no_event(server: Pair, authority: Authority) -> None:
+    async with writing(server, authority) as written:
+        written.answer = FORBIDDEN
+        written.refuse()
+        await until(lambda: len(written.reported) == 1)
+        written.show(OTHER)
+        await written.clock.advance(RETRY_S)
+        await until(lambda: len(written.reported) == 2)
+        await written.until_written("NoRoom")
+    assert written.reported[-1] is None
 
 
 @pytest.mark.parametrize("answer", [NOT_FOUND, CONFLICT])
@@ -158,8 +181,10 @@ async def test_an_event_about_a_namespace_that_is_gone_is_not_tried_again(
 ) -> None:
     async with writing(server, authority) as written:
         written.answer = answer
-        await written.refuse()
-        await written.refuse(writes=False)
+        written.refuse()
+        await written.until_written("NoRoom")
+        written.refuse()
+        await written.until_written("NoRoom")
         assert written.reported == []
 
 

@@ -202,7 +202,8 @@ class _Run:
 
         self._start("pods", follow)
         self._start("shares", lambda: keeper.run(written))
-        events, unwritten = PodEvents(self._dependencies, shares.refusals), self._reporter("events", "to write events")
+        events = PodEvents(self._dependencies, shares.refusals, shares.pods)
+        unwritten = self._reporter("events", "to write events about pods")
         self._start("pod events", lambda: events.run(unwritten))
 
     def _follow_configs(self, name: ConfigMapName) -> None:

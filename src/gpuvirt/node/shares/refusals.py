@@ -57,7 +57,9 @@ class Refusals:
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         """By step and the code of the reason."""
-        self.pending: Cell[Mapping[RefusalKey, Refusal]] = Cell({})
+        self.added: Cell[int] = Cell(0)
+        """How many refusals of pods were added."""
+        self.pending: Mapping[RefusalKey, Refusal] = {}
         """The refusals of pods since the last `take`: at most one for each pod and code."""
 
     def add(self, step: Step, reason: Reason, pod: RefusedPod | None = None) -> None:
@@ -65,11 +67,10 @@ class Refusals:
         self.counts[step, reason.code] += 1
         if pod is not None:
             refusal = Refusal(pod, reason)
-            self.pending.set({**self.pending.get(), refusal.key: refusal})
+            self.pending = {**self.pending, refusal.key: refusal}
+            self.added.set(self.added.get() + 1)
 
     def take(self) -> Sequence[Refusal]:
         """Return the pending refusals, and forget them."""
-        taken = tuple(self.pending.get().values())
-        if taken:
-            self.pending.set({})
+        taken, self.pending = tuple(self.pending.values()), {}
         return taken
