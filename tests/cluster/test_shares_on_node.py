@@ -245,7 +245,7 @@ def test_a_pod_that_gets_no_gpu_has_an_event_with_the_reason(shared: Shared) -> 
         node.until(lambda: node.status(waits).phase == "Running", described)
         assert len([line for line in described().splitlines() if "gpuvirt.io/node" in line]) == 1
         shared.start("never", main(700))
-        node.until(lambda: node.status("never").phase == "Failed", lambda: str(node.status("never")))
+        node.until(lambda: node.status("never").phase == "Failed", lambda: node.kubectl("describe", "pod", "never"))
         assert "NoRoom: nvidia.com/vgpu requests 700 units" in node.kubectl("describe", "pod", "never")
 
 
