@@ -47,7 +47,7 @@ def _by_scores(trace: Sequence[int], sharing: Sharing) -> int:
             break
         scores = prioritized(NodeArguments(asked, fitting), books.rows, sharing)
         name = NodeName(max(scores, key=lambda one: one.score).host)
-        placed = books.place(demand, name, sharing.policy)
+        placed = books.nodes[name].place(demand, sharing.policy)
         if placed is None:
             raise SystemExit(f"{units} units do not fit on {name}, although they fit into a piece")
         books.put(name, PodUid(str(number)), placed.used, demand.total)

@@ -130,9 +130,7 @@ def test_filter_agrees_with_the_books_that_place_pods(gpus: list[int], taken: li
     judged = fit(found.index.books, demand_of_pod(decoded_pod(asked), Sharing().resource), NodeName("n"))
     answer = ask(found, asked, "n")
     assert (answer.node_names == ["n"]) == (judged is Fit.FITS)
-    placed = found.index.books.place(
-        demand_of_pod(decoded_pod(asked), Sharing().resource), NodeName("n"), Sharing().policy
-    )
+    placed = found.index.nodes[NodeName("n")].place(demand_of_pod(decoded_pod(asked), Sharing().resource))
     assert (placed is not None) == (judged is Fit.FITS)
 
 

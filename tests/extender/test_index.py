@@ -15,7 +15,7 @@ ON_A = pod("one", 300, on="n", gpus=[{"a": 300}])
 
 def reserve(found: IndexUnderTest, content: Object, name: NodeName = N) -> None:
     asked = decoded_pod(content)
-    chosen = found.index.books.place(demand_of_pod(asked, Sharing().resource), name, Sharing().policy)
+    chosen = found.index.nodes[name].place(demand_of_pod(asked, Sharing().resource))
     assert chosen is not None
     found.index.reserve(asked, name, chosen)
 

@@ -85,11 +85,10 @@ def test_pods_are_counted_that_are_known_before_their_node() -> None:
 
 
 def test_the_policy_places(books: Books) -> None:
-    packed, spread = (books.place(pod(300), NODE, policy) for policy in (Policy.BINPACK, Policy.SPREAD))
+    packed, spread = (books.nodes[NODE].place(pod(300), policy) for policy in (Policy.BINPACK, Policy.SPREAD))
     assert packed is not None
     assert spread is not None
     assert (packed.used, spread.used) == (shares(a=300), shares(b=300))
-    assert books.place(pod(300), OTHER, Policy.BINPACK) is None
 
 
 PODS = st.sampled_from([PodUid(f"pod-{number}") for number in range(4)])

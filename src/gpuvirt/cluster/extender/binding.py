@@ -33,7 +33,7 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, pod_shares_text
-from gpuvirt.model.shares.placement import Placement, place
+from gpuvirt.model.shares.placement import Placement
 from gpuvirt.model.shares.wording import requested_text
 
 log = logging.getLogger(__name__)
@@ -188,8 +188,7 @@ class Binder:
             return _Write(pod, node, Placement({}, {}))
         books = self._index.books_for(pod, node)
         sharing = self._sharing
-        free = books.free if books is not None else {}
-        chosen = place(demand, free, sharing.policy_of(pod), sharing.whole)
+        chosen = books.place(demand, sharing.policy_of(pod), sharing.whole) if books is not None else None
         if chosen is None:
             largest = f"its largest free piece is {books.largest}" if books is not None else "it shares no GPUs"
             raise CannotBindError(

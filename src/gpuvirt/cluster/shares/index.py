@@ -58,7 +58,7 @@ class Index:
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
-        self._books = Books(sharing.whole)
+        self._books = Books()
         self._nodes: dict[NodeName, _NodePods] = {}
         self._pods: dict[ObjectKey, SharingPod] = {}
         """The pods that name the resource, bound or not."""

@@ -121,6 +121,10 @@ class NodeBooks:
         units = self._floating.get(pod)
         return {} if units is None else dict.fromkeys(self.capacity, units)
 
+    def place(self, demand: Demand, policy: Policy = Policy.BINPACK, whole: Units = WHOLE) -> Placement | None:
+        """Return where a pod's containers go, None where they do not fit."""
+        return place(demand, self._free, policy, whole)
+
     def has(self, pod: PodUid) -> bool:
         """Return whether a pod takes units here."""
         return pod in self._pods or pod in self._floating
@@ -162,8 +166,7 @@ NO_PODS = 1 << 31
 class Books:
     """The shares of a cluster's nodes."""
 
-    def __init__(self, whole: Units = WHOLE) -> None:
-        self._whole = whole
+    def __init__(self) -> None:
         self._nodes: dict[NodeName, NodeBooks] = {}
         self._rows: dict[NodeName, NodeRow] = {}
 
@@ -203,11 +206,6 @@ class Books:
         if (books := self._nodes.get(name)) is not None:
             books.drop(pod)
             self._rows[name] = row_of(books)
-
-    def place(self, demand: Demand, name: NodeName, policy: Policy) -> Placement | None:
-        """Return where a pod's containers go on a node, None where they do not fit."""
-        books = self._nodes.get(name)
-        return place(demand, books.free, policy, self._whole) if books is not None else None
 
 
 def row_of(books: NodeBooks) -> NodeRow:

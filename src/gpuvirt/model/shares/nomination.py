@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
-from gpuvirt.model.shares.placement import Policy, place
+from gpuvirt.model.shares.placement import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def with_nominated(
     """
     later, found = books.without(ending), books.without(())
     for one in sorted(nominations, key=lambda one: one.rank):
-        placed = place(one.demand, later.free, one.policy, whole)
+        placed = later.place(one.demand, one.policy, whole)
         if placed is not None:
             for each in (later, found):
                 each.put(one.pod, placed.used, one.demand.total, one.priority)
