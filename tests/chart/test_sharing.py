@@ -50,19 +50,32 @@ def test_the_extender_has_its_values_as_options(helm: Helm) -> None:
     assert at(rendered.one("Deployment", "gpuvirt-extender"), "spec", "replicas") == 3
 
 
-def test_a_standby_that_is_never_ready_blocks_no_upgrade(helm: Helm) -> None:
+def test_an_upgrade_starts_a_replica_before_it_ends_one(helm: Helm) -> None:
     spec = at(helm.template(*EXTENDER).one("Deployment", "gpuvirt-extender"), "spec")
     assert at(spec, "replicas") == 2
-    assert at(spec, "strategy", "rollingUpdate", "maxUnavailable") == "100%"
+    assert at(spec, "strategy", "rollingUpdate") == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_the_extenders_service_leads_to_its_port(helm: Helm) -> None:
+def test_a_drain_evicts_one_extender_at_a_time(helm: Helm) -> None:
+    rendered = helm.template(*EXTENDER)
+    budget = at(rendered.one("PodDisruptionBudget", "gpuvirt-extender"), "spec")
+    assert at(budget, "maxUnavailable") == 1
+    labels = at(rendered.one("Deployment", "gpuvirt-extender"), "spec", "selector", "matchLabels")
+    assert at(budget, "selector", "matchLabels") == labels
+    alone = helm.template(*EXTENDER, "extender.replicas=1").named("PodDisruptionBudget")
+    assert "gpuvirt-extender" not in alone, "it would block each drain"
+
+
+def test_the_extenders_service_leads_where_the_leader_says(helm: Helm) -> None:
     rendered = helm.template(*BOTH)
     service = at(rendered.one("Service", "gpuvirt-extender"), "spec")
-    assert items(at(service, "ports")) == [{"name": "http", "port": 8888, "targetPort": "http"}]
-    labels = at(rendered.one("Deployment", "gpuvirt-extender"), "spec", "selector", "matchLabels")
-    assert at(service, "selector") == labels
+    assert items(at(service, "ports")) == [{"name": "http", "port": 8888, "targetPort": 8888}]
+    assert at(service, "selector") is None, "Kubernetes would write slices with all replicas"
     assert at(service, "clusterIP") is None, "a headless Service has no address that a static pod can use"
+    extender = container(rendered, "gpuvirt-extender")
+    assert "--service=gpuvirt-extender" in items(at(extender, "args"))
+    fields = {at(one, "name"): at(one, "valueFrom", "fieldRef", "fieldPath") for one in items(at(extender, "env"))}
+    assert fields == {"GPUVIRT_NAMESPACE": "metadata.namespace", "GPUVIRT_POD_IPS": "status.podIPs"}
 
 
 def test_the_extender_may_bind_pods_and_change_nothing_else(helm: Helm) -> None:
@@ -73,7 +86,16 @@ def test_the_extender_may_bind_pods_and_change_nothing_else(helm: Helm) -> None:
         "poddisruptionbudgets": ["list", "watch"],
         "pods/binding": ["create"],
     }
-    assert rights(rendered, "Role", "gpuvirt-extender").keys() == {"leases"}
+    own = items(at(rendered.one("Role", "gpuvirt-extender"), "rules"))
+    verbs = [(at(rule, "resources", 0), bool(at(rule, "resourceNames")), items(at(rule, "verbs"))) for rule in own]
+    assert verbs == [
+        ("leases", False, ["create"]),
+        ("leases", True, ["get", "update"]),
+        ("services", True, ["get"]),
+        ("endpointslices", False, ["create"]),
+        ("endpointslices", True, ["get", "update"]),
+        ("endpointslices/restricted", False, ["create"]),
+    ]
 
 
 def test_the_second_scheduler_has_the_rights_of_a_scheduler_and_a_lease_of_its_own(helm: Helm) -> None:

@@ -16,9 +16,9 @@ import msgspec
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from tests.certificates import Authority
+from tests.extender.namedobjects import NamedObjects, Object
 from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 
-Object = dict[str, object]
 ENDED = ("Succeeded", "Failed")
 
 
@@ -48,9 +48,11 @@ class PodApi:
         self.budgets: dict[str, Object] = {}
         self.budgets_reply: Reply | None = None
         """The answer to all requests for PodDisruptionBudgets, where they fail."""
-        self.leases: dict[str, Object] = {}
-        self.lease_reply: Reply | None = None
-        """The answer to all requests for leases, where they fail."""
+        self.leases = NamedObjects(self._stamp)
+        self.services = NamedObjects(self._stamp)
+        self.endpoint_slices = NamedObjects(self._stamp)
+        self.watches_lag = False
+        """Whether the watches that are open report nothing more."""
         self._version = 10
         self._events: dict[str, list[Object]] = {"pods": [], "nodes": [], "poddisruptionbudgets": []}
         self._changed = asyncio.Event()
@@ -85,8 +87,13 @@ class PodApi:
     def answer(self, call: Call) -> Reply:
         """Answer a request."""
         parts = call.path.strip("/").split("/")
-        if "leases" in parts:
-            return self.lease_reply or self._lease(call, parts)
+        for kind, named in (
+            ("leases", self.leases),
+            ("services", self.services),
+            ("endpointslices", self.endpoint_slices),
+        ):
+            if kind in parts:
+                return named.answer(call)
         if call.path in {"/api/v1/pods", "/api/v1/nodes", "/apis/policy/v1/poddisruptionbudgets"}:
             kind = parts[-1]
             if kind == "poddisruptionbudgets" and self.budgets_reply is not None:
@@ -127,20 +134,6 @@ class PodApi:
         self.put("pods", changed)
         return 201, {"kind": "Status", "status": "Success"}
 
-    def _lease(self, call: Call, parts: list[str]) -> Reply:
-        body = msgspec.json.decode(call.body, type=dict[str, object]) if call.body else {}
-        name = str(_part(body, "metadata")["name"]) if call.method == "POST" else parts[-1]
-        stored = self.leases.get(name)
-        if call.method == "GET":
-            return (200, stored) if stored is not None else NOT_FOUND
-        if call.method == "PUT" and (stored is None or _version_of(body) != _version_of(stored)):
-            return CONFLICT
-        if call.method == "POST" and stored is not None:
-            return CONFLICT
-        self._stamp(body)
-        self.leases[name] = body
-        return 200, body
-
     def _objects(self, kind: str) -> dict[str, Object]:
         return {"pods": self.pods, "nodes": self.nodes}.get(kind, self.budgets)
 
@@ -160,8 +153,11 @@ class PodApi:
     async def _watch(self, kind: str, call: Call) -> AsyncIterator[object]:
         since = int(call.target.partition("resourceVersion=")[2].partition("&")[0])
         number = 0
+        lags = self.watches_lag
         while True:
             changed, events = self._changed, self._events[kind]
+            if self.watches_lag and not lags:
+                await _forever()
             for event in events[number:]:
                 if int(_version_of(_part(event, "object"))) > since:
                     yield event
@@ -190,8 +186,12 @@ def _version_of(content: Object) -> str:
 
 
 async def _silence() -> AsyncIterator[object]:
-    await asyncio.get_running_loop().create_future()
+    await _forever()
     yield {}
+
+
+async def _forever() -> None:
+    await asyncio.get_running_loop().create_future()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from gpuvirt.cluster.extender.binding import Binder, CannotBindError
 from gpuvirt.cluster.extender.protocol import BindingArguments
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
-from tests.extender.podapi import Object, PodApi, serving
+from tests.extender.namedobjects import Object
+from tests.extender.podapi import PodApi, serving
 from tests.extender.pods import IndexUnderTest, node, pod
 
 REFUSED = 500, {"message": "etcdserver: request timed out"}

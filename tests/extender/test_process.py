@@ -9,14 +9,15 @@ import msgspec
 import pytest
 
 from gpuvirt.apps import extender
-from gpuvirt.apps.extender import ExtenderOptions, Process
+from gpuvirt.apps.extender import ExtenderOptions, Process, ServiceOptions
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.election import Terms
 from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.facts.ids import PodUid, parse_namespace
-from tests.extender.podapi import Object, PodApi, Served, serving
+from tests.extender.namedobjects import Object
+from tests.extender.podapi import PodApi, Served, serving
 from tests.extender.pods import budget, node, pod
 from tests.extender.test_serving import ask, request
 
@@ -53,10 +54,10 @@ class Running:
         self._group = group
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, *, elects: bool = True) -> Process:
+    async def start(self, *, elects: bool = True, service: ServiceOptions | None = None) -> Process:
         credentials = from_kubeconfig(self._served.kubeconfig)
-        namespace = parse_namespace("gpuvirt")
-        process = Process(ExtenderOptions(credentials, namespace, ("127.0.0.1", 0), elects=elects))
+        namespace, listen = parse_namespace("gpuvirt"), ("127.0.0.1", 0)
+        process = Process(ExtenderOptions(credentials, namespace, listen, elects=elects, service=service))
         self.tasks.append(self._group.create_task(process.run()))
         await until(lambda: process.server.port is not None)
         return process
@@ -80,7 +81,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> PodApi:
 
 
 def is_ready(process: Process) -> bool:
-    return process.term is not None and process.term.missing is None
+    return process.extender.missing is None
 
 
 async def test_pods_are_bound_until_their_gpu_is_full(api: PodApi, tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ async def test_pods_are_bound_until_their_gpu_is_full(api: PodApi, tmp_path: Pat
         assert answer["NodeNames"] == []
         ended = {**api.pods["default/p0"], "status": {"phase": "Succeeded"}}
         api.put("pods", ended)
-        await until(lambda: not process.term or process.term.index.totals().free == 400)
+        await until(lambda: process.extender.index.totals().free == 400)
         assert await bind(process, "p3") == ""
         assert (await get(process, "/readyz")) == (200, "ok\n")
         metrics = (await get(process, "/metrics"))[1].splitlines()
@@ -109,8 +110,9 @@ async def test_one_replica_serves_and_another_takes_over_at_once_when_it_ends(ap
         second = await processes.start()
         api.put("pods", pod("p", 600))
         api.put("pods", pod("q", 600))
+        await until(lambda: second.missing is None)
+        assert await get(second, "/readyz") == (200, "ok\n"), "a standby is ready to take over"
         assert "does not lead" in str(await bind(second, "p"))
-        assert (await get(second, "/readyz"))[0] == 503
         assert await bind(first, "p") == ""
         processes.tasks[0].cancel()
         await until(lambda: is_ready(second))
@@ -118,15 +120,47 @@ async def test_one_replica_serves_and_another_takes_over_at_once_when_it_ends(ap
         assert len(api.bindings) == 1
 
 
+async def test_a_new_leader_lists_the_pods_again_before_it_answers(api: PodApi, tmp_path: Path) -> None:
+    """The watch of a standby may lag behind the bindings of its predecessor."""
+    async with running(api, tmp_path) as processes:
+        first = await processes.start()
+        await until(lambda: is_ready(first))
+        second = await processes.start()
+        for name in "pq":
+            api.put("pods", pod(name, 600))
+            await until(lambda: second.extender.index.pod("default", name) is not None)  # noqa: B023
+        api.watches_lag = True
+        assert await bind(first, "p") == ""
+        processes.tasks[0].cancel()
+        await until(lambda: is_ready(second))
+        assert "does not fit" in str(await bind(second, "q"))
+
+
+async def test_a_pod_that_ended_unseen_by_a_standby_frees_its_units(api: PodApi, tmp_path: Path) -> None:
+    async with running(api, tmp_path) as processes:
+        first = await processes.start()
+        await until(lambda: is_ready(first))
+        second = await processes.start()
+        for name in "pq":
+            api.put("pods", pod(name, 600))
+        assert await bind(first, "p") == ""
+        await until(lambda: second.extender.index.totals().free == 400)
+        api.watches_lag = True
+        api.delete("pods", "default/p")
+        processes.tasks[0].cancel()
+        await until(lambda: is_ready(second))
+        assert second.extender.index.totals().free == 1000
+
+
 async def test_a_leader_that_cannot_renew_binds_nothing(api: PodApi, tmp_path: Path) -> None:
     async with running(api, tmp_path) as processes:
         process = await processes.start()
         await until(lambda: is_ready(process))
         api.put("pods", pod("p", 600))
-        api.lease_reply = 500, {"message": "etcdserver: no leader"}
-        await until(lambda: process.term is None)
+        api.leases.reply = 500, {"message": "etcdserver: no leader"}
+        await until(lambda: not process.extender.leads)
         assert "does not lead" in str(await bind(process, "p"))
-        api.lease_reply = None
+        api.leases.reply = None
         await until(lambda: is_ready(process))
         assert await bind(process, "p") == ""
 
@@ -137,11 +171,9 @@ async def test_a_process_that_was_stopped_binds_nothing_when_it_goes_on(api: Pod
         process = await processes.start()
         await until(lambda: is_ready(process))
         api.put("pods", pod("p", 600))
-        api.lease_reply = 500, {"message": "stopped"}
-        term = process.term
-        await until(lambda: term is not None and term.missing is not None)
-        assert term is not None
-        answer = await term.answer("bind", msgspec.json.encode({}))
+        api.leases.reply = 500, {"message": "stopped"}
+        await until(lambda: process.extender.missing is not None)
+        answer = await process.extender.answer("bind", msgspec.json.encode({}))
         assert b"does not lead" in answer.body
     assert api.bindings == []
 
@@ -159,7 +191,7 @@ async def test_a_binding_under_way_is_finished_before_the_lease_is_released(api:
 
         error, _ = await asyncio.gather(bind(process, "p"), stop())
         assert error == "", "the pod was read after the write that was not answered"
-        await until(lambda: "holderIdentity': ''" in str(api.leases["gpuvirt-extender"]))
+        await until(lambda: "holderIdentity': ''" in str(api.leases.objects["gpuvirt-extender"]))
 
 
 async def test_the_next_pod_waits_for_the_binding_of_the_one_before(api: PodApi, tmp_path: Path) -> None:
@@ -170,7 +202,7 @@ async def test_the_next_pod_waits_for_the_binding_of_the_one_before(api: PodApi,
         for name in ("warm", "p", "q"):
             api.put("pods", pod(name, 500))
             api.put("nodes", node(name, a=500))
-        await until(lambda: process.term is not None and len(process.term.index.nodes) == 4)
+        await until(lambda: len(process.extender.index.nodes) == 4)
 
         async def place(name: str) -> Object:
             return await post(process, "filter", Pod=pod(name, 500), NodeNames=["p"])
@@ -247,7 +279,7 @@ async def test_a_budget_that_changes_protects_its_pods_from_the_next_preemption_
 
         assert "uid-kept" in await chosen()
         api.put("poddisruptionbudgets", budget("db", 0, app="db"))
-        await until(lambda: process.term is not None and len(process.term.budgets) == 1)
+        await until(lambda: len(process.extender.budgets) == 1)
         assert "uid-other" in await chosen()
 
 
@@ -255,8 +287,8 @@ async def test_no_request_is_answered_before_the_budgets_are_listed(api: PodApi,
     api.budgets_reply = 403, {"message": "poddisruptionbudgets.policy is forbidden"}
     async with running(api, tmp_path) as processes:
         process = await processes.start(elects=False)
-        await until(lambda: process.term is not None and process.term.index.is_ready)
-        await until(lambda: process.term is not None and "is forbidden" in str(process.term.missing))
+        await until(lambda: process.extender.index.is_ready)
+        await until(lambda: "is forbidden" in str(process.extender.missing))
         answer = await post(process, "filter", Pod=pod("p", 300), NodeNames=["n"])
         assert "not all nodes, pods and PodDisruptionBudgets are listed yet" in str(answer["Error"])
         assert (await get(process, "/readyz"))[0] == 503

@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from random import Random
 
 import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.extender import Extender
+from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.web import httpserver
 from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.httpserver import HttpServer
@@ -18,9 +22,16 @@ FILTER = msgspec.json.encode({"Pod": pod("p", 300), "NodeNames": ["n1"]})
 
 
 class Standby:
-    """A process that does not lead."""
+    """A process that does not lead, and has listed nothing yet."""
 
-    term: Extender | None = None
+    def __init__(self) -> None:
+        credentials = Credentials("127.0.0.1", 1, "gpuvirt")
+        random = Random(1)  # noqa: S311  it keeps no secrets
+        self.extender = Extender(Client(credentials), Sharing(), RealClock(), random, lambda: False)
+
+    @property
+    def missing(self) -> str | None:
+        return self.extender.unlisted
 
 
 class Connection:
@@ -127,7 +138,7 @@ async def test_requests_that_come_at_once_are_answered_in_turn(connect: Connect)
         (request("/filter", b"", method="GET"), 405, "only POST is supported here"),
         (request("/healthz", b""), 405, "only GET, HEAD is supported here"),
         (request("/scores"), 404, "no such page; pages are /filter, /prioritize, /preempt, /bind, /healthz"),
-        (request("/readyz", b"", method="GET"), 503, "this replica of the extender does not lead"),
+        (request("/readyz", b"", method="GET"), 503, "not all nodes, pods and PodDisruptionBudgets are listed yet"),
         (request(Content_Type="text/yaml"), 200, "filter: the content type is text/yaml; expected application/json"),
         (request(Content_Type="application/json; charset=utf-8"), 200, "does not lead"),
         (request(Content_Length=str(33 << 20)), 200, "filter: the body is larger than 32 MiB"),

@@ -3,10 +3,8 @@
 import asyncio
 import gc
 import logging
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 from gpuvirt.clock import Clock, RealClock
@@ -14,10 +12,11 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import Candidacy, Election, Terms, new_identity
 from gpuvirt.cluster.extender.extender import Extender
+from gpuvirt.cluster.extender.route import Backend, RouteKeeper
 from gpuvirt.cluster.shares.sharing import Sharing
-from gpuvirt.errors import ConfigError
-from gpuvirt.facts.ids import Namespace
+from gpuvirt.facts.ids import Namespace, ObjectName
 from gpuvirt.tasks import until_stopped
+from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.httpserver import HttpServer
 
@@ -26,28 +25,14 @@ log = logging.getLogger(__name__)
 EXTENDER_LEASE = "gpuvirt-extender"
 TERMS = Terms(duration_s=8, give_up_s=5.0, renew_s=1.0)
 """Another replica answers 10 s after the leader was killed, since pods wait for it."""
-RELOAD_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
-    """The files of the server's certificate and key, which are read again when they change."""
+class ServiceOptions:
+    """The Service of the extenders, and the addresses of this one."""
 
-    certificate: Path
-    key: Path
-
-    def load(self, context: ssl.SSLContext) -> None:
-        """Read the files; raise ConfigError."""
-        try:
-            context.load_cert_chain(self.certificate, self.key)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"{self.certificate} with {self.key} cannot be used: {error}", where="--tls-cert"
-            ) from error
-
-    def versions(self) -> tuple[int, ...]:
-        """Return the times of the last changes; raise OSError."""
-        return tuple(file.stat().st_mtime_ns for file in (self.certificate, self.key))
+    name: ObjectName
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +41,14 @@ class ExtenderOptions:
 
     credentials: Credentials
     namespace: Namespace
-    """The namespace of the lease."""
+    """The namespace of the lease, and of the Service."""
     listen: tuple[str, int]
     sharing: Sharing = field(default_factory=Sharing)
     elects: bool = True
     """Whether several extenders elect a leader; otherwise this one leads at once."""
-    tls: Tls | None = None
+    service: ServiceOptions | None = None
+    """The Service that is to lead to this process while it leads; None where clients connect by themselves."""
+    tls: CertificateFiles | None = None
     clock: Clock = field(default_factory=RealClock)
 
 
@@ -69,65 +56,84 @@ class Process:
     """The process of one extender."""
 
     def __init__(self, options: ExtenderOptions, on_ready: Callable[[], None] = lambda: None) -> None:
-        """`on_ready` is called when the nodes, the pods and the PodDisruptionBudgets are listed."""
+        """`on_ready` is called each time that the process begins to answer requests. Raises ConfigError."""
         random = Random()  # noqa: S311  it spreads watches over time, and keeps no secrets
-        self.term: Extender | None = None
-        """The extender while this process leads; None while another process leads."""
         self._options = options
         self._on_ready = on_ready
-        self._random = random
-        candidacy = Candidacy(options.namespace, EXTENDER_LEASE, new_identity(random), TERMS)
+        self._me = new_identity(random)
+        candidacy = Candidacy(options.namespace, EXTENDER_LEASE, self._me, TERMS)
         self._election = Election(Client(options.credentials), candidacy, options.clock, random)
+        self._client = Client(options.credentials, keeps=True)
+        self.extender = Extender(self._client, options.sharing, options.clock, random, self._may_write)
+        self.route: RouteKeeper | None = None
+        """Keeps the Service's route while this process leads and has a Service."""
+        self._certificate = ServerCertificate(options.tls) if options.tls is not None else None
         self.pages = ExtenderPages(self, options.clock)
         self.server = HttpServer(self.pages.answer)
+
+    @property
+    def missing(self) -> str | None:
+        """Why this process is not ready; None once it is.
+
+        A standby is ready once it could take over. The leader is ready once it answers, and the Service leads to it.
+        """
+        if not self.extender.leads:
+            return self.extender.unlisted
+        return self.extender.missing or (self.route.missing if self.route is not None else None)
 
     async def run(self) -> None:
         """Serve and take part in the election, for ever.
 
         When cancelled, the process finishes its bindings, releases its lease, and only then closes its connections.
         """
-        options, context = self._options, self._context()
+        options, certificate = self._options, self._certificate
         host, port = options.listen
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self.server.run(host, port, context))]
-            if context is not None and options.tls is not None:
-                tasks.append(group.create_task(_reload(options.tls, context, options.clock)))
+            context = certificate.context if certificate is not None else None
+            tasks = [group.create_task(self.server.run(host, port, context)), group.create_task(self.extender.run())]
+            if certificate is not None:
+                tasks.append(group.create_task(certificate.follow(options.clock)))
             try:
                 await (self._election.run(self._lead) if options.elects else self._lead())
             finally:
                 for task in tasks:
                     task.cancel()
+                self._client.close()
+
+    def _may_write(self) -> bool:
+        return self._election.may_write or not self._options.elects
 
     async def _lead(self) -> None:
-        client = Client(self._options.credentials, keeps=True)
-        may_write: Callable[[], bool] = (lambda: self._election.may_write) if self._options.elects else (lambda: True)
-        self.term = Extender(client, self._options.sharing, self._options.clock, self._random, may_write)
+        """Answer requests, and have the Service lead here, until cancelled."""
+        service, clock = self._options.service, self._options.clock
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._announce(self.term))
-                await self.term.run()
+                group.create_task(self.extender.lead())
+                group.create_task(self._announce())
+                if service is not None:
+                    backend = Backend(service.name, service.addresses, self._me)
+                    client = Client(self._options.credentials)
+                    self.route = RouteKeeper(client, self._options.namespace, backend, clock, self._may_write)
+                    group.create_task(self.route.keep(await self._port()))
         finally:
-            self.term = None
-            client.close()
+            self.route = None
 
-    async def _announce(self, term: Extender) -> None:
-        """Log when the nodes, the pods and the PodDisruptionBudgets are listed."""
+    async def _port(self) -> int:
+        """Return the port of the server once it listens."""
+        while self.server.port is None:
+            await self._options.clock.sleep(0.05)
+        return self.server.port
+
+    async def _announce(self) -> None:
+        """Log when requests are answered."""
         clock = self._options.clock
         began_s = clock.monotonic_s()
-        while not term.is_listed:
+        while self.extender.missing is not None:
             await clock.sleep(0.1)
         self._on_ready()
-        after_s, totals = round(clock.monotonic_s() - began_s, 1), term.index.totals()
+        after_s, totals = round(clock.monotonic_s() - began_s, 1), self.extender.index.totals()
         extra = {"after_s": after_s, "nodes": totals.nodes, "gpus": totals.gpus, "pods": totals.pods}
         log.info("answering requests", extra=extra)
-
-    def _context(self) -> ssl.SSLContext | None:
-        tls = self._options.tls
-        if tls is None:
-            return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load(context)
-        return context
 
 
 def _leave_out_of_collections() -> None:
@@ -135,21 +141,6 @@ def _leave_out_of_collections() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-
-
-async def _reload(tls: Tls, context: ssl.SSLContext, clock: Clock) -> None:
-    """Read the certificate again when it has changed; new connections use it."""
-    known = tls.versions()
-    while True:
-        await clock.sleep(RELOAD_EVERY_S)
-        try:
-            found = tls.versions()
-            if found != known:
-                tls.load(context)
-                known = found
-                log.info("the certificate has changed", extra={"file": tls.certificate})
-        except (OSError, ConfigError) as error:
-            log.warning("the certificate cannot be read again; the previous one is used: %s", error)
 
 
 async def run_until_stopped(options: ExtenderOptions) -> None:

@@ -69,6 +69,8 @@ class Cache(Generic[T]):
     doubted: bool = False
     """Whether the server reported since the last list that the kind does not exist. The next list is then reported as a
     delta even if no object has changed."""
+    restarted: bool = False
+    """Whether the consumer may have lost objects: the next list is then reported as changes of all of them."""
 
 
 Input = Listed[T] | Watched[T] | Ended | Failed
@@ -114,11 +116,11 @@ def pause_s(cache: Cache[T], chance: float) -> float:
 def _listed(cache: Cache[T], listed: Listed[T]) -> Step[T]:
     objects = ObjectMap.of({key_of(item): item for item in listed.items})
     before: Mapping[ObjectKey, T] = cache.objects or {}
-    changed = frozenset(key for key, item in objects.items() if before.get(key) != item)
+    changed = frozenset(key for key, item in objects.items() if cache.restarted or before.get(key) != item)
     removed = frozenset(before.keys() - objects.keys())
     # Failures count until a watch succeeds: a server may answer lists and fail every watch.
     after = Cache(objects, listed.version, cache.failures)
-    is_change = cache.objects is None or cache.doubted or changed or removed
+    is_change = cache.objects is None or cache.doubted or cache.restarted or changed or removed
     return Step(after, Delta(objects, changed, removed) if is_change else None)
 
 

@@ -21,6 +21,8 @@ from gpuvirt.cluster.transport import Answer, Lines, Request, Transport
 T = TypeVar("T", bound=KubernetesObject)
 D = TypeVar("D")
 
+MaySend = Callable[[], bool]
+"""Whether a process may still write: asked when the connection is there, right before the request is sent."""
 PAGE = 500
 """Objects on a page of a list."""
 FIELD_MANAGER = "gpuvirt"
@@ -206,22 +208,20 @@ class Client:
         headers = {"Content-Type": "application/json"} if uid else {}
         await self._call(asked, Request("DELETE", resource.path_of(name), headers, body))
 
-    async def create(self, resource: Resource, content: object, shape: type[D]) -> D:
-        """Create an object and return it; raises ApiError, and ConflictError if the name exists."""
+    async def create(
+        self, resource: Resource, content: object, shape: type[D], *, may_send: MaySend | None = None
+    ) -> D:
+        """Create an object and return it; raises ApiError, and ConflictError if the name exists.
+
+        `may_send` is asked right before the request is sent; NotSentError says that it was not.
+        """
         asked = Asked("create", resource)
         headers = {"Content-Type": "application/json"}
-        request = Request("POST", resource.path, headers, msgspec.json.encode(content))
+        request = Request("POST", resource.path, headers, msgspec.json.encode(content), may_send)
         return _decoded(asked, await self._call(asked, request), shape)
 
     async def create_part(
-        self,
-        resource: Resource,
-        name: str,
-        part: str,
-        content: object,
-        *,
-        within_s: float,
-        may_send: Callable[[], bool],
+        self, resource: Resource, name: str, part: str, content: object, *, within_s: float, may_send: MaySend
     ) -> None:
         """Create a subresource of one object, such as a pod's `binding`; raises ApiError.
 
@@ -233,14 +233,16 @@ class Client:
         path = f"{resource.path_of(name)}/{part}?timeout={within_s:.6f}s"
         await self._call(asked, Request("POST", path, headers, msgspec.json.encode(content), may_send))
 
-    async def update(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:
-        """Replace an object by `content` and return the new object; raises ApiError.
+    async def update(
+        self, resource: Resource, name: str, content: object, shape: type[D], *, may_send: MaySend | None = None
+    ) -> D:
+        """Replace an object by `content` and return the new object; raises ApiError. `may_send` as in `create`.
 
         Raises ConflictError if the object no longer has the version of `content`.
         """
         asked = Asked("update", resource, name)
         headers = {"Content-Type": "application/json"}
-        request = Request("PUT", resource.path_of(name), headers, msgspec.json.encode(content))
+        request = Request("PUT", resource.path_of(name), headers, msgspec.json.encode(content), may_send)
         return _decoded(asked, await self._call(asked, request), shape)
 
     async def _call(self, asked: Asked, request: Request) -> bytes:

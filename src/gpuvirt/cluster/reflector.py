@@ -38,9 +38,10 @@ class Reflector(Generic[T]):
     async def run(self, observe: Callable[[Delta[T]], None], report: Callable[[ApiError | None], None]) -> None:
         """Follow the collection for ever; `observe` gets each delta, `report` each error, and None after a success.
 
-        A second run, such as after a failure of the consumer, lists again and reports all objects as changed.
+        A second run, such as after a failure of the consumer, lists again. It reports all objects as changed, and those
+        as removed that are gone since the first run.
         """
-        self._cache = Cache()
+        self._cache = Cache(self._cache.objects, restarted=True)
         asked_for_s = 0.0
         while True:
             wait_s = max(pause_s(self._cache, self._random.random()), asked_for_s)

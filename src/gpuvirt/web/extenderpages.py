@@ -7,7 +7,6 @@ from typing import Protocol
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
-from gpuvirt.cluster.extender.binding import NOT_LEADING
 from gpuvirt.cluster.extender.extender import FAILED, MALFORMED, NOT_SERVING, VERBS, Answer, Extender, Requests, failed
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, head, number, text_of
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
@@ -19,12 +18,17 @@ _TEXT = "text/plain; charset=utf-8"
 _PAGES = ("/healthz", "/readyz", "/metrics")
 
 
-class Leading(Protocol):
-    """A process that may lead."""
+class Served(Protocol):
+    """A process whose pages are served."""
 
     @property
-    def term(self) -> Extender | None:
-        """The extender while this process leads; None while another process leads."""
+    def extender(self) -> Extender:
+        """The extender of the process."""
+        ...
+
+    @property
+    def missing(self) -> str | None:
+        """Why the process is not ready; None once it is."""
         ...
 
 
@@ -32,7 +36,7 @@ class Leading(Protocol):
 class ExtenderPages:
     """Answers the requests to one process."""
 
-    process: Leading
+    process: Served
     clock: Clock
     requests: Requests = field(default_factory=Requests)
 
@@ -50,7 +54,7 @@ class ExtenderPages:
             return _wrong_method("GET, HEAD")
         if request.path == "/metrics":
             return HttpAnswer(200, self.metrics().encode(), CONTENT_TYPE)
-        missing = self._missing() if request.path == "/readyz" else None
+        missing = self.process.missing if request.path == "/readyz" else None
         return HttpAnswer(200 if missing is None else 503, f"{missing or 'ok'}\n".encode(), _TEXT)
 
     async def _answer_verb(self, verb: str, request: HttpRequest) -> HttpAnswer:
@@ -66,27 +70,19 @@ class ExtenderPages:
             return failed(f"{verb}: {request.fault}", MALFORMED)
         if request.content_type not in {"", JSON}:
             return failed(f"{verb}: the content type is {request.content_type}; expected {JSON}", MALFORMED)
-        if (term := self.process.term) is None:
-            return failed(NOT_LEADING, NOT_SERVING)
         try:
-            return await term.answer(verb, request.body)
+            return await self.process.extender.answer(verb, request.body)
         except Exception as error:
             log.exception("a request failed", extra={"verb": verb})
             return failed(f"{verb}: the extender failed: {type(error).__name__}: {error}; its log has more", FAILED)
 
-    def _missing(self) -> str | None:
-        """Return why this process is not ready: it does not lead, or has not listed all nodes and pods."""
-        term = self.process.term
-        return NOT_LEADING if term is None else term.missing
-
     def metrics(self) -> str:
         """Return the metrics page."""
-        term, requests = self.process.term, self.requests
+        extender, requests = self.process.extender, self.requests
+        answers = extender.missing is None
         return text_of(
-            gauge("gpuvirt_extender_leads", "1 in the leading process.", (), [((), float(term is not None))]),
-            gauge(
-                "gpuvirt_extender_ready", "1 once requests are answered.", (), [((), float(self._missing() is None))]
-            ),
+            gauge("gpuvirt_extender_leads", "1 in the leading process.", (), [((), float(extender.leads))]),
+            gauge("gpuvirt_extender_ready", "1 while requests are answered.", (), [((), float(answers))]),
             counter(
                 "gpuvirt_extender_requests_total",
                 "Requests of kube-scheduler, by verb and result.",
@@ -94,7 +90,7 @@ class ExtenderPages:
                 requests.results.items(),
             ),
             _seconds(requests),
-            _books(term) if term is not None else (),
+            _books(extender) if extender.leads else (),
             gauge("gpuvirt_info", "The extender's version.", ("version",), [((__version__,), 1)]),
         )
 
@@ -117,8 +113,8 @@ def _seconds(requests: Requests) -> Iterator[str]:
         yield f'{name}_count{{verb="{verb}"}} {total}'
 
 
-def _books(term: Extender) -> Iterator[str]:
-    totals = term.index.totals()
+def _books(extender: Extender) -> Iterator[str]:
+    totals = extender.index.totals()
     yield from gauge("gpuvirt_extender_nodes", "Nodes that share GPUs.", (), [((), totals.nodes)])
     yield from gauge("gpuvirt_extender_gpus", "GPUs that are shared.", (), [((), totals.gpus)])
     yield from gauge(
@@ -134,5 +130,5 @@ def _books(term: Extender) -> Iterator[str]:
         [(("known",), totals.pods - totals.floating), (("unknown",), totals.floating)],
     )
     yield from gauge(
-        "gpuvirt_extender_bindings", "Bindings that are under way.", (), [((), float(term.binder.under_way))]
+        "gpuvirt_extender_bindings", "Bindings that are under way.", (), [((), float(extender.binder.under_way))]
     )

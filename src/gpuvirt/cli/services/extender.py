@@ -1,20 +1,25 @@
 """`gpuvirt extender`: the extender of the kube-scheduler that packs shares of GPUs."""
 
 import asyncio
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpuvirt.apps.extender import ExtenderOptions, Tls, run_until_stopped
+from gpuvirt.apps.extender import ExtenderOptions, ServiceOptions, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
 from gpuvirt.cluster.shares.sharing import Sharing
-from gpuvirt.errors import ConfigError
+from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import parse_object_name
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.placement import Policy
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
+from gpuvirt.web.certificates import CertificateFiles
+
+POD_IPS = "--pod-ips"
 
 
 def extender(  # noqa: PLR0913  one parameter an option
@@ -28,7 +33,7 @@ def extender(  # noqa: PLR0913  one parameter an option
             "-n",
             envvar="GPUVIRT_NAMESPACE",
             metavar="NAME",
-            help="Namespace of the Lease. Default: the pod's, else that of the kubeconfig's context.",
+            help="Namespace of the Lease and the Service. Default: the pod's, else that of the kubeconfig's context.",
         ),
     ] = "",
     elect: Annotated[bool, typer.Option(help="Answer only while this process has the Lease gpuvirt-extender.")] = True,
@@ -38,6 +43,23 @@ def extender(  # noqa: PLR0913  one parameter an option
             envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of the verbs, the probes and the metrics."
         ),
     ] = ":8888",
+    service: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_SERVICE",
+            metavar="NAME",
+            help="Service without a selector, whose EndpointSlice this process writes while it leads.",
+        ),
+    ] = "",
+    pod_ips: Annotated[
+        str,
+        typer.Option(
+            POD_IPS,
+            envvar="GPUVIRT_POD_IPS",
+            metavar="ADDRESS,...",
+            help="Addresses of this process for --service. The slice gets the one of the Service's family.",
+        ),
+    ] = "",
     resource: Annotated[
         str, typer.Option(envvar="GPUVIRT_RESOURCE", metavar="NAME", help="Resource by which pods request units.")
     ] = str(UNITS_RESOURCE),
@@ -65,7 +87,8 @@ def extender(  # noqa: PLR0913  one parameter an option
     """Run the scheduler extender, which places shares of GPUs.
 
     It answers filter, prioritize, preempt and bind of the kube-scheduler for pods that request units of GPUs, and runs
-    until SIGTERM or SIGINT. Of several replicas one answers. While none does, pods with units wait, and others do not.
+    until SIGTERM or SIGINT. Of several replicas one answers, and the others are ready to take over. While none does,
+    pods with units wait, and others do not.
     """
     set_up(log_format, verbose=verbose)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
@@ -78,14 +101,31 @@ def extender(  # noqa: PLR0913  one parameter an option
         listen=address,
         sharing=Sharing(options.resource_of(resource), Units(units), policy),
         elects=elect,
+        service=_service(service, pod_ips, elects=elect),
         tls=_tls(tls_cert, tls_key),
     )
     asyncio.run(run_until_stopped(served))
 
 
-def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+def _service(name: str, addresses: str, *, elects: bool) -> ServiceOptions | None:
+    if not name:
+        return None
+    if not elects:
+        raise ConfigError("an extender that takes part in no election writes no EndpointSlice", where="--service")
+    found = tuple(filter(None, map(str.strip, addresses.split(","))))
+    if not found:
+        raise ConfigError("expected the addresses of this process, as in 10.0.0.7 or 10.0.0.7,fd00::7", where=POD_IPS)
+    try:
+        return ServiceOptions(parse_object_name(name), tuple(str(ip_address(address)) for address in found))
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where="--service") from error
+    except ValueError as error:
+        raise ConfigError(f"{error}; expected addresses, as in 10.0.0.7,fd00::7", where=POD_IPS) from error
+
+
+def _tls(certificate: Path | None, key: Path | None) -> CertificateFiles | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
         raise ConfigError("expected both a certificate and its key", where="--tls-cert, --tls-key")
-    return Tls(certificate, key)
+    return CertificateFiles(certificate, key)

@@ -1,7 +1,7 @@
-"""The extender while its process leads: keeps the index by watches, and answers kube-scheduler's requests.
+"""The extender: keeps the index by watches, and answers kube-scheduler's requests while its process leads.
 
-A new leader lists all pods after it got the lease, and answers nothing before: so it knows the bindings of its
-predecessor, which wrote none after the end of its own lease.
+A standby keeps the index, too. A new leader lists all pods again after it got the lease, and answers nothing before:
+the watch of a standby may lag behind the bindings of its predecessor, which wrote none after the end of its own lease.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets
 from gpuvirt.cluster.shares.index import Index
-from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS
+from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.node.loops.telemetry import Histogram
 from gpuvirt.tasks import keep_going
@@ -55,7 +55,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 @dataclass(slots=True)
 class Requests:
-    """The counters of requests, which last longer than a term."""
+    """The counters of requests."""
 
     results: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By verb and result."""
@@ -71,11 +71,13 @@ class Answer:
 
 
 class Extender:
-    """The extender of one term."""
+    """The extender of one process, in all its terms."""
 
     def __init__(
         self, client: Client, sharing: Sharing, clock: Clock, random: Random, may_write: Callable[[], bool]
     ) -> None:
+        self.leads = False
+        """Whether this process is in a term: it has the lease, or had it a moment ago."""
         self.index = Index(sharing)
         self.budgets = DisruptionBudgets()
         self.binder = Binder(client, self.index, sharing, clock, may_write)
@@ -87,17 +89,32 @@ class Extender:
         self._pods = Reflector(client, SHARING_PODS, clock, random)
         self._disruptions = Reflector(client, DISRUPTION_BUDGETS, clock, random)
         self._problems: dict[str, ApiError] = {}
-        self._ended = False
+        self._term = 0
+        self._term_of_list = 0
+        """The term in which the pods were listed last."""
+        self._new_term = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep the index, until cancelled; then wait for the bindings that are under way."""
+        """Keep the index, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow("nodes", self._nodes, self.index.observe_nodes))
+            group.create_task(self._follow("budgets", self._disruptions, self.budgets.observe))
+            while True:
+                self._new_term.clear()
+                pods = group.create_task(self._follow("pods", self._pods, self._observer_of(self._term)))
+                await self._new_term.wait()
+                pods.cancel()
+                await asyncio.wait({pods})
+
+    async def lead(self) -> None:
+        """Answer requests once the pods are listed again, until cancelled; then wait for bindings under way."""
+        self.leads = True
+        self._term += 1
+        self._new_term.set()
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._follow("nodes", self._nodes, self.index.observe_nodes))
-                group.create_task(self._follow("pods", self._pods, self.index.observe_pods))
-                group.create_task(self._follow("budgets", self._disruptions, self.budgets.observe))
+            await asyncio.get_running_loop().create_future()
         finally:
-            self._ended = True
+            self.leads = False
             await self.binder.settled()
 
     @property
@@ -106,12 +123,20 @@ class Extender:
         return self.index.is_ready and self.budgets.is_ready
 
     @property
+    def unlisted(self) -> str | None:
+        """Why this process could not take over: it has not listed all objects; None once it has."""
+        return None if self.is_listed else self._not_listed()
+
+    @property
     def missing(self) -> str | None:
-        """Why no request can be answered yet; None once all can be."""
-        if not self.is_listed:
-            why = "; ".join(str(error) for error in self._problems.values())
-            return f"not all nodes, pods and PodDisruptionBudgets are listed yet{f': {why}' if why else ''}"
-        return NOT_LEADING if self._ended or not self._may_write() else None
+        """Why no request can be answered; None while all can be."""
+        if not self.leads or not self._may_write():
+            return NOT_LEADING
+        return None if self.is_listed and self._term_of_list == self._term else self._not_listed()
+
+    def _not_listed(self) -> str:
+        why = "; ".join(str(error) for error in self._problems.values())
+        return f"not all nodes, pods and PodDisruptionBudgets are listed yet{f': {why}' if why else ''}"
 
     async def answer(self, verb: str, body: bytes) -> Answer:
         """Return the answer to a request of one of `VERBS`."""
@@ -167,6 +192,15 @@ class Extender:
         self._turns.bind(asked.uid)
         await self.binder.bind(asked)
         return Answer(msgspec.json.encode(BindingResult()), OK)
+
+    def _observer_of(self, term: int) -> Callable[[Delta[SharingPod]], None]:
+        """Return the consumer of a list that begins in a term, and of the changes after it."""
+
+        def observe(delta: Delta[SharingPod]) -> None:
+            self.index.observe_pods(delta)
+            self._term_of_list = term
+
+        return observe
 
     async def _follow(self, name: str, reflector: Reflector[T], observe: Callable[[Delta[T]], None]) -> None:
         def report(error: ApiError | None) -> None:

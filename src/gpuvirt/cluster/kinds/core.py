@@ -194,6 +194,8 @@ class ServicePort(msgspec.Struct, frozen=True):
     """A port of a Service."""
 
     port: int = 0
+    name: str = ""
+    """Names the port in the Service's EndpointSlices; empty only where the Service has a single port."""
 
 
 class ServiceSpec(msgspec.Struct, frozen=True):
