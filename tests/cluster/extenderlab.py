@@ -1,6 +1,5 @@
 """Extenders beside the lab's API server and a real kube-scheduler, over nodes that are objects alone."""
 
-import asyncio
 import json
 import signal
 import subprocess
@@ -9,19 +8,20 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 
 import msgspec
 import yaml
 from lab.cluster.cluster import Cluster
+from lab.cluster.settings import ADDRESS
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.model.shares.annotations import PodShares
 from gpuvirt.model.shares.quantities import units_of
+from tests.cluster.extenderservice import EXTENDER, Service
 
 SCHEDULER = "gpuvirt-scheduler"
 RESOURCE = "nvidia.com/vgpu"
@@ -43,81 +43,6 @@ def until(met: Callable[[], bool], seen: Callable[[], object], within_s: float =
     return CLOCK.monotonic_s() - began_s
 
 
-class Service:
-    """What a Service does for the extender: each new connection goes to a replica that is ready."""
-
-    def __init__(self) -> None:
-        self.replicas: list[int] = []
-        """The ports of the replicas."""
-        self.port = 0
-        self._loop = asyncio.new_event_loop()
-        self._started = self._loop.create_future()
-
-    @contextmanager
-    def running(self) -> Iterator["Service"]:
-        """Serve on a thread of its own."""
-        thread = Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-        thread.start()
-        until(lambda: self.port != 0, lambda: "the service does not listen")
-        try:
-            yield self
-        finally:
-            self._loop.call_soon_threadsafe(self._started.set_result, None)
-            thread.join()
-            self._loop.close()
-
-    async def _serve(self) -> None:
-        tasks = set[asyncio.Task[None]]()
-
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = self._loop.create_task(self._pass_on(reader, writer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-        server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        await self._started
-        server.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        out: asyncio.StreamWriter | None = None
-        try:
-            for port in self.replicas:
-                if await self._is_ready(port):
-                    upstream, out = await asyncio.open_connection("127.0.0.1", port)
-                    async with asyncio.TaskGroup() as group:
-                        group.create_task(_copy(reader, out))
-                        group.create_task(_copy(upstream, writer))
-                    return
-        except OSError:
-            pass
-        finally:
-            for stream in filter(None, (writer, out)):
-                stream.transport.abort()
-
-    async def _is_ready(self, port: int) -> bool:
-        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(0.5):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                try:
-                    writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                    return b" 200 " in await reader.readline()
-                finally:
-                    writer.transport.abort()
-        return False
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while part := await reader.read(1 << 16):
-            writer.write(part)
-            await writer.drain()
-    writer.transport.abort()
-
-
 @dataclass
 class Replica:
     """One process of the extender."""
@@ -127,16 +52,24 @@ class Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process leads and has its index."""
+        """Whether the process answers requests, or could take over."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=1) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
+    @property
+    def serves(self) -> bool:
+        """Whether the process answers requests of kube-scheduler."""
+        try:
+            return self.metric("gpuvirt_extender_ready") == 1.0
+        except OSError:
+            return False
+
     def metric(self, name: str) -> float:
         """Return a value of the metrics page, by its name with labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=1) as answer:
             lines = answer.read().decode().splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
@@ -216,18 +149,32 @@ class ExtenderLab:
 
     def start_replica(self, port: int) -> Replica:
         """Start a process of the extender."""
-        command = [*GPUVIRT, "extender", "--listen", f"127.0.0.1:{port}", "--namespace", "default"]
-        command += ["--kubeconfig", str(self.cluster.kubeconfig)]
+        command = [*GPUVIRT, "extender", "--listen", f":{port}", "--namespace", "default"]
+        command += ["--kubeconfig", str(self.cluster.kubeconfig), "--service", EXTENDER, "--pod-ips", ADDRESS]
         with (self.folder / f"extender-{port}.log").open("ab") as log:
             replica = Replica(subprocess.Popen(command, stdout=log, stderr=log), port)
         self.replicas.append(replica)
-        self.service.replicas.append(port)
         return replica
 
+    def make_service(self) -> None:
+        """Create the extender's Service, as the chart does."""
+        ports = [{"name": "http", "port": 8888, "targetPort": 8888}]
+        self.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": EXTENDER}, "spec": {"ports": ports}})
+
+    def leads_to(self, replica: Replica) -> bool:
+        """Return whether the Service leads to a replica."""
+        return self.service.address == (ADDRESS, replica.port)
+
+    def page_by_cluster_ip(self, path: str) -> str:
+        """Return a page of the replica to which the node's proxy leads; raises OSError."""
+        address = self.kubectl("get", "service", EXTENDER, "-o", "jsonpath={.spec.clusterIP}")
+        with urllib.request.urlopen(f"http://{address}:8888{path}", timeout=2) as answer:
+            return str(answer.read().decode())
+
     def leader(self) -> Replica:
-        """Wait for the replica that is ready, and return it."""
-        until(lambda: any(one.is_ready for one in self.replicas), self.logs)
-        return next(one for one in self.replicas if one.is_ready)
+        """Wait until a replica serves and the Service leads to it, and return the replica."""
+        until(lambda: any(one.serves and one.is_ready for one in self.replicas), self.logs)
+        return next(one for one in self.replicas if one.serves)
 
     def logs(self) -> str:
         """Return the ends of all logs."""
@@ -261,8 +208,9 @@ def _scheduler_config(kubeconfig: Path, port: int) -> Mapping[str, object]:
 @contextmanager
 def extender_lab(cluster: Cluster, folder: Path) -> Iterator[ExtenderLab]:
     """Run a kube-scheduler with an extender behind a service, and end it and the replicas."""
-    with Service().running() as service:
+    with Service(cluster).running() as service:
         lab = ExtenderLab(cluster, service, folder)
+        lab.make_service()
         config = folder / "scheduler.yaml"
         config.write_text(yaml.safe_dump(_scheduler_config(cluster.kubeconfig, service.port)))
         command = [str(cluster.binaries / "kube-scheduler"), f"--config={config}", "--secure-port=0", "-v=2"]
@@ -278,3 +226,4 @@ def extender_lab(cluster: Cluster, folder: Path) -> Iterator[ExtenderLab]:
             cluster.kubectl("delete", "deployments", "--all", "--namespace", "default")
             cluster.kubectl("delete", "pods", "--all", "--force", "--namespace", "default")
             cluster.kubectl("delete", "nodes", "-l", "gpuvirt.io/share-test=true")
+            cluster.kubectl("delete", "service", EXTENDER, "--namespace", "default")

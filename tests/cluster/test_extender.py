@@ -4,12 +4,14 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from lab.cluster.cluster import Cluster
 
 from tests.cluster.extenderlab import ExtenderLab, extender_lab, until
+from tests.cluster.extenderservice import EXTENDER
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
 
@@ -57,19 +59,65 @@ def test_another_replica_takes_over(extenders: ExtenderLab, end: signal.Signals)
     for port in PORTS:
         extenders.start_replica(port)
     leader = extenders.leader()
+    (other,) = (one for one in extenders.replicas if one is not leader)
+    until(lambda: other.is_ready, extenders.logs)
+    assert extenders.leads_to(leader)
     extenders.deploy("app", 60, 400)
     until(lambda: extenders.bound() >= 10, extenders.logs)
     os.kill(leader.process.pid, end)
-    (other,) = (one for one in extenders.replicas if one is not leader)
-    took_s = until(lambda: other.is_ready, extenders.logs)
-    log.info("%s: another replica was ready after %.1f s", end.name, took_s)
-    assert took_s < 15
+    took_s = until(lambda: other.serves, extenders.logs)
+    log.info("%s: another replica served after %.1f s", end.name, took_s)
+    assert took_s < (3 if end is signal.SIGTERM else 15)
+    assert extenders.leads_to(other)
     if end is signal.SIGSTOP:
         os.kill(leader.process.pid, signal.SIGCONT)
     until(lambda: extenders.bound() == 40, extenders.logs)
     extenders.assert_not_overcommitted()
     if end is signal.SIGSTOP:
-        assert not leader.is_ready
+        assert not leader.serves
+    assert extenders.leads_to(other)
+
+
+def test_the_leader_undoes_changes_of_its_slice(extenders: ExtenderLab) -> None:
+    replica = extenders.start_replica(PORTS[0])
+    extenders.leader()
+    assert extenders.leads_to(replica)
+    name = f"endpointslice/{EXTENDER}"
+    extenders.kubectl("delete", name)
+    until(lambda: extenders.leads_to(replica), extenders.logs, within_s=6)
+    edit = '{"endpoints": [{"addresses": ["10.88.0.77"]}]}'
+    extenders.kubectl("patch", name, "--type=merge", "-p", edit)
+    assert not extenders.leads_to(replica)
+    until(lambda: extenders.leads_to(replica), extenders.logs, within_s=6)
+    # Kubernetes deletes the slice after its owner.
+    extenders.kubectl("delete", "service", EXTENDER)
+    until(lambda: extenders.service.address is None, extenders.logs)
+    extenders.make_service()
+    until(lambda: extenders.leads_to(replica), extenders.logs, within_s=6)
+    replica.process.terminate()
+    until(lambda: extenders.service.address is None, extenders.logs, within_s=6)
+
+
+def test_the_nodes_proxy_leads_to_the_leader(extenders: ExtenderLab) -> None:
+    """By the Service's cluster IP, as in kube-scheduler's configuration."""
+    for port in PORTS:
+        extenders.start_replica(port)
+    leader = extenders.leader()
+    (other,) = (one for one in extenders.replicas if one is not leader)
+    until(lambda: other.is_ready, extenders.logs)
+
+    def serves() -> bool:
+        with suppress(OSError):
+            return "gpuvirt_extender_ready 1" in extenders.page_by_cluster_ip("/metrics")
+        return False
+
+    until(serves, extenders.logs)
+    assert all(serves() for _ in range(20)), "no connection reaches the standby"
+    leader.process.terminate()
+    until(lambda: not serves(), extenders.logs)
+    took_s = until(serves, extenders.logs)
+    log.info("the cluster IP led to a replica that serves after %.1f s", took_s)
+    assert took_s < 5
 
 
 def test_preemption_frees_one_gpu(extenders: ExtenderLab) -> None:

@@ -1,0 +1,99 @@
+"""The extender's Service for programs on the host: it leads where the EndpointSlice of the lab's API server says."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+
+import msgspec
+from lab.cluster.cluster import Cluster
+
+EXTENDER = "gpuvirt-extender"
+
+
+class _Endpoint(msgspec.Struct):
+    addresses: list[str] = []
+
+
+class _Port(msgspec.Struct):
+    port: int = 0
+
+
+class _Slice(msgspec.Struct):
+    endpoints: list[_Endpoint] | None = None
+    ports: list[_Port] | None = None
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        if not self.endpoints or not self.ports:
+            return None
+        return self.endpoints[0].addresses[0], self.ports[0].port
+
+
+class Service:
+    """What a node's proxy does for a Service: each new connection goes to the address in its EndpointSlice."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.port = 0
+        self._cluster = cluster
+        self._loop = asyncio.new_event_loop()
+        self._started = self._loop.create_future()
+        self._listens = Event()
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """The address in the EndpointSlice; None while there is none."""
+        found = self._cluster.api.get(f"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/{EXTENDER}")
+        return msgspec.json.decode(found, type=_Slice).address if found is not None else None
+
+    @contextmanager
+    def running(self) -> Iterator["Service"]:
+        """Serve on a thread of its own."""
+        thread = Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+        thread.start()
+        self._listens.wait(20)
+        try:
+            yield self
+        finally:
+            self._loop.call_soon_threadsafe(self._started.set_result, None)
+            thread.join()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        tasks = set[asyncio.Task[None]]()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = self._loop.create_task(self._pass_on(reader, writer))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._listens.set()
+        await self._started
+        server.close()
+        for task in tuple(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        out: asyncio.StreamWriter | None = None
+        try:
+            if (address := await self._loop.run_in_executor(None, lambda: self.address)) is not None:
+                upstream, out = await asyncio.open_connection(*address)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(_copy(reader, out))
+                    group.create_task(_copy(upstream, writer))
+        except OSError:
+            pass
+        finally:
+            for stream in filter(None, (writer, out)):
+                stream.transport.abort()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while part := await reader.read(1 << 16):
+            writer.write(part)
+            await writer.drain()
+    writer.transport.abort()
