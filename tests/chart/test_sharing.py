@@ -203,6 +203,8 @@ def test_only_schedulers_may_ask_the_extender(helm: Helm) -> None:
         ("extender.resource=vgpu", "'/extender/resource': 'vgpu'"),
         ("extender.resource=example.com/vgpu", "'/extender/resource': 'example.com/vgpu'"),
         ("extender.units=0", "'/extender/units': minimum: got 0"),
+        ("extender.tls.secretName=A_B", "'/extender/tls/secretName': 'A_B'"),
+        ("extender.tls.secret=a", "additional properties 'secret' not allowed"),
         ("extender.enable=true", "additional properties 'enable' not allowed"),
     ],
 )
@@ -225,3 +227,28 @@ def test_notes_say_how_pods_get_shares(helm: Helm) -> None:
     assert "GPUs are shared only with --set sandboxWorkloads.enabled=true." in notes(*BOTH)
     assert label not in notes(*BOTH)
     assert label in notes(*BOTH, "sandboxWorkloads.enabled=true")
+
+
+def test_the_extender_has_a_certificate_and_the_second_scheduler_its_ca(helm: Helm) -> None:
+    rendered = helm.template(*BOTH, "extender.tls.secretName=extender-cert")
+    extender, scheduler = (rendered.pods()[name] for name in ("gpuvirt-extender", "gpuvirt-scheduler"))
+    options = set(map(str, items(at(extender, "containers", 0, "args"))))
+    assert {"--tls-cert=/etc/gpuvirt-extender/tls.crt", "--tls-key=/etc/gpuvirt-extender/tls.key"} <= options
+    for pod, files in ((extender, ["tls.crt", "tls.key"]), (scheduler, ["ca.crt"])):
+        volume = items(at(pod, "volumes"))[-1]
+        assert at(volume, "secret", "secretName") == "extender-cert"
+        assert [at(item, "path") for item in items(at(volume, "secret", "items"))] == files
+        mount = items(at(pod, "containers", 0, "volumeMounts"))[-1]
+        assert (at(mount, "name"), at(mount, "mountPath")) == (at(volume, "name"), "/etc/gpuvirt-extender")
+        assert at(mount, "subPath") is None, "the kubelet renews no file of a subPath"
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert at(extender, "containers", 0, probe, "httpGet", "scheme") == "HTTPS"
+    assert at(rendered.one("Service", "gpuvirt-extender"), "spec", "ports", 0, "name") == "https"
+
+
+def test_another_certificate_restarts_the_second_scheduler(helm: Helm) -> None:
+    def template(*values: str) -> Plain:
+        found = helm.template(*BOTH, *values).one("Deployment", "gpuvirt-scheduler")
+        return at(found, "spec", "template")
+
+    assert template() != template("extender.tls.secretName=a") != template("extender.tls.secretName=b")

@@ -18,15 +18,16 @@ from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject
 from gpuvirt.cluster.resources import Metadata, config_maps
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.plain import Plain, read
+from tests.chart.helmchart import at, items
 from tests.controller.scene import SETTINGS, Scene, node, policy
 
 SHARES = replace(SETTINGS, shared=SharedResource(ResourceName("nvidia.com/vgpu")))
 
 
-def service(address: str = "10.96.7.8", *, port: int = 8888) -> Service:
+def service(address: str = "10.96.7.8", *, port: int = 8888, name: str = "http") -> Service:
     """Return the extender's Service as the API server has it."""
     metadata = Metadata(name=EXTENDER, namespace=SETTINGS.namespace, uid="uid-of-the-service")
-    return Service(metadata, ServiceSpec(address, (ServicePort(port),)))
+    return Service(metadata, ServiceSpec(address, (ServicePort(port, name),)))
 
 
 def written(decisions: Decisions) -> ConfigMap | None:
@@ -79,6 +80,20 @@ def test_the_configuration_names_the_extender_by_its_address() -> None:
 
 def test_an_ipv6_address_stands_in_brackets() -> None:
     assert url_of(service("fd00:10:96::8")) == "http://[fd00:10:96::8]:8888"
+
+
+def test_a_service_with_a_port_for_https_is_asked_with_a_certificate_that_is_checked() -> None:
+    """By its name, since the URL has an address, and with a CA, without which kube-scheduler accepts any."""
+    manifest = written(Scene(services=[service(name="https")]).decided(SHARES))
+    name = f"gpuvirt-extender.{SETTINGS.namespace}.svc"
+    for key, ca_file in (
+        (CONFIG_KEY, "/etc/gpuvirt-extender/ca.crt"),
+        (EXTENDERS_KEY, "/etc/kubernetes/gpuvirt-extender-ca.crt"),
+    ):
+        (entry,) = items(at(content(manifest, key), "extenders"))
+        assert at(entry, "urlPrefix") == "https://10.96.7.8:8888"
+        assert at(entry, "enableHTTPS") is True
+        assert at(entry, "tlsConfig") == {"caFile": ca_file, "serverName": name}
 
 
 def test_the_extenders_service_owns_the_configuration() -> None:

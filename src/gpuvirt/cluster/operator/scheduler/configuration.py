@@ -6,6 +6,7 @@ Source: Kubernetes' API reference, kubescheduler.config.k8s.io/v1. Its decoder i
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gpuvirt import plain
 from gpuvirt.cluster.kinds.core import Service
@@ -17,6 +18,10 @@ WEIGHT = 5
 """How much the extender's scores count: more than each plugin of kube-scheduler, so that shares are packed."""
 TIMEOUT = "5s"
 """How long kube-scheduler waits for an answer."""
+HTTPS = "https"
+"""The name of the Service's port where the extender has a certificate."""
+CA_OF_SECOND, CA_OF_EXISTING = "/etc/gpuvirt-extender/ca.crt", "/etc/kubernetes/gpuvirt-extender-ca.crt"
+"""Where the chart mounts the CA into the second scheduler, and where an admin puts it for the cluster's own."""
 HEADER = "# gpuvirt's controller writes this configuration, and undoes edits.\n"
 
 
@@ -26,6 +31,15 @@ class ManagedResource(msgspec.Struct, frozen=True, rename="camel"):
     name: ResourceName
     ignored_by_scheduler: bool = False
     """False: kube-scheduler itself leaves out nodes without enough units, and finds the victims of a preemption."""
+
+
+class Tls(msgspec.Struct, frozen=True, rename="camel"):
+    """How kube-scheduler checks the extender's certificate. Without a CA it would accept any."""
+
+    ca_file: str
+    """The CA that has signed the certificate. kube-scheduler reads the file when it starts."""
+    server_name: str
+    """The name in the certificate, since the URL has an address."""
 
 
 class Extender(msgspec.Struct, frozen=True, rename="camel"):
@@ -43,6 +57,8 @@ class Extender(msgspec.Struct, frozen=True, rename="camel"):
     ignorable: bool = False
     """While the extender does not answer, pods with shares wait; otherwise two of them could get the same units."""
     http_timeout: str = TIMEOUT
+    enable_https: bool | UnsetType = msgspec.field(name="enableHTTPS", default=UNSET)
+    tls_config: Tls | UnsetType = UNSET
 
 
 class LeaderElection(msgspec.Struct, frozen=True, rename="camel"):
@@ -83,12 +99,22 @@ def url_of(service: Service) -> str | None:
     address, port = service.spec.cluster_ip, next(iter(service.spec.ports), None)
     if not address or address == "None" or port is None:
         return None
-    return f"http://{f'[{address}]' if ':' in address else address}:{port.port}"
+    scheme = "https" if port.name == HTTPS else "http"
+    return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port.port}"
 
 
-def extender(url: str, resources: Sequence[ResourceName]) -> Extender:
+def tls_of(service: Service, ca_file: str) -> Tls | None:
+    """Return how the certificate behind a Service is checked; None where the Service's port is not for HTTPS."""
+    port, metadata = next(iter(service.spec.ports), None), service.metadata
+    if port is None or port.name != HTTPS:
+        return None
+    return Tls(ca_file, f"{metadata.name}.{metadata.namespace}.svc")
+
+
+def extender(url: str, resources: Sequence[ResourceName], tls: Tls | None = None) -> Extender:
     """Return the entry of the extender at a URL, for the pods that request any of these resources."""
-    return Extender(url, tuple(map(ManagedResource, sorted(set(resources)))))
+    managed = tuple(map(ManagedResource, sorted(set(resources))))
+    return Extender(url, managed) if tls is None else Extender(url, managed, enable_https=True, tls_config=tls)
 
 
 def for_second_scheduler(entry: Extender, namespace: str) -> str:

@@ -14,10 +14,13 @@ from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, StoredObject, is_due, signed
 from gpuvirt.cluster.operator.operands.site import SharedResource
 from gpuvirt.cluster.operator.scheduler.configuration import (
+    CA_OF_EXISTING,
+    CA_OF_SECOND,
     SCHEDULER,
     extender,
     for_existing_scheduler,
     for_second_scheduler,
+    tls_of,
     url_of,
 )
 from gpuvirt.cluster.operator.store import Objects
@@ -70,10 +73,12 @@ def decide(
 
 
 def _config_map(url: str, shared: SharedResource, service: Service, namespace: str) -> ConfigMap:
-    entry = extender(url, (shared.name,))
+    second, existing = (
+        extender(url, (shared.name,), tls_of(service, ca_file)) for ca_file in (CA_OF_SECOND, CA_OF_EXISTING)
+    )
     owner = OwnerReference(api_version=workloads.CORE, kind="Service", name=EXTENDER, uid=service.metadata.uid)
     metadata = ObjectMeta(name=CONFIG_MAP, namespace=namespace, labels=LABELS, owner_references=(owner,))
-    data = {CONFIG_KEY: for_second_scheduler(entry, namespace), EXTENDERS_KEY: for_existing_scheduler(entry)}
+    data = {CONFIG_KEY: for_second_scheduler(second, namespace), EXTENDERS_KEY: for_existing_scheduler(existing)}
     return ConfigMap(api_version=workloads.CORE, metadata=metadata, data=data)
 
 
