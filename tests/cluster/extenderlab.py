@@ -2,6 +2,7 @@
 
 import json
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -18,9 +19,12 @@ from lab.cluster.cluster import Cluster
 from lab.cluster.settings import ADDRESS
 
 from gpuvirt.clock import RealClock
+from gpuvirt.cluster.operator.scheduler.configuration import Tls, extender
 from gpuvirt.cluster.shares.objects import SharingPod
+from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.shares.annotations import PodShares
 from gpuvirt.model.shares.quantities import units_of
+from tests.certificates import Authority, Pair
 from tests.cluster.extenderservice import EXTENDER, Service
 
 SCHEDULER = "gpuvirt-scheduler"
@@ -49,13 +53,13 @@ class Replica:
 
     process: "subprocess.Popen[bytes]"
     port: int
+    scheme: str = "http"
 
     @property
     def is_ready(self) -> bool:
         """Whether the process answers requests, or could take over."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=1) as answer:
-                return bool(answer.status == 200)
+            return bool(self.page("/readyz"))
         except OSError:
             return False
 
@@ -69,9 +73,16 @@ class Replica:
 
     def metric(self, name: str) -> float:
         """Return a value of the metrics page, by its name with labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=1) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = self.page("/metrics").splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+    def page(self, path: str) -> str:
+        """Return a page; raises OSError, also where it is an error."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        url = f"{self.scheme}://127.0.0.1:{self.port}{path}"
+        with urllib.request.urlopen(url, timeout=1, context=context) as found:  # noqa: S310  of this computer
+            return str(found.read().decode())
 
 
 @dataclass
@@ -81,6 +92,8 @@ class ExtenderLab:
     cluster: Cluster
     service: Service
     folder: Path
+    certificate: Pair | None = None
+    """The certificate of the replicas; None: HTTP."""
     replicas: list[Replica] = field(default_factory=list)
     capacity: dict[str, dict[str, int]] = field(default_factory=dict)
     """The units of each GPU of each node that was ever there."""
@@ -151,8 +164,11 @@ class ExtenderLab:
         """Start a process of the extender."""
         command = [*GPUVIRT, "extender", "--listen", f":{port}", "--namespace", "default"]
         command += ["--kubeconfig", str(self.cluster.kubeconfig), "--service", EXTENDER, "--pod-ips", ADDRESS]
+        if (pair := self.certificate) is not None:
+            command += ["--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
         with (self.folder / f"extender-{port}.log").open("ab") as log:
-            replica = Replica(subprocess.Popen(command, stdout=log, stderr=log), port)
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        replica = Replica(process, port, "http" if pair is None else "https")
         self.replicas.append(replica)
         return replica
 
@@ -181,19 +197,9 @@ class ExtenderLab:
         return "\n".join(f"{file.name}: {file.read_text()[-1500:]}" for file in self.folder.glob("*.log"))
 
 
-def _scheduler_config(kubeconfig: Path, port: int) -> Mapping[str, object]:
-    extender = {
-        "urlPrefix": f"http://127.0.0.1:{port}",
-        "filterVerb": "filter",
-        "prioritizeVerb": "prioritize",
-        "preemptVerb": "preempt",
-        "bindVerb": "bind",
-        "weight": 5,
-        "nodeCacheCapable": True,
-        "ignorable": False,
-        "httpTimeout": "5s",
-        "managedResources": [{"name": RESOURCE, "ignoredByScheduler": False}],
-    }
+def _scheduler_config(kubeconfig: Path, port: int, tls: Tls | None) -> Mapping[str, object]:
+    scheme = "http" if tls is None else "https"
+    entry = extender(f"{scheme}://127.0.0.1:{port}", (ResourceName(RESOURCE),), tls)
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -201,18 +207,26 @@ def _scheduler_config(kubeconfig: Path, port: int) -> Mapping[str, object]:
         "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 2000},
         "podMaxBackoffSeconds": 2,
         "profiles": [{"schedulerName": SCHEDULER}],
-        "extenders": [extender],
+        "extenders": [msgspec.to_builtins(entry)],
     }
 
 
 @contextmanager
-def extender_lab(cluster: Cluster, folder: Path) -> Iterator[ExtenderLab]:
-    """Run a kube-scheduler with an extender behind a service, and end it and the replicas."""
+def extender_lab(cluster: Cluster, folder: Path, authority: Authority | None = None) -> Iterator[ExtenderLab]:
+    """Run a kube-scheduler with an extender behind a service, and end it and the replicas.
+
+    With `authority`, kube-scheduler connects by TLS, and accepts the certificates of this authority.
+    """
+    certificate, tls = None, None
+    if authority is not None:
+        name = f"{EXTENDER}.default.svc"
+        certificate = authority.server("extender", alternatives=f"DNS:{name}")
+        tls = Tls(str(authority.certificate), name)
     with Service(cluster).running() as service:
-        lab = ExtenderLab(cluster, service, folder)
+        lab = ExtenderLab(cluster, service, folder, certificate)
         lab.make_service()
         config = folder / "scheduler.yaml"
-        config.write_text(yaml.safe_dump(_scheduler_config(cluster.kubeconfig, service.port)))
+        config.write_text(yaml.safe_dump(_scheduler_config(cluster.kubeconfig, service.port, tls)))
         command = [str(cluster.binaries / "kube-scheduler"), f"--config={config}", "--secure-port=0", "-v=2"]
         with (folder / "scheduler.log").open("wb") as log:
             scheduler = subprocess.Popen(command, stdout=log, stderr=log)

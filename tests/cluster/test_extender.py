@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from lab.cluster.cluster import Cluster
 
+from tests.certificates import Authority
 from tests.cluster.extenderlab import ExtenderLab, extender_lab, until
 from tests.cluster.extenderservice import EXTENDER
 
@@ -68,7 +69,7 @@ def test_another_replica_takes_over(extenders: ExtenderLab, end: signal.Signals)
     took_s = until(lambda: other.serves, extenders.logs)
     log.info("%s: another replica served after %.1f s", end.name, took_s)
     assert took_s < (3 if end is signal.SIGTERM else 15)
-    assert extenders.leads_to(other)
+    until(lambda: extenders.leads_to(other), extenders.logs, within_s=3)
     if end is signal.SIGSTOP:
         os.kill(leader.process.pid, signal.SIGCONT)
     until(lambda: extenders.bound() == 40, extenders.logs)
@@ -118,6 +119,27 @@ def test_the_nodes_proxy_leads_to_the_leader(extenders: ExtenderLab) -> None:
     took_s = until(serves, extenders.logs)
     log.info("the cluster IP led to a replica that serves after %.1f s", took_s)
     assert took_s < 5
+
+
+def test_kube_scheduler_checks_the_extenders_certificate(lab: Cluster, tmp_path: Path) -> None:
+    with extender_lab(lab, tmp_path, Authority(tmp_path)) as found:
+        found.make_nodes(1)
+        found.start_replica(PORTS[0])
+        found.leader()
+        found.deploy("app", 4, 500)
+        until(lambda: found.bound() == 4, found.logs)
+        (tmp_path / "other").mkdir()
+        found.certificate = Authority(tmp_path / "other").server("forged", alternatives=f"DNS:{EXTENDER}.default.svc")
+        ended = found.replicas.pop().process
+        ended.terminate()
+        ended.wait(20)
+        found.start_replica(PORTS[1])
+        found.leader()
+        found.kubectl("scale", "deployment", "app", "--replicas=0")
+        until(lambda: not found.pods(), found.logs)
+        found.kubectl("scale", "deployment", "app", "--replicas=1")
+        until(lambda: "certificate signed by unknown authority" in (tmp_path / "scheduler.log").read_text(), found.logs)
+        assert found.bound() == 0
 
 
 def test_preemption_frees_one_gpu(extenders: ExtenderLab) -> None:

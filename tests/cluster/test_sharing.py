@@ -11,6 +11,7 @@ import pytest
 import yaml
 from lab.cluster.images import PREFIX, busybox, write_archive
 
+from tests.certificates import Authority
 from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.clusterlab import BOX, LabNode
 from tests.cluster.controllerlab import ControlledNode, controlled
@@ -153,6 +154,16 @@ def test_the_real_kube_scheduler_accepts_the_controllers_configuration(
         head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
         assert read_by_kube_scheduler(node, head + own, tmp_path)["extenders"] == accepted["extenders"]
 
+        port = '[{"op": "replace", "path": "/spec/ports/0/name", "value": "https"}]'
+        node.kubectl("patch", "service", "gpuvirt-extender", "-n", NAMESPACE, "--type=json", "-p", port)
+        node.until(lambda: f"urlPrefix: https://{address}:8888" in config(), config)
+        # kube-scheduler reads the CA's file, too.
+        ca = str(Authority(tmp_path).certificate)
+        given = config().replace("/etc/gpuvirt-extender/ca.crt", ca)
+        (extender,) = read_by_kube_scheduler(node, given, tmp_path)["extenders"]
+        assert extender["enableHTTPS"] is True
+        assert extender["tlsConfig"] == {"caFile": ca, "serverName": f"gpuvirt-extender.{NAMESPACE}.svc"}
+
         edited = '{"data": {"config.yaml": "{}"}}'
         node.kubectl("patch", "configmap", "gpuvirt-scheduler", "-n", NAMESPACE, "--type=merge", "-p", edited)
         node.until(lambda: address in config(), config)
@@ -180,6 +191,9 @@ RIGHTS = (
     ("extender", "patch", "pods", "no"),
     ("extender", "patch", "pods/status", "no"),
     ("extender", "update", "leases.coordination.k8s.io", "no"),
+    ("extender", "create", "endpointslices.discovery.k8s.io", "no"),
+    ("extender", "get", "services", "no"),
+    ("extender", "get", "secrets", "no"),
     ("node", "patch", "pods/status", "yes"),
     ("node", "patch", "pods", "no"),
     ("node", "create", "pods/binding", "no"),

@@ -1,6 +1,7 @@
 """A server's certificate that is renewed on the disk: new connections get it, and half a pair changes nothing."""
 
 import asyncio
+import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -98,6 +99,29 @@ async def test_new_connections_get_a_renewed_certificate_and_open_ones_go_on(
             assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
         writer.transport.abort()
         following.cancel()
+
+
+def test_the_kubelets_way_to_renew_files_is_noticed(tmp_path: Path) -> None:
+    """It writes both files into a new folder, and exchanges the link to the folder; times may be the same."""
+    authority, volume = Authority(tmp_path), tmp_path / "volume"
+    for name in ("v1", "v2"):
+        pair = authority.server(name, alternatives="IP:127.0.0.1")
+        (volume / name).mkdir(parents=True)
+        for file, source in (("tls.crt", pair.certificate), ("tls.key", pair.key)):
+            shutil.copy(source, volume / name / file)
+            os.utime(volume / name / file, (1, 1))
+    (volume / "..data").symlink_to("v1")
+    files = CertificateFiles(volume / "tls.crt", volume / "tls.key")
+    for link in (files.certificate, files.key):
+        link.symlink_to(f"..data/{link.name}")
+    certificate = ServerCertificate(files)
+    first = certificate._current
+    certificate.read_again()
+    assert certificate._current is first
+    (volume / "..new").symlink_to("v2")
+    (volume / "..new").rename(volume / "..data")
+    certificate.read_again()
+    assert certificate._current is not first
 
 
 @pytest.mark.parametrize("torn", ["key is the old one", "certificate is half written", "key is empty", "key is gone"])
