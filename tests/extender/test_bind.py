@@ -107,6 +107,23 @@ async def test_equal_pods_at_once_never_share_a_piece(bench: Bench) -> None:
     assert bench.known.free("n") == {"a": 200, "b": 100}
 
 
+async def test_units_that_an_earlier_term_has_sent_are_counted_and_not_sent_again(bench: Bench) -> None:
+    """Another leader may have given them to another pod meanwhile."""
+    bench.add(pod("p", 700))
+    bench.api.faults.before_write, bench.api.faults.reads_fail = [REFUSED], True
+    assert "whether it is bound is not known" in await bench.bind("p")
+    bench.binder.begin_term()
+    bench.add(pod("other", 700, on="n", gpus=[{"a": 700}]))
+    assert "may be bound to node n by an earlier request" in await bench.bind("p")
+    bench.add(pod("small", 400))
+    assert await bench.bind("small") == ""
+    assert '"GPU-b":400' in bench.api.annotations("default/small")["gpuvirt.io/shares"]
+    assert len(bench.api.bindings) == 2
+    bench.known.index.release(PodUid("uid-p"), NodeName("n"))
+    bench.api.faults.reads_fail = False
+    assert "does not fit" in await bench.bind("p")
+
+
 async def test_a_pod_of_another_uid_is_not_bound(bench: Bench) -> None:
     bench.add(pod("p", 300, uid="later"))
     assert "has the UID later; expected uid-p" in await bench.bind("p")

@@ -116,11 +116,19 @@ class Binder:
         self._under_way: set[tuple[PodUid, NodeName]] = set()
         self._unknown: dict[tuple[PodUid, NodeName], float] = {}
         """Writes whose outcome is not known, and until when their units stay reserved."""
+        self._of_earlier_terms: frozenset[tuple[PodUid, NodeName]] = frozenset()
 
     @property
     def under_way(self) -> int:
         """The number of bindings whose answer has not come yet."""
         return len(self._under_way)
+
+    def begin_term(self) -> None:
+        """Count what earlier terms of this process have reserved, and send none of it again.
+
+        The API server may still make their writes, and another leader may have given their units to other pods.
+        """
+        self._of_earlier_terms = self._index.reservations
 
     async def settled(self) -> None:
         """Wait until no binding is under way; no longer than one can take."""
@@ -178,7 +186,12 @@ class Binder:
             raise CannotBindError(f"pod {pod.where} is bound to node {pod.spec.node_name} already, not to {node}")
         if (pod.uid, node) in self._under_way:
             raise CannotBindError(f"pod {pod.where} is being bound to node {node}")
-        if (sent := self._index.reserved(pod.uid, node)) is not None:
+        sent = self._index.reserved(pod.uid, node)
+        if sent is not None and (pod.uid, node) in self._of_earlier_terms:
+            raise CannotBindError(
+                f"pod {pod.where} may be bound to node {node} by an earlier request; kube-scheduler tries again"
+            )
+        if sent is not None:
             return _Write(pod, node, sent)  # it may be made already: another try has the same GPUs
         try:
             demand = demand_of_pod(pod, self._sharing.resource, self._sharing.whole)
@@ -196,6 +209,7 @@ class Binder:
                 f" requested, {largest}"
             )
         self._index.reserve(pod, node, chosen)
+        self._of_earlier_terms -= {(pod.uid, node)}
         return _Write(pod, node, chosen)
 
     async def _write(self, write: _Write) -> None:

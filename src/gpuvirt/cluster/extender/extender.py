@@ -110,6 +110,7 @@ class Extender:
         """Answer requests once the pods are listed again, until cancelled; then wait for bindings under way."""
         self.leads = True
         self._term += 1
+        self.binder.begin_term()
         self._new_term.set()
         try:
             await asyncio.get_running_loop().create_future()

@@ -139,6 +139,11 @@ class Index:
         """Return the GPUs in a binding that was sent and that no event has confirmed; None without one."""
         return self._reserved.get(pod, {}).get(node)
 
+    @property
+    def reservations(self) -> frozenset[tuple[PodUid, NodeName]]:
+        """The bindings that were sent and that no event has confirmed."""
+        return frozenset((pod, node) for pod, nodes in self._reserved.items() for node in nodes)
+
     def bound_pods(self) -> Iterator[tuple[SharingPod, Units]]:
         """Yield the pods that take units on a node, with what they count for."""
         for pod in self._pods.values():
