@@ -1,7 +1,8 @@
 """Objects of one kind that are read and written by their name, as the API server keeps them."""
 
+import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -21,6 +22,8 @@ class NamedObjects:
         self.objects: dict[str, Object] = {}
         self.reply: Reply | None = None
         """The answer to all requests, where they fail."""
+        self.silent = False
+        """Whether writes are made and never answered."""
         self.writes: list[Object] = []
         """The bodies of all requests to write, whether they were refused or not."""
         self._stamp = stamp
@@ -43,12 +46,18 @@ class NamedObjects:
             if body == stored:
                 return 200, stored
         self.put(name, body)
-        return 200, self.objects[name]
+        return 200, never() if self.silent else self.objects[name]
 
     def put(self, name: str, content: Object) -> None:
         """Create or replace an object, as an administrator."""
         self.objects[name] = copy.deepcopy(content)
         self._stamp(self.objects[name])
+
+
+async def never() -> AsyncIterator[object]:
+    """Never yield."""
+    await asyncio.get_running_loop().create_future()
+    yield {}
 
 
 def _metadata(content: Object) -> Object:

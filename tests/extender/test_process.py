@@ -194,6 +194,18 @@ async def test_a_binding_under_way_is_finished_before_the_lease_is_released(api:
         await until(lambda: "holderIdentity': ''" in str(api.leases.objects["gpuvirt-extender"]))
 
 
+async def test_a_process_that_ends_amid_its_election_leaves_no_lease(api: PodApi, tmp_path: Path) -> None:
+    """Otherwise no process would lead until the lease expires, as in an upgrade that ends several replicas."""
+    async with running(api, tmp_path) as processes:
+        api.leases.silent = True
+        await processes.start()
+        await until(lambda: "gpuvirt-extender" in api.leases.objects)
+        api.leases.silent = False
+        processes.tasks[0].cancel()
+        await until(processes.tasks[0].done)
+        assert "holderIdentity': ''" in str(api.leases.objects["gpuvirt-extender"])
+
+
 async def test_the_next_pod_waits_for_the_binding_of_the_one_before(api: PodApi, tmp_path: Path) -> None:
     """kube-scheduler sends a binding beside the next pod's filter: in between, the last piece looks free."""
     async with running(api, tmp_path) as processes:

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 DURATION_S = 15
 """The usual duration of a lease: it expires this long after its last renewal."""
 RENEW_S = 2.0
+RELEASE_S = 5.0
+"""How long a process that ends tries to release its lease; on a busy node two requests can take seconds."""
 CONTROLLER_LEASE = "gpuvirt-controller"
 """The lease of gpuvirt's own controllers."""
 
@@ -134,8 +136,12 @@ class Election:
 
     async def _win(self) -> None:
         """Try to get the lease until this process leads."""
-        while not await self._try():
-            await self._clock.sleep(self._candidacy.terms.renew_s * (1.0 + 0.2 * self._random.random()))
+        try:
+            while not await self._try():
+                await self._clock.sleep(self._candidacy.terms.renew_s * (1.0 + 0.2 * self._random.random()))
+        except asyncio.CancelledError:
+            await self._release()  # the API server may have made a write whose answer has not come
+            raise
         log.info("this process has become the leader", extra={"lease": self._candidacy.name})
 
     async def _hold(self, lead: Callable[[], Awaitable[None]]) -> None:
@@ -230,7 +236,7 @@ class Election:
                 await self._put(replace(lease, spec=replace(lease.spec, holder_identity="")))
 
         try:
-            async with asyncio.timeout(RENEW_S):
+            async with asyncio.timeout(RELEASE_S):
                 await retried(release, self._clock)
         except (ApiError, TimeoutError) as error:
             log.info("the lease could not be released, and expires by itself: %s", error)
