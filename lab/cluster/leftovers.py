@@ -91,7 +91,8 @@ def clear(folder: Path) -> None:
 
 
 def _is_ours(folder: Path) -> Callable[[str], bool]:
-    places = (str(folder), str(KUBELET), "/run/netns/cni-", "/var/run/netns/cni-")
+    # Not the kubelet's folder itself, which may be a mount of the computer's own.
+    places = (str(folder), f"{KUBELET}/", "/run/netns/cni-", "/var/run/netns/cni-")
     return lambda mount: mount.startswith(places)
 
 
