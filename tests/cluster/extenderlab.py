@@ -1,14 +1,12 @@
 """Extenders beside the lab's API server and a real kube-scheduler, over nodes that are objects alone."""
 
-import json
 import signal
 import ssl
 import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,22 +18,16 @@ from lab.cluster.settings import ADDRESS
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.operator.scheduler.configuration import Tls, extender
-from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.shares.annotations import PodShares
-from gpuvirt.model.shares.quantities import units_of
 from tests.certificates import Authority, Pair
 from tests.cluster.extenderservice import EXTENDER, Service
+from tests.cluster.sharenodes import ShareNodes
 
 SCHEDULER = "gpuvirt-scheduler"
 RESOURCE = "nvidia.com/vgpu"
 PATIENCE_S = 90.0
 CLOCK = RealClock()
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
-
-
-class _Pods(msgspec.Struct):
-    items: list[SharingPod]
 
 
 def until(met: Callable[[], bool], seen: Callable[[], object], within_s: float = PATIENCE_S) -> float:
@@ -86,79 +78,14 @@ class Replica:
 
 
 @dataclass
-class ExtenderLab:
+class ExtenderLab(ShareNodes):
     """The API server, a kube-scheduler with the extender, and the replicas."""
 
-    cluster: Cluster
     service: Service
     folder: Path
     certificate: Pair | None = None
     """The certificate of the replicas; None: HTTP."""
     replicas: list[Replica] = field(default_factory=list)
-    capacity: dict[str, dict[str, int]] = field(default_factory=dict)
-    """The units of each GPU of each node that was ever there."""
-
-    def kubectl(self, *arguments: str, given: str | None = None) -> str:
-        done = self.cluster.kubectl(*arguments, given=given)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def apply(self, *objects: Mapping[str, object]) -> None:
-        self.kubectl("apply", "--server-side", "-f", "-", given=yaml.safe_dump_all(objects))
-
-    def make_nodes(self, count: int, gpus: int = 2, units: int = 1000) -> Sequence[str]:
-        """Create nodes, each with some GPUs, and return their names."""
-        names = [f"share{number:02}" for number in range(count)]
-        for name in names:
-            self.capacity[name] = {f"GPU-{name}-{gpu}": units for gpu in range(gpus)}
-            annotations = {"gpuvirt.io/shared-gpus": json.dumps(self.capacity[name])}
-            labels = {"gpuvirt.io/share-test": "true"}
-            metadata = {"name": name, "annotations": annotations, "labels": labels}
-            self.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-            amounts = {"cpu": "64", "memory": "64Gi", "pods": "110", RESOURCE: str(gpus * units)}
-            ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "an object alone"}
-            status = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}}
-            self.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(status))
-        return names
-
-    def deploy(self, name: str, replicas: int, units: int, priority: str = "") -> None:
-        """Create a Deployment of pods, each with some units."""
-        quantities = {RESOURCE: str(units)}
-        spec = {
-            "schedulerName": SCHEDULER,
-            "terminationGracePeriodSeconds": 0,
-            "tolerations": [{"operator": "Exists"}],
-            "nodeSelector": {"gpuvirt.io/share-test": "true"},
-            "containers": [{"name": "main", "image": "none", "resources": {"limits": quantities}}],
-            **({"priorityClassName": priority} if priority else {}),
-        }
-        template = {"metadata": {"labels": {"app": name}}, "spec": spec}
-        content = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
-        self.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": content})
-
-    def pods(self) -> Sequence[SharingPod]:
-        """Return the pods of the tests as the API server has them."""
-        found = self.cluster.api.get("/api/v1/namespaces/default/pods")
-        assert found is not None
-        return msgspec.json.decode(found, type=_Pods).items
-
-    def bound(self, name: str = "") -> int:
-        """Return how many pods of a Deployment have a node."""
-        return sum(bool(pod.spec.node_name) and pod.metadata.name.startswith(name) for pod in self.pods())
-
-    def assert_not_overcommitted(self) -> None:
-        """Check by the API's pods alone that no GPU has more than its units, and that each pod has what it requests."""
-        taken: Counter[tuple[str, str]] = Counter()
-        for pod in self.pods():
-            if not pod.spec.node_name:
-                continue
-            shares = msgspec.json.decode(pod.metadata.annotations.shares, type=PodShares).containers
-            for container in pod.spec.containers:
-                assert sum(shares[container.name].values()) == units_of(container.resources.requests[RESOURCE])
-            for given in shares.values():
-                taken.update({(pod.spec.node_name, gpu): units for gpu, units in given.items()})
-        over = {key: units for key, units in taken.items() if units > self.capacity[key[0]].get(key[1], 0)}
-        assert over == {}
 
     def start_replica(self, port: int) -> Replica:
         """Start a process of the extender."""
@@ -237,7 +164,5 @@ def extender_lab(cluster: Cluster, folder: Path, authority: Authority | None = N
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
                 process.wait(20)
-            cluster.kubectl("delete", "deployments", "--all", "--namespace", "default")
-            cluster.kubectl("delete", "pods", "--all", "--force", "--namespace", "default")
-            cluster.kubectl("delete", "nodes", "-l", "gpuvirt.io/share-test=true")
+            lab.clear()
             cluster.kubectl("delete", "service", EXTENDER, "--namespace", "default")
