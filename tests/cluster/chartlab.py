@@ -181,6 +181,17 @@ def import_vgpu_manager(cluster: Cluster, tag: str) -> str:
     return PREFIX
 
 
+def import_kube_scheduler(cluster: Cluster, tag: str) -> str:
+    """Load Kubernetes' scheduler as an image; return its repository."""
+    layer = io.BytesIO(busybox(Path("/bin/busybox")))
+    with tarfile.open(fileobj=layer, mode="a") as tar:
+        tar.add(cluster.binaries / "kube-scheduler", "bin/kube-scheduler")
+    archive = cluster.folder / "kube-scheduler.tar"
+    write_archive(archive, f"{PREFIX}/kube-scheduler:{tag}", layer.getvalue(), ())
+    cluster.import_image(archive)
+    return f"{PREFIX}/kube-scheduler"
+
+
 @contextmanager
 def no_log_left() -> Iterator[None]:
     """Remove `/dev/log` afterwards, which containerd creates for a pod that mounts it, if it did not exist."""

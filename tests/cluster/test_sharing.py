@@ -1,18 +1,15 @@
 """Shares of GPUs on a real API server: tenants' quotas, and the scheduler's configuration."""
 
-import io
 import json
 import subprocess
-import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
-from lab.cluster.images import PREFIX, busybox, write_archive
 
 from tests.certificates import Authority
-from tests.cluster.chartlab import NAMESPACE, Install
+from tests.cluster.chartlab import NAMESPACE, Install, import_kube_scheduler
 from tests.cluster.clusterlab import BOX, LabNode
 from tests.cluster.controllerlab import ControlledNode, controlled
 
@@ -203,20 +200,9 @@ RIGHTS = (
 """Accounts of the chart, and whether they may do something in a tenant's namespace."""
 
 
-def import_kube_scheduler(user: Install, tag: str) -> str:
-    """Load Kubernetes' scheduler as an image; return its repository."""
-    layer = io.BytesIO(busybox(Path("/bin/busybox")))
-    with tarfile.open(fileobj=layer, mode="a") as tar:
-        tar.add(user.cluster.binaries / "kube-scheduler", "bin/kube-scheduler")
-    archive = user.cluster.folder / "kube-scheduler.tar"
-    write_archive(archive, f"{PREFIX}/kube-scheduler:{tag}", layer.getvalue(), ())
-    user.cluster.import_image(archive)
-    return f"{PREFIX}/kube-scheduler"
-
-
 @pytest.mark.ring("helm")
 def test_the_charts_second_scheduler_schedules_pods(user: Install, node: LabNode) -> None:
-    image = {"repository": import_kube_scheduler(user, "v1"), "tag": "v1", "pullPolicy": "Never"}
+    image = {"repository": import_kube_scheduler(user.cluster, "v1"), "tag": "v1", "pullPolicy": "Never"}
     values = [f"scheduler.image.{key}={value}" for key, value in image.items()]
     # The extender is not needed for a pod without units.
     release = user.installed("extender.enabled=true", "extender.replicas=0", "scheduler.enabled=true", *values)
