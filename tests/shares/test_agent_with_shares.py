@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.apps.node import pages
+from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress, PodUid
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
@@ -42,6 +45,12 @@ async def sharing_vm(folder: Path, settings: Settings = SHARED) -> AsyncIterator
         yield kubelet, agent, agent.shares
 
 
+def gpunode_status(agent: Agent) -> Status:
+    """Return the status of the GpuNode."""
+    view = agent.views.get()
+    return status_of(view, GpuNode(metadata=Metadata(name="node")), view.at)
+
+
 async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_path: Path) -> None:
     async with sharing_vm(short_path) as (kubelet, agent, shares):
         assert VGPU not in kubelet.capacity(), "nothing is offered before the runtime is known to apply CDI"
@@ -53,6 +62,11 @@ async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_p
         demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
         shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
         assert (await start_container(kubelet, pod, "main", short_path / "cdi")).env["GPUVIRT_GPUS"] == FIRST
+        await until(lambda: gpunode_status(agent).totals.allocated == 1)
+        assert {gpu.address: gpu.users for gpu in gpunode_status(agent).gpus} == {
+            "0000:02:00.0": ("pod default/p",),
+            "0000:02:01.0": (),
+        }
         page = str(pages(agent)["/metrics"]().body)
         assert f'gpuvirt_shared_gpu_units{{gpu="{FIRST}"}} 1000' in page
         assert f'gpuvirt_shared_gpu_units{{gpu="{SECOND}"}} 0' in page

@@ -23,6 +23,7 @@ from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import Check
 from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, reasons_text
@@ -154,10 +155,11 @@ def _problems(view: NodeView) -> Iterator[Reason]:
 
 
 def _totals(view: NodeView) -> Totals:
+    devices = sum(device.allocated_to is not None for resource in view.resources for device in resource.devices)
     return Totals(
         gpus=len(view.gpus),
         vgpus=sum(len(gpu.vgpus) for gpu in view.gpus),
-        allocated=sum(device.allocated_to is not None for resource in view.resources for device in resource.devices),
+        allocated=devices + sum(bool(gpu.users) for gpu in view.gpus if gpu.mode is Mode.SHARED),
         modes=",".join(sorted({str(gpu.mode) for gpu in view.gpus})),
     )
 

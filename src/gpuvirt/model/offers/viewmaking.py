@@ -102,7 +102,7 @@ def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: 
     mode = mode_of(function, gpu.vgpu_host if gpu is not None else None)
     group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
     vgpus = [vgpu for vgpu in inputs.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
-    sharers = _former_sharers(inputs, function.address) if shared is None else ()
+    sharers = _sharers(inputs, function.address)
     return GpuView(
         address=function.address,
         pci_id=str(function.id),
@@ -127,8 +127,8 @@ def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: 
     )
 
 
-def _former_sharers(inputs: ViewInputs, address: PciAddress) -> tuple[str, ...]:
-    """Return the pods that still have shares of a GPU whose desired mode is another one."""
+def _sharers(inputs: ViewInputs, address: PciAddress) -> tuple[str, ...]:
+    """Return the pods that have shares of a GPU, also while its desired mode is another one."""
     found = inputs.inventory.facts.device_ids.information.get(address)
     if not isinstance(found, DriverInformation) or found.uuid is None:
         return ()
