@@ -32,6 +32,7 @@ class ShareNodes:
     cluster: Cluster
     capacity: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
     """The units of each GPU of each node that was ever there."""
+    adopted: list[str] = field(default_factory=list, init=False)
 
     def kubectl(self, *arguments: str, given: str | None = None) -> str:
         done = self.cluster.kubectl(*arguments, given=given)
@@ -59,8 +60,9 @@ class ShareNodes:
         return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
     def adopt(self, name: str, capacity: dict[str, int]) -> None:
-        """Use a node with a kubelet, too."""
+        """Use a node with a kubelet, too; `clear` keeps it."""
         self.capacity[name] = capacity
+        self.adopted.append(name)
         self.kubectl("label", "node", name, f"{LABEL}=true")
 
     def deploy(self, name: str, replicas: int, units: int, priority: str = "", script: str = "") -> None:
@@ -104,6 +106,8 @@ class ShareNodes:
 
     def clear(self) -> None:
         """Delete the nodes and the pods."""
+        for name in self.adopted:
+            self.cluster.kubectl("label", "node", name, f"{LABEL}-")
         self.cluster.kubectl("delete", "deployments", "--all", "--namespace", "default")
         self.cluster.kubectl("delete", "pods", "--all", "--force", "--namespace", "default")
         self.cluster.kubectl("delete", "nodes", "-l", f"{LABEL}=true")
