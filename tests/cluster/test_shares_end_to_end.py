@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark
 EXTENDER, AGENT = "gpuvirt-extender", "gpuvirt-node"
 SHARES_RIGHTS = {"pods", "pods/status"}
 """The agent's, in addition to those of agents that share no GPUs."""
+NOT_HERE = "endpointslices/restricted"
+"""OpenShift alone asks for it."""
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def a_container_gets_two_whole_gpus(sharing: SharingLab) -> None:
 
 
 def restarts_keep_the_books(sharing: SharingLab) -> None:
-    """The agent is replaced, the kubelet and a container are restarted."""
+    """The agent and the extenders are replaced, the kubelet and a container are restarted."""
     node = sharing.node
     sharing.start(keeps=[Part(400)], again=[Part(300)])
     for name in ("keeps", "again"):
@@ -123,8 +125,12 @@ def restarts_keep_the_books(sharing: SharingLab) -> None:
     sharing.begin_with("keeps")
     sharing.until_used(700, 0)
     before, seen = sharing.records, sharing.printed("again")
-    agent = ("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=node")
-    sharing.user.kubectl("delete", *agent)
+    agent, extenders = (
+        ("pods", "-n", NAMESPACE, "-l", f"app.kubernetes.io/component={component}")
+        for component in ("node", "extender")
+    )
+    for pods in (agent, extenders):
+        sharing.user.kubectl("delete", *pods)
     sharing.user.kubectl("wait", *agent, "--for=condition=Ready", "--timeout=60s")
     assert sharing.after_a_restart("again") == seen
     node.cluster.stop("kubelet")
@@ -180,7 +186,7 @@ def accounts_use_their_rights(granted: frozenset[Right], log: list[str]) -> None
     own = (
         one for one in granted if one.account == EXTENDER or (one.account == AGENT and one.resource in SHARES_RIGHTS)
     )
-    assert unused(own, asked) == []
+    assert [right for right in unused(own, asked) if right.resource != NOT_HERE] == []
 
 
 def accounts_may_do_nothing_else(sharing: SharingLab) -> None:
