@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.extender import binding
-from gpuvirt.cluster.extender.binding import Binder, CannotBindError
+from gpuvirt.cluster.extender import writes
+from gpuvirt.cluster.extender.binding import Binder
 from gpuvirt.cluster.extender.protocol import BindingArguments
+from gpuvirt.cluster.extender.writes import CannotBindError
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from tests.extender.namedobjects import Object
@@ -205,7 +206,7 @@ async def test_a_write_that_was_made_but_answered_by_an_error_counts(bench: Benc
 
 
 async def test_a_write_that_is_never_answered_is_looked_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "WRITE_S", 0.3)
+    monkeypatch.setattr(writes, "WRITE_S", 0.3)
     bench.add(pod("p", 300))
     bench.api.faults.silent = True
     assert await bench.bind("p") == ""

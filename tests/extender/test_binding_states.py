@@ -17,8 +17,9 @@ from typing_extensions import override
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.binding import HOLD_S, Binder, Binding, CannotBindError
+from gpuvirt.cluster.extender.binding import Binder
 from gpuvirt.cluster.extender.protocol import BindingArguments
+from gpuvirt.cluster.extender.writes import HOLD_S, LOOK_S, Binding, CannotBindError
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, NotSentError
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
@@ -159,13 +160,15 @@ class Bindings(RuleBasedStateMachine):
         self.uids = itertools.count()
         self.former: list[Leader] = []
         self.tasks: set[asyncio.Task[None]] = set()
+        """Requests."""
+        self.runs: list[asyncio.Task[None]] = []
 
     @override
     def teardown(self) -> None:
         try:
             self.come_to_rest()
         finally:
-            for task in self.tasks:
+            for task in (*self.tasks, *self.runs):
                 task.cancel()
             self.settle()
             self.loop.close()
@@ -184,6 +187,8 @@ class Bindings(RuleBasedStateMachine):
         known, lease = self.listed(), Lease()
         binder = Binder(Replica(self.api), known.index, Sharing(), self.clock, lease.is_held)
         self.leader = Leader(lease, known, binder, len(self.api.events))
+        self.runs.append(self.loop.create_task(binder.writes.run()))
+        self.settle()
 
     def listed(self) -> IndexUnderTest:
         known = IndexUnderTest()
@@ -312,6 +317,23 @@ class Bindings(RuleBasedStateMachine):
         self.settle()
         self.start()
 
+    @rule()
+    def lead_again(self) -> None:
+        """The leader loses its lease and gets it again at once; what it has sent may still be made."""
+        leader = self.leader
+        leader.lease.held = False
+        self.settle()
+        leader.lease.held = True
+        leader.binder.begin_term()
+        gone = [content for _, content in self.api.events[leader.reported :] if not self.exists(content)]
+        leader.known.gone(*gone)
+        leader.known.pods(*self.api.pods.values())
+        leader.reported = len(self.api.events)
+
+    def exists(self, content: Object) -> bool:
+        known = decoded_pod(content)
+        return any(decoded_pod(one).uid == known.uid for one in self.api.pods.values())
+
     @invariant()
     def no_gpu_is_given_twice(self) -> None:
         """By the API server's pods alone, each GPU has what it is worth, and each pod what it requests."""
@@ -334,7 +356,8 @@ class Bindings(RuleBasedStateMachine):
             self.pass_time(3.0)
             self.answer_all()
         self.report(len(self.api.events))
-        self.pass_time(HOLD_S + 1)
+        self.api.reads_fail = False
+        self.pass_time(HOLD_S + LOOK_S)
         assert free(self.leader.known) == free(self.listed())
 
 

@@ -13,6 +13,7 @@ from gpuvirt.apps.extender import ExtenderOptions, Process, ServiceOptions
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.election import Terms
+from gpuvirt.cluster.extender import turns
 from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.facts.ids import PodUid, parse_namespace
@@ -206,8 +207,11 @@ async def test_a_process_that_ends_amid_its_election_leaves_no_lease(api: PodApi
         assert "holderIdentity': ''" in str(api.leases.objects["gpuvirt-extender"])
 
 
-async def test_the_next_pod_waits_for_the_binding_of_the_one_before(api: PodApi, tmp_path: Path) -> None:
+async def test_the_next_pod_waits_for_the_binding_of_the_one_before(
+    api: PodApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kube-scheduler sends a binding beside the next pod's filter: in between, the last piece looks free."""
+    monkeypatch.setattr(turns, "WAIT_S", 30.0)  # longer than a busy computer takes
     async with running(api, tmp_path) as processes:
         process = await processes.start(elects=False)
         await until(lambda: is_ready(process))
@@ -233,17 +237,17 @@ async def bind_later(process: Process, name: str, to: str) -> object:
 
 async def test_a_client_that_never_binds_is_slowed_down_once() -> None:
     clock = RealClock()
-    turns = Turns(clock)
-    turns.place(PodUid("a"))
-    await turns.wait(PodUid("b"))
-    turns.bind(PodUid("a"))
+    kept = Turns(clock)
+    kept.place(PodUid("a"))
+    await kept.wait(PodUid("b"))
+    kept.bind(PodUid("a"))
     for name in "cdef":
-        turns.place(PodUid(name))
-        await asyncio.gather(turns.wait(PodUid("x")), turns.wait(PodUid("y")))
-        assert not turns._follows, "no binding came, so that the next pods do not wait"
-    turns.place(PodUid("z"))
-    turns.bind(PodUid("z"))
-    assert turns._follows
+        kept.place(PodUid(name))
+        await asyncio.gather(kept.wait(PodUid("x")), kept.wait(PodUid("y")))
+        assert not kept._follows, "no binding came, so that the next pods do not wait"
+    kept.place(PodUid("z"))
+    kept.bind(PodUid("z"))
+    assert kept._follows
 
 
 async def test_a_fault_of_the_extender_is_answered_and_ends_nothing(

@@ -130,5 +130,5 @@ def _books(extender: Extender) -> Iterator[str]:
         [(("known",), totals.pods - totals.floating), (("unknown",), totals.floating)],
     )
     yield from gauge(
-        "gpuvirt_extender_bindings", "Bindings that are under way.", (), [((), float(extender.binder.under_way))]
+        "gpuvirt_extender_bindings", "Bindings that are under way.", (), [((), float(extender.binder.writes.under_way))]
     )

@@ -17,7 +17,7 @@ import msgspec
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder, CannotBindError
+from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder
 from gpuvirt.cluster.extender.filtering import filtered
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.prioritizing import prioritized
@@ -31,6 +31,7 @@ from gpuvirt.cluster.extender.protocol import (
     preemption_arguments,
 )
 from gpuvirt.cluster.extender.turns import Turns
+from gpuvirt.cluster.extender.writes import CannotBindError
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import KubernetesObject
@@ -98,6 +99,7 @@ class Extender:
         """Keep the index, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow("nodes", self._nodes, self.index.observe_nodes))
+            group.create_task(keep_going("bindings", self.binder.writes.run, self._clock))
             group.create_task(self._follow("budgets", self._disruptions, self.budgets.observe))
             while True:
                 self._new_term.clear()
@@ -116,7 +118,7 @@ class Extender:
             await asyncio.get_running_loop().create_future()
         finally:
             self.leads = False
-            await self.binder.settled()
+            await self.binder.writes.settled()
 
     @property
     def is_listed(self) -> bool:
