@@ -16,7 +16,7 @@ HOST = "host"
 """The folder below the lab's folder where tests mount the simulated host that is the node's hardware."""
 CDI = "cdi"
 """The folder below the lab's folder for CDI specs. containerd's watch of a folder ends with the mount that it is on, so
-specs that outlive a simulated host lie here."""
+it watches none on a simulated host."""
 KUBELET_PORT = 20250
 
 AUDITED = "gpu-operator"
@@ -130,7 +130,7 @@ state = "{folder}/containerd/state"
   sandbox_image = "docker.io/local/pause:1"
   restrict_oom_score_adj = true
   enable_cdi = true
-  cdi_spec_dirs = ["/etc/cdi", "/run/cdi", "{folder}/{HOST}/run/cdi", "{folder}/{CDI}"]
+  cdi_spec_dirs = ["/etc/cdi", "/run/cdi", "{folder}/{CDI}"]
 [{cri}.cni]
   bin_dir = "{folder}/cni/bin"
   conf_dir = "{folder}/cni/conf"

@@ -127,6 +127,20 @@ class LabNode:
                 server.terminate()
                 clear_nodes()
 
+    @contextmanager
+    def cdi_folder(self) -> Iterator[Path]:
+        """Show the lab's folder of CDI specs as the mounted host's `/run/cdi`, also in pods."""
+        source, shown = self.cluster.folder / settings.CDI, self.host / "run/cdi"
+        for folder in (source, shown):
+            folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["/bin/mount", "--bind", source, shown], check=True)
+        try:
+            yield source
+        finally:
+            subprocess.run(["/bin/umount", shown], check=True)
+            for path in source.iterdir():
+                path.unlink()
+
     def make_nodes(self) -> None:
         """Create the host's missing device nodes in the real `/dev`: those of vGPUs appear at run time."""
         folder = self.host / "dev/vfio"  # missing on a host without an IOMMU, such as a worker VM

@@ -2,12 +2,8 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-
-from lab.cluster import settings
 
 from tests.cluster.clusterlab import LabNode
 
@@ -19,7 +15,7 @@ def nvidias_toolkit(node: LabNode) -> Iterator[Sequence[str]]:
     """Write the spec of the mounted host's GPUs; return their UUIDs in the order of their device nodes."""
     texts = [path.read_text() for path in node.host.glob("proc/driver/nvidia/gpus/*/information")]
     gpus = {int(_field(text, "Device Minor")): _field(text, "GPU UUID") for text in texts}
-    with _cdi_folder(node) as folder:
+    with node.cdi_folder() as folder:
         (folder / "nvidia.json").write_text(json.dumps(spec(gpus)))
         yield [gpus[minor] for minor in sorted(gpus)]
 
@@ -44,18 +40,3 @@ def _field(text: str, name: str) -> str:
     found = re.search(rf"^{name}:(.*)$", text, re.MULTILINE)
     assert found is not None, text
     return found[1].strip()
-
-
-@contextmanager
-def _cdi_folder(node: LabNode) -> Iterator[Path]:
-    """Show the lab's folder of CDI specs as the mounted host's `/run/cdi`, also in pods."""
-    source, shown = node.cluster.folder / settings.CDI, node.host / "run/cdi"
-    for folder in (source, shown):
-        folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["/bin/mount", "--bind", source, shown], check=True)
-    try:
-        yield source
-    finally:
-        subprocess.run(["/bin/umount", shown], check=True)
-        for path in source.iterdir():
-            path.unlink()

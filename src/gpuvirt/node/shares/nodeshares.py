@@ -84,12 +84,12 @@ class NodeShares:
         return None if known else next((one for one in self.withheld.get() if one.subject in {gpu, RUNTIME}), None)
 
     def pods_by_gpu(self) -> Mapping[GpuId, tuple[str, ...]]:
-        """Return the pods that have shares of each GPU, as texts: `pod default/a`."""
+        """Return the pods that have shares of each GPU, as texts in order: `pod default/a`."""
         found: dict[GpuId, tuple[str, ...]] = {}
         for pod in self.store.records.get().pods.values():
             for gpu in pod.placement.used:
                 found[gpu] = (*found.get(gpu, ()), f"pod {pod.namespace}/{pod.name}")
-        return found
+        return {gpu: tuple(sorted(pods)) for gpu, pods in found.items()}
 
     @contextmanager
     def notifying(self, changed: Signal) -> Iterator[None]:
