@@ -129,8 +129,9 @@ def test_preemption_leaves_a_nominated_pod_its_gpu() -> None:
     running_pod = pod("mid", 1000, on="n", gpus=[{"b": 1000}])
     found = index_of([node("n", a=1000, b=1000)], [running_pod, pod("high", 1000, priority=5, nominated="n")])
     asked = PreemptionArguments(decoded_pod(pod("p", 1000, priority=3)), {N: Victims([PodUid("uid-mid")])})
-    answer = preempted(asked, found.index, budgets_of(), Sharing())
-    assert [one.uid for one in answer.victims["n"].pods] == ["uid-mid"]
+    chosen = dict(preempted(asked, found.index, budgets_of(), Sharing()))["n"]
+    assert chosen is not None
+    assert [one.uid for one in chosen.pods] == ["uid-mid"]
 
 
 PODS = st.lists(

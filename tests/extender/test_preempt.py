@@ -24,10 +24,10 @@ def victims(
     """Return the victims on the node `n` and the violations; None where the node is left out."""
     uids = [PodUid(f"uid-{name}") for name in proposed]
     asked = PreemptionArguments(decoded_pod(content), {NodeName("n"): Victims(uids, violations)})
-    answer = preempted(asked, found.index, budgets or budgets_of(), Sharing()).victims
-    if "n" not in answer:
+    chosen = dict(preempted(asked, found.index, budgets or budgets_of(), Sharing())).get("n")
+    if chosen is None:
         return None
-    return [one.uid.removeprefix("uid-") for one in answer["n"].pods], answer["n"].violations
+    return [one.uid.removeprefix("uid-") for one in chosen.pods], chosen.violations
 
 
 @pytest.fixture

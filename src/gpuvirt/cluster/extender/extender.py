@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
@@ -180,12 +180,13 @@ class Extender:
         asked = preemption_arguments(body)
         found = PreemptionResult({})
         until_s = self._clock.monotonic_s() + PREEMPT_S
-        for number, (name, proposed) in enumerate(asked.victims.items()):
-            if found.victims and self._clock.monotonic_s() >= until_s:
+        searched = preempted(asked, self.index, self.budgets, self._sharing)
+        for number, (name, victims) in enumerate(searched, 1):
+            if victims is not None:
+                found.victims[name] = victims
+            if found.victims and number < len(asked.victims) and self._clock.monotonic_s() >= until_s:
                 log.info("victims were searched on %d of %d nodes", number, len(asked.victims))
                 break
-            part = preempted(replace(asked, victims={name: proposed}), self.index, self.budgets, self._sharing)
-            found.victims.update(part.victims)
             await self._clock.sleep(0)
         return Answer(msgspec.json.encode(found), OK if found.victims else REFUSED)
 

@@ -7,9 +7,9 @@ the sum of units does not need is kept, since kube-scheduler evicts none in vain
 memory, or something else that is not known here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from gpuvirt.cluster.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, PreemptionResult, Victims
+from gpuvirt.cluster.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, Victims
 from gpuvirt.cluster.shares.budgets import DisruptionBudgets
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import demand_of_pod
@@ -24,22 +24,20 @@ from gpuvirt.model.shares.quantities import InvalidQuantityError
 
 def preempted(
     asked: PreemptionArguments, index: Index, budgets: DisruptionBudgets, sharing: Sharing
-) -> PreemptionResult:
-    """Return the answer of preempt; a node on which evictions do not help is left out."""
+) -> Iterator[tuple[str, MetaVictims | None]]:
+    """Yield the victims on each node, searched as they are asked for; None where evictions do not help."""
     try:
         demand = demand_of_pod(asked.pod, sharing.resource, sharing.whole)
     except (InvalidQuantityError, UnplaceableError):
-        return PreemptionResult({})
-    found: dict[str, MetaVictims] = {}
+        return
     for name, proposed in asked.victims.items():
+        chosen: Victims | None = None
         if not demand.containers:
-            found[name] = _meta(proposed)
+            chosen = proposed
         elif (books := index.books_for(asked.pod, name)) is not None and proposed.pods:
             candidates = _candidates(index, name, budgets, asked.pod.spec.priority)
             chosen = _Choice(books, demand, sharing, candidates, proposed).victims()
-            if chosen is not None:
-                found[name] = _meta(chosen)
-    return PreemptionResult(found)
+        yield name, _meta(chosen) if chosen is not None else None
 
 
 def _candidates(index: Index, name: NodeName, budgets: DisruptionBudgets, priority: int) -> Mapping[PodUid, Candidate]:
