@@ -6,15 +6,13 @@ all, and no right to patch pods is needed. The decision and the reservation are 
 other binding comes between them.
 """
 
-import asyncio
 from collections.abc import Callable
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.protocol import BindingArguments
-from gpuvirt.cluster.extender.writes import READ_S, CannotBindError, Write, Writes
+from gpuvirt.cluster.extender.writes import CannotBindError, Write, Writes
 from gpuvirt.cluster.failures import ApiError, NotFoundError
-from gpuvirt.cluster.resources import pods
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
@@ -35,7 +33,6 @@ class Binder:
     def __init__(
         self, client: Client, index: Index, sharing: Sharing, clock: Clock, may_write: Callable[[], bool]
     ) -> None:
-        self._client = client
         self._index = index
         self._sharing = sharing
         self._clock = clock
@@ -70,8 +67,7 @@ class Binder:
     async def _why_unknown(self, asked: BindingArguments) -> str:
         where = f"pod {asked.namespace}/{asked.name}"
         try:
-            async with asyncio.timeout(READ_S):
-                pod = await self._client.get(pods(asked.namespace), asked.name, SharingPod)
+            pod = await self.writes.read(asked.namespace, asked.name)
         except NotFoundError:
             return f"{where} is gone"
         except (ApiError, TimeoutError) as error:

@@ -142,6 +142,11 @@ class Writes:
         finally:
             self._under_way.discard(write.key)
 
+    async def read(self, namespace: str, name: str) -> SharingPod:
+        """Return a pod as the API server has it; raises ApiError, TimeoutError."""
+        async with asyncio.timeout(READ_S):
+            return await self._client.get(pods(namespace), name, SharingPod)
+
     async def _write(self, write: Write) -> None:
         """Write a binding; raise CannotBindError. What is reserved is freed where the write was certainly not made."""
         pod, node = write.pod, write.node
@@ -169,8 +174,7 @@ class Writes:
         why = str(error) or "the API server did not answer in time"
         failed = f"pod {pod.where} was not bound to node {node}: {why}"
         try:
-            async with asyncio.timeout(READ_S):
-                found = await self._client.get(pods(pod.metadata.namespace), pod.metadata.name, SharingPod)
+            found = await self.read(pod.metadata.namespace, pod.metadata.name)
         except NotFoundError:
             self._free(write)
             raise CannotBindError(f"{failed}; the pod is gone") from error
@@ -207,8 +211,7 @@ class Writes:
         write = unknown.write
         metadata = write.pod.metadata
         try:
-            async with asyncio.timeout(READ_S):
-                found = await self._client.get(pods(metadata.namespace), metadata.name, SharingPod)
+            found = await self.read(metadata.namespace, metadata.name)
             is_made = found.uid == write.pod.uid and found.spec.node_name == write.node
         except NotFoundError:
             is_made = False
