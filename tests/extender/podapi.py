@@ -23,6 +23,16 @@ ENDED = ("Succeeded", "Failed")
 
 
 @dataclass
+class Lease:
+    """Whether a replica leads."""
+
+    held: bool = True
+
+    def is_held(self) -> bool:
+        return self.held
+
+
+@dataclass
 class Faults:
     """What goes wrong at the next bindings, in turn."""
 

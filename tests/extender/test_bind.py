@@ -17,20 +17,10 @@ from gpuvirt.cluster.extender.writes import CannotBindError
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
 from tests.extender.namedobjects import Object
-from tests.extender.podapi import PodApi, serving
+from tests.extender.podapi import Lease, PodApi, serving
 from tests.extender.pods import IndexUnderTest, node, pod
 
 REFUSED = 500, {"message": "etcdserver: request timed out"}
-
-
-@dataclass
-class Lease:
-    """Whether the process leads."""
-
-    held: bool = True
-
-    def is_held(self) -> bool:
-        return self.held
 
 
 @dataclass

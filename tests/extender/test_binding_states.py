@@ -27,6 +27,7 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.annotations import pod_shares
 from gpuvirt.sim.clock import SimClock
+from tests.extender.podapi import Lease
 from tests.extender.pods import IndexUnderTest, Object, decoded_pod, node, pod
 from tests.thoroughness import examples
 
@@ -125,16 +126,6 @@ class Replica(Client):
         if name not in self._api.pods:
             raise NotFoundError(name)
         return msgspec.convert(decoded_pod(self._api.pods[name]), shape)
-
-
-@dataclass
-class Lease:
-    """Whether a replica leads."""
-
-    held: bool = True
-
-    def is_held(self) -> bool:
-        return self.held
 
 
 @dataclass
