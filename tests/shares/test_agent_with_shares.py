@@ -24,7 +24,7 @@ from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
+from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet, running
 from gpuvirt.sim.kubelet.starting import StartError, start_container
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.shares.sharednode import VGPU, nvidia_spec
@@ -51,6 +51,12 @@ def gpunode_status(agent: Agent) -> Status:
     return status_of(view, GpuNode(metadata=Metadata(name="node")), view.at)
 
 
+def report(pod: Pod, shares: NodeShares) -> None:
+    """Have the API server report a pod whose container requests 300 units."""
+    demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
+    shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
+
+
 async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_path: Path) -> None:
     async with sharing_vm(short_path) as (kubelet, agent, shares):
         assert VGPU not in kubelet.capacity(), "nothing is offered before the runtime is known to apply CDI"
@@ -59,8 +65,7 @@ async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_p
         await until(lambda: dict(agent.views.get().shared.capacity) == {FIRST: 1000})
         assert any(f"{SECOND} has no CDI device" in note.text for note in agent.views.get().notes)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
-        demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
-        shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
+        report(pod, shares)
         assert (await start_container(kubelet, pod, "main", short_path / "cdi")).env["GPUVIRT_GPUS"] == FIRST
         await until(lambda: gpunode_status(agent).totals.allocated == 1)
         assert {gpu.address: gpu.users for gpu in gpunode_status(agent).gpus} == {
@@ -83,9 +88,8 @@ async def test_refused_shares_are_in_the_metrics(short_path: Path) -> None:
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         (short_path / "cdi/nvidia.json").unlink()
-        demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
         await until(lambda: not shares.node.get().capacity)
-        shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
+        report(pod, shares)
         for _ in range(2):
             with pytest.raises(StartError, match="NoRoom"):
                 await start_container(kubelet, pod, "main", short_path / "cdi")
@@ -98,8 +102,7 @@ async def test_a_gpu_with_shares_stays_shared_until_their_pods_end(short_path: P
         shares.observe_runtime("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
-        demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
-        shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
+        report(pod, shares)
         await start_container(kubelet, pod, "main", short_path / "cdi")
         agent.take_request(NodeRequest(spec=Observed(NodeSpec(mode="container"))))
         await until(lambda: [gpu.mode for gpu in agent.views.get().gpus] == [Mode.SHARED, Mode.CONTAINER])
@@ -116,8 +119,7 @@ async def test_units_of_a_pod_stay_listed_while_their_gpu_is_withheld(short_path
         shares.observe_runtime("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
-        demand = Demand((ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(300)),))
-        shares.pods.observe({PodUid(pod.uid): PodOnNode(PodUid(pod.uid), "default", "p", demand)})
+        report(pod, shares)
         await start_container(kubelet, pod, "main", short_path / "cdi")
         (short_path / "cdi/nvidia.json").unlink()
         await until(lambda: kubelet.allocatable().get(VGPU) == 300)
