@@ -2,7 +2,9 @@
 
 import errno
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,6 +20,8 @@ from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
+
+T = TypeVar("T")
 
 A10 = "nvidia.com/GA102GL_A10"
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
@@ -336,3 +340,45 @@ async def test_the_audio_function_of_a_chipset_is_not_offered(tmp_path: Path, dr
     kernel = build_host(HostSpec(about="no GPU", boards={"audio": board}, slots=(slot,)))
     async with running_node(kernel, tmp_path, Settings(compat=Compat(offer_companions=True))) as node:
         assert (node.offered, node.view.functions) == ({}, ())
+
+
+class LateWorker:
+    """A worker whose reading takes so long that the agent continues before the result arrives."""
+
+    def __init__(self) -> None:
+        self.meanwhile: list[Callable[[], Awaitable[object]]] = []
+        """What happens after the reading, and before its result arrives; each once."""
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        del name, timeout_s
+        found = job()
+        while self.meanwhile:
+            await self.meanwhile.pop()()
+        return found
+
+
+async def test_a_device_that_becomes_unhealthy_after_its_reading_is_refused(tmp_path: Path) -> None:
+    kernel, worker = with_iommufd(group_nodes=False), LateWorker()
+    async with running_node(kernel, tmp_path, allocating=worker) as node:
+
+        async def lose_node() -> None:
+            kernel.tree.remove(HostPath("/dev/vfio/devices/vfio0"))
+            await node.advance(2)
+
+        worker.meanwhile.append(lose_node)
+        with pytest.raises(AllocationRefusedError) as refusal:
+            await node.agent.allocator.allocate(request_for(A10, FIRST))
+        assert refusal.value.reason.code is ReasonCode.NODE_MISSING
+        assert worker.meanwhile == []
+
+
+async def test_the_sibling_of_a_device_that_is_allocated_after_its_reading_is_refused(tmp_path: Path) -> None:
+    slots = tuple(SlotSpec(at=gpu, board="A10", group=12, numa=0, driver="vfio-pci") for gpu in (FIRST, SECOND))
+    kernel = build_host(HostSpec(about="two A10 in one group", iommufd=True, group_nodes=False, slots=slots))
+    worker = LateWorker()
+    async with running_node(kernel, tmp_path, allocating=worker) as node:
+        await node.report_account()
+        worker.meanwhile.append(lambda: node.agent.allocator.allocate(request_for(A10, SECOND)))
+        with pytest.raises(AllocationRefusedError) as refusal:
+            await node.agent.allocator.allocate(request_for(A10, FIRST))
+        assert refusal.value.reason.code is ReasonCode.GROUP_HELD

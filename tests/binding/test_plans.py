@@ -238,3 +238,21 @@ def test_a_gpu_of_a_vm_is_not_unbound_even_if_forced(host_of: Callable[[str], Pl
     forced = inputs(forced=True)
     assert host.refused(DesiredDriver.NATIVE, "0000:65:00.0", forced) == {ReasonCode.IN_USE}
     assert host.kernel.vfio.requests == []
+
+
+def test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver(tmp_path: Path) -> None:
+    """Its native driver may reset the VFs when it probes the GPU, which is on no driver."""
+    gpu, vf = PciAddress("0000:25:00.0"), PciAddress("0000:25:00.4")
+    slots = (SlotSpec(at=gpu, board="L40S", group=12, vfs=2),)
+    host = PlannedHost(build_host(HostSpec(about="an L40S without a driver", slots=slots)), tmp_path)
+    host.kernel.rebind(vf, "vfio-pci")
+    host.kernel.rebind(gpu, None)
+    assert host.kernel.pci.functions[gpu].virtfns, "the VFs stay when the GPU loses its driver"
+    group = host.kernel.pci.functions[vf].group
+    assert group is not None
+    process = host.kernel.start_vm(group)
+    assert host.refused(DesiredDriver.NATIVE, gpu) == {ReasonCode.IN_USE}
+    assert host.refused(DesiredDriver.NATIVE, gpu, inputs(forced=True)) == {ReasonCode.IN_USE}
+    host.kernel.end_vm(process)
+    assert host.move(DesiredDriver.NATIVE, gpu) == ()
+    assert host.kernel.pci.functions[gpu].driver == "nvidia"

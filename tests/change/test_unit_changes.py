@@ -4,15 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.change.plan import Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
+from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.steps.changes import Change, Changes, by_hand
@@ -22,7 +25,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import driver_state, inputs, site_in
+from tests.changes import change_drivers, driver_state, inputs, site_in
 
 A10, T4 = PciAddress("0000:b1:00.0"), PciAddress("0000:3b:00.0")
 L40S = PciAddress("0000:25:00.0")
@@ -175,3 +178,49 @@ def test_a_change_that_is_rolled_back_changes_no_other_gpu(tmp_path: Path) -> No
     assert RollBack(gpus[0]) in taken
     assert {step.parent for step in taken if isinstance(step, RemoveVgpu)} == {gpus[0]}
     assert set(kernel.mdev.devices) == before
+
+
+OF_A_POD = Allocation(ResourceName("nvidia.com/gpu"), DeviceId("MIG-4fd9f0a2"), "pod default/cuda")
+"""An allocation whose id no driver maps to a GPU: each of NVIDIA's GPUs may be the allocated one."""
+
+
+@pytest.mark.parametrize("asked", range(1, 4))
+def test_no_step_is_taken_once_a_pod_has_a_gpu_by_an_unmapped_id(tmp_path: Path, asked: int) -> None:
+    """The pod is admitted after the accounts were asked `asked` times: for the plan, the claim, the override."""
+    unit = HostUnit("2xA10-vgpu", A10, tmp_path)
+    answers = iter([PodAllocations()] * asked)
+
+    def ask(_: Inventory) -> PodAllocations:
+        return next(answers, PodAllocations(unmapped=(OF_A_POD,)))
+
+    (reason,) = change_drivers(unit.site, unit.id, {A10: DesiredDriver.PASSTHROUGH}, inputs(ask=ask))
+    assert reason.code is ReasonCode.ALLOCATION_UNMAPPED
+    assert unit.driver == "nvidia"
+    assert not any(path.endswith("/unbind") for path, _ in unit.kernel.writes)
+
+
+def test_an_unmapped_id_that_the_plan_knew_stops_no_step(tmp_path: Path) -> None:
+    """A GPU without a native driver is of no use to that pod, so the plan does not refuse it."""
+    unit = HostUnit("2xA10-vgpu", A10, tmp_path)
+    unit.kernel.rebind(A10, None)
+    known = inputs(ask=lambda _: PodAllocations(unmapped=(OF_A_POD,)))
+    assert change_drivers(unit.site, unit.id, {A10: DesiredDriver.PASSTHROUGH}, known) == ()
+    assert unit.driver == "vfio-pci"
+
+
+def test_a_gpu_that_moves_to_another_unit_is_not_changed(tmp_path: Path) -> None:
+    """The gates of the other members of its new unit are not locked: another process may change or allocate these."""
+    gpus = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
+    slots = tuple(SlotSpec(at=gpu, board="T4", group=group, numa=0) for gpu, group in zip(gpus, (31, 32), strict=True))
+    kernel = build_host(HostSpec(about="two T4", slots=slots))
+    site = site_in(tmp_path, kernel, SimTools(kernel))
+    first, second = gpus
+    before = build_inventory(scan(kernel))
+    folder = kernel.pci.functions[second].folder
+    kernel.tree.link(HostPath(f"{folder}/iommu_group"), HostPath("/sys/kernel/iommu_groups/31"))
+    desired: DesiredUnit = {second: DesiredGpu(DesiredDriver.PASSTHROUGH)}
+    run = Run(lambda _: None, by_hand(UnitId(second), None))
+    with pytest.raises(UnitBusyError, match=rf"GPU {second} has moved to another isolation unit"):
+        apply(site, UnitId(second), desired, inputs(), run, before)
+    assert kernel.writes == []
+    assert {kernel.pci.functions[gpu].driver for gpu in (first, second)} == {"nvidia"}

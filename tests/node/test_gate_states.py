@@ -5,13 +5,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
+from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -21,11 +24,13 @@ from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.gate import gatepass
 from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, gate_at
-from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
+from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
+from gpuvirt.node.store import originaldrivers
 from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import NOBODY, change_drivers, inputs, site_in
-from tests.simnode import SimNode, running_node
+from tests.pacedworker import OPERATION_S
+from tests.simnode import SimNode, Workers, running_node
 from tests.simulated import Simulated
 
 GPU = PciAddress("0000:65:00.0")
@@ -209,6 +214,30 @@ async def test_the_agent_settles_the_gate_of_a_killed_command(simulated: Simulat
             await pass_seconds(node, 3)
             assert node.refused(A10, [GPU]) is ReasonCode.UNIT_BUSY
         await pass_seconds(node, 4)
+        assert gate.state(SLOT) is GateState.OPEN
+        node.allocate(A10, [GPU])
+
+
+async def test_the_gate_of_a_killed_change_opens_only_after_the_reconciler_has_finished_it(
+    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver journal has the started change: until its steps are completed or undone, the GPU is not allocated."""
+    monkeypatch.setattr(Workers, "paced", True)
+    kernel, gate, journal = simulated("2xA10"), Gate(tmp_path / "locks"), tmp_path / "drivers.json"
+    started = DriverJournal(changes={GPU: StartedChange(to_vfio=False, driver="vfio-pci")})
+    originaldrivers.update(journal, lambda _: replace(started, boot_id=scan(kernel).platform.boot_id))
+    with draining(gate.folder):
+        pass
+    async with running_node(kernel, tmp_path) as node:
+        unfinished = 0
+        while originaldrivers.read(journal).changes:
+            unfinished += 1
+            assert gate.state(SLOT) not in ALLOCATABLE
+            assert node.refused(A10, [GPU]) in {ReasonCode.UNIT_BUSY, ReasonCode.UNKNOWN_DEVICE}
+            await node.report_account()
+            await node.advance(OPERATION_S)
+        assert unfinished > 1, "the agent runs while the change is unfinished"
+        await pass_seconds(node, 3)
         assert gate.state(SLOT) is GateState.OPEN
         node.allocate(A10, [GPU])
 
