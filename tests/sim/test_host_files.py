@@ -106,3 +106,23 @@ def test_a_host_is_not_written_outside_its_folder(tmp_path: Path) -> None:
     with pytest.raises(LeavesTargetError, match=r"/sys/\.\. would be written outside"):
         export(kernel, tmp_path / "host")
     assert [path.name for path in tmp_path.iterdir()] == ["host"]
+
+
+def test_a_device_with_a_number_has_a_link_of_that_number_while_it_exists() -> None:
+    kernel = build_host(load_host("2xA10"), where="2xA10")
+    numbers = HostPath("/sys/dev/char")
+    folder = HostPath("/sys/devices/virtual/x/x0")
+    kernel.tree.place(HostPath(f"{folder}/dev"), constant("240:7"))
+    assert kernel.tree.real_path(HostPath(f"{numbers}/240:7")) == folder
+    kernel.tree.remove(HostPath("/sys/devices/virtual/x"))
+    assert "240:7" not in kernel.listdir(numbers)
+
+
+def test_each_vfio_group_has_a_link_by_its_number() -> None:
+    kernel = build_host(load_host("2xA10"), where="2xA10")
+    numbers = HostPath("/sys/dev/char")
+    groups = [HostPath(f"/sys/class/vfio/{name}") for name in kernel.listdir(HostPath("/sys/class/vfio"))]
+    assert groups
+    for folder in groups:
+        number = kernel.read(HostPath(f"{folder}/dev")).decode().strip()
+        assert kernel.tree.real_path(HostPath(f"{numbers}/{number}")) == kernel.tree.real_path(folder)

@@ -24,7 +24,7 @@ from gpuvirt.sim.devices.vfs import Vfs
 from gpuvirt.sim.files.blocking import Blocking
 from gpuvirt.sim.files.faults import Faults
 from gpuvirt.sim.files.processes import Process, Processes
-from gpuvirt.sim.files.tree import DeviceNode, File, Folder, Link, Tree, constant, fails
+from gpuvirt.sim.files.tree import DEVICE_NUMBERS, DeviceNode, File, Folder, Link, Tree, constant, fails
 
 __all__ = ["OUR_PID", "Process", "SimKernel"]
 
@@ -36,6 +36,7 @@ class SimKernel:
 
     def __init__(self, *, iommufd: bool = False, group_nodes: bool = True, wait: bool = False) -> None:
         self.tree = Tree()
+        self.tree.make(DEVICE_NUMBERS)
         self.blocking = Blocking(wait=wait)
         self.faults = Faults()
         self.vfio = Vfio(self.tree, iommufd=iommufd, group_nodes=group_nodes, changed=self._changed)

@@ -10,6 +10,9 @@ from gpuvirt.paths import HostPath
 MOST_LINKS = 40
 """Links followed in one path before ELOOP, as Linux does (fs/namei.c)."""
 
+DEVICE_NUMBERS = HostPath("/sys/dev/char")
+"""One link for each character device, named by its number, to its folder (device_create_sys_dev_entry)."""
+
 
 @dataclass(slots=True, eq=False)
 class Folder:
@@ -65,6 +68,8 @@ class Tree:
 
     def __init__(self) -> None:
         self.root = Folder()
+        self._numbered: dict[str, HostPath] = {}
+        """The folder of each device whose number an attribute `dev` shows."""
 
     def find(self, path: HostPath, *, follow: bool = True) -> Node:
         """Return the node at `path`; `follow`: whether to follow a link that is the last component."""
@@ -91,6 +96,14 @@ class Tree:
         """Put `node` at `path`, in place of an existing node."""
         above, _, name = path.rpartition("/")
         self.make(HostPath(above)).entries[name] = node
+        if name == "dev" and path.startswith("/sys/") and isinstance(node, File) and node.read is not None:
+            self._number(HostPath(above), str(node.read()).strip())
+
+    def _number(self, device: HostPath, number: str) -> None:
+        """Link the number of a device to its folder, as the kernel does for each device that has a node."""
+        if not self._numbered.get(number):
+            self._numbered[number] = device
+            self.link(HostPath(f"{DEVICE_NUMBERS}/{number}"), device)
 
     def link(self, path: HostPath, target: HostPath) -> None:
         """Put a relative link to `target` at `path`."""
@@ -103,6 +116,11 @@ class Tree:
             self.folder(HostPath(above)).entries.pop(name, None)
         except OSError:
             return
+        if path.startswith("/sys/"):
+            gone = f"{self.real_path(HostPath(above))}/{name}"
+            for number in [number for number, device in self._numbered.items() if f"{device}/".startswith(f"{gone}/")]:
+                del self._numbered[number]
+                self.folder(DEVICE_NUMBERS).entries.pop(number, None)
 
     def exists(self, path: HostPath) -> bool:
         """Return whether there is a node at `path`; a dangling link counts."""
