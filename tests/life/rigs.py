@@ -16,6 +16,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
+from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import InlineWorker
@@ -96,7 +97,8 @@ class Conclusions:
         self._state = NodeState(Settings(), IDS, ledger, WHO)
         self._state.resources.set_spec(self._spec)
         callbacks = Callbacks(lambda: None, lambda: None)
-        self._allocator = Allocator(self._state, site_of(self.kernel, self._now, Path()), Telemetry(), callbacks)
+        gate = AllocationGate(self._state.changes, None)
+        self._allocator = Allocator(self._state, site_of(self.kernel, self._now, Path()), Telemetry(), callbacks, gate)
         self._facts = None
         self.look()
 

@@ -20,6 +20,7 @@ from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.allocation.allocator import Allocator, Callbacks
+from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.known.desiredstate import DesiredState
 from gpuvirt.node.known.resourcestates import NameReview
@@ -120,7 +121,8 @@ class Agent:
             gate, self._changes, self._watcher.observe_soon, changing.original_drivers if changing is not None else None
         )
         callbacks = Callbacks(self._observe_allocation, lambda: self._watcher.observe_soon("refusal"))
-        self.allocator = Allocator(self._state, site, self.telemetry, callbacks, gate)
+        self.allocation_gate = AllocationGate(self._state.changes, gate)
+        self.allocator = Allocator(self._state, site, self.telemetry, callbacks, self.allocation_gate)
 
     async def run(self) -> None:
         """Observe, conclude and record, for ever; unwritten files are written at the end."""

@@ -5,11 +5,9 @@ same functions as each observation. If one device of a request is refused, the w
 """
 
 import itertools
-import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from gpuvirt.errors import GpuvirtError
@@ -24,16 +22,14 @@ from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.offers.allocationcheck import why_refused
 from gpuvirt.model.offers.offers import Offer
-from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, unhealthy
 from gpuvirt.node.allocation.allocated import Allocated, Allocations
-from gpuvirt.node.change.gate.gate import Gate, UnitBlockedError, UnitBusyError
+from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.serialworker import WorkerBlockedError
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.site import Site
-
-log = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 2.0
 """How long a pod's admission waits until its devices are read. The kubelet admits no other pod meanwhile."""
@@ -76,9 +72,8 @@ class Allocator:
     """Allocates devices to pods, and records the allocations."""
 
     def __init__(
-        self, state: NodeState, site: Site, telemetry: Telemetry, callbacks: Callbacks, gate: Gate | None = None
+        self, state: NodeState, site: Site, telemetry: Telemetry, callbacks: Callbacks, gate: AllocationGate
     ) -> None:
-        """`gate` is None where no other process changes the offered devices."""
         self._state = state
         self._site = site
         self._telemetry = telemetry
@@ -208,12 +203,14 @@ class Allocator:
             given += devices
             added += (new := tuple(self._entries(resource, devices)))
             entries = record(entries, new)
-        with self._passed(resource, by_slot(checked.host.facts.functions, given)):
-            targets = [(device.id, device.target) for device in given]
-            try:
-                self._state.changes.allocate(targets, lambda: self._state.ledger.record_allocation(entries))
-            except RefusedError as error:
-                raise AllocationRefusedError(error.reason) from error
+        devices_by_slot = by_slot(checked.host.facts.functions, given)
+        targets = [(device.id, device.target) for device in given]
+        try:
+            self._gate.allocate(
+                resource, devices_by_slot, targets, lambda: self._state.ledger.record_allocation(entries)
+            )
+        except RefusedError as error:
+            raise AllocationRefusedError(error.reason) from error
         self._allocations.add(added, allocated.recorded)
         self._callbacks.allocated()
         return tuple(attachments)
@@ -232,27 +229,6 @@ class Allocator:
         device = offer.devices.get(device_id)
         is_mdev = device.candidate.framework is Framework.MDEV if device is not None else is_mdev_uuid(device_id)
         return self._state.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
-
-    def _passed(
-        self, resource: ResourceName, devices: Mapping[str, Sequence[DeviceId]]
-    ) -> AbstractContextManager[None]:
-        """Keep other processes from changing devices of these slots; raise AllocationRefusedError if one does."""
-        if self._gate is None:
-            return nullcontext()
-        try:
-            return self._gate.allocation(devices)
-        except UnitBlockedError as error:
-            raise AllocationRefusedError(refusals.blocked(resource, error.step)) from error
-        except UnitBusyError as error:
-            raise AllocationRefusedError(refusals.busy(resource, str(error))) from error
-        except OSError as error:  # no change can begin either if gates can't be written
-            log.warning(
-                "%s: %s is allocated without its gate, which can't be written; no change can begin either: %s",
-                resource,
-                ", ".join(itertools.chain.from_iterable(devices.values())),
-                error,
-            )
-            return nullcontext()
 
     def _why_not(self, offer: Offer, device_id: DeviceId, against: Mapping[DeviceId, Reason]) -> Reason | None:
         device = offer.devices.get(device_id)

@@ -1,0 +1,63 @@
+"""The gate that each allocation of a device passes: changes by other processes and by this one exclude allocations.
+
+Device plugins and shares of GPUs record their allocations here, so that no change of a device can miss one.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from gpuvirt.facts.ids import DeviceId
+from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.reasons import refusals
+from gpuvirt.node.change.gate.gate import Gate, UnitBlockedError, UnitBusyError
+from gpuvirt.node.change.steps.changes import Changes
+from gpuvirt.node.change.steps.leasing import RefusedError
+
+log = logging.getLogger(__name__)
+
+DevicesBySlot = Mapping[str, Sequence[DeviceId]]
+
+
+class AllocationGate:
+    """Records the allocations of one process."""
+
+    def __init__(self, changes: Changes, gate: Gate | None) -> None:
+        """`gate` is None where no other process changes the offered devices."""
+        self._changes = changes
+        self._gate = gate
+
+    def allocate(
+        self,
+        subject: str,
+        devices: DevicesBySlot,
+        targets: Sequence[tuple[str, Target]],
+        record: Callable[[], None],
+    ) -> None:
+        """Record an allocation of devices by calling `record`, or raise RefusedError because a change has one of them.
+
+        `devices` are the ids that the kubelet's accounts will show, by PCI slot: changes by other processes wait until
+        they do. `targets` are the devices themselves, with the subjects of reasons. An error of `record` is raised.
+        """
+        with self._passed(subject, devices):
+            self._changes.allocate(targets, record)
+
+    def _passed(self, subject: str, devices: DevicesBySlot) -> AbstractContextManager[None]:
+        """Keep other processes from changing devices of these slots; raise RefusedError if one does."""
+        if self._gate is None:
+            return nullcontext()
+        try:
+            return self._gate.allocation(devices)
+        except UnitBlockedError as error:
+            raise RefusedError(refusals.blocked(subject, error.step)) from error
+        except UnitBusyError as error:
+            raise RefusedError(refusals.busy(subject, str(error))) from error
+        except OSError as error:  # no change can begin either if gates can't be written
+            log.warning(
+                "%s: %s is allocated without its gate, which can't be written; no change can begin either: %s",
+                subject,
+                ", ".join(itertools.chain.from_iterable(devices.values())),
+                error,
+            )
+            return nullcontext()
