@@ -20,7 +20,7 @@ from tests.foreignplugin import kubevirt_offers
 from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 
 A10, OTHER = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("a10.com/x")
-FIRST = PciAddress("0000:65:00.0")
+FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 
 
 def withhold(node: Cluster, *withheld: Withheld) -> None:
@@ -63,7 +63,7 @@ async def test_the_agent_does_not_replace_kubevirts_list_of_the_same_name(short_
         withhold(node)
         await until(lambda: node.kubelet.allocatable() == {A10: 2})
         pod = await node.kubelet.run_pod("vm-c", Container("compute", {A10: 1}))
-        assert list(pod.env().values()) == [FIRST]
+        assert next(iter(pod.env().values())) in {FIRST, SECOND}
 
 
 async def test_a_withheld_resource_is_not_allocated_before_kubevirt_registers_it(short_path: Path) -> None:

@@ -13,20 +13,34 @@ from gpuvirt.model.reasons import Reason, notoffered
 class AllocatedDevices:
     """The ledger's entries, by device and by IOMMU group."""
 
-    by_target: Mapping[Target, Entry]
+    by_target: Mapping[Target, tuple[Entry, ...]]
+    """More than one entry for a device that two device plugins have given, or that has had two resource names."""
     by_group: Mapping[IommuGroup, tuple[Entry, ...]]
     ours: frozenset[ResourceName]
     """The resources that gpuvirt has ever offered on the node."""
+
+    def own(self, candidate: Candidate) -> Entry | None:
+        """Return the entry of a device under its own id, None where it has none; one of gpuvirt's resources first."""
+        entries = [entry for entry in self.by_target.get(candidate.target, ()) if entry.device == candidate.id]
+        return next((entry for entry in entries if entry.resource in self.ours), entries[0] if entries else None)
+
+    def given_by_us(self) -> Iterator[Entry]:
+        """Yield the entries of devices that gpuvirt has offered, under its resources and ids."""
+        for target, entries in self.by_target.items():
+            yield from (entry for entry in entries if entry.resource in self.ours and entry.device == target.id)
 
     def as_allocated(self, candidate: Candidate) -> Candidate | Reason:
         """Return a device as it may be offered beside the allocated ones, or why it may not be offered.
 
         An allocated device keeps the resource name that it was allocated under, since the kubelet would count and
-        allocate it twice under two names. A device that another plugin has allocated is withheld, and so is a free
-        device whose group has an allocated one.
+        allocate it twice under two names. A device that another plugin has allocated is withheld: under another
+        resource, or under another id of the same resource, such as the number of its group in KubeVirt's own plugin.
+        So is a free device whose group has an allocated one.
         """
-        own = self.by_target.get(candidate.target)
+        own = self.own(candidate)
         if own is None:
+            if elsewhere := self.by_target.get(candidate.target, ()):
+                return _held_elsewhere(candidate, elsewhere[0])
             others = self._in_group(candidate)
             if not others:
                 return candidate
@@ -34,9 +48,7 @@ class AllocatedDevices:
         if own.resource == candidate.named.resource:
             return candidate
         if own.resource not in self.ours or own.target.type != candidate.target.type:
-            return notoffered.held_under_other_name(
-                candidate.id, own.allocated_to, own.resource, candidate.named.resource
-            )
+            return _held_elsewhere(candidate, own)
         return replace(candidate, named=replace(candidate.named, resource=own.resource))
 
     def conflict(
@@ -45,15 +57,15 @@ class AllocatedDevices:
         """Return why these devices can't be allocated together to one container, None if they can.
 
         The kubelet requests an id only if it is free or allocated to the same pod. A pod that has one of these devices
-        is therefore the same pod or an ended one, so its other devices do not prevent the allocation. `unfinished` has
-        the allocations of the requesting container.
+        under its own id is therefore the same pod or an ended one, so its other devices do not prevent the allocation.
+        The kubelet does not know that another id is the same device. `unfinished` has the allocations of the
+        requesting container.
         """
-        candidates = [(candidate, self.by_target.get(candidate.target)) for candidate in desired]
-        for candidate, own in candidates:
-            if own is not None and own.resource != resource:
-                return notoffered.held_under_other_name(
-                    candidate.id, own.allocated_to, own.resource, candidate.named.resource
-                )
+        candidates = [(candidate, self.own(candidate)) for candidate in desired]
+        for candidate, _ in candidates:
+            for entry in self.by_target.get(candidate.target, ()):
+                if entry.resource != resource or entry.device != candidate.id:
+                    return _held_elsewhere(candidate, entry)
         for candidate, own in candidates:
             for entry in self._in_group(candidate):
                 if entry is own or any(entry.target == requested.target for requested, _ in candidates):
@@ -66,7 +78,7 @@ class AllocatedDevices:
     def siblings(self, candidates: Iterable[Candidate], unfinished: Container[str]) -> Iterator[Candidate]:
         """Yield the free devices whose sibling functions were just allocated to the requesting container."""
         for candidate in candidates:
-            own, others = self.by_target.get(candidate.target), self._in_group(candidate)
+            own, others = self.own(candidate), self._in_group(candidate)
             if own is None and any(_is_sibling(candidate, entry, unfinished) for entry in others):
                 yield candidate
 
@@ -76,13 +88,21 @@ class AllocatedDevices:
         Containers start once the kubelet has recorded their devices. `unfinished` has the allocations that are not
         recorded yet.
         """
-        own = self.by_target.get(candidate.target)
+        own = self.own(candidate)
         return (own is None or _is_unfinished(own, unfinished)) and all(
             _is_unfinished(entry, unfinished) for entry in self._in_group(candidate) if entry is not own
         )
 
     def _in_group(self, candidate: Candidate) -> tuple[Entry, ...]:
         return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()
+
+
+def _held_elsewhere(candidate: Candidate, entry: Entry) -> Reason:
+    if entry.device == candidate.id:
+        return notoffered.held_under_other_name(
+            candidate.id, entry.allocated_to, entry.resource, candidate.named.resource
+        )
+    return notoffered.held_under_other_id(candidate.id, entry.allocated_to, entry.resource, entry.device)
 
 
 def _is_sibling(candidate: Candidate, entry: Entry, unfinished: Container[str]) -> bool:
@@ -99,8 +119,10 @@ def _is_unfinished(entry: Entry, unfinished: Container[str]) -> bool:
 def find_allocated(entries: Iterable[Entry], ours: Iterable[ResourceName]) -> AllocatedDevices:
     """Return the entries by target and by group; `ours` has the resources that gpuvirt has ever offered."""
     entries = tuple(entries)
+    targets: dict[Target, tuple[Entry, ...]] = {}
     groups: dict[IommuGroup, tuple[Entry, ...]] = {}
     for entry in entries:
+        targets[entry.target] = (*targets.get(entry.target, ()), entry)
         if entry.group is not None:
             groups[entry.group] = (*groups.get(entry.group, ()), entry)
-    return AllocatedDevices({entry.target: entry for entry in entries}, groups, frozenset(ours))
+    return AllocatedDevices(targets, groups, frozenset(ours))

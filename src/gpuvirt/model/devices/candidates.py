@@ -23,6 +23,11 @@ class Target:
     type: VgpuType | None = field(default=None, compare=False)
     """The vGPU's type when it was allocated. It does not count in comparisons."""
 
+    @property
+    def id(self) -> DeviceId:
+        """The id under which gpuvirt offers the device; other plugins may have another, such as its group's number."""
+        return DeviceId(self.vgpu or self.gpu)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

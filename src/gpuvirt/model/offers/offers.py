@@ -200,8 +200,7 @@ def _kept(
 ) -> Iterator[tuple[Candidate, Reason]]:
     """Yield the devices that stay listed though they are no candidates now, with the reason against them."""
     listed = {(resource, device.id): device.candidate for resource, device in before.devices()}
-    entries = (entry for entry in allocated_devices.by_target.values() if entry.resource in allocated_devices.ours)
-    held = {(entry.resource, entry.device): entry for entry in entries}
+    held = {(entry.resource, entry.device): entry for entry in allocated_devices.given_by_us()}
     for key, entry in held.items():
         if key not in keys:
             candidate = listed.get(key) or _from_entry(entry)

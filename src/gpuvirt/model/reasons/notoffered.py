@@ -66,6 +66,14 @@ def held_under_other_name(device: str, allocated_to: str, own: str, offered_as: 
     return Reason(ReasonCode.HELD_UNDER_OTHER_NAME, device, message, fix=fix)
 
 
+def held_under_other_id(device: str, allocated_to: str, resource: str, other: str) -> Reason:
+    """Another device plugin, such as KubeVirt's own, has allocated the device under an id of its own."""
+    message = f"is allocated to {allocated_to} by another device plugin, as {resource}: {other}"
+    seen = (Seen("the kubelet's checkpoint and pod-resources API"),)
+    fix = "stop the VM that uses it, or wait for its end; let only one device plugin offer the device"
+    return Reason(ReasonCode.HELD_UNDER_OTHER_NAME, device, message, seen, fix)
+
+
 def name_taken(device: str, kind: str, resource: str, other: str) -> Reason:
     """KubeVirt finds mdevs and PCI functions in different environment variables."""
     message = (

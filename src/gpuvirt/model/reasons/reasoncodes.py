@@ -58,7 +58,11 @@ class ReasonCode(Code):
         "an alias gives the device the resource name of another kind of device; KubeVirt finds mdevs and PCI functions"
         " in different environment variables",
     )
-    HELD_UNDER_OTHER_NAME = _not_offered("HeldUnderOtherName", "the device is allocated to a pod as another resource")
+    HELD_UNDER_OTHER_NAME = _not_offered(
+        "HeldUnderOtherName",
+        "the device is allocated to a pod as another resource, or by another device plugin under another id, such as"
+        " the number of its IOMMU group",
+    )
     MALFORMED_SYSFS_ENTRY = _not_offered("MalformedSysfsEntry", "an entry of sysfs does not have the expected form")
     VGPU_TYPE_UNKNOWN = _not_offered("VgpuTypeUnknown", "the catalog lacks the vGPU type of a GPU in mode `shared`")
     GPU_NOT_INITIALIZED = _not_offered("GpuNotInitialized", "NVIDIA's driver shows no UUID or no product name")

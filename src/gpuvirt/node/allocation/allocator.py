@@ -157,7 +157,7 @@ class Allocator:
         """
         if device.target.vgpu is not None or not self._state.settings.require_reset:
             return None
-        own = allocated.by_ledger.by_target.get(device.target)
+        own = allocated.by_ledger.own(device)
         if own is None:
             return self._state.former.get(device.target.gpu)
         is_new = own.consumer is None and self._site.clock.now() - own.since <= UNCONFIRMED_FOR
