@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 from typing_extensions import override
 
 from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.model.allocation.ledger import KubeletAccount
@@ -219,3 +221,34 @@ async def test_a_host_without_a_kubelet_has_no_allocations(
     assert (observed is not None) is known
     assert observed is None or (observed.devices, observed.partial, observed.recorded) == ({}, None, True)
     assert (listener.problems[-1] is None) is known
+
+
+T4S = frozenset({(T4, DeviceId("0000:65:00.0"))})
+
+
+@pytest.mark.parametrize(
+    ("code", "kubelets", "counted"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, (812,), None),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, (), frozenset()),
+        (grpc.StatusCode.UNIMPLEMENTED, (812,), T4S),
+    ],
+)
+async def test_what_the_kubelet_counts_is_unread_while_a_running_kubelet_does_not_say_so(
+    short_path: Path, code: grpc.StatusCode, kubelets: tuple[int, ...], counted: frozenset[object] | None
+) -> None:
+    """List answers, GetAllocatableResources does not; a kubelet before 1.23 has its count in the checkpoint."""
+    listener = Listener(0)
+    async with running(short_path, RealClock()) as kubelet:
+        kubelet.allocatable_fails = code
+        content = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {T4: ["0000:65:00.0"]}}, "Checksum": 0}
+        kubelet.paths.checkpoint.write_text(json.dumps(content))
+        await watch_of(kubelet, RealClock(), kubelets=kubelets).ask(listener)
+    (observed,) = listener.observed
+    assert observed is not None
+    assert observed.partial is None
+    if counted is None:
+        assert isinstance(observed.counted, Unread)
+        assert "RESOURCE_EXHAUSTED" in observed.counted.detail
+    else:
+        assert observed.counted == counted

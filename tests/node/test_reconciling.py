@@ -8,6 +8,7 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed
@@ -246,6 +247,29 @@ async def test_no_gpu_returns_to_its_native_driver_while_the_kubelet_counts_it(
         await node.advance(10)
         assert driver(kernel, SECOND) == "nvidia"
         assert notes(node) == set()
+
+
+async def test_no_gpu_returns_to_its_native_driver_while_the_kubelet_does_not_say_what_it_counts(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    """A busy kubelet answers List, but GetAllocatableResources fails: it may still admit a pod by its old count."""
+    kernel = simulated("2xA10")
+    silent = Unread(HostPath("/var/lib/kubelet/pod-resources/kubelet.sock"), seen="RESOURCE_EXHAUSTED: rejected")
+    async with running_node(kernel, tmp_path) as node:
+        await node.report_account()
+    async with running_node(kernel, tmp_path, CONTAINER) as node:
+        await node.advance(2)
+        for _ in range(3):
+            node.agent.observe_account(KubeletAccount(node.clock.now(), {}, silent))
+            await node.advance(60)
+        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
+        assert notes(node) == {ReasonCode.STILL_ALLOCATABLE}
+        for note in node.view.notes:
+            assert "RESOURCE_EXHAUSTED" in (note.seen or "")
+            assert "GetAllocatableResources" in (note.fix or "")
+        await node.report_account()
+        await node.advance(10)
+        assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["nvidia"] * 2
 
 
 async def test_no_gpu_of_a_pod_or_a_vm_returns_to_its_native_driver(simulated: Simulated, tmp_path: Path) -> None:

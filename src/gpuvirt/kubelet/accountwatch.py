@@ -14,10 +14,10 @@ from gpuvirt.kubelet.checkpoint import RecordedAllocations, Registered, allocati
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.allocation.ledger import Counted, KubeletAccount
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.paths import KubeletPaths
+from gpuvirt.paths import HostPath, KubeletPaths
 
 log = logging.getLogger(__name__)
 
@@ -136,12 +136,12 @@ class AccountWatch:
         if recorded:
             missing = gone(in_checkpoint, in_file)
             self._recorded.gone, self._missing = missing & self._missing, missing
-        counted = await self._counted()
-        self._reports_counted = counted is not None
+        counted = await self._counted(record)
+        self._reports_counted = not isinstance(counted, Unread)
         account = KubeletAccount(
             at,
             {**in_file, **in_api},
-            counted or frozenset(),
+            counted,
             record.registered if isinstance(record, Recorded) else {},
             recorded,
             partial,
@@ -185,12 +185,20 @@ class AccountWatch:
         except PodResourcesUnknownError as unknown:
             return unknown
 
-    async def _counted(self) -> frozenset[tuple[ResourceName, DeviceId]] | None:
-        """Return the devices that the kubelet counts, None where it does not report them."""
+    async def _counted(self, record: Recorded | OSError | DamagedError) -> Counted:
+        """Return the devices that the kubelet counts, Unread while it may count any.
+
+        A kubelet that does not run counts nothing, and nothing either when it has started, until plugins register. A
+        kubelet before 1.23 has no such call; its checkpoint has what it counts, at the latest after the next list.
+        """
         try:
             return await self._api.allocatable()
-        except PodResourcesUnknownError:
-            return None
+        except PodResourcesUnknownError as error:
+            if self._kubelets() == ():
+                return frozenset()
+            if error.is_unimplemented and isinstance(record, Recorded):
+                return frozenset((name, device) for name, devices in record.registered.items() for device in devices)
+            return Unread(HostPath(str(self._paths.pod_resources_socket)), seen=str(error))
 
     def _read_checkpoint(self) -> Recorded | OSError | DamagedError:
         try:

@@ -26,6 +26,9 @@ OPTIONS = [("grpc.max_receive_message_length", MOST_MESSAGE_BYTES)]
 class PodResourcesUnknownError(GpuvirtError):
     """The API does not exist or does not answer."""
 
+    is_unimplemented = False
+    """Whether the kubelet is too old to have the call."""
+
 
 Devices = frozenset[tuple[ResourceName, DeviceId]]
 
@@ -107,7 +110,9 @@ class PodResources:
             return await call(b"", timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             await self.close()
-            raise PodResourcesUnknownError(f"{self._socket}: {error.code().name}: {error.details()}") from error
+            unknown = PodResourcesUnknownError(f"{self._socket}: {error.code().name}: {error.details()}")
+            unknown.is_unimplemented = error.code() is grpc.StatusCode.UNIMPLEMENTED
+            raise unknown from error
 
     async def close(self) -> None:
         """Close the connection."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, PodUid, ResourceName, VgpuType
+from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.podallocations import Allocation
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason
@@ -57,14 +58,18 @@ class Consumer:
         return self.pod is not None and (self.namespace, self.pod) == (other.namespace, other.pod)
 
 
+Counted = frozenset[tuple[ResourceName, DeviceId]] | Unread
+"""The devices that the kubelet counts as allocatable; Unread if it may count any: it runs, and does not say so."""
+
+
 @dataclass(frozen=True, slots=True)
 class KubeletAccount:
     """The kubelet's account: the devices that it reports as allocated."""
 
     at: datetime
     devices: Mapping[tuple[ResourceName, DeviceId], Consumer]
-    counted: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
-    """The healthy devices that the kubelet counts as allocatable, as far as it reports them."""
+    counted: Counted = frozenset()
+    """The healthy devices that the kubelet counts as allocatable."""
     registered: Mapping[ResourceName, frozenset[DeviceId]] = field(default_factory=dict)
     """The healthy devices of each resource that a plugin has registered, by the kubelet's checkpoint."""
     recorded: bool = True
@@ -72,6 +77,11 @@ class KubeletAccount:
     ends."""
     partial: Reason | None = None
     """Why the account may be incomplete; None if it is complete."""
+
+    @property
+    def surely_counted(self) -> frozenset[tuple[ResourceName, DeviceId]]:
+        """The devices that the kubelet counts for sure; it may count more while its answer is missing."""
+        return frozenset() if isinstance(self.counted, Unread) else self.counted
 
 
 @dataclass(frozen=True, slots=True)

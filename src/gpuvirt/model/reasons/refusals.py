@@ -168,6 +168,16 @@ def still_counted(address: str, counted: Sequence[str]) -> Reason:
     return Reason(ReasonCode.STILL_ALLOCATABLE, address, message, seen, fix)
 
 
+def count_unknown(address: str, unread: Unread) -> Reason:
+    """The kubelet runs and does not say what it counts, so it may admit a pod with the device."""
+    message = (
+        "is being returned to the host or its vGPUs removed, but the kubelet does not say whether it still counts it"
+    )
+    fix = "gpuvirt continues when GetAllocatableResources answers without the device; see the kubelet's log"
+    seen = (Seen(f"GetAllocatableResources of {unread.path}", unread.seen or unread.detail),)
+    return Reason(ReasonCode.STILL_ALLOCATABLE, address, message, seen, fix)
+
+
 def locked(address: PciAddress, users: Sequence[User]) -> Reason:
     """NVIDIA's driver refuses its unbind lock."""
     message = f"can't be released: the NVIDIA driver still has clients{f': {named(users)}' if users else ''}"

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.facts.pci import NVIDIA
+from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.allocation.podallocations import Allocation, map_allocations, vendor_of
 from gpuvirt.model.desired.settings import CONTAINER_RESOURCES
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.reasons import Reason, withheldshares
+from gpuvirt.model.reasons import Reason, Seen, refusals, withheldshares
 
 Device = tuple[ResourceName, DeviceId]
 
@@ -34,6 +34,8 @@ def other_plugins(account: KubeletAccount | None, units: ResourceName) -> OtherP
     """Return the devices of other resources than `units`; unknown where the kubelet's accounts are incomplete."""
     if account is None or not account.recorded or account.partial is not None:
         return Unknown(account.partial if account is not None else None)
+    if isinstance(account.counted, Unread):
+        return Unknown(refusals.allocations_unknown("the kubelet", Seen(account.counted.path, account.counted.detail)))
     recorded = {
         (resource, device)
         for resource, devices in account.registered.items()

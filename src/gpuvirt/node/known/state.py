@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Former, KubeletAccount, Ledger
@@ -132,6 +133,12 @@ class NodeState:
         return self.withdrawal.still_counted(self._inventory, self.ledger.account)
 
     @property
+    def count_unread(self) -> Unread | None:
+        """Why it is unknown what the kubelet counts; None if it has said so, or has not been asked."""
+        account = self.ledger.account
+        return account.counted if account is not None and isinstance(account.counted, Unread) else None
+
+    @property
     def leaving(self) -> frozenset[VgpuId]:
         """The withdrawn vGPUs that the kubelet still counts by its last answer."""
         return self.withdrawal.leaving(self._inventory, self.ledger.account)
@@ -147,6 +154,8 @@ class NodeState:
         account, known = self.ledger.account, self.ledger.known
         if account is None or not self._drained.functions:
             return frozenset()
+        if isinstance(account.counted, Unread):
+            return self._drained.functions
         allocated = {*account.devices, *((entry.resource, entry.device) for entry in self.ledger.entries)}
         free = [key for key in account.counted if key not in allocated and key[0] in self.ledger.resources]
         targets = (known[device][0] for _, device in free if device in known)
@@ -245,7 +254,9 @@ class NodeState:
         self.shared.conclude(inventory, self._modes, now_s)
         account = self.ledger.account
         if self._notice is not None:
-            self._notice.conclude(registered(self._offers), going, account.counted if account is not None else ())
+            self._notice.conclude(
+                registered(self._offers), going, account.surely_counted if account is not None else ()
+            )
         self.ledger.record_offers(self._offers, self.resources.waiting.keys())
         return self._view(inventory, drivers, at)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.inventory.inventory import Inventory
@@ -58,19 +59,24 @@ class Withdrawal:
     ) -> Mapping[PciAddress, tuple[str, ...]]:
         """Return the functions that the kubelet may still count, with its names for them.
 
-        Names of other device plugins are included: the kubelet admits pods by them as well.
+        Names of other device plugins are included: the kubelet admits pods by them as well. Without the kubelet's
+        answer it may count all of them.
         """
         found: dict[PciAddress, tuple[str, ...]] = dict.fromkeys(self.noticed, ())
         if inventory is None or not self.functions:
             return found
-        counted = counted_by(inventory, account).by_gpu(inventory)
+        by_kubelet = counted_by(inventory, account)
+        if isinstance(by_kubelet, Unread):
+            return found | dict.fromkeys(self.functions, ())
+        counted = by_kubelet.by_gpu(inventory)
         return found | {function: counted[function] for function in self.functions if function in counted}
 
     def leaving(self, inventory: Inventory | None, account: KubeletAccount | None) -> frozenset[VgpuId]:
-        """Return the withdrawn vGPUs that the kubelet still counts by its last answer."""
+        """Return the withdrawn vGPUs that the kubelet still counts by its last answer, all of them without one."""
         if inventory is None or not self.vgpus:
             return frozenset()
-        return self.vgpus & counted_by(inventory, account).vgpus.keys()
+        counted = counted_by(inventory, account)
+        return self.vgpus if isinstance(counted, Unread) else self.vgpus & counted.vgpus.keys()
 
     def why_unsettled(
         self, inventory: Inventory | None, account: KubeletAccount | None, gpu: PciAddress
@@ -79,13 +85,19 @@ class Withdrawal:
         if account is None or inventory is None or not self.is_known(account):
             return refusals.allocations_unknown(gpu)
         leaving = self.leaving(inventory, account)
+        if leaving and isinstance(account.counted, Unread):
+            return refusals.count_unknown(gpu, account.counted)
         counted = sorted(vgpu for vgpu in leaving if vgpu in inventory.vgpus and inventory.vgpus[vgpu].gpu == gpu)
         return refusals.still_counted(gpu, counted) if counted else None
 
 
-def counted_by(inventory: Inventory, account: KubeletAccount | None) -> PodAllocations:
+def counted_by(inventory: Inventory, account: KubeletAccount | None) -> PodAllocations | Unread:
     """Return the devices that the kubelet counts, with their names in the place of pods."""
-    counted = sorted(account.counted) if account is not None else ()
+    if account is None:
+        return PodAllocations()
+    if isinstance(account.counted, Unread):
+        return account.counted
+    counted = sorted(account.counted)
     return map_allocations(
         inventory, (Allocation(resource, device, f"{resource} ({device})") for resource, device in counted)
     )

@@ -43,7 +43,11 @@ def why_waiting(agent: Dependencies, unit: UnitId, desired: DesiredUnit, *, diff
     if differ and isinstance(pods, Unknown) and DesiredDriver.NATIVE in desired_drivers(desired).values():
         drivers = (pods.reason_for(unit) or refusals.allocations_unknown(unit),)
     elif differ and (counted := counted_functions(agent, unit)):
-        drivers = tuple(refusals.still_counted(function, names) for function, names in counted)
+        unread = agent.state.count_unread
+        drivers = tuple(
+            refusals.still_counted(function, names) if unread is None else refusals.count_unknown(function, unread)
+            for function, names in counted
+        )
     if isinstance(pods, Unknown):
         destroyed = [gpu for gpu in desired if agent.plan_of(gpu).destroys]
         vgpus = {gpu: (pods.reason_for(gpu) or refusals.allocations_unknown(gpu),) for gpu in destroyed}

@@ -88,6 +88,8 @@ class SimKubelet:
         """The resources of all Register calls, in order."""
         self.has_pods = True
         """Whether the kubelet has its pods from the API server; until then it lists no pod, and frees no device."""
+        self.allocatable_fails: grpc.StatusCode | None = None
+        """The error with which GetAllocatableResources fails; None if it answers."""
         self._clock = clock
         self._group = group
         self._clients: dict[str, PluginClient] = {}
@@ -232,8 +234,10 @@ class SimKubelet:
         return pods_pb.ListPodResourcesResponse(pod_resources=[_resources_of(pod) for pod in self.pods.values()])
 
     async def _get_allocatable(
-        self, _request: pods_pb.AllocatableResourcesRequest, _call: Call
+        self, _request: pods_pb.AllocatableResourcesRequest, call: Call
     ) -> pods_pb.AllocatableResourcesResponse:
+        if self.allocatable_fails is not None:
+            await call.abort(self.allocatable_fails, "rejected by rate limit")
         return pods_pb.AllocatableResourcesResponse(
             devices=[
                 pods_pb.ContainerDevices(resource_name=name, device_ids=[device])
