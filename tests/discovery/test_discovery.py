@@ -21,7 +21,7 @@ from tests.simulated import Simulated
 
 A10S = (PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0"))
 DEVICES = HostPath("/sys/bus/pci/devices")
-NOT_NVIDIAS = {"2xFlex170", "8xMI300X"}
+NOT_NVIDIAS = {"2xFlex170", "2xW7900", "8xMI300X"}
 READ = ("vendor", "class")
 NVSWITCH_CLASS = b"0x068000\n"
 

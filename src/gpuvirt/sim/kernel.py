@@ -16,6 +16,7 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.devices.cdevs import CdevFile
 from gpuvirt.sim.devices.drivers import leaves_dma
 from gpuvirt.sim.devices.mdev import MdevBus
+from gpuvirt.sim.devices.nativenodes import NativeNodes
 from gpuvirt.sim.devices.nvidia import NvidiaDriver
 from gpuvirt.sim.devices.pci import PciBus
 from gpuvirt.sim.devices.vendor_vfio import VendorVfioBus
@@ -46,7 +47,8 @@ class SimKernel:
         self.vendor_vfio = VendorVfioBus(self.tree, self.vfio, self.blocking, self._changed)
         self.vfs = Vfs(self.pci, self.vfio, self.mdev, self.vendor_vfio, self.blocking)
         self.nvidia = NvidiaDriver(self.tree, self.pci.functions, self.vfs, self.processes.has_open)
-        self.pci.driver_objects = self.nvidia
+        self.native_nodes = NativeNodes(self.tree, self.pci.functions, self.processes, self.nvidia)
+        self.pci.driver_objects = self.native_nodes
         self.writes: list[tuple[HostPath, bytes]] = []
         self.reads: set[HostPath] = set()
         self._wakers: list[Callable[[], None]] = []
@@ -158,8 +160,12 @@ class SimKernel:
     def _files_of(self, pid: str) -> Iterator[OpenFile]:
         folder = HostPath(f"/proc/{pid}/fd")
         for number in self.listdir(folder):
-            path = HostPath(self.readlink(HostPath(f"{folder}/{number}")))
-            if path == VFIO_DEVICE:
+            link = HostPath(f"{folder}/{number}")
+            path = HostPath(self.readlink(link))
+            deleted = self.processes.deleted_number(link)
+            if deleted is not None:
+                yield OpenFile(int(pid), path, deleted)
+            elif path == VFIO_DEVICE:
                 yield OpenFile(int(pid), path, 0)
             elif self.tree.exists(path):
                 yield OpenFile(int(pid), path, self.device_number(path))
@@ -234,6 +240,28 @@ class SimKernel:
             self.processes.show(process, nodes)
             return process
 
+    def nodes_of(self, address: PciAddress) -> tuple[str, ...]:
+        """Return the nodes of a function's native driver: `/dev/nvidia0`, `/dev/dri/renderD128`, `/dev/snd/...`."""
+        return (*self.nvidia.nodes_of(address), *self.native_nodes.of(address))
+
+    def native_users(self, address: PciAddress) -> tuple[Process, ...]:
+        """Return the processes that have a node of a function's native driver open."""
+        users = {process for node in self.nodes_of(address) for process in self.processes.having_open(node)}
+        return tuple(sorted(users, key=lambda process: process.pid))
+
+    def open_native(self, address: PciAddress, command: str = "python3", *nodes: str) -> Process:
+        """Start a process that opens nodes of a function's native driver, the first of them if none is given.
+
+        Raises ENOENT for a function without nodes, and ENODEV for a GPU that NVIDIA's driver has locked.
+        """
+        with self.blocking.condition:
+            found = self.nodes_of(address)
+            if not found or not set(nodes) <= set(found):
+                raise fails(errno.ENOENT, "/dev")
+            if self.nvidia.is_locked(address):
+                raise fails(errno.ENODEV, found[0])
+            return self.start_process(command, *(nodes or found[:1]))
+
     def end_vm(self, process: Process) -> None:
         """End a VM: its devices are free, and writers that waited for them continue."""
         with self.blocking.condition:
@@ -243,6 +271,7 @@ class SimKernel:
             self.vfio.close_devices(lambda file: file.pid == process.pid)
             self.processes.end(process)
             self.nvidia.closed()
+            self.native_nodes.closed()
             self._changed(quiet=True)
 
     def unplug(self, address: PciAddress) -> None:

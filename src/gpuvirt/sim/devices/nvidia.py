@@ -85,6 +85,14 @@ class NvidiaDriver:
         """Return whether a process has a GPU open."""
         return slot in self._minors and self._is_open(self._node(slot))
 
+    def is_locked(self, slot: PciAddress) -> bool:
+        """Return whether a GPU's unbindLock is taken, so that no process can open the GPU."""
+        return slot in self._locked
+
+    def nodes_of(self, slot: PciAddress) -> tuple[str, ...]:
+        """Return the node of a GPU on this driver, `/dev/nvidia0`."""
+        return (self._node(slot),) if self._has(slot) else ()
+
     def lock(self, slot: PciAddress) -> bool:
         """Take a GPU's unbindLock by writing 1, and return whether it reads 1."""
         self._lock(slot, "1")

@@ -1,7 +1,7 @@
 """The processes of a simulated host in `/proc`: their names, and the device nodes that they have open."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuvirt.hardware.usage.processes import INITIAL_NAMESPACE
@@ -27,6 +27,9 @@ class Processes:
         self._tree = tree
         self.hide(hidden=False)
         self._pids = itertools.count(FIRST_PID)
+        self._shown: dict[int, Process] = {}
+        self._deleted: dict[HostPath, int] = {}
+        """The device numbers of open files whose nodes were deleted, by their links (`/proc/4001/fd/23`)."""
 
     def next(self, command: str) -> Process:
         """Return a process that `/proc` does not show yet."""
@@ -34,6 +37,7 @@ class Processes:
 
     def show(self, process: Process, nodes: Sequence[str]) -> None:
         """Show a process in `/proc`, with the nodes that it has open."""
+        self._shown[process.pid] = process
         self._tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(process.command))
         self._tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Cpus_allowed_list:\t0-127"))
         for number, node in enumerate(nodes, FIRST_FILE):
@@ -46,13 +50,38 @@ class Processes:
 
     def end(self, process: Process) -> None:
         """Remove a process from `/proc`."""
-        self._tree.remove(HostPath(f"/proc/{process.pid}"))
+        folder = HostPath(f"/proc/{process.pid}")
+        self._shown.pop(process.pid, None)
+        self._deleted = {link: number for link, number in self._deleted.items() if not link.startswith(f"{folder}/")}
+        self._tree.remove(folder)
 
     def has_open(self, node: str) -> bool:
         """Return whether a process has a node open."""
-        return any(
-            isinstance(file, Link) and file.target == node
-            for process in self._tree.folder(HostPath("/proc")).entries.values()
-            if isinstance(process, Folder) and isinstance(files := process.entries.get("fd"), Folder)
-            for file in files.entries.values()
-        )
+        return any(target == node for _, target in self._files())
+
+    def having_open(self, node: str) -> Sequence[Process]:
+        """Return the processes that have a node open."""
+        pids = {int(link.split("/")[2]) for link, target in self._files() if target == node}
+        return [process for pid, process in sorted(self._shown.items()) if pid in pids]
+
+    def delete_node(self, node: str, number: int) -> None:
+        """Let the processes that have a node open have a file of a deleted node."""
+        for link in [link for link, target in self._files() if target == node]:
+            self._tree.place(link, Link(f"{node} (deleted)"))
+            self._deleted[link] = number
+
+    def deleted_number(self, link: HostPath) -> int | None:
+        """Return the device number of an open file whose node was deleted; None for other files."""
+        return self._deleted.get(link)
+
+    def has_deleted(self, number: int) -> bool:
+        """Return whether a process has a file open whose node was deleted."""
+        return number in self._deleted.values()
+
+    def _files(self) -> Iterator[tuple[HostPath, str]]:
+        """Yield the links of all open files, with their targets."""
+        for pid, process in self._tree.folder(HostPath("/proc")).entries.items():
+            if isinstance(process, Folder) and isinstance(files := process.entries.get("fd"), Folder):
+                for number, file in files.entries.items():
+                    if isinstance(file, Link):
+                        yield HostPath(f"/proc/{pid}/fd/{number}"), file.target
