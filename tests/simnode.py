@@ -175,6 +175,7 @@ async def running_node(
     writes_node_counts: bool = False,
     watches_gpu_node: bool = False,
     awaits_controller: bool = False,
+    sees_processes: bool = True,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second agent on the same folder is a restart of the first."""
     clock = SimClock()
@@ -199,6 +200,7 @@ async def running_node(
         writes_node_counts=writes_node_counts,
         watches_gpu_node=watches_gpu_node,
         awaits_controller=awaits_controller,
+        sees_processes=sees_processes,
         moving=Moving(host, moving or (lambda _: InlineWorker())),
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)

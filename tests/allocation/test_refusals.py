@@ -297,22 +297,25 @@ async def test_a_request_for_two_allocated_devices_names_the_device_in_use(two_a
     assert two_a10.allocate(A10, [FIRST])
 
 
-@pytest.mark.parametrize("known_by", ["ledger", "checkpoint"])
-async def test_a_blocked_read_of_proc_delays_no_other_request(
-    simulated: Simulated, tmp_path: Path, known_by: str
-) -> None:
+@pytest.mark.parametrize("cause", ["ledger", "checkpoint", "denied group", "busy group"])
+async def test_a_blocked_read_of_proc_delays_no_other_request(simulated: Simulated, tmp_path: Path, cause: str) -> None:
     kernel, wake = simulated("2xA10"), threading.Event()
 
     def sleep() -> None:
         wake.wait(100)
 
     async with running_node(kernel, tmp_path, allocating=ThreadWorker("allocating")) as node:
-        if known_by == "ledger":
-            node.hold(A10, FIRST)
-            await node.report_account()
-            node.free(FIRST)
-        else:
-            node.write(A10, FIRST, uid="uid-a")
+        match cause:
+            case "ledger":
+                node.hold(A10, FIRST)
+                await node.report_account()
+                node.free(FIRST)
+            case "checkpoint":
+                node.write(A10, FIRST, uid="uid-a")
+            case "denied group":
+                kernel.faults.fail(HostPath("/dev/vfio/12"), errno.EPERM)
+            case _:
+                kernel.start_vm(IommuGroup(12))
         kernel.faults.before_read(HostPath("/proc"), sleep)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gpuvirt.node.allocation.allocator.READ_TIMEOUT_S", 0.01)

@@ -1,12 +1,12 @@
 """The guards of the shipped code, each with its replacement when it is removed: exploration must detect the removal."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.snapshot import Facts
-from gpuvirt.hardware import devicefacts
+from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.snapshot import Facts, FreshFacts
+from gpuvirt.hardware.devicefacts import AskedDevice, DeviceReading
 from gpuvirt.kubelet import accountwatch, checkpoint
 from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.model.allocation import ledger
@@ -82,8 +82,12 @@ def _unless_unknown(account: PodAccount) -> Unknown | None:
     return Unknown() if account._state.ledger.account is None else None
 
 
-def _as_before(_: object, facts: Facts, *__: object) -> devicefacts.FreshFacts:
-    return devicefacts.FreshFacts(facts)
+def _as_before(_: object, facts: Facts, asked: Sequence[AskedDevice]) -> FreshFacts:
+    return FreshFacts(facts, users={device.group: () for device in asked if device.group is not None})
+
+
+def _by_nobody(reading: DeviceReading, _: AskedDevice, group: IommuGroup) -> None:
+    reading._users[group] = ()
 
 
 def _as_planned(_: UnitState, plan: VgpuPlan) -> VgpuPlan:
@@ -110,7 +114,7 @@ _OFFERS = (
 )
 """The agent does not list a device that is being changed or is about to be removed."""
 
-_USERS = Guard(devicefacts.DeviceReading, "see_who_uses", _nothing, ())
+_USERS = Guard(DeviceReading, "see_who_uses", _by_nobody, ())
 """Allocate checks the use of a device, and so finds the lease of a change, too."""
 
 _NEWEST = Guard(Change, "_ask_account", _nothing, ())
@@ -164,13 +168,17 @@ GUARDS: Mapping[str, Guard] = {
         driverrefusals, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
     ),
     "allocation check: devices are read again": Guard(
-        allocator, "read_devices", _as_before, ("neighbour-rebound-by-hand",)
+        allocator,
+        "read_at_once",
+        _as_before,
+        ("neighbour-rebound-by-hand",),
+        (Guard(allocator, "read_devices", _as_before, ()),),
     ),
     "allocation check: what was read is judged": Guard(
         allocator, "why_refused", _nothing, ("neighbour-rebound-by-hand",)
     ),
     "allocation check: who uses the device": Guard(
-        devicefacts.DeviceReading, "see_who_uses", _nothing, ("vm-by-hand-or-pod",), (_RECORD,)
+        DeviceReading, "see_who_uses", _by_nobody, ("vm-by-hand-or-pod",), (_RECORD,)
     ),
     "allocation: a group is not given to two pods": Guard(
         AllocatedDevices, "conflict", _nothing, ("two-pods-of-one-group",)

@@ -96,7 +96,7 @@ class Conclusions:
     def _start(self, ledger: Ledger) -> None:
         self._state = NodeState(Settings(), IDS, ledger, WHO)
         self._state.resources.set_spec(self._spec)
-        callbacks = Callbacks(lambda: None, lambda: None)
+        callbacks = Callbacks(lambda: None, lambda: None, lambda _: None)
         gate = AllocationGate(self._state.changes, None)
         self._allocator = Allocator(self._state, site_of(self.kernel, self._now, Path()), Telemetry(), callbacks, gate)
         self._facts = None

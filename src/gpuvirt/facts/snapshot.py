@@ -1,9 +1,10 @@
 """The snapshot of a host: all facts of one observation, or the few that a discovery reads without privileges."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import BootId, IommuGroup, PciAddress
+from gpuvirt.facts.notknown import NotKnown
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.vgpu import VgpuHost
@@ -106,6 +107,28 @@ class Facts:
     malformed_entries: tuple[MalformedEntry, ...] = ()
     unread: tuple[Unread, ...] = ()
     """Folders that could not be listed. Their contents are those of the previous observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsersUnknown(NotKnown):
+    """It is unknown which processes have a group open. It never counts as nobody."""
+
+    unread: Unread
+    """What the walk through all processes could not read."""
+    not_opened: str = ""
+    """The error of opening the group, which would have been proof; empty if the group was not opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreshFacts:
+    """The facts of a host after some devices were read again."""
+
+    facts: Facts
+    """The same object as that of the last scan where nothing has changed."""
+    members: Mapping[IommuGroup, Sequence[str] | Unread | None] = field(default_factory=dict)
+    """The devices that the kernel lists in each group's `devices/`, None where the group does not exist."""
+    users: Mapping[IommuGroup, tuple[User, ...] | UsersUnknown] = field(default_factory=dict)
+    """The processes that have each group of these devices open; those that are known are in `facts`, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,19 @@ The result is a set of facts that the functions which judge each scan can judge.
 device open, the agent opens the device's IOMMU group, or walks once through all processes for all other devices.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import GROUP_FRIENDLY_DRIVERS, FunctionKind, PciFunction, Unread
-from gpuvirt.facts.snapshot import Facts, MalformedEntry, User
+from gpuvirt.facts.snapshot import Facts, FreshFacts, MalformedEntry, User, UsersUnknown
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu, pci
 from gpuvirt.hardware.functions.freshfunction import read_again
 from gpuvirt.hardware.usage.users import cdevs_of, read_users_of
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
-
-Members = Mapping[IommuGroup, Sequence[str] | Unread | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +38,28 @@ class AskedDevice:
     """Whether the whole function was allocated to another pod before, so that it must be resettable."""
 
 
-@dataclass(frozen=True, slots=True)
-class FreshFacts:
-    """The facts of a host after some devices were read again."""
-
-    facts: Facts
-    """The same object as that of the last scan where nothing has changed."""
-    members: Members = field(default_factory=dict)
-    """The devices that the kernel lists in each group's `devices/`."""
-
-
 def may_sleep(facts: Facts, device: AskedDevice) -> bool:
     """Return whether reading a device calls into a driver, or walks through all processes."""
     return device.framework is Framework.VENDOR_VFIO or _needs_walk(facts, device)
 
 
+def read_at_once(kernel: Kernel, facts: Facts, devices: Sequence[AskedDevice]) -> FreshFacts | None:
+    """Return what `read_devices` returns; None if that may sleep, because a driver is called or processes are read."""
+    if any(may_sleep(facts, device) for device in devices):
+        return None
+    reading = _read(kernel, facts, devices)
+    return None if reading.needs_walk else reading.fresh()
+
+
 def read_devices(kernel: Kernel, facts: Facts, devices: Iterable[AskedDevice]) -> FreshFacts:
     """Return the facts of the host with these devices as they are now; `facts` are those of the last scan."""
+    reading = _read(kernel, facts, devices)
+    reading.read_users()
+    return reading.fresh()
+
+
+def _read(kernel: Kernel, facts: Facts, devices: Iterable[AskedDevice]) -> "DeviceReading":
+    """Read the devices, except the processes that have them open where their group can't tell that."""
     reading = DeviceReading(kernel, facts)
     for device in devices:
         reading.read_functions(device)
@@ -65,8 +68,7 @@ def read_devices(kernel: Kernel, facts: Facts, devices: Iterable[AskedDevice]) -
         if device.group is not None:
             reading.read_group(device, device.group)
     reading.read_nodes()
-    reading.read_users()
-    return FreshFacts(reading.facts(), reading.members)
+    return reading
 
 
 def _needs_walk(facts: Facts, device: AskedDevice) -> bool:
@@ -88,9 +90,11 @@ class DeviceReading:
         self._opened: set[IommuGroup] = set()
         self._unopened: set[IommuGroup] = set()
         self._busy: dict[IommuGroup, str] = {}
+        self._not_opened: dict[IommuGroup, str] = {}
+        """The groups that could not be opened although they may be free, with the error."""
         self._walks: dict[IommuGroup, set[PciAddress]] = {}
         """The groups whose users are found by a walk through all processes, with the functions in them."""
-        self._users: dict[IommuGroup, tuple[User, ...]] = {}
+        self._users: dict[IommuGroup, tuple[User, ...] | UsersUnknown] = {}
         self._lost_groups: set[IommuGroup] = set()
         self._lost_cdevs: set[str] = set()
         """Nodes that existed at the last scan and no longer exist."""
@@ -139,7 +143,7 @@ class DeviceReading:
         """Open and close a group, which fails where a process has it open; or mark it for the walk through processes.
 
         The group is busy for a moment, which affects no pod's VM: no pod has a device of the group. The walk finds the
-        users of groups without nodes, and of groups of which a pod has a device.
+        users of groups without nodes, of groups of which a pod has a device, and of groups that could not be opened.
         """
         if _needs_walk(self._before, device):
             self._unopened.add(group)
@@ -149,9 +153,10 @@ class DeviceReading:
             with self._kernel.lease(group):
                 self._opened.add(group)
                 self._users[group] = ()
-        except LeaseUnavailableError:
+        except LeaseUnavailableError as error:
             self._unopened.add(group)
-            self._users[group] = ()  # with the users of the last scan, the device would be refused for ever
+            self._not_opened[group] = str(error)
+            self._walks[group] = {device.carrier, *device.members}
         except DeviceBusyError as error:
             self._unopened.add(group)
             self._busy[group] = str(error)
@@ -189,6 +194,11 @@ class DeviceReading:
             known = names & facts.cdev_nodes
             self._lost_cdevs = {name for name in known if iommu.exists(kernel, iommu.cdev_node(name)) is False}
 
+    @property
+    def needs_walk(self) -> bool:
+        """Whether only a walk through all processes finds the users of a group."""
+        return bool(self._walks)
+
     def read_users(self) -> None:
         """Find the users of the marked groups by one walk through all processes."""
         if not self._walks:
@@ -196,14 +206,23 @@ class DeviceReading:
         members = (self._function(address) for addresses in self._walks.values() for address in addresses)
         cdevs = cdevs_of(member for member in members if member is not None)
         found = read_users_of(self._kernel, self._walks.keys(), cdevs)
-        for group in self._walks:
-            self._users[group] = () if isinstance(found, Unread) else found.get(group, ())
+        for group, users in found.items():
+            if isinstance(users, Unread):
+                self._users[group] = UsersUnknown(users, self._not_opened.get(group, ""))
+            else:
+                self._users[group] = users
 
-    def facts(self) -> Facts:
+    def fresh(self) -> FreshFacts:
+        """Return all that was read."""
+        return FreshFacts(self._facts(), self.members, self._users)
+
+    def _facts(self) -> Facts:
         """Return the facts with the changes."""
         before = self._before
         users = before.users or {}
-        changed = {group: found for group, found in self._users.items() if users.get(group, ()) != found}
+        # Those of the last scan have perhaps ended: with them, a device could be refused for ever.
+        known = {group: () if isinstance(found, UsersUnknown) else found for group, found in self._users.items()}
+        changed = {group: found for group, found in known.items() if users.get(group, ()) != found}
         lost = self._lost_groups or self._lost_cdevs or self._has_container != before.platform.vfio_container
         if not (self._functions or self._vgpus or changed or self._busy or lost):
             return before

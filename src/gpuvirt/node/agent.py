@@ -120,7 +120,8 @@ class Agent:
         self._gates = GateWatch(
             gate, self._changes, self._watcher.observe_soon, changing.original_drivers if changing is not None else None
         )
-        callbacks = Callbacks(self._observe_allocation, lambda: self._watcher.observe_soon("refusal"))
+        refused, unseen = lambda: self._watcher.observe_soon("refusal"), partial(self.report_problem, "users")
+        callbacks = Callbacks(self._observe_allocation, refused, unseen)
         self.allocation_gate = AllocationGate(self._state.changes, gate)
         self.allocator = Allocator(self._state, site, self.telemetry, callbacks, self.allocation_gate)
 

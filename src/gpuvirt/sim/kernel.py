@@ -112,8 +112,11 @@ class SimKernel:
         """Return the device number of a node."""
         with self.blocking.condition:
             self.faults.apply(path)
-            node = self.tree.find(path)
-            return node.number if isinstance(node, DeviceNode) else 0
+            return self._number_of(path)
+
+    def _number_of(self, path: HostPath) -> int:
+        node = self.tree.find(path)
+        return node.number if isinstance(node, DeviceNode) else 0
 
     @contextmanager
     def lease(self, group: IommuGroup, /) -> Iterator[None]:
@@ -168,7 +171,7 @@ class SimKernel:
             elif path == VFIO_DEVICE:
                 yield OpenFile(int(pid), path, 0)
             elif self.tree.exists(path):
-                yield OpenFile(int(pid), path, self.device_number(path))
+                yield OpenFile(int(pid), path, self._number_of(path))  # that of the open file: its path may be denied
             elif path.startswith((CDEVS, "/dev/vfio/")):  # the node is deleted, but the file is still open
                 group = group_of_node(path)
                 yield OpenFile(int(pid), HostPath(f"{path} (deleted)"), 0 if group is None else group_number(group))

@@ -4,9 +4,10 @@ The device numbers of these nodes come from the kernel (`/sys/class/vfio/12/dev`
 nodes in this process's `/dev` are not used, since they can be missing, stale or those of another container.
 """
 
+import errno
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import IommuGroup
@@ -62,20 +63,28 @@ def read_users(kernel: Kernel, cdevs: Mapping[str, IommuGroup]) -> Users | Unrea
 
 
 def read_users_of(
-    kernel: Kernel, groups: Container[IommuGroup], cdevs: Mapping[str, IommuGroup]
-) -> Mapping[IommuGroup, tuple[User, ...]] | Unread:
-    """Return the users of `groups`, by one walk; Unread where a process or a node's number is not visible.
+    kernel: Kernel, groups: Collection[IommuGroup], cdevs: Mapping[str, IommuGroup]
+) -> Mapping[IommuGroup, tuple[User, ...] | Unread]:
+    """Return the users of each of `groups`, by one walk; Unread where a process or the group's number is not visible.
 
     `cdevs` are the own nodes of the devices in `groups`. The node numbers of other groups are not read, so processes
     that have a device open through a removed node are not found.
     """
     numbers = _numbers(kernel, cdevs, groups)
     if isinstance(numbers, Unread):
-        return numbers
+        return dict.fromkeys(groups, numbers)
     opened = read_open_nodes(kernel)
     if isinstance(opened, Unread):
-        return opened
-    return _users(kernel, (file for file in opened if file.device in numbers), numbers).by_group
+        return dict.fromkeys(groups, opened)
+    found = _users(kernel, (file for file in opened if file.device in numbers), numbers)
+    return {
+        group: found.by_group.get(group, ()) if group in found.watched else _without_number(group) for group in groups
+    }
+
+
+def _without_number(group: IommuGroup) -> Unread:
+    """Return why a walk can't find the users of a group: the kernel shows no number of a node that they may have."""
+    return Unread(HostPath(f"{GROUP_CLASS}/{group}/dev"), errno=errno.ENOENT)
 
 
 def _users(kernel: Kernel, opened: Iterable[OpenFile], groups: Mapping[int, IommuGroup]) -> Users:

@@ -4,10 +4,11 @@ A device may have become another one since it was offered. The kubelet has not l
 refused, and the new device is offered after the next observation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
-from gpuvirt.facts.ids import IommuGroup, VgpuId
+from gpuvirt.facts.ids import VgpuId
 from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, Unread
+from gpuvirt.facts.snapshot import FreshFacts, UsersUnknown
 from gpuvirt.facts.sysfs import MDEVS, PCI_DEVICES, device_path, members_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
@@ -19,19 +20,17 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.health import symptoms
 from gpuvirt.model.reasons import Reason, Seen, refusals, unhealthy
 
-Members = Mapping[IommuGroup, Sequence[str] | Unread | None]
-"""The devices in the `devices` folder of each group, None where the group does not exist."""
-
 _NO_ALLOCATED_DEVICES = AllocatedDevices({}, {}, frozenset())
 """The kubelet requests only devices that are not allocated to another pod."""
 
 
 def why_refused(
-    before: Inventory, now: Inventory, members: Members, settings: Settings, device: Candidate, former: Former
+    before: Inventory, now: Inventory, fresh: FreshFacts, settings: Settings, device: Candidate, former: Former
 ) -> Reason | None:
     """Return the reason to refuse a device that was offered from the inventory `before` and read again for `now`.
 
-    Nothing is debounced. `former`: the other pods that had whole functions.
+    Nothing is debounced. `former`: the other pods that had whole functions. Whether unknown users are a reason, too,
+    `why_unseen` says.
     """
     changed = None
     if now is not before:
@@ -40,8 +39,25 @@ def why_refused(
             or why_changed(now, device, candidates.why_not(now, settings, device))
             or next(_node_changes(before, now, device), None)
         )
-    changed = changed or _member_change(before, members, device)
+    changed = changed or _member_change(before, fresh, device)
     return changed or next(symptoms(now, _NO_ALLOCATED_DEVICES, device, former, allocations_known=True), None)
+
+
+def why_unseen(fresh: FreshFacts, device: Candidate) -> Reason | None:
+    """Return why it is unknown whether a process has a device open, None if that is known or the device has no group.
+
+    The group did not open, or may not be opened, and a walk through all processes could not see all.
+    """
+    if device.group is None:
+        return None
+    match fresh.users.get(device.group):
+        case None:
+            return refusals.users_unseen(device.id)
+        case UsersUnknown() as users:
+            lease = (Seen("", users.not_opened),) if users.not_opened else ()
+            return refusals.users_unseen(device.id, *lease, Seen(users.unread.path, users.unread.detail))
+        case _:
+            return None
 
 
 def why_changed(inventory: Inventory, device: Candidate, why_not: Reason | None) -> Reason | None:
@@ -87,11 +103,11 @@ def _identity_change(before: Inventory, now: Inventory, device: Candidate) -> Re
     return None
 
 
-def _member_change(before: Inventory, members: Members, device: Candidate) -> Reason | None:
+def _member_change(before: Inventory, fresh: FreshFacts, device: Candidate) -> Reason | None:
     """Return the reason against a device whose group has members that the last observation did not find."""
-    if device.group is None or device.group not in members:
+    if device.group is None or device.group not in fresh.members:
         return None
-    found = members[device.group]
+    found = fresh.members[device.group]
     if isinstance(found, Unread):
         return refusals.unread(device.id, found)
     if found is None:

@@ -1,6 +1,7 @@
 """Why a device is not changed: the reasons of driver changes, and those that changes of vGPUs share with them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress
@@ -116,6 +117,16 @@ def users_unseen(subject: str, *seen: Seen) -> Reason:
     message = "may be in use: gpuvirt can't see all processes of this host"
     fix = "run as root; in a pod, with hostPID: true and the host's /dev"
     return Reason(ReasonCode.PROCESSES_NOT_VISIBLE, subject, message, seen or (Seen("/proc"),), fix)
+
+
+def allocated_unseen(unseen: Reason) -> Reason:
+    """An agent with `--plugin-only` has allocated a device whose users it can't see."""
+    message = (
+        "is allocated, but may be in use by a process outside of pods: --plugin-only can't see the host's processes"
+    )
+    return replace(
+        unseen, message=message, fix="run the privileged agent (deploy/node.yaml), which refuses such devices"
+    )
 
 
 def in_use(address: str, users: Sequence[User], *, forcible: bool) -> Reason:

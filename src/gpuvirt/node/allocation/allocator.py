@@ -8,21 +8,22 @@ import itertools
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, is_mdev_uuid, slot_of
 from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.snapshot import FreshFacts
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.hardware.devicefacts import AskedDevice, FreshFacts, may_sleep, read_devices
+from gpuvirt.hardware.devicefacts import AskedDevice, read_at_once, read_devices
 from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import UNCONFIRMED_FOR, Entry, Former, FormerTenant, record
 from gpuvirt.model.allocation.placement import Place, prefer
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
-from gpuvirt.model.offers.allocationcheck import why_refused
+from gpuvirt.model.offers.allocationcheck import why_refused, why_unseen
 from gpuvirt.model.offers.offers import Offer
-from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, unhealthy
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, unhealthy
 from gpuvirt.node.allocation.allocated import Allocated, Allocations
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.steps.leasing import RefusedError
@@ -57,6 +58,8 @@ class Callbacks:
 
     allocated: Callable[[], None]
     refused: Callable[[], None]
+    unseen: Callable[[Reason | None], None]
+    """Takes why devices were allocated with unknown users; None after an allocation with known users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class _Checked:
     host: Inventory
     against: Mapping[DeviceId, Reason]
     """Why devices can't be allocated."""
+    unseen: Mapping[DeviceId, Reason]
+    """Why it is unknown who uses devices that are allocated nevertheless: with `--plugin-only` nothing can tell."""
 
 
 class Allocator:
@@ -129,15 +134,17 @@ class Allocator:
             device.target.gpu: tenant for device in devices if (tenant := self._former(allocated, device)) is not None
         }
         asked = [_asked(inventory, allocated, device, former) for device in devices]
-        if any(may_sleep(inventory.facts, device) for device in asked):
-            fresh = await self._in_worker(request.resource, lambda: self._read(inventory, asked))
+        kernel = self._site.kernel
+        fresh = read_at_once(kernel, inventory.facts, asked)
+        if fresh is None:
+            fresh = await self._in_worker(request.resource, lambda: read_devices(kernel, inventory.facts, asked))
             checked = self._checked(inventory, fresh, devices, former)
             newest, offer = self._offered(request.resource)
             if newest is not inventory:
-                checked = _Checked(newest, checked.against)
+                checked = replace(checked, host=newest)
             allocated = self._allocations.read()
         else:
-            checked = self._checked(inventory, self._read(inventory, asked), devices, former)
+            checked = self._checked(inventory, fresh, devices, former)
         return self._give(request, offer, allocated, checked)
 
     def _offered(self, resource: ResourceName) -> tuple[Inventory, Offer]:
@@ -172,9 +179,6 @@ class Allocator:
             reason = nodeproblems.scan_blocked(resource, str(error), effect)
             raise AllocationRefusedError(reason) from error
 
-    def _read(self, inventory: Inventory, asked: Sequence[AskedDevice]) -> FreshFacts:
-        return read_devices(self._site.kernel, inventory.facts, asked)
-
     def _checked(
         self, inventory: Inventory, fresh: FreshFacts, devices: Sequence[Candidate], former: Former
     ) -> _Checked:
@@ -182,8 +186,11 @@ class Allocator:
         now, settings = inventory, self._state.settings
         if fresh.facts is not inventory.facts:
             now = build_inventory(fresh.facts, self._state.ledger.type_names)
-        found = {device.id: why_refused(inventory, now, fresh.members, settings, device, former) for device in devices}
-        return _Checked(now, {device: reason for device, reason in found.items() if reason is not None})
+        found = {device.id: why_refused(inventory, now, fresh, settings, device, former) for device in devices}
+        against = {device: reason for device, reason in found.items() if reason is not None}
+        unknown = {device.id: why_unseen(fresh, device) for device in devices}
+        unseen = {device: reason for device, reason in unknown.items() if reason is not None}
+        return _Checked(now, unseen | against, {}) if self._site.sees_processes else _Checked(now, against, unseen)
 
     def _give(self, request: Request, offer: Offer, allocated: Allocated, checked: _Checked) -> tuple[Attachment, ...]:
         resource, entries = request.resource, allocated.entries
@@ -213,6 +220,8 @@ class Allocator:
             raise AllocationRefusedError(error.reason) from error
         self._allocations.add(added, allocated.recorded)
         self._callbacks.allocated()
+        unseen = (checked.unseen[device.id] for device in given if device.id in checked.unseen)
+        self._callbacks.unseen(next(map(refusals.allocated_unseen, unseen), None))
         return tuple(attachments)
 
     def _usable(self, offer: Offer, ids: Sequence[DeviceId], against: Mapping[DeviceId, Reason]) -> Iterator[Candidate]:
