@@ -10,7 +10,7 @@ VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit explore explore-mutations test-cluster test-kernel lab-prepare lab-cluster lab-shell lab-down lab-kernel-shell lint format
+.PHONY: help demo test test-unit explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster lab-shell lab-down lab-kernel-shell lint format
 .PHONY: bench bench-extender generate pci-ids lock clean
 
 help:  ## List what there is to do
@@ -46,8 +46,11 @@ lab-down: .venv/made-for-dev  ## Stop it, and take away what it has left
 explore: .venv/made-for-dev  ## Explore schedules of the agent for harm (SECONDS=600; JOBS=2; SEED=... runs one again)
 	@$(VENV)/python -m tests.explore $(if $(SEED),--seed '$(SEED)',--seconds $(SECONDS) --jobs $(JOBS)) $(ARGS)
 
-explore-mutations: .venv/made-for-dev  ## Remove each guard in turn, and see that exploration notices
+explore-mutations: .venv/made-for-dev  ## Remove guards that cover for each other, and see that exploration notices
 	@$(VENV)/python -m tests.explore.removal $(ARGS)
+
+removals: .venv/made-for-dev  ## Remove every guard in turn, and see that a test notices (JOBS=2; ARGS='node.change' for some)
+	@$(VENV)/python -m tests.removals --jobs $(JOBS) $(ARGS)
 
 test-kernel: .venv/made-for-dev  ## Run the tests against a real kernel in a guest; needs root (lab/kernel)
 	$(VENV)/pytest -m ring -k guest

@@ -11,7 +11,7 @@ from tests.explore.explorer import Explorer, Tally, sample_random
 from tests.explore.known import KNOWN, Known, is_known
 from tests.explore.mutations import GUARDS, Guard
 from tests.explore.observer import ViolationError
-from tests.explore.removal import BrokenMutationError, find_missing
+from tests.explore.removal import BrokenMutationError, after, find_missing
 from tests.explore.scenarios import SCENARIOS
 from tests.explore.seeds import parse
 from tests.explore.shrink import kind_of, shrink
@@ -108,16 +108,15 @@ def test_a_fixed_schedule_violates_no_invariant(text: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", QUICKLY_NOTICED)
 def test_the_removal_of_a_guard_violates_an_invariant(name: str, tmp_path: Path) -> None:
     """The guards that a few schedules cover; `make explore-mutations` removes all guards."""
-    count = iter(range(MOST_SCHEDULES))
     with GUARDS[name].removed():
-        found, _ = find_missing(GUARDS[name], tmp_path, lambda: next(count, None) is None)
+        found, _ = find_missing(GUARDS[name], tmp_path, after(MOST_SCHEDULES))
     assert found is not None
 
 
 def test_a_crash_without_a_guard_is_a_broken_mutation(tmp_path: Path) -> None:
-    takes_nothing, count = Guard(Change, "_ask_account", lambda: None, ("pod-of-another-plugin",)), iter(range(2))
+    takes_nothing = Guard(Change, "_ask_account", lambda: None, ("pod-of-another-plugin",))
     with takes_nothing.removed(), pytest.raises(BrokenMutationError, match="TypeError"):
-        find_missing(takes_nothing, tmp_path, lambda: next(count, None) is None)
+        find_missing(takes_nothing, tmp_path, after(2))
 
 
 @pytest.mark.timeout(60)

@@ -1,0 +1,168 @@
+"""`make removals`: removes each guard in turn, and finds the test that notices.
+
+The first run records which tests execute each guard, in `.removals`. `killers.json` has the test that noticed each
+removal last: it is tried first.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from random import Random
+
+from tests.removals.guards import Removal, removals
+from tests.removals.reach import OPTION
+from tests.removals.trial import RESULTS, TRIALS, Trial, read_results, write_trials
+from tests.removals.unnoticed import UNNOTICED
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".removals"
+KILLERS = Path(__file__).with_name("killers.json")
+FOLDERS = (
+    "allocation",
+    "binding",
+    "change",
+    "explore/test_exploration.py",
+    "gpumodes",
+    "hardware",
+    "health",
+    "kubelet",
+    "life",
+    "node",
+    "shares",
+    "vgpu",
+)
+"""The tests that may notice a removal."""
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not ring")
+QUICK = ("-o", "asyncio_debug=false")
+MOST_TESTS = 60
+"""How many tests are tried for one removal."""
+
+Reach = Mapping[tuple[str, int], Sequence[str]]
+"""The tests that execute each site, by module and number; the fastest first."""
+
+
+def read_killers() -> dict[str, str]:
+    """Return the test that noticed each removal last."""
+    found: dict[str, str] = json.loads(KILLERS.read_text())
+    return found
+
+
+def write_killers(killers: Mapping[str, str]) -> None:
+    """Record the test that noticed each removal."""
+    KILLERS.write_text(json.dumps(dict(sorted(killers.items())), indent=1, ensure_ascii=False) + "\n")
+
+
+def record_reach(jobs: int) -> None:
+    """Run all tests, and record which execute each site."""
+    tests = [f"tests/{folder}" for folder in FOLDERS]
+    parallel = ("-n", str(jobs)) if jobs > 1 else ()
+    command = (*PYTEST, *QUICK, *parallel, "-p", "tests.removals.reach", OPTION, str(CACHE), *tests)
+    subprocess.run(command, cwd=ROOT, check=False)
+
+
+def read_reach(folder: Path = CACHE) -> Reach:
+    """Return the recorded tests of each site."""
+    found: defaultdict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
+    for path in sorted(folder.glob("*.json")):
+        for test, (duration_s, sites) in json.loads(path.read_text()).items():
+            for module, number in sites:
+                found[module, number].append((duration_s, test))
+    return {site: [test for _, test in sorted(tests)] for site, tests in found.items()}
+
+
+def by_reach(removal: Removal, reach: Reach, killer: str | None) -> Trial:
+    """Return the trial of a removal: the test that noticed it last, then the fastest of each file in turn."""
+    files: defaultdict[str, list[str]] = defaultdict(list)
+    for test in reach.get((removal.module, removal.number), ()):
+        files[_file(test)].append(test)
+    in_turn = (test for tests in zip_longest(*files.values()) for test in tests if test is not None)
+    first = (killer,) if killer is not None else ()
+    return Trial(removal.key, tuple(dict.fromkeys((*first, *in_turn)))[:MOST_TESTS])
+
+
+def by_killers(removal: Removal, known: Mapping[str, Removal], killers: Mapping[str, str]) -> Trial:
+    """Return the trial of a removal without a recorded reach: tests that notice removals of its function and module."""
+    near = sorted(
+        (key for key in killers if key in known and known[key].module == removal.module),
+        key=lambda key: (key != removal.key, abs(known[key].number - removal.number)),
+    )
+    return Trial(removal.key, tuple(dict.fromkeys(killers[key] for key in near if killers[key]))[:MOST_TESTS])
+
+
+def make(trials: Sequence[Trial]) -> dict[str, str]:
+    """Make trials in one process that collects their tests; return the test that notices each removal, or ""."""
+    files = sorted({_file(test) for trial in trials for test in trial.tests if (ROOT / _file(test)).exists()})
+    if not files:
+        return {trial.key: "" for trial in trials}
+    with tempfile.TemporaryDirectory() as folder:
+        asked, results = Path(folder) / "trials.json", Path(folder) / "results.json"
+        write_trials(asked, trials)
+        command = (*PYTEST, *QUICK, "-p", "tests.removals.trial", TRIALS, str(asked), RESULTS, str(results), *files)
+        done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        found = read_results(results) if results.exists() else {}
+        if found.keys() != {trial.key for trial in trials}:
+            raise RuntimeError(f"the trials have stopped:\n{done.stdout}\n{done.stderr}")
+    return found
+
+
+def sample(number: int, seed: str) -> list[Removal]:
+    """Return removals at random, without those that are listed as unnoticed."""
+    known = [removal for removal in removals().values() if removal.key not in UNNOTICED]
+    return Random(seed).sample(known, min(number, len(known)))
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def _report(found: Mapping[str, str], killers: Mapping[str, str]) -> int:
+    """Print the removals that no test notices, and the lines that are outdated; return 1 if there are any."""
+    survivors = [key for key, test in found.items() if not test and key not in UNNOTICED]
+    noticed = [key for key, test in found.items() if test and key in UNNOTICED]
+    print(*(f"NOT NOTICED  {key}" for key in survivors), sep="\n")
+    print(*(f"noticed by {found[key]}, take it from unnoticed.py: {key}" for key in noticed), sep="\n")
+    by_test = len({test for test in killers.values() if test})
+    print(f"{len(found)} removals: {len(survivors)} not noticed, {len(UNNOTICED)} listed; {by_test} tests notice them")
+    return 1 if survivors or noticed else 0
+
+
+def _batches(trials: Sequence[Trial], size: int) -> Iterable[Sequence[Trial]]:
+    return (trials[index : index + size] for index in range(0, len(trials), size))
+
+
+def main() -> int:
+    """Run the command line; return 1 if a removal is not noticed."""
+    parser = argparse.ArgumentParser(prog="tests.removals")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes record which tests execute each guard")
+    parser.add_argument("--again", action="store_true", help="record again which tests execute each guard")
+    parser.add_argument("--only-new", action="store_true", help="only removals that no known test notices")
+    parser.add_argument("--list", action="store_true", help="only list the removals")
+    parser.add_argument("words", nargs="*", help="only removals whose key has one of these in it")
+    options = parser.parse_args()
+    known, killers = removals(), read_killers()
+    chosen = [each for each in known.values() if not options.words or any(word in each.key for word in options.words)]
+    if options.list:
+        print(*(f"{each.key}\n    {killers.get(each.key, UNNOTICED.get(each.key, '?'))}" for each in chosen), sep="\n")
+        return 0
+    if options.only_new:
+        chosen = [each for each in chosen if each.key not in killers and each.key not in UNNOTICED]
+    if options.again or not CACHE.is_dir():
+        record_reach(options.jobs)
+    reach = read_reach()
+    found: dict[str, str] = {}
+    for batch in _batches([by_reach(each, reach, killers.get(each.key)) for each in chosen], 25):
+        found |= (new := make(batch))
+        killers |= {key: test for key, test in new.items() if test}
+        write_killers({key: test for key, test in killers.items() if key in known})
+        print(*(f"{'noticed' if test else '-------'}  {key}" for key, test in new.items()), sep="\n", flush=True)
+    return _report(found, killers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

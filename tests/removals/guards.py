@@ -1,0 +1,274 @@
+"""Finds the guards of the shipped code in its syntax trees, and makes the trees without one of them.
+
+A guard is a statement that refuses: `raise`, `yield` of a reason, `return` of a reason or of an unknown value, a call
+of a function that raises (`verify_idle(...)`), and a value that is read a second time. Where a guard has a condition of
+several parts, each part is removed by itself, too.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import gpuvirt
+
+ROOT = Path(gpuvirt.__file__).parent
+TARGETS = (
+    "node/change",
+    "node/allocation",
+    "model/change",
+    "hardware/usage",
+    "kubelet/accountwatch.py",
+    "model/allocation",
+    "model/offers/allocationcheck.py",
+    "node/shares",
+)
+"""The folders and modules whose guards are removed, those with the worst harm first."""
+
+MOST_CHARACTERS = 96
+"""The characters of a statement that a key has."""
+_VERIFIES = re.compile(r"_?(ask|check|claim|demand|ensure|expect|refuse|require|verify)(_|\Z)")
+"""The names of functions that are called only because they may raise."""
+_UNKNOWN = re.compile(r"\b(Unread|Unknown)\b")
+_EMPTY = ("None", "()", "[]", "{}", "False")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in a syntax tree where a guard, or a part of its condition, can be removed."""
+
+    outermost: str
+    """The qualified name of the function, or of the outermost function around it: its code is replaced."""
+    line: int
+    """The first line of that outermost function, with its decorators."""
+    function: str
+    text: str
+    """The statement, or the removed part of its condition."""
+    remove: Callable[[], None]
+    """Removes it from the tree."""
+    mark: Callable[[int], None]
+    """Makes the tree call `__reached__` with a number whenever it is executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A guard that can be removed."""
+
+    key: str
+    """Module, function and statement: stable as long as none of these changes."""
+    module: str
+    number: int
+    """The number of the site in its module."""
+    line: int
+
+
+def modules() -> list[str]:
+    """Return the names of all modules whose guards are removed."""
+    found: list[str] = []
+    for target in TARGETS:
+        paths = [ROOT / target] if target.endswith(".py") else sorted((ROOT / target).rglob("*.py"))
+        names = (path.relative_to(ROOT.parent).with_suffix("") for path in paths if path.name != "__init__.py")
+        found += [".".join(name.parts) for name in names]
+    return found
+
+
+def source_of(module: str) -> Path:
+    """Return the file of a module."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin)
+
+
+def removals() -> dict[str, Removal]:
+    """Return all removals by key, in the order of the modules."""
+    found: dict[str, Removal] = {}
+    for module in modules():
+        found |= {each.key: each for each in removals_of(module, source_of(module).read_text())}
+    return found
+
+
+def removals_of(module: str, source: str) -> Iterator[Removal]:
+    """Yield the removals of one module. Equal statements of one function are numbered."""
+    seen: Counter[str] = Counter()
+    for number, site in enumerate(sites(ast.parse(source))):
+        key = f"{module.removeprefix('gpuvirt.')}: {site.function}: {_brief(site.text)}"
+        seen[key] += 1
+        yield Removal(f"{key} #{seen[key]}" if seen[key] > 1 else key, module, number, site.line)
+
+
+def sites(tree: ast.Module) -> list[Site]:
+    """Return all sites of a module, always in the same order."""
+    return list(_Finder().of_block(tree.body))
+
+
+def _brief(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 1]}…"
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """Walks through the statements of one function, class or module."""
+
+    path: str = ""
+    outermost: tuple[str, int] | None = None
+    returns: str = ""
+    """The annotation of what the function returns."""
+    inner: bool = False
+    """Whether the statements are inside another statement of the function."""
+    assigned: frozenset[str] = frozenset()
+    """The names that have a value before these statements."""
+
+    def of_block(self, block: list[ast.stmt]) -> Iterator[Site]:
+        assigned = self.assigned
+        for index, statement in enumerate(block):
+            here = _Finder(self.path, self.outermost, self.returns, self.inner, assigned)
+            yield from here.of_statement(block, index, statement)
+            assigned |= _names(statement)
+
+    def of_statement(self, block: list[ast.stmt], index: int, statement: ast.stmt) -> Iterator[Site]:
+        if isinstance(statement, ast.ClassDef):
+            yield from _Finder(self._name(statement), self.outermost).of_block(statement.body)
+            return
+        if isinstance(statement, Function):
+            yield from self._of_function(statement)
+            return
+        if self.outermost is not None:
+            if isinstance(statement, ast.If) and any(self._without(each) is not None for each in statement.body):
+                yield from self._of_condition(block, index, statement)
+            if (instead := self._without(statement)) is not None:
+                yield self._site(block, index, ast.unparse(statement), partial(block.__setitem__, index, instead))
+        inner = _Finder(self.path, self.outermost, self.returns, self.outermost is not None, self.assigned)
+        for nested in _blocks(statement):
+            yield from inner.of_block(nested)
+
+    def _of_function(self, function: Function) -> Iterator[Site]:
+        line = min((each.lineno for each in function.decorator_list), default=function.lineno)
+        outermost = self.outermost or (self._name(function), line)
+        returns = ast.unparse(function.returns) if function.returns is not None else ""
+        arguments = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+        path = self._name(function)
+        yield from _Finder(path, outermost, returns, assigned=frozenset(arguments)).of_block(function.body)
+
+    def _of_condition(self, block: list[ast.stmt], index: int, statement: ast.If) -> Iterator[Site]:
+        """Yield the parts of a guard's condition. A part that gives a name its value can't be removed."""
+        if not isinstance(statement.test, ast.BoolOp):
+            return
+        word = "and" if isinstance(statement.test.op, ast.And) else "or"
+        parts = statement.test.values
+        for number, part in enumerate(parts):
+            if any(isinstance(each, ast.NamedExpr) for each in ast.walk(part)):
+                continue
+            rest = [other for each, other in enumerate(parts) if each != number]
+            test = rest[0] if len(rest) == 1 else ast.BoolOp(statement.test.op, rest)
+            text = f"{ast.unparse(part)} [{word} in] if {ast.unparse(statement.test)}"
+            yield self._site(block, index, text, partial(setattr, statement, "test", test))
+
+    def _site(self, block: list[ast.stmt], index: int, text: str, remove: Callable[[], None]) -> Site:
+        assert self.outermost is not None
+        name, line = self.outermost
+        return Site(name, line, self.path, text, remove, partial(_mark, block, index))
+
+    def _without(self, statement: ast.stmt) -> ast.stmt | None:
+        """Return what a guard is replaced by; None if the statement is no guard."""
+        match statement:
+            case ast.Raise():
+                return _parsed("pass")
+            case ast.Expr(ast.Yield() | ast.YieldFrom()) if "Reason" in self.returns:
+                return _parsed("yield from ()")
+            case ast.Expr(ast.Call(func)) if _VERIFIES.match(_last_name(func)):
+                return _parsed("pass")
+            case ast.Return(ast.expr() as value) if ast.unparse(value) not in _EMPTY:
+                return self._without_return(ast.unparse(value))
+            case ast.Assign() if self._is_read_again(statement):
+                return _parsed("pass")
+            case _:
+                return None
+
+    def _without_return(self, value: str) -> ast.stmt | None:
+        is_unknown = bool(_UNKNOWN.search(self.returns)) and (bool(_UNKNOWN.search(value)) or self.inner)
+        if self.inner and ("Reason" in self.returns or is_unknown):
+            return _parsed("pass")
+        if self.inner or "Reason" not in self.returns or "Iterator" in self.returns:
+            return None
+        return _parsed("return ()" if self.returns.startswith(("tuple[", "Sequence[")) else "return None")
+
+    def _is_read_again(self, statement: ast.Assign) -> bool:
+        """Return whether a statement only gives new values to names that have one, by a call."""
+        targets = [each for target in statement.targets for each in ast.walk(target)]
+        if any(isinstance(each, ast.Attribute | ast.Subscript | ast.Starred) for each in targets):
+            return False
+        names = {each.id for each in targets if isinstance(each, ast.Name)}
+        value = list(ast.walk(statement.value))
+        used = {each.id for each in value if isinstance(each, ast.Name)}
+        return names <= self.assigned and not names & used and any(isinstance(each, ast.Call) for each in value)
+
+    def _name(self, statement: ast.ClassDef | Function) -> str:
+        inside = f"{self.path}.<locals>." if self.outermost is not None else f"{self.path}." if self.path else ""
+        return f"{inside}{statement.name}"
+
+
+def _parsed(text: str) -> ast.stmt:
+    (statement,) = ast.parse(text).body
+    return statement
+
+
+def _last_name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _names(statement: ast.stmt) -> frozenset[str]:
+    """Return the names to which a statement may give values."""
+    stored = (each for each in ast.walk(statement) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
+    return frozenset(each.id for each in stored)
+
+
+def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    """Yield the blocks of statements inside a statement."""
+    match statement:
+        case ast.Try():
+            yield statement.body
+            yield from (handler.body for handler in statement.handlers)
+            yield statement.orelse
+            yield statement.finalbody
+        case ast.If() | ast.For() | ast.AsyncFor() | ast.While():
+            yield statement.body
+            yield statement.orelse
+        case ast.With() | ast.AsyncWith():
+            yield statement.body
+        case ast.Match():
+            yield from (case.body for case in statement.cases)
+        case _:
+            return
+
+
+def _mark(block: list[ast.stmt], index: int, number: int) -> None:
+    test = ast.Call(ast.Name("__reached__", ast.Load()), [ast.Constant(number)], [])
+    block[index] = ast.If(test, [block[index]], [])
+
+
+def without(removal: Removal) -> tuple[ast.Module, Site]:
+    """Return the syntax tree of a module without a guard, and the site of the guard."""
+    tree = ast.parse(source_of(removal.module).read_text())
+    site = sites(tree)[removal.number]
+    site.remove()
+    return ast.fix_missing_locations(tree), site
+
+
+def marked(module: str) -> tuple[ast.Module, Sequence[Site]]:
+    """Return the syntax tree of a module that reports each site that is executed, and its sites."""
+    tree = ast.parse(source_of(module).read_text())
+    found = sites(tree)
+    for number, site in enumerate(found):
+        site.mark(number)
+    return ast.fix_missing_locations(tree), found

@@ -1,0 +1,96 @@
+"""Each guard is found and removed, and a test notices. The list of unnoticed removals has no outdated line."""
+
+import ast
+
+import pytest
+
+from tests.removals.__main__ import make
+from tests.removals.guards import ROOT, TARGETS, removals, removals_of, sites
+from tests.removals.trial import Trial
+from tests.removals.unnoticed import UNNOTICED
+
+SOURCE = """
+class Gate:
+    def enter(self, slot: str) -> None:
+        if self.closed or not slot:
+            raise BusyError(slot)
+        self._refuse_damaged(slot)
+
+    def why_not(self, slot: str) -> Reason | None:
+        if slot in self.busy and (found := self.read(slot)):
+            return busy(slot)
+        return self.why_damaged(slot)
+
+
+def reasons(state: State) -> Iterator[Reason]:
+    for slot in state.slots:
+        if slot.blocked:
+            yield blocked(slot)
+    yield from others(state)
+
+
+def users(kernel: Kernel) -> Users | Unread:
+    numbers = read_numbers(kernel)
+    if isinstance(numbers, Unread):
+        return numbers
+    return Users(numbers)
+
+
+def allocate(offers: Offers) -> Devices:
+    found, count = offers.read(), 0
+    wait()
+    found = offers.read()
+    count = count + 1
+    return found
+"""
+GUARDS = """
+Gate.enter: self.closed [or in] if self.closed or not slot
+Gate.enter: not slot [or in] if self.closed or not slot
+Gate.enter: raise BusyError(slot)
+Gate.enter: self._refuse_damaged(slot)
+Gate.why_not: slot in self.busy [and in] if slot in self.busy and (found := self.read(slot))
+Gate.why_not: return busy(slot)
+Gate.why_not: return self.why_damaged(slot)
+reasons: yield blocked(slot)
+reasons: yield from others(state)
+users: return numbers
+allocate: found = offers.read()
+"""
+NOTICED = "model.change.driverrefusals: _why_not_to_native: yield from _why_no_native_driver(state, function)"
+TEST = "tests/binding/test_plans.py::test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver"
+OTHER_TEST = "tests/binding/test_plans.py::test_a_missing_vfio_module_is_loaded"
+
+
+def test_each_guard_is_found() -> None:
+    assert [each.key.removeprefix("gate: ") for each in removals_of("gpuvirt.gate", SOURCE)] == GUARDS.split("\n")[1:-1]
+
+
+def test_the_rest_of_the_code_stays_when_a_guard_is_removed() -> None:
+    """The lines keep their numbers, and a generator stays one."""
+    lines = ast.unparse(ast.parse(SOURCE)).splitlines()
+    for number, guard in enumerate(GUARDS.split("\n")[1:-1]):
+        tree = ast.parse(SOURCE)
+        sites(tree)[number].remove()
+        changed = ast.unparse(ast.fix_missing_locations(tree)).splitlines()
+        assert len(changed) == len(lines)
+        assert sum(before != after for before, after in zip(lines, changed, strict=True)) == 1, guard
+
+
+def test_each_target_has_guards() -> None:
+    found = {removal.module for removal in removals().values()}
+    for target in TARGETS:
+        name = ".".join((ROOT / target).relative_to(ROOT.parent).with_suffix("").parts)
+        assert any(f"{module}.".startswith(f"{name}.") for module in found), target
+
+
+def test_no_line_about_an_unnoticed_removal_is_outdated() -> None:
+    assert UNNOTICED.keys() <= removals().keys()
+    assert all(len(reason) > 20 for reason in UNNOTICED.values())
+
+
+@pytest.mark.timeout(300)
+def test_a_removed_guard_is_noticed_by_its_test_alone() -> None:
+    trials = [Trial(NOTICED, (OTHER_TEST, TEST)), Trial(NOTICED, (OTHER_TEST,)), Trial(NOTICED, (TEST,))]
+    before = (ROOT / "model/change/driverrefusals.py").read_bytes()
+    assert [make([trial])[NOTICED] for trial in trials] == [TEST, "", TEST]
+    assert (ROOT / "model/change/driverrefusals.py").read_bytes() == before
