@@ -1,5 +1,6 @@
 """The ledger on disk: truncated, of another format, of a newer version, not writable."""
 
+import errno
 import stat
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.store import ledgerstore
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.node.store.stateformat import Unknown
+from tests.diskfaults import failing
 from tests.keptstates import A10, FIRST, LEDGER
 from tests.simnode import running_node
 from tests.simulated import Simulated
@@ -67,11 +69,21 @@ async def test_a_folder_that_cannot_be_written_is_reported_until_it_can(simulate
     async with running_node(simulated("2xA10"), blocked) as node:
         notes = {note.code for note in node.view.notes}
         assert notes == {ReasonCode.LEDGER_NOT_WRITTEN, ReasonCode.CDI_NOT_WRITTEN}
-        assert node.allocate(A10, [FIRST]), "Allocate answers even if the ledger can't be written"
+        assert node.refused(A10, [FIRST]) is ReasonCode.GATE_FAILED, "the gates are below the same folder here"
         blocked.unlink()
         await node.advance(30)
         assert node.view.notes == ()
+        node.allocate(A10, [FIRST])
     assert (blocked / "ledger.json").exists()
+
+
+async def test_allocate_answers_even_if_the_ledger_cannot_be_written(simulated: Simulated, tmp_path: Path) -> None:
+    """The gate has the allocation until the kubelet's checkpoint shows it."""
+    with failing(tmp_path / ".ledger.json", errno.ENOSPC):
+        async with running_node(simulated("2xA10"), tmp_path) as node:
+            assert node.allocate(A10, [FIRST])
+            await node.advance(3)
+            assert {note.code for note in node.view.notes} == {ReasonCode.LEDGER_NOT_WRITTEN}
 
 
 async def test_allocations_are_on_disk_when_the_agent_ends(simulated: Simulated, tmp_path: Path) -> None:

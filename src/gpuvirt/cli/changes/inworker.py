@@ -14,7 +14,8 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.gate.drainrequest import DrainRequest, beside_agent, desires_of
-from gpuvirt.node.change.gate.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError, gate_at
+from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.node.change.gate.gateerrors import UnitBusyError, UnitUnsettledError, why_not_passed
 from gpuvirt.node.change.gate.gaterecord import APART_S
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import ReportStep, Site
@@ -92,12 +93,8 @@ def in_worker(subject: str, job: Callable[[], T], taken: Sequence[str]) -> T | R
         return asyncio.run(ThreadWorker(subject).run(lambda: _settled(job), name="change", timeout_s=CHANGE_TIMEOUT_S))
     except WorkerBlockedError:
         return refusals.blocked(subject, taken[-1] if taken else "the lease")
-    except UnitBlockedError as error:
-        return refusals.blocked(subject, error.step)
-    except UnitUnsettledError as error:
-        return refusals.unsettled(subject, str(error))
     except UnitBusyError as error:
-        return refusals.busy(subject, str(error))
+        return why_not_passed(subject, error)
 
 
 def _settled(job: Callable[[], T]) -> T:

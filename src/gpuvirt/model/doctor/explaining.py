@@ -30,6 +30,7 @@ KEEPS_DRIVER = frozenset(
         ReasonCode.STEP_FAILED,
         ReasonCode.WRITE_BLOCKED,
         ReasonCode.UNIT_BUSY,
+        ReasonCode.GATE_FAILED,
         ReasonCode.PLAN_OUTDATED,
     }
 )

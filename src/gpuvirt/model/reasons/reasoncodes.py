@@ -164,6 +164,12 @@ class ReasonCode(Code):
         " that change ends",
         passes=True,
     )
+    GATE_FAILED = _change(
+        "GateFailed",
+        "a file by which allocations and changes exclude each other can't be opened, locked or written; nothing passes",
+        Level.ERROR,
+        passes=True,
+    )
     PLAN_OUTDATED = _change(
         "PlanOutdated",
         "the desired state or the allocations have changed since the change was planned, or a step took too long. The"

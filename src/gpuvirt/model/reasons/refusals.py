@@ -231,6 +231,16 @@ def busy(unit: str, detail: str) -> Reason:
     return Reason(ReasonCode.UNIT_BUSY, unit, message, (Seen("", detail),), "wait until the change ends")
 
 
+def gate_failed(unit: str, path: str, problem: str) -> Reason:
+    """A file by which allocations and changes exclude each other can't be used."""
+    message = "can't be allocated or changed: the file by which allocations and changes exclude each other fails"
+    fix = (
+        "EMFILE: restart the process that names this reason; ENOSPC: free space on that file system; EROFS or EACCES:"
+        " mount the folder writable, or see `ausearch -m avc`"
+    )
+    return Reason(ReasonCode.GATE_FAILED, unit, message, (Seen(path, problem),), fix)
+
+
 def changing(device: str, step: str | None) -> Reason:
     """The agent or a command changes the unit."""
     return Reason(

@@ -3,19 +3,15 @@
 Device plugins and shares of GPUs record their allocations here, so that no change of a device can miss one.
 """
 
-import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from gpuvirt.facts.ids import DeviceId
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.model.reasons import refusals
-from gpuvirt.node.change.gate.gate import Gate, UnitBlockedError, UnitBusyError
+from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.change.gate.gateerrors import UnitBusyError, why_not_passed
 from gpuvirt.node.change.steps.changes import Changes
 from gpuvirt.node.change.steps.leasing import RefusedError
-
-log = logging.getLogger(__name__)
 
 DevicesBySlot = Mapping[str, Sequence[DeviceId]]
 
@@ -44,20 +40,10 @@ class AllocationGate:
             self._changes.allocate(targets, record)
 
     def _passed(self, subject: str, devices: DevicesBySlot) -> AbstractContextManager[None]:
-        """Keep other processes from changing devices of these slots; raise RefusedError if one does."""
+        """Keep other processes from changing devices of these slots; raise RefusedError if one does, or may do."""
         if self._gate is None:
             return nullcontext()
         try:
             return self._gate.allocation(devices)
-        except UnitBlockedError as error:
-            raise RefusedError(refusals.blocked(subject, error.step)) from error
         except UnitBusyError as error:
-            raise RefusedError(refusals.busy(subject, str(error))) from error
-        except OSError as error:  # no change can begin either if gates can't be written
-            log.warning(
-                "%s: %s is allocated without its gate, which can't be written; no change can begin either: %s",
-                subject,
-                ", ".join(itertools.chain.from_iterable(devices.values())),
-                error,
-            )
-            return nullcontext()
+            raise RefusedError(why_not_passed(subject, error)) from error

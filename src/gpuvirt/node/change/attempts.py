@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gpuvirt.model.reasons import Reason, Seen, refusals
-from gpuvirt.node.change.gate.gate import UnitBlockedError, UnitBusyError, UnitUnsettledError
+from gpuvirt.node.change.gate.gateerrors import UnitBusyError, why_not_passed
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 from gpuvirt.tasks import backoff_s
@@ -131,12 +131,8 @@ class Attempts:
         except WorkerBlockedError as error:
             self.blocked_at = taken[-1] if taken else self.blocked_at or str(error)
             return refusals.blocked(subject, self.blocked_at)
-        except UnitBlockedError as error:
-            return refusals.blocked(subject, error.step)
-        except UnitUnsettledError as error:
-            return refusals.unsettled(subject, str(error))
         except UnitBusyError as error:
-            return refusals.busy(subject, str(error))
+            return why_not_passed(subject, error)
         except OSError as error:
             return refusals.failed("observe the host", subject, Seen("", str(error)))
         self.blocked_at = None

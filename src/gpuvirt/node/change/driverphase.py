@@ -1,6 +1,8 @@
 """Changes the drivers of a unit's functions, and rolls back the functions that a failed change has touched."""
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from gpuvirt.facts.ids import PciAddress
@@ -8,13 +10,15 @@ from gpuvirt.model.change.driverplanning import plan_return
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import DriverStep, LoadModule, RollBack
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import StalePlanError
 from gpuvirt.node.change.steps.driverexecutor import execute
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import Run
+
+log = logging.getLogger(__name__)
 
 Observe = Callable[[], UnitState]
 
@@ -28,7 +32,10 @@ def take(
     the plan is done.
     """
     record = _record(site, state)
-    record.begin(plan)
+    try:
+        record.begin(plan)
+    except OSError as error:
+        return (_unrecorded(site, plan, error),)
     touched: set[PciAddress] = set()
 
     def begin(step: DriverStep) -> None:
@@ -38,14 +45,18 @@ def take(
 
     failed = _carry_out(site, state, plan, begin, run)
     if failed is None:
-        record.settle(plan, concerned)
+        try:
+            record.settle(plan, concerned)
+        except OSError as error:  # the drivers are as desired; the next attempt records that
+            return (_unrecorded(site, plan, error),)
         return ()
     before = _to_put_back(state, touched, failed)
     reasons: tuple[Reason, ...] = ()
     if before:
         run.report(RollBack(plan.unit))
         reasons = _put_back(site, plan, before, observe, run)
-    record.keep(plan, touched)
+    with _despite_errors():
+        record.keep(plan, touched)
     return (failed.reason, *reasons)
 
 
@@ -88,12 +99,30 @@ def _put_back(
     if back.refusals or not back.steps:
         return back.refusals
     record = _record(site, state)
-    record.begin(back)
+    with _despite_errors():
+        record.begin(back)
     failed = _carry_out(site, state, back, run.report, run)
     if failed is None:
-        record.settle(back)
+        with _despite_errors():
+            record.settle(back)
         return ()
     return (failed.reason,)
+
+
+def _unrecorded(site: Site, plan: DriverPlan, error: OSError) -> Reason:
+    return refusals.failed("write the driver journal", plan.unit, Seen(str(site.original_drivers), str(error)))
+
+
+@contextmanager
+def _despite_errors() -> Iterator[None]:
+    """Roll back even if the journal can't be written: it has had the change as started since before its first step.
+
+    So the next agent, or the next change, completes or undoes what was not recorded as done.
+    """
+    try:
+        yield
+    except OSError as error:
+        log.warning("the driver journal can't be written, so the change stays recorded as started: %s", error)
 
 
 def _record(site: Site, state: UnitState) -> ChangeRecord:

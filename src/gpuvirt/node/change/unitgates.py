@@ -11,7 +11,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.attempts import Circumstances
-from gpuvirt.node.change.gate.gate import UnitBusyError, gate_at
+from gpuvirt.node.change.gate.gate import GateFailedError, UnitBusyError, gate_at
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 
 
@@ -32,7 +32,7 @@ class UnitGates:
         slots = slots_in(inventory, unit)
         if self._drained.get(unit) == slots:
             return
-        with suppress(UnitBusyError, OSError):
+        with suppress(UnitBusyError):
             self._find(unit, slots)
             if self._found[unit] is not None:  # `held` must compare the circumstances with this record first
                 return
@@ -41,7 +41,7 @@ class UnitGates:
 
     def stop_draining(self, unit: UnitId) -> None:
         """Open the gates of a unit whose change no longer waits."""
-        with suppress(OSError):
+        with suppress(UnitBusyError):
             self._gate.stop_draining(self._drained.pop(unit, ()))
 
     def begin(self, unit: UnitId) -> None:
@@ -52,13 +52,13 @@ class UnitGates:
         """Open the gates of units that are in their desired state, or that have none any more."""
         for unit in units:
             self.stop_draining(unit)
-            with suppress(OSError):
+            with suppress(UnitBusyError):
                 self._gate.release(slots_in(inventory, unit))
 
     def release_found(self, units: Iterable[UnitId], inventory: Inventory) -> None:
         """Open the gates of such units that an earlier agent has left held."""
         for unit in units:
-            with suppress(OSError):
+            with suppress(UnitBusyError):
                 self._find(unit, slots_in(inventory, unit))
             if self._found.pop(unit, None) is not None:
                 self.release([unit], inventory)
@@ -71,7 +71,7 @@ class UnitGates:
         """
         try:
             self._find(unit, slots_in(inventory, unit))
-        except OSError:
+        except GateFailedError:
             return None
         found, self._found[unit] = self._found[unit], None
         return found.reason if found is not None and found.held_on == fingerprint(circumstances) else None

@@ -10,7 +10,7 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.reasons import refusals
-from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.change.gate.gate import Gate, GateFailedError
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
 from gpuvirt.node.reconcile.dependencies import Dependencies
 from gpuvirt.node.store import originaldrivers
@@ -64,6 +64,12 @@ class GateWatch:
 
     def answer_commands(self) -> None:
         """Answer commands that wait for devices: the devices are drained, or the agent refuses to drain them."""
+        try:
+            self._answer_commands()
+        except GateFailedError as error:
+            log.debug("a command waits for an answer that can't be written: %s", error)
+
+    def _answer_commands(self) -> None:
         for slot, record in self._requests().items():
             functions = frozenset(_functions_of(self._facts, {slot})) if self._facts is not None else frozenset()
             refusal = self._agent.desired.why_kept(record.desires)
@@ -107,7 +113,7 @@ class GateWatch:
         try:
             states = self._gate.states_by_record() if brief else self._gate.states()
             self._blocked = {slot: self._gate.step_of(slot) for slot in states if states[slot] is GateState.BLOCKED}
-        except OSError as error:  # no change can begin with unreadable gates, and it reports them
+        except GateFailedError as error:  # this process allocates nothing and changes nothing then, and says so there
             log.debug("the gates in %s can't be read, their last known states are kept: %s", self._gate.folder, error)
             return False
         self._states = states
@@ -121,7 +127,7 @@ class GateWatch:
         for slot in sorted(self._unsettled - {slot_of(function) for function in started}):
             try:
                 self._gate.settle(slot)
-            except OSError as error:
+            except GateFailedError as error:
                 log.debug("%s: the gate of a killed change can't be opened: %s", slot, error)
 
     def _started_changes(self, facts: Facts) -> Collection[PciAddress]:

@@ -7,6 +7,7 @@ each allocation. Allocate writes the line before it answers, since the kubelet's
 later.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,14 +22,13 @@ from gpuvirt.clock import RealClock
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import gaterecord
-from gpuvirt.node.change.gate.gatefiles import (
-    GateFiles,
+from gpuvirt.node.change.gate.gateerrors import (
+    GateFailedError,
     UnitBlockedError,
     UnitBusyError,
     UnitUnsettledError,
-    boot_id,
-    this_process,
 )
+from gpuvirt.node.change.gate.gatefiles import GateFiles, boot_id, this_process
 from gpuvirt.node.change.gate.gatelock import Locks, open_file, opened, try_lock
 from gpuvirt.node.change.gate.gatepass import MODULES, Pass
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, SETTLED_S, Damaged, GateRecord, GateState, Reading
@@ -91,7 +91,11 @@ class Gate(GateFiles):
 
     @contextmanager
     def _passed(self, passed: Pass) -> Iterator[Pass]:
-        passed.begin()
+        try:
+            passed.begin()
+        except GateFailedError:
+            passed.end()
+            raise
         try:
             yield passed
         except Exception:
@@ -105,16 +109,20 @@ class Gate(GateFiles):
         `devices` are by slot. The locks are taken when this returns, and released at the end of the context. Raises
         UnitBusyError at once where a change by another process is under way or about to begin, or was killed: after
         that change the devices are no longer as Allocate has read them. Changes by this process are no obstacle here:
-        `Changes` refuses the devices that they may touch.
+        `Changes` refuses the devices that they may touch. Raises GateFailedError where a file can't be opened, locked
+        or written: a change by another process may be able to, and would not find the allocation.
         """
         locks, owner, now_s = Locks(), this_process(), monotonic()
         try:
             for slot in sorted(devices):
-                lock = locks.open(self._name_of(slot, "lock"))
+                lock = locks.open(name := self._name_of(slot, "lock"))
                 self._share(slot, lock)
                 self._refuse_unless_allocatable(slot)
                 lines = [gaterecord.allocation(device, owner, now_s) for device in devices[slot]]
-                self._append(slot, lock, lines)
+                try:
+                    self._append(slot, lock, lines)
+                except OSError as error:
+                    raise GateFailedError(name, error) from error
         except BaseException:
             locks.close()
             raise
@@ -135,7 +143,9 @@ class Gate(GateFiles):
                 kept = gaterecord.newest(os.pread(lock, size, 0).decode(errors="replace"))
                 os.ftruncate(lock, 0)
                 os.write(lock, kept.encode())
-        os.write(lock, "".join(lines).encode())
+        new = "".join(lines).encode()
+        if os.write(lock, new) != len(new):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _refuse_unless_allocatable(self, slot: str) -> None:
         """Raise UnitBusyError if another process drains a slot, or if a killed change of it is not settled."""
@@ -167,7 +177,7 @@ class Gate(GateFiles):
                 with self._locked(unit, slot, patience_s) as (owner, _):
                     opened_record = gaterecord.settled(self.read(slot), boot_id())
                     self.write(slot, opened_record.drain(this_process(), intent, dict(desires)))
-                    self.draining[slot] = os.dup(owner)
+                    self.draining[slot] = _copied(owner)
         except UnitBusyError:
             self.stop_draining(new)
             raise
@@ -206,7 +216,7 @@ class Gate(GateFiles):
 
     def _refuse_unknown(self, unit: str, slot: str, lock: int, readings: Read) -> None:
         """Raise UnitUnsettledError if the kubelet's accounts may lack an allocation, or if a new record is damaged."""
-        content = os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
+        content = self._lines(slot, lock)
         if not gaterecord.unsettled(content, this_process(), monotonic(), ()):
             self._refuse_damaged(unit, slot)
             return
@@ -219,6 +229,12 @@ class Gate(GateFiles):
                 again_soon=age_s >= SETTLED_S,
             )
         self._refuse_damaged(unit, slot)
+
+    def _lines(self, slot: str, lock: int) -> str:
+        try:
+            return os.pread(lock, os.fstat(lock).st_size, 0).decode(errors="replace")
+        except OSError as error:
+            raise GateFailedError(self.path_of(slot, "lock"), error) from error
 
     def _refuse_damaged(self, unit: str, slot: str) -> None:
         found, path = self.read(slot), self.path_of(slot, "json")
@@ -269,6 +285,13 @@ class Gate(GateFiles):
                 return self.busy(slot, slot)
 
 
+def _copied(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        raise GateFailedError(os.readlink(f"/proc/self/fd/{fd}"), error) from error  # noqa: PTH115  a descriptor's
+
+
 @cache
 def gate_at(folder: Path) -> Gate:
     """Return the gates of a folder, one object for the whole process."""
@@ -277,11 +300,15 @@ def gate_at(folder: Path) -> Gate:
 
 def _was_just_written(path: Path) -> bool:
     """Return whether a damaged file may have recorded something that the kubelet's accounts don't show yet."""
-    return abs(RealClock().now().timestamp() - path.stat().st_mtime) < SETTLED_S
+    try:
+        return abs(RealClock().now().timestamp() - path.stat().st_mtime) < SETTLED_S
+    except OSError as error:
+        raise GateFailedError(path, error) from error
 
 
 __all__ = [
     "Gate",
+    "GateFailedError",
     "Pass",
     "UnitBlockedError",
     "UnitBusyError",

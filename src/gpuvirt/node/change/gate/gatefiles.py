@@ -7,34 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gpuvirt.errors import GpuvirtError
 from gpuvirt.node.change.gate import gaterecord
+from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBlockedError, UnitBusyError
 from gpuvirt.node.change.gate.gatelock import opened, try_lock
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, Found, GateRecord, GateState, Owner
 from gpuvirt.node.store.files import replace_file
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class UnitBusyError(GpuvirtError):
-    """Another process is changing this unit."""
-
-
-class UnitBlockedError(UnitBusyError):
-    """The kernel blocks a change of this unit whose process has ended; `step` is the blocked step."""
-
-    def __init__(self, message: str, step: str) -> None:
-        super().__init__(message)
-        self.step = step
-
-
-class UnitUnsettledError(UnitBusyError):
-    """A device of this unit was allocated a moment ago, or may have been."""
-
-    def __init__(self, message: str, *, again_soon: bool = False) -> None:
-        """`again_soon`: one more reading of the kubelet's accounts may settle it."""
-        super().__init__(message)
-        self.again_soon = again_soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +23,16 @@ class GateFiles:
     folder: Path
 
     def read(self, slot: str) -> Found:
-        """Return the record of a slot."""
+        """Return the record of a slot. Raises GateFailedError, as all methods of a gate do."""
         return gaterecord.decode(_content(self._name_of(slot, "json")), boot_id())
 
     def write(self, slot: str, record: GateRecord) -> None:
         """Write the record of a slot that this process has locked."""
-        replace_file(self.path_of(slot, "json"), gaterecord.encode(record), durable=False)
+        path = self.path_of(slot, "json")
+        try:
+            replace_file(path, gaterecord.encode(record), durable=False)
+        except OSError as error:
+            raise GateFailedError(path, error) from error
 
     def state(self, slot: str) -> GateState:
         """Return the state of a gate; this tries both of its locks for a moment."""
@@ -63,11 +46,11 @@ class GateFiles:
             return not try_lock(fd, fcntl.LOCK_SH)
 
     def states(self) -> Mapping[str, GateState]:
-        """Return the states of all gates that any process has used since boot. Raises OSError."""
+        """Return the states of all gates that any process has used since boot."""
         return {slot: self.state(slot) for slot in self._slots("lock")}
 
     def states_by_record(self) -> Mapping[str, GateState]:
-        """Return the same as `states`, but try no lock where the record shows no change under way. Raises OSError."""
+        """Return the same as `states`, but try no lock where the record shows no change under way."""
         found = {slot: self.read(slot) for slot in self._slots("json")}
         return {
             slot: record.state if isinstance(record, GateRecord) and record.state in ALLOCATABLE else self.state(slot)
@@ -79,10 +62,12 @@ class GateFiles:
             names = [path.name for path in self.folder.iterdir()]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise GateFailedError(self.folder, error) from error
         return sorted(name.removesuffix(f".{kind}") for name in names if name.endswith(f".{kind}"))
 
     def blocked(self) -> Mapping[str, str]:
-        """Return the slots in which the kernel blocks a step, with the step. Raises OSError."""
+        """Return the slots in which the kernel blocks a step, with the step."""
         return {slot: self.step_of(slot) for slot, state in self.states().items() if state is GateState.BLOCKED}
 
     def busy(self, unit: str, slot: str) -> UnitBusyError:
@@ -117,12 +102,14 @@ def _content(path: str) -> bytes | None:
     """Return the content of a file, None where it does not exist."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         return None
-    try:
-        return os.read(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
+    except OSError as error:
+        raise GateFailedError(path, error) from error
 
 
 @cache

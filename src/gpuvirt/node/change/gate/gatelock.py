@@ -9,9 +9,11 @@ from time import monotonic, sleep  # noqa: TID251  short waits for the locks of 
 
 from typing_extensions import override
 
+from gpuvirt.node.change.gate.gateerrors import GateFailedError
+
 
 def try_lock(fd: int, kind: int, patience_s: float = 0.0) -> bool:
-    """Return whether the lock was taken in time."""
+    """Return whether the lock was taken in time; raise GateFailedError if the kernel refuses for another reason."""
     if _takes(fd, kind):
         return True
     deadline_s = monotonic() + patience_s
@@ -27,6 +29,8 @@ def _takes(fd: int, kind: int) -> bool:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise GateFailedError(os.readlink(f"/proc/self/fd/{fd}"), error) from error  # noqa: PTH115  a descriptor's
     return True
 
 
@@ -40,13 +44,19 @@ def tries(patience_s: float, pause_s: float) -> Iterator[None]:
 
 
 def open_file(path: str | Path) -> int:
-    """Open the file of a lock, and create its folder if necessary. Child processes don't inherit the descriptor."""
+    """Open the file of a lock, and create its folder if necessary; raise GateFailedError.
+
+    Child processes don't inherit the descriptor.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
-        return os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return os.open(path, flags, 0o600)
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return os.open(path, flags, 0o600)
+    except OSError as error:
+        raise GateFailedError(path, error) from error
 
 
 class Locks(AbstractContextManager[None]):

@@ -1,6 +1,7 @@
 """A change that has locked the gates of its slots, and the records of its progress."""
 
 import fcntl
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -9,9 +10,12 @@ from dataclasses import dataclass, field
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import gaterecord
-from gpuvirt.node.change.gate.gatefiles import GateFiles, UnitBusyError, boot_id, this_process
+from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError
+from gpuvirt.node.change.gate.gatefiles import GateFiles, boot_id, this_process
 from gpuvirt.node.change.gate.gatelock import try_lock
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
+
+log = logging.getLogger(__name__)
 
 MODULES = "modules"
 """The name of the host's lock for kernel modules."""
@@ -46,15 +50,15 @@ class Pass:
                 self._records[slot] = found
             else:
                 self._records[slot] = gaterecord.settled(found, boot_id())
-        self._move(lambda record: record.begin(this_process()))
+        self._move(lambda record: record.begin(this_process()), required=True)
 
     def pause(self) -> None:
-        """Record that the change is between two steps."""
-        self._move(GateRecord.at_safe_point)
+        """Record that the change is between two steps; raise GateFailedError, but not during a rollback."""
+        self._move(GateRecord.at_safe_point, required=True)
 
     def note(self, step: str) -> None:
-        """Record a step before the change takes it."""
-        self._move(lambda record: record.at_safe_point().in_step(step))
+        """Record a step before the change takes it; raise GateFailedError, but not during a rollback."""
+        self._move(lambda record: record.at_safe_point().in_step(step), required=True)
 
     @contextmanager
     def modules(self) -> Iterator[None]:
@@ -92,9 +96,21 @@ class Pass:
         else:
             self._move(lambda record: record.settle().hold(*held))
 
-    def _move(self, move: Callable[[GateRecord], GateRecord]) -> None:
+    def _move(self, move: Callable[[GateRecord], GateRecord], *, required: bool = False) -> None:
+        """Move all records, and write those that have changed; raise GateFailedError where that is `required`.
+
+        It never is during a rollback, which must go on: the change has its locks, and without them a record that could
+        not be written says `SETTLING`, so that nothing passes the gate until the host was observed.
+        """
+        failed: GateFailedError | None = None
         with self._writing:
             for slot, record in self._records.items():
                 if (moved := move(record)) is not record:
-                    self.files.write(slot, moved)
                     self._records[slot] = moved
+                    try:
+                        self.files.write(slot, moved)
+                    except GateFailedError as error:
+                        log.warning("the gate's record can't be written: %s", error)
+                        failed = error if moved.state is not GateState.SETTLING else failed
+        if required and failed is not None:
+            raise failed

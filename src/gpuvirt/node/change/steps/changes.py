@@ -20,7 +20,8 @@ from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change.gate.gatefiles import GateFiles, UnitBusyError
+from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError, why_not_passed
+from gpuvirt.node.change.gate.gatefiles import GateFiles
 from gpuvirt.node.change.gate.gatepass import Pass
 from gpuvirt.node.change.steps.leasing import RefusedError
 
@@ -127,7 +128,7 @@ class Change:
 
     def claim(self, scope: Scope) -> None:
         """Refuse allocations of these devices from now on until the change ends; raise StalePlanError."""
-        self._passed.pause()
+        self._record(self._passed.pause)
         self._ask_account(scope, may_be_unknown=self._rolling_back)
         with self._changes.lock:
             self._ask(scope)
@@ -136,14 +137,14 @@ class Change:
     @contextmanager
     def step(self, scope: Scope, text: str) -> Iterator[None]:
         """Run one step that touches the devices of `scope`; raise StalePlanError instead if the plan is outdated."""
-        self._passed.pause()
+        self._record(self._passed.pause)
         self._ask_account(scope, may_be_unknown=self._rolling_back and self._begun.includes(scope))
         with self._changes.lock:
             self._ask(scope)
             self.scope = self.scope.with_all([scope])
             self._begun = self._begun.with_all([scope])
             self.step_text = text
-        self._passed.note(text)
+        self._record(lambda: self._passed.note(text))
         try:
             yield
         finally:
@@ -157,8 +158,15 @@ class Change:
             try:
                 stack.enter_context(self._passed.modules())
             except UnitBusyError as error:
-                raise RefusedError(refusals.busy(self._subject, str(error))) from error
+                raise RefusedError(why_not_passed(self._subject, error)) from error
             yield
+
+    def _record(self, write: Callable[[], None]) -> None:
+        """Write into the gates' records; raise StalePlanError if they can't be written, so that all is rolled back."""
+        try:
+            write()
+        except GateFailedError as error:
+            raise StalePlanError(why_not_passed(self._subject, error)) from error
 
     def expire(self) -> None:
         """Allow no further step of the plan, since the step under way has not returned in time."""
