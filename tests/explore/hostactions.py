@@ -49,20 +49,25 @@ class Reboot(Action):
 
 @dataclass(frozen=True)
 class Open(Action):
-    """A process of the host opens a GPU through its native driver, unless the driver refuses new clients."""
+    """A process of the host opens a node of a function's native driver, unless the driver refuses new clients."""
 
     is_by_hand = True
     touches = frozenset({KERNEL})
     name: str
     gpu: PciAddress
+    node: int = 0
+    """Which of the function's nodes."""
+    command: str = "python3"
+    """The name of the process."""
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.kernel.pci.functions[self.gpu].driver == "nvidia" and self.gpu not in world.kernel.nvidia._locked
+        return bool(world.kernel.nodes_of(self.gpu)) and not world.kernel.nvidia.is_locked(self.gpu)
 
     @override
     def act(self, world: World) -> None:
-        world.processes[self.name] = world.kernel.start_process("python3", world.kernel.nvidia._node(self.gpu))
+        node = world.kernel.nodes_of(self.gpu)[self.node]
+        world.processes[self.name] = world.kernel.open_native(self.gpu, self.command, node)
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,25 @@
 """Checks the operations of a schedule against the true state of the simulated kernel and the kubelet."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from typing_extensions import override
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.files.processes import Process as SimProcess
 from gpuvirt.sim.kernel import OUR_PID, SimKernel
 from tests.explore.kubelet import Kubelet, Pod
-from tests.explore.scheduler import KilledError, Process, Scheduler
+from tests.explore.scheduler import KilledError, Process, Scheduler, Strand
 from tests.explore.seam import Watch
 
-_FUNCTION = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/(\w+)\Z")
+_FUNCTION = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/(\w+(?:/\w+)?)\Z")
+_PROBE = re.compile(r"/sys/bus/pci/(?:drivers_probe|drivers/[^/]+/bind)\Z")
 _UNBIND = re.compile(r"/sys/bus/pci/drivers/([^/]+)/unbind\Z")
 _MDEV = re.compile(r"/([0-9a-f-]{36})/remove\Z")
 
-NATIVE_USER = "python3"
-"""The name of a process that has a GPU open through its native driver."""
+CURRENT_TYPE = "nvidia/current_vgpu_type"
+"""The attribute of a VF that removes its vGPU when 0 is written (vendor VFIO)."""
 
 
 class ViolationError(Exception):
@@ -42,8 +44,10 @@ class Observer(Watch):
         self._kubelet = kubelet
         self._scheduler = scheduler
         self._desired_by = desired_by
-        self._seen_open: dict[Process, set[PciAddress]] = {}
-        """The GPUs whose native driver had clients when a process last read all processes."""
+        self._seen_open: dict[Process, frozenset[int]] = {}
+        """The native users that a process saw when it last read all processes, by their pids."""
+        self._walks: dict[Strand, tuple[int, frozenset[int]]] = {}
+        """The same of each strand, with the number of its operations up to then."""
         self.operations = 0
         """The number of checked destructive operations."""
 
@@ -57,57 +61,103 @@ class Observer(Watch):
         if (driver := _UNBIND.search(path)) is not None:
             if desired == ("passthrough" if "vfio" in driver[1] else "container"):
                 self.violated("undesired", f"{process.name}: unbind {text} from {driver[1]}, and {desired} is desired")
-            self._judge(process, f"unbind {text}", self.with_dependents(PciAddress(text)))
+            self._judge(process, f"unbind {text}", PciAddress(text))
         elif (mdev := _MDEV.search(path)) is not None:
-            self._judge(process, f"remove {mdev[1]}", {mdev[1]})
+            self._judge_all(process, f"remove {mdev[1]}", {mdev[1]}, {mdev[1]})
+        elif _PROBE.search(path) is not None:
+            function = self._now().pci.functions.get(PciAddress(text))
+            vfs = set[str](function.virtfns) if function is not None else set[str]()
+            self._judge_all(process, f"probe {text}", vfs, vfs)
         elif (found := _FUNCTION.fullmatch(path)) is not None:
             self._write_to_function(process, PciAddress(found[1]), found[2], text)
 
     def _write_to_function(self, process: Process, address: PciAddress, attribute: str, text: str) -> None:
-        if attribute in {"remove", "reset"} or (attribute == "sriov_numvfs" and text == "0"):
-            self._judge(process, f"{attribute} of {address}", self.with_dependents(address))
+        if attribute in {"remove", "reset"} or (attribute in {"sriov_numvfs", CURRENT_TYPE} and text == "0"):
+            self._judge(process, f"write {text} to {attribute} of {address}", address)
 
     @override
     def command(self, process: Process, *command: str) -> None:
-        if command[0] == "sriov-manage":
-            address = PciAddress(command[-1])
-            if command[1] == "-d" or not self._now().pci.functions[address].virtfns:
-                self._judge(process, " ".join(command), self.with_dependents(address), locks=True)
+        match command:
+            case ("sriov-manage", switch, address):
+                if switch == "-d" or not self._now().pci.functions[PciAddress(address)].virtfns:
+                    self._judge(process, " ".join(command), PciAddress(address), locks=True)
+            case ("nvidia-smi", "-i", address, "-mig", _):
+                self._judge(process, " ".join(command), PciAddress(address), locks=True)
+            case ("nvidia-smi", "vgpu", "-i", address, "-shm", _):
+                self._judge(process, " ".join(command), PciAddress(address), locks=True)
+            case ("nvidia-smi", "mig", "-i", address, "-dci" | "-dgi", "-gi", number):
+                gpu = PciAddress(address)
+                carried = self._on_instance(gpu, int(number))
+                self._judge_all(process, " ".join(command), {gpu, *carried}, {gpu, *carried}, locks=True)
+            case ("nvidia-smi", "vgpu", "set-scheduler-state", "-i", address, *_):
+                vgpus = self._vgpus(PciAddress(address))
+                self._judge_all(process, " ".join(command), {address}, {address, *vgpus}, locks=True)
+            case _:
+                return
+
+    def _vgpus(self, gpu: PciAddress) -> Mapping[str, int | None]:
+        """Return the vGPUs of a GPU, each with its GPU instance."""
+        carrier = self._now().vfs.carriers.get(gpu)
+        host = carrier.vgpu_host if carrier is not None else None
+        return {vgpu: host.on_instance.get(vgpu) for vgpu in host.live} if host is not None else {}
+
+    def _on_instance(self, gpu: PciAddress, number: int) -> set[str]:
+        return {vgpu for vgpu, instance in self._vgpus(gpu).items() if instance == number}
 
     @override
     def walk(self, process: Process) -> None:
+        kernel, strand = self._now(), self._scheduler.current
+        users = frozenset(user.pid for address in kernel.pci.functions for user in kernel.native_users(address))
+        self._seen_open[process] = users
+        self._walks[strand] = strand.operations, users
+
+    def own(self, address: PciAddress) -> set[str]:
+        """Return a function with its VFs and its vGPUs: what it takes with it."""
         kernel = self._now()
-        self._seen_open[process] = {one for one in kernel.pci.functions if kernel.nvidia.is_open(one)}
+        function = kernel.pci.functions.get(address)
+        found: set[str] = {address, *(function.virtfns if function is not None else ())}
+        return found | {device for device, mdev in kernel.mdev.devices.items() if mdev.slot in found}
 
     def with_dependents(self, address: PciAddress) -> set[str]:
         """Return a function with its VFs, its vGPUs and the members of its IOMMU group."""
-        kernel = self._now()
-        function = kernel.pci.functions.get(address)
-        if function is None:
-            return {address}
-        found: set[str] = {address, *function.virtfns}
-        found |= {device for device, mdev in kernel.mdev.devices.items() if mdev.slot in found}
+        kernel, found = self._now(), self.own(address)
         for device in list(found):
             member = kernel.pci.functions.get(PciAddress(device))
             if member is not None and member.group is not None:
                 found |= kernel.vfio.groups[member.group].members
         return found
 
-    def _judge(self, process: Process, operation: str, devices: set[str], *, locks: bool = False) -> None:
+    def _judge(self, process: Process, operation: str, address: PciAddress, *, locks: bool = False) -> None:
+        self._judge_all(process, operation, self.with_dependents(address), self.own(address), locks=locks)
+
+    def _judge_all(
+        self, process: Process, operation: str, devices: set[str], own: set[str], *, locks: bool = False
+    ) -> None:
         """Assert that no pod and no process has a device that an operation removes.
 
-        A program that `locks` a GPU by its native driver fails while the driver has clients, and harms none of them:
-        it may only not be started after the last read of /proc has found a client.
+        VFIO's users lose their device with any of its group, native users only with a device of their `own`. A program
+        that `locks` a GPU by its native driver fails while the driver has clients, and harms none of them: it may only
+        not be started after the last read of /proc has found a client. No read of /proc can exclude a native user that
+        comes between the read and the write: that is no harm if the write is the first operation after the read.
         """
         self.operations += 1
         for pod in self._kubelet.pods.values():
             if pod.has_devices and (taken := self.devices_of(pod) & devices):
                 self.violated("harm", f"{process.name}: {operation}, while {pod.name} has {', '.join(sorted(taken))}")
+        seen = self._seen_open.get(process, frozenset()) if locks else self._just_seen()
         for device in sorted(devices):
-            for user in self.users(device):
-                if locks and user == NATIVE_USER and device not in self._seen_open.get(process, ()):
-                    continue
+            for user in self.vfio_users(device):
                 self.violated("harm", f"{process.name}: {operation}, while {user} has {device} open")
+        for device in sorted(own):
+            for native in self._native_users(device):
+                if seen is None or native.pid in seen:
+                    self.violated("harm", f"{process.name}: {operation}, while {native.command} has {device} open")
+
+    def _just_seen(self) -> frozenset[int] | None:
+        """Return the native users at the running strand's read of all processes, if nothing came after it."""
+        strand = self._scheduler.current
+        operations, users = self._walks.get(strand, (None, frozenset[int]()))
+        return users if operations is not None and strand.operations == operations + 1 else None
 
     def devices_of(self, pod: Pod) -> set[str]:
         """Return the devices of a pod and all members of their groups."""
@@ -120,16 +170,17 @@ class Observer(Watch):
 
     def users(self, device: str) -> Iterator[str]:
         """Yield the processes, except gpuvirt's, that have a device or its group open."""
+        yield from (user.command for user in self._native_users(device))
+        yield from self.vfio_users(device)
+
+    def _native_users(self, device: str) -> Sequence[SimProcess]:
+        return self._now().native_users(PciAddress(device)) if ":" in device else ()
+
+    def vfio_users(self, device: str) -> Iterator[str]:
+        """Yield the processes, except gpuvirt's, that have a device open as a VM has."""
         kernel = self._now()
-        if ":" in device:
-            address = PciAddress(device)
-            function = kernel.pci.functions.get(address)
-            group = function.group if function is not None else None
-            if kernel.nvidia.is_open(address):
-                yield NATIVE_USER
-        else:
-            mdev = kernel.mdev.devices.get(device)
-            group = mdev.group if mdev is not None else None
+        function, mdev = kernel.pci.functions.get(PciAddress(device)), kernel.mdev.devices.get(device)
+        group = function.group if function is not None else mdev.group if mdev is not None else None
         found = kernel.vfio.groups.get(group) if group is not None else None
         if found is not None and device in found.vfio_devices and found.user not in {None, OUR_PID}:
             yield f"a VM (pid {found.user})"

@@ -62,6 +62,8 @@ class Strand:
     """The strand sleeps in the kernel without a way to interrupt it: a kill ends it only after the sleep."""
     picks: Callable[[], Sequence[Option]] | None = None
     """Returns the options to continue the strand; None: there is only one."""
+    operations: int = 0
+    """The number of its points and waits so far, without reads of files."""
 
     def __post_init__(self) -> None:
         self.way = Option(self.name, _nothing, self, goes_on=True)
@@ -128,11 +130,12 @@ class Scheduler:
         if self.failure is not None:
             raise self.failure
 
-    def point(self, what: str) -> None:
+    def point(self, what: str, *, is_read: bool = False) -> None:
         """Let other strands continue before the running strand does `what`."""
         me = self._current
         if me.process.dead:
             raise KilledError
+        me.operations += not is_read
         if self.story is not None and me is not self._main:
             self._at[me] = what
         if self.exploring and me is not self._main:
@@ -143,6 +146,7 @@ class Scheduler:
         me = self._current
         if me.process.dead:
             raise KilledError
+        me.operations += 1
         if until():
             return
         me.until, me.unkillable = until, unkillable

@@ -60,7 +60,7 @@ class ExploredKernel:
         if self._process.dead:
             raise KilledError
         if core or self._whole:
-            self._scheduler.point(what)
+            self._scheduler.point(what, is_read=not core)
         if core and self._scheduler.story is not None:
             self._scheduler.add_line(f"    {self._process.name}: {what}")
         return self._touched()
