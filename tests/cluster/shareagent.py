@@ -17,6 +17,8 @@ from gpuvirt.cli.parameters.apiserver import demanded_credentials
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.agent.clusterside import ClusterSide
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.model.desired.settings import ShareSettings
@@ -27,9 +29,10 @@ from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.node.shares import recordstore
 from gpuvirt.node.shares.nodeshares import stored_shares
+from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.shareallocator import Dependencies
 from gpuvirt.node.shares.specfiles import SpecFiles
-from gpuvirt.paths import KubeletPaths
+from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.tasks import until_stopped
 from tests.cluster.apilab import Listener
 
@@ -42,7 +45,9 @@ async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int]) -
     shares = stored_shares(folder / recordstore.FILE, SpecFiles(cdi, (cdi,)), ThreadWorker("records"), ShareSettings())
     shares.publish(NodeSharing({GpuId(gpu): Units(units) for gpu, units in gpus.items()}))
     recorded = RecordedUnits(kubelet, shares.resource)
-    on = Dependencies(shares, RealClock(), ThreadWorker("specs"), recorded.read)
+    kernel = RealKernel(HostRoots.under(Path("/")))
+    accounts = Accounts(recorded.read, lambda pods: read_running_pods(kernel, pods))
+    on = Dependencies(shares, RealClock(), ThreadWorker("specs"), accounts)
     offer = UnitOffer(on, kubelet, Intervals(), lambda _, state: log.info("%s", state))
     side = ClusterSide(demanded_credentials(kubeconfig), NodeName(settings.NODE), None, gpu_nodes=False)
     async with asyncio.TaskGroup() as group:

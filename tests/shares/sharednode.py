@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt.facts.ids import PodUid, ResourceName
+from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.model.shares.annotations import placement
@@ -22,10 +23,15 @@ from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
+from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.recordstore import FILE, RecordStore
 from gpuvirt.node.shares.shareallocator import Dependencies
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.files.processes import Process
+from gpuvirt.sim.hostspec import load_host
+from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet, running
 from gpuvirt.sim.kubelet.starting import Started, start_container
 from tests.kubeletnode import CLOCK, FAST, until
@@ -57,7 +63,7 @@ def nvidia_spec(gpus: Mapping[GpuId, int]) -> str:
 class Agent:
     """The agent's part for units; a second one on the same folder is a restart."""
 
-    def __init__(self, folder: Path, node: Cell[NodeSharing], pods: NodePods) -> None:
+    def __init__(self, folder: Path, node: Cell[NodeSharing], pods: NodePods, host: SimKernel) -> None:
         worker = ThreadWorker("specs")
         files = SpecFiles(folder / "cdi", (folder / "etc-cdi", folder / "cdi"))
         self.store = RecordStore(folder / FILE, ThreadWorker("records"))
@@ -65,8 +71,10 @@ class Agent:
         kubelet = KubeletPaths(folder)
         runtime = Cell[str | None]("containerd://2.4.2")
         self.shares = NodeShares(self.store, files, pods, node, runtime, Cell(NodeSharing({})), Cell(()))
-        on = Dependencies(self.shares, CLOCK, worker, RecordedUnits(kubelet, VGPU).read, room_s=0.1, pod_s=0.3)
+        accounts = Accounts(RecordedUnits(kubelet, VGPU).read, lambda uids: read_running_pods(host, uids))
+        on = Dependencies(self.shares, CLOCK, worker, accounts, room_s=0.3, pod_s=0.3, recheck_s=0.01, kept_s=0.05)
         self.offer = UnitOffer(on, kubelet, FAST, lambda _, state: log.info("%s", state))
+        self.allocator = self.offer.allocator
 
 
 class SharedNode:
@@ -79,6 +87,9 @@ class SharedNode:
         self.pods = NodePods()
         self.api: dict[PodUid, PodOnNode] = {}
         self.pods.observe({})
+        self.host = build_host(load_host("vm-2xV100"))
+        self.processes: dict[str, Process] = {}
+        """The process of each pod that keeps the pod's namespaces, by the pod's UID."""
         self._stack = AsyncExitStack()
         self.agent: Agent
 
@@ -98,12 +109,16 @@ class SharedNode:
     async def start_agent(self, *, api_server: bool = True) -> None:
         if not api_server:
             self.pods = NodePods()
-        self.agent = Agent(self.folder, self.node, self.pods)
+        self.agent = self.restarted()
         await self._stack.enter_async_context(_running(self.agent.offer))
         shares = self.agent.shares
         await until(lambda: bool(shares.node.get().capacity) or bool(shares.withheld.get()))
         count = sum(shares.node.get().capacity.values())
         await until(lambda: self.kubelet.allocatable().get(VGPU, 0) >= count)
+
+    def restarted(self) -> Agent:
+        """Return a new agent, which does not run yet."""
+        return Agent(self.folder, self.node, self.pods, self.host)
 
     async def stop_agent(self) -> None:
         await self._stack.aclose()
@@ -132,7 +147,10 @@ class SharedNode:
         return pod
 
     async def start(self, pod: Pod, container: str = "c0", own: Mapping[str, str] | None = None) -> Started:
-        return await start_container(self.kubelet, pod, container, self.folder / "cdi", own)
+        started = await start_container(self.kubelet, pod, container, self.folder / "cdi", own)
+        if pod.uid not in self.processes:
+            self.processes[pod.uid] = self.host.start_process("pause", pod=pod.uid)
+        return started
 
     async def run(self, name: str, units: int, gpu: str | None = None) -> str:
         """Admit a pod with one container, start it, and return its GPU."""
@@ -140,6 +158,7 @@ class SharedNode:
 
     def end(self, pod: Pod, *, deleted: bool = True) -> None:
         """End a pod at the kubelet and at the API server."""
+        self.end_processes(pod)
         self.kubelet.end_pod(pod.name)
         uid = PodUid(pod.uid)
         if deleted:
@@ -147,6 +166,21 @@ class SharedNode:
         else:
             self.api[uid] = replace(self.api[uid], ended=True)
         self.pods.observe(dict(self.api))
+
+    def end_processes(self, pod: Pod) -> None:
+        """End the processes of a pod."""
+        if (process := self.processes.pop(pod.uid, None)) is not None:
+            self.host.end_vm(process)
+
+    def lose(self, pod: Pod) -> None:
+        """Lose a pod at the API server, which the kubelet has not observed yet."""
+        del self.api[PodUid(pod.uid)]
+        self.pods.observe(dict(self.api))
+
+    def delete_by_force(self, pod: Pod) -> None:
+        """Delete a pod with `--force`: API server and kubelet have forgotten it, and its containers run on."""
+        self.kubelet.end_pod(pod.name)
+        self.lose(pod)
 
 
 @asynccontextmanager

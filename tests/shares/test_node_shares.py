@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
-from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, choose, ended, why_refused
+from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, choose, why_refused
 from gpuvirt.model.shares.node.records import ShareRecords, record_of
 from gpuvirt.model.shares.node.unitids import MOST_UNITS, is_unit_id, unit_id, unit_ids
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
@@ -76,13 +76,6 @@ def test_a_request_that_no_gpu_can_serve_is_refused(units: int, refused: bool) -
     assert (why_refused(Units(units), NODE, records, "nvidia.com/vgpu") is not None) is refused
 
 
-def test_a_pod_is_gone_only_when_the_api_server_says_so() -> None:
-    records = started(("p", 300, A), ("q", 300, A), ("r", 300, A))
-    existing = {PodUid("p"): pod("p", 300), PodUid("r"): PodOnNode(PodUid("r"), "d", "r", demand(300), ended=True)}
-    assert ended(records, None) == frozenset()
-    assert ended(records, existing) == {"q", "r"}
-
-
 def test_units_on_a_gpu_that_is_not_shared_any_more_count_beside_the_capacity() -> None:
     records = started(("p", 300, A), ("q", 200, GpuId("GPU-gone")))
     assert records.used_beside(NODE.capacity) == 200
@@ -136,7 +129,7 @@ def test_no_gpu_ever_has_more_units_than_it_is_worth(
         gone = next(ends, None)
         if gone is not None:
             existing.pop(PodUid(gone), None)
-            records = records.without(ended(records, existing))
+            records = records.without({PodUid(gone)})
 
 
 def total(records: ShareRecords) -> Mapping[GpuId, int]:

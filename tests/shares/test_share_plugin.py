@@ -258,6 +258,7 @@ async def test_allocate_waits_a_moment_for_a_pod_that_has_just_ended(short_path:
         pods = [await node.admit(f"p{number}", 1000) for number in range(2)]
         for pod in pods:
             await node.start(pod)
+        node.end_processes(pods[0])
         node.kubelet.end_pod("p0")
         async with asyncio.TaskGroup() as group:
             admitting = group.create_task(node.admit("q", 1000, report=False))

@@ -1,9 +1,12 @@
-"""Shares over any order of admissions, starts, failures, restarts and ends: no GPU ever runs more than its units."""
+"""Shares over any order of admissions, starts, failures, deletions, restarts and ends.
+
+No GPU ever runs more than its units, and no container that runs loses its CDI spec.
+"""
 
 import asyncio
 import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -15,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from typing_extensions import override
 
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units, most_at_a_time
@@ -26,9 +30,12 @@ from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.shares import recordstore
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
+from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.recordstore import RecordStore
-from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator, ShareRefusedError, UnitAllocation
+from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator, ShareRefusedError
 from gpuvirt.node.shares.specfiles import SpecFiles
+from gpuvirt.node.shares.unitallocation import UnitAllocation
+from gpuvirt.paths import HostPath
 from gpuvirt.sim.clock import SimClock
 from tests.shares.sharednode import BOTH, GPUS, MINORS, nvidia_spec, spec_env
 
@@ -46,6 +53,8 @@ class Pod:
     """The containers that have started, with the GPU that each sees."""
     reported: bool = True
     """Whether the API server has reported it."""
+    forgotten: bool = False
+    """Whether the kubelet's record lacks it: it was deleted by force."""
 
 
 class Shares(RuleBasedStateMachine):
@@ -62,6 +71,7 @@ class Shares(RuleBasedStateMachine):
         self.stale: list[UnitAllocation] = []
         """Allocations of ended pods, which the kubelet's record still has."""
         self.known = True
+        self.visible = True
         self.capacity = Cell(BOTH)
 
     @override
@@ -81,7 +91,8 @@ class Shares(RuleBasedStateMachine):
         runtime = Cell[str | None]("containerd://2.4.2")
         self.api = NodePods()
         self.shares = NodeShares(store, files, self.api, self.capacity, runtime, self.capacity, Cell(()))
-        on = Dependencies(self.shares, SimClock(), InlineWorker(), self.recorded, room_s=0, pod_s=0)
+        accounts = Accounts(self.recorded, self.running)
+        on = Dependencies(self.shares, SimClock(), InlineWorker(), accounts, room_s=0, pod_s=0)
         self.allocator = ShareAllocator(on)
         self.names = itertools.count(1)
 
@@ -96,7 +107,13 @@ class Shares(RuleBasedStateMachine):
     def recorded(self) -> Sequence[UnitAllocation] | Unknown:
         if not self.known:
             return Unknown()
-        return [*self.stale, *(one for pod in self.pods.values() for one in pod.allocations)]
+        alive = (one for pod in self.pods.values() if not pod.forgotten for one in pod.allocations)
+        return [*self.stale, *alive]
+
+    def running(self, asked: Collection[PodUid]) -> frozenset[PodUid] | Unread:
+        if not self.visible:
+            return Unread(HostPath("/proc"))
+        return frozenset(uid for uid in asked if uid in self.pods and self.pods[uid].running)
 
     @rule(
         shape=st.sampled_from(SHAPES),
@@ -163,6 +180,18 @@ class Shares(RuleBasedStateMachine):
         if self.pods:
             pod = self.pods.pop(data.draw(st.sampled_from(sorted(self.pods))))
             self.stale = [] if forgotten else [*self.stale, *pod.allocations]
+
+    @rule(data=st.data(), forgotten=st.booleans())
+    def delete_by_force(self, data: st.DataObject, forgotten: bool) -> None:
+        """The API server forgets a pod, and the kubelet at once or later; its containers run on."""
+        if self.pods:
+            pod = self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
+            pod.reported, pod.forgotten = False, forgotten
+            self.report()
+
+    @rule(visible=st.booleans())
+    def hide_or_show_processes(self, visible: bool) -> None:
+        self.visible = visible
 
     @rule()
     def tidy(self) -> None:

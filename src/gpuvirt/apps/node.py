@@ -13,6 +13,7 @@ from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.checkpoint import RecordedAllocations
@@ -33,6 +34,7 @@ from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.node.published.markers import Markers
 from gpuvirt.node.shares import recordstore
 from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
+from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.shareallocator import Dependencies
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.node.site import Moving, Site
@@ -181,7 +183,8 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
     offers: list[Plugins | UnitOffer] = [plugins]
     if agent.shares is not None:
         recorded = RecordedUnits(options.kubelet, agent.shares.resource)
-        dependencies = Dependencies(agent.shares, options.clock, options.workers("shares"), recorded.read)
+        accounts = Accounts(recorded.read, lambda pods: read_running_pods(options.kernel, pods))
+        dependencies = Dependencies(agent.shares, options.clock, options.workers("shares"), accounts)
         group.create_task(_report_shares(agent, agent.shares))
         offers.append(UnitOffer(dependencies, options.kubelet, options.intervals, agent.observe_registration))
     group.create_task(_offer(offers, options))

@@ -236,11 +236,11 @@ class SimKernel:
             raise
         return files
 
-    def start_process(self, command: str, *nodes: str) -> Process:
-        """Start a process that has nodes under `/dev` open, as CUDA has `/dev/nvidia0`."""
+    def start_process(self, command: str, *nodes: str, pod: str | None = None) -> Process:
+        """Start a process that has nodes under `/dev` open, as CUDA has `/dev/nvidia0`; `pod` is its pod's UID."""
         with self.blocking.condition:
             process = self.processes.next(command)
-            self.processes.show(process, nodes)
+            self.processes.show(process, nodes, pod)
             return process
 
     def nodes_of(self, address: PciAddress) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from gpuvirt.clock import Signal
 from gpuvirt.errors import PathTooLongError
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.kubelet import sockets
+from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.registrar import Observe, Registrar
 from gpuvirt.kubelet.shares.shareplugin import SharePlugin
 from gpuvirt.model.allocation.allocations import Unknown
@@ -30,7 +31,7 @@ class UnitOffer:
         intervals: Intervals,
         observe: Observe,
     ) -> None:
-        self._allocator = ShareAllocator(dependencies)
+        self.allocator = ShareAllocator(dependencies)
         self._on = dependencies
         self._shares = dependencies.shares
         self._kubelet = kubelet
@@ -46,14 +47,38 @@ class UnitOffer:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._registrar.run(group))
-                group.create_task(self._allocator.run())
-                group.create_task(self._allocator.judge(self._intervals.specs_s))
+                group.create_task(self.allocator.run())
+                group.create_task(self.allocator.judge(self._intervals.specs_s))
+                group.create_task(self._renew_record())
                 with self._shares.node.notifying(changed), self._shares.store.records.notifying(changed):
                     while True:
                         self._show()
                         await changed.wait()
         finally:
             await self._registrar.stop()
+
+    def resend(self) -> None:
+        """Send the list of units again, so that the kubelet writes its checkpoint."""
+        if self._plugin is not None:
+            self._plugin.resend()
+
+    async def _renew_record(self) -> None:
+        """Have the kubelet write its checkpoint without pods that have ended, whenever it still has some.
+
+        The kubelet frees the devices of ended pods when it is asked for its allocations (`UpdateAllocatedDevices` in
+        podresources/server_v1.go, Kubernetes 1.36), and writes its checkpoint when it gets a list.
+        """
+        api = PodResources(self._kubelet.pod_resources_socket)
+        try:
+            while True:
+                await self._on.accounts.outdated.wait()
+                try:
+                    await api.consumers()
+                except PodResourcesUnknownError as error:
+                    log.debug("the kubelet may not have freed the units of ended pods: %s", error)
+                self.resend()
+        finally:
+            await api.close()
 
     def _show(self) -> None:
         """List the units. A node that has never shared a GPU, and has no containers with shares, registers nothing."""
@@ -71,7 +96,7 @@ class UnitOffer:
             problem = nodeproblems.not_registered(resource, str(error))
             self._observe(resource, Registration(registered=False, because=problem))
             return None
-        plugin = SharePlugin(resource, path, self._on.clock, self._allocator)
+        plugin = SharePlugin(resource, path, self._on.clock, self.allocator)
         plugin.show(self._ids)
         self._registrar.add(plugin)
         return plugin
@@ -81,8 +106,8 @@ class UnitOffer:
 
         While the kubelet's record is unknown, no id that was listed is left out.
         """
-        capacity, recorded = self._shares.node.get().capacity, self._on.recorded()
-        count = sum(capacity.values()) + self._allocator.records.used_beside(capacity)
+        capacity, recorded = self._shares.node.get().capacity, self._on.accounts.recorded()
+        count = sum(capacity.values()) + self.allocator.records.used_beside(capacity)
         if isinstance(recorded, Unknown):
             return max(unit_ids(count, ()), self._ids, key=len)
         return unit_ids(count, frozenset().union(*(one.ids for one in recorded if self._may_run(one.pod))))
@@ -90,4 +115,4 @@ class UnitOffer:
     def _may_run(self, pod: PodUid) -> bool:
         """Return whether a pod may still have units: the kubelet's record keeps ended pods until it is next written."""
         known = self._shares.pods.known
-        return known is None or pod in self._allocator.records.pods or (pod in known and not known[pod].ended)
+        return known is None or pod in self.allocator.records.pods or (pod in known and not known[pod].ended)

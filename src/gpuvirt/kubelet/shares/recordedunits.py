@@ -9,7 +9,7 @@ from gpuvirt.kubelet.checkpoint import PodDevices, allocations_unknown
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.demand import ContainerName
 from gpuvirt.model.shares.node.sharespec import nonce_of
-from gpuvirt.node.shares.shareallocator import UnitAllocation
+from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import KubeletPaths
 
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -22,15 +23,17 @@ from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.reasons import Reason, sharing
-from gpuvirt.model.shares.demand import ContainerName, Units
+from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node import sharespec
-from gpuvirt.model.shares.node.choice import PodOnNode, choose, ended, why_refused
+from gpuvirt.model.shares.node.choice import PodOnNode, choose, why_refused
 from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, container_edits
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, record_of
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.nodeshares import NodeShares
+from gpuvirt.node.shares.podends import Accounts, PodEnds
 from gpuvirt.node.shares.recordstore import NotWrittenError
 from gpuvirt.node.shares.refusals import RefusedPod, Step
+from gpuvirt.node.shares.unitallocation import UnitAllocation
 
 T = TypeVar("T")
 
@@ -43,6 +46,10 @@ POD_S = 10.0
 """How long PreStartContainer waits for the API server to report a pod, of the kubelet's 30 s."""
 FILES_S = 5.0
 TIDY_S = 30.0
+KEPT_S = 2.0
+"""Between readings while a pod that the API server lacks keeps its share."""
+RECHECK_S = 0.1
+"""From the first reading that lacks a pod to the second, which ends its share."""
 
 
 class ShareRefusedError(GpuvirtError):
@@ -54,17 +61,6 @@ class ShareRefusedError(GpuvirtError):
 
 
 @dataclass(frozen=True, slots=True)
-class UnitAllocation:
-    """The units that one container has in the kubelet's record."""
-
-    pod: PodUid
-    container: ContainerName
-    ids: frozenset[DeviceId]
-    device: str | None
-    """The CDI device of the answer to Allocate; None for an answer of another plugin."""
-
-
-@dataclass(frozen=True, slots=True)
 class Dependencies:
     """What the allocator uses."""
 
@@ -72,11 +68,12 @@ class Dependencies:
     clock: Clock
     worker: SerialWorker
     """The worker that reads and writes CDI specs."""
-    recorded: Callable[[], Sequence[UnitAllocation] | Unknown]
-    """Reads the kubelet's record of the resource."""
+    accounts: Accounts
     nonce: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
     room_s: float = ROOM_S
     pod_s: float = POD_S
+    recheck_s: float = RECHECK_S
+    kept_s: float = KEPT_S
 
 
 class ShareAllocator:
@@ -87,6 +84,7 @@ class ShareAllocator:
         self._shares = dependencies.shares
         self._turn = asyncio.Lock()
         """Decisions and their records are made one after another."""
+        self._ends = PodEnds(dependencies.accounts, dependencies.worker)
 
     @property
     def records(self) -> ShareRecords:
@@ -127,7 +125,13 @@ class ShareAllocator:
                     await self.tidy()
                 except (OSError, GpuvirtError) as error:
                     log.warning("the shares of pods that have ended are kept: %s", error)
-                await changed.wait_for(self._on.clock, TIDY_S)
+                await changed.wait_for(self._on.clock, self._pause_s)
+
+    @property
+    def _pause_s(self) -> float:
+        if not self._ends.is_settled:
+            return self._on.recheck_s
+        return self._on.kept_s if self._ends.kept else TIDY_S
 
     async def judge(self, every_s: float) -> None:
         """Conclude which GPUs containers can get, for ever: NVIDIA's CDI specs may change at any time."""
@@ -150,11 +154,15 @@ class ShareAllocator:
     async def tidy(self) -> None:
         """Remove what pods that have ended leave behind; raise NotWrittenError or OSError."""
         async with self._turn:
-            gone = ended(self.records, self._shares.pods.known)
-            if gone:
-                await self._shares.store.save(self.records.without(gone))
+            await self._end_shares()
             devices = self.records.devices
             await self._in_worker(lambda: self._shares.files.keep_only(devices))
+
+    async def _end_shares(self) -> None:
+        """Read the accounts of pods once, and end the shares of pods that two readings lack."""
+        ended = await self._ends.read(self.records, self._shares.pods.known)
+        if ended:
+            await self._shares.store.save(self.records.without(ended))
 
     async def _until_room(self, units: Units) -> None:
         clock, changed = self._on.clock, Signal()
@@ -165,14 +173,16 @@ class ShareAllocator:
                 if left_s <= 0:
                     self._shares.refusals.add(Step.ALLOCATE, reason)
                     raise ShareRefusedError(reason)
-                await changed.wait_for(clock, left_s)
+                with suppress(OSError, GpuvirtError):
+                    await self.tidy()
+                await changed.wait_for(clock, min(left_s, self._on.recheck_s))
 
     def _why_refused(self, units: Units) -> Reason | None:
         return why_refused(units, self._shares.node.get(), self.records, self._shares.resource)
 
     def _recorded(self, ids: frozenset[DeviceId]) -> list[UnitAllocation]:
         """Return the containers that have exactly these units in the kubelet's record; there is at least one."""
-        recorded = self._on.recorded()
+        recorded = self._on.accounts.recorded()
         if isinstance(recorded, Unknown):
             raise self._not_recorded(len(ids), recorded.reason.text if recorded.reason is not None else "not read")
         found = [allocation for allocation in recorded if allocation.ids == ids and allocation.device is not None]

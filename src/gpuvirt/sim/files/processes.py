@@ -35,8 +35,10 @@ class Processes:
         """Return a process that `/proc` does not show yet."""
         return Process(next(self._pids), command)
 
-    def show(self, process: Process, nodes: Sequence[str]) -> None:
-        """Show a process in `/proc`, with the nodes that it has open."""
+    def show(self, process: Process, nodes: Sequence[str], pod: str | None = None) -> None:
+        """Show a process in `/proc`, with the nodes that it has open; `pod` is the UID of its pod."""
+        group = "system.slice/ssh.service" if pod is None else pod_group(pod)
+        self._tree.place(HostPath(f"/proc/{process.pid}/cgroup"), constant(f"0::/{group}"))
         self._shown[process.pid] = process
         self._tree.place(HostPath(f"/proc/{process.pid}/comm"), constant(process.command))
         self._tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Cpus_allowed_list:\t0-127"))
@@ -85,3 +87,9 @@ class Processes:
                 for number, file in files.entries.items():
                     if isinstance(file, Link):
                         yield HostPath(f"/proc/{pid}/fd/{number}"), file.target
+
+
+def pod_group(uid: str) -> str:
+    """Return the control group of a container of a pod, as systemd names it."""
+    slices = "kubepods.slice/kubepods-besteffort.slice"
+    return f"{slices}/kubepods-besteffort-pod{uid.replace('-', '_')}.slice/cri-containerd-5ca1ab1e.scope"

@@ -102,16 +102,5 @@ def why_refused(units: Units, node: NodeSharing, records: ShareRecords, subject:
     return None
 
 
-def ended(records: ShareRecords, pods: Mapping[PodUid, PodOnNode] | None) -> frozenset[PodUid]:
-    """Return the recorded pods whose units are free again: ended, or deleted from the API server.
-
-    `pods` is None until the API server has listed the node's pods; then no pod counts as ended. A pod is recorded only
-    after the API server has reported it, so a recorded pod that is missing has been deleted.
-    """
-    if pods is None:
-        return frozenset()
-    return frozenset(uid for uid in records.pods if uid not in pods or pods[uid].ended)
-
-
 def _fits(used: Shares, free: Shares) -> bool:
     return all(units <= free.get(gpu, 0) for gpu, units in used.items())

@@ -1,0 +1,79 @@
+"""A pod that is deleted by force keeps its share while its containers run: no other pod gets its units."""
+
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.sim.kubelet.manager import AdmissionError
+from tests.kubeletnode import until
+from tests.shares.sharednode import APP, GPUS, INIT, shared_node
+
+A, B = GPUS
+
+
+async def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_while_its_container_runs(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        first = await node.admit("p", 1000, gpu="GPU-a")
+        await node.start(first)
+        assert await node.run("q", 1000, "GPU-b") == "GPU-b"
+        node.delete_by_force(first)
+        for _ in range(5):
+            await node.agent.allocator.tidy()
+        assert node.used(A) == 1000
+        assert len(node.specs) == 2
+        with pytest.raises(AdmissionError, match="NoRoom"):
+            await node.admit("r", 1000, gpu="GPU-a")
+        node.end_processes(first)
+        await until(lambda: node.used(A) == 0)
+        assert await node.run("s", 1000, "GPU-a") == "GPU-a"
+
+
+async def test_a_pod_that_only_the_kubelets_record_has_keeps_its_gpu(short_path: Path) -> None:
+    """The API server has lost the pod, as after a restore of etcd, and the kubelet has not observed that yet."""
+    async with shared_node(short_path) as node:
+        first = await node.admit("p", 1000, gpu="GPU-a")
+        await node.start(first)
+        assert await node.run("q", 1000, "GPU-b") == "GPU-b"
+        node.lose(first)
+        node.end_processes(first)  # its container has crashed, and the kubelet will start it again
+        for _ in range(5):
+            await node.agent.allocator.tidy()
+        assert node.used(A) == 1000
+        node.kubelet.end_pod("p")
+        await until(lambda: node.used(A) == 0)
+
+
+async def test_an_init_container_of_a_deleted_pod_keeps_the_pods_gpu(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        pod = await node.admit_all("p", [("first", INIT, 600), ("main", APP, 600)], "GPU-a")
+        await node.start(pod, "first")
+        node.delete_by_force(pod)
+        for _ in range(5):
+            await node.agent.allocator.tidy()
+        assert node.used(A) == 600
+
+
+async def test_nothing_ends_while_processes_cannot_be_seen(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        pod = await node.admit("p", 1000, gpu="GPU-a")
+        await node.start(pod)
+        node.host.processes.hide()
+        node.end(pod)
+        for _ in range(5):
+            await node.agent.allocator.tidy()
+        assert node.used(A) == 1000
+        node.host.processes.hide(hidden=False)
+        await until(lambda: node.used(A) == 0)
+
+
+async def test_nothing_ends_while_the_kubelets_record_is_unknown(short_path: Path) -> None:
+    async with shared_node(short_path) as node:
+        pod = await node.admit("p", 1000, gpu="GPU-a")
+        await node.start(pod)
+        await node.stop_agent()
+        node.end(pod)
+        node.kubelet.paths.checkpoint.write_bytes(b"{")
+        agent = node.restarted()
+        for _ in range(5):
+            await agent.allocator.tidy()
+        assert list(agent.store.records.get().pods) == [pod.uid]

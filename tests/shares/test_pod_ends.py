@@ -1,0 +1,137 @@
+"""A share ends when the API server, the kubelet's record and the processes of the host lack its pod, twice."""
+
+import asyncio
+
+import pytest
+
+from gpuvirt.facts.ids import DeviceId, PodUid
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.usage.podprocesses import read_running_pods
+from gpuvirt.hardware.usage.processes import NAMESPACE
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.node.choice import PodOnNode
+from gpuvirt.model.shares.node.keptshares import KeptShare
+from gpuvirt.model.shares.node.records import ShareRecords, record_of
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.node.loops.serialworker import InlineWorker
+from gpuvirt.node.shares.podends import Accounts, PodEnds
+from gpuvirt.node.shares.unitallocation import UnitAllocation
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.files.tree import constant
+from tests.simulated import Simulated
+
+P, Q = PodUid("8a5c0001-0000-4000-8000-000000000001"), PodUid("8a5c0001-0000-4000-8000-000000000002")
+MAIN = ContainerName("main")
+DEMAND = Demand((ContainerDemand(MAIN, ContainerKind.APP, Units(300)),))
+RECORDS = ShareRecords({uid: record_of("d", uid, DEMAND, {MAIN: {GpuId("GPU-a"): Units(300)}}) for uid in (P, Q)})
+NOT_SEEN = Unread(HostPath("/proc"), seen="another namespace")
+
+
+def on_node(uid: PodUid, *, ended: bool = False) -> PodOnNode:
+    return PodOnNode(uid, "d", uid, DEMAND, ended=ended)
+
+
+class Node:
+    """The accounts of a node, and what a new agent concludes from them."""
+
+    def __init__(self) -> None:
+        self.api: dict[PodUid, PodOnNode] | None = {Q: on_node(Q)}
+        self.recorded: list[UnitAllocation] | Unknown = []
+        self.running: frozenset[PodUid] | Unread = frozenset()
+        self.accounts = Accounts(lambda: self.recorded, lambda _: self.running)
+        self.ends = PodEnds(self.accounts, InlineWorker())
+
+    def read(self) -> frozenset[PodUid]:
+        return asyncio.run(self.ends.read(RECORDS, self.api))
+
+
+def test_the_second_reading_ends_a_share() -> None:
+    node = Node()
+    assert node.read() == frozenset()
+    assert not node.ends.is_settled
+    assert node.read() == {P}
+
+
+def test_a_reading_between_two_others_that_has_the_pod_keeps_its_share() -> None:
+    node = Node()
+    node.read()
+    node.running = frozenset({P})
+    assert node.read() == frozenset()
+    node.running = frozenset()
+    assert node.read() == frozenset(), "one reading that lacks it after one that has it"
+    assert node.read() == {P}
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_pod_of_the_api_server_keeps_its_share_until_it_has_ended(ended: bool) -> None:
+    node = Node()
+    node.api = {P: on_node(P, ended=ended), Q: on_node(Q)}
+    node.read()
+    assert node.read() == ({P} if ended else frozenset())
+
+
+def test_no_share_ends_before_the_api_server_has_listed_the_pods() -> None:
+    node = Node()
+    node.api = None
+    node.read()
+    assert node.read() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "running", "kept"),
+    [
+        ([UnitAllocation(P, MAIN, frozenset({DeviceId("u0")}), None)], frozenset(), KeptShare.RECORDED),
+        (Unknown(), frozenset(), KeptShare.RECORD_UNKNOWN),
+        ([], frozenset({P}), KeptShare.RUNNING),
+        ([], NOT_SEEN, KeptShare.PROCESSES_UNKNOWN),
+    ],
+)
+def test_each_account_alone_keeps_a_share(
+    recorded: list[UnitAllocation] | Unknown, running: frozenset[PodUid] | Unread, kept: KeptShare
+) -> None:
+    node = Node()
+    node.recorded, node.running = recorded, running
+    for _ in range(3):
+        assert node.read() == frozenset()
+    assert node.ends.kept == {P: kept}
+    assert node.ends.is_settled
+
+
+def test_the_kubelet_writes_its_record_again_only_where_it_is_the_last_that_has_a_pod() -> None:
+    node = Node()
+    node.recorded = [UnitAllocation(P, MAIN, frozenset({DeviceId("u0")}), None)]
+    node.running = frozenset({P})
+    node.read()
+    assert not node.accounts.outdated._set
+    node.running = frozenset()
+    node.read()
+    assert node.accounts.outdated._set
+
+
+@pytest.mark.parametrize("group", ["0::/kubepods/burstable/pod{}/5ca1ab1e", "1:name=systemd:/kubepods/pod{}\n0::/\n"])
+def test_the_control_groups_of_both_drivers_name_the_pod(simulated: Simulated, group: str) -> None:
+    kernel = simulated("vm-2xV100")
+    process = kernel.start_process("python3", pod=P)
+    assert read_running_pods(kernel, [P, Q]) == frozenset({P})
+    kernel.tree.place(HostPath(f"/proc/{process.pid}/cgroup"), constant(group.format(Q)))
+    assert read_running_pods(kernel, [P, Q]) == frozenset({Q})
+    kernel.end_vm(process)
+    assert read_running_pods(kernel, [P, Q]) == frozenset()
+
+
+def test_processes_of_another_namespace_are_no_proof_unless_it_is_the_kubelets(simulated: Simulated) -> None:
+    kernel = simulated("vm-2xV100")
+    kernel.processes.hide()
+    found = read_running_pods(kernel, [P])
+    assert isinstance(found, Unread)
+    assert found.path == NAMESPACE
+    kernel.start_process("kubelet")
+    assert read_running_pods(kernel, [P]) == frozenset()
+
+
+def test_a_process_that_cannot_be_read_is_no_proof(simulated: Simulated) -> None:
+    kernel = simulated("vm-2xV100")
+    process = kernel.start_process("python3")
+    kernel.faults.fail(HostPath(f"/proc/{process.pid}/cgroup"), 13)
+    assert isinstance(read_running_pods(kernel, [P]), Unread)
