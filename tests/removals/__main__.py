@@ -43,8 +43,8 @@ QUICK = ("-o", "asyncio_debug=false")
 MOST_TESTS = 60
 """How many tests are tried for one removal."""
 
-Reach = Mapping[tuple[str, int], Sequence[str]]
-"""The tests that execute each site, by module and number; the fastest first."""
+Reach = Mapping[str, Sequence[str]]
+"""The tests that execute each guard, by the key of its removal; the fastest first."""
 
 
 def read_killers() -> dict[str, str]:
@@ -59,7 +59,7 @@ def write_killers(killers: Mapping[str, str]) -> None:
 
 
 def record_reach(jobs: int) -> None:
-    """Run all tests, and record which execute each site."""
+    """Run all tests, and record which execute each guard."""
     tests = [f"tests/{folder}" for folder in FOLDERS]
     parallel = ("-n", str(jobs)) if jobs > 1 else ()
     command = (*PYTEST, *QUICK, *parallel, "-p", "tests.removals.reach", OPTION, str(CACHE), *tests)
@@ -67,19 +67,19 @@ def record_reach(jobs: int) -> None:
 
 
 def read_reach(folder: Path = CACHE) -> Reach:
-    """Return the recorded tests of each site."""
-    found: defaultdict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
+    """Return the recorded tests of each guard."""
+    found: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
     for path in sorted(folder.glob("*.json")):
-        for test, (duration_s, sites) in json.loads(path.read_text()).items():
-            for module, number in sites:
-                found[module, number].append((duration_s, test))
-    return {site: [test for _, test in sorted(tests)] for site, tests in found.items()}
+        for test, (duration_s, keys) in json.loads(path.read_text()).items():
+            for key in keys:
+                found[key].append((duration_s, test))
+    return {key: [test for _, test in sorted(tests)] for key, tests in found.items()}
 
 
 def by_reach(removal: Removal, reach: Reach, killer: str | None) -> Trial:
     """Return the trial of a removal: the test that noticed it last, then the fastest of each file in turn."""
     files: defaultdict[str, list[str]] = defaultdict(list)
-    for test in reach.get((removal.module, removal.number), ()):
+    for test in reach.get(removal.key, ()):
         files[_file(test)].append(test)
     in_turn = (test for tests in zip_longest(*files.values()) for test in tests if test is not None)
     first = (killer,) if killer is not None else ()

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 
-from tests.removals.guards import Removal, marked, source_of, without
+from tests.removals.guards import Removal, marked, removals_of, source_of, without
 
 Place = tuple[str, str, int]
 """A file, and the qualified name and first line of a function in it."""
@@ -48,15 +48,16 @@ def remove(functions: Functions, removal: Removal) -> None:
     functions.replace(_codes(tree, removal.module)[site.outermost, site.line])
 
 
-def mark(functions: Functions, module: str, reached: set[tuple[str, int]]) -> None:
-    """Add the module and the number of each site of a module to `reached` whenever the site is executed."""
+def mark(functions: Functions, module: str, reached: set[str]) -> None:
+    """Add the key of each removal of a module to `reached` whenever its site is executed."""
     if module not in sys.modules:
         return
     tree, sites = marked(module)
     codes = _codes(tree, module)
+    keys = [removal.key for removal in removals_of(module, source_of(module).read_text())]
 
     def note(number: int) -> bool:
-        reached.add((module, number))
+        reached.add(keys[number])
         return True
 
     sys.modules[module].__dict__["__reached__"] = note

@@ -29,14 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Recorder:
-    """Records the sites that each test executes, with the duration of the test."""
+    """Records the guards that each test executes, by their keys, with the duration of the test."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._reached: set[tuple[str, int]] = set()
+        self._reached: set[str] = set()
         self._duration_s = 0.0
         self._has_failed = False
-        self._found: dict[str, tuple[float, list[tuple[str, int]]]] = {}
+        self._found: dict[str, tuple[float, list[str]]] = {}
 
     def pytest_collection_finish(self) -> None:
         """Mark all sites of the imported modules."""
