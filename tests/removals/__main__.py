@@ -40,7 +40,7 @@ FOLDERS = (
 """The tests that may notice a removal."""
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not ring")
 QUICK = ("-o", "asyncio_debug=false")
-MOST_TESTS = 60
+MOST_TESTS = 40
 """How many tests are tried for one removal."""
 
 Reach = Mapping[str, Sequence[str]]
@@ -156,7 +156,11 @@ def main() -> int:
         record_reach(options.jobs)
     reach = read_reach()
     found: dict[str, str] = {}
-    for batch in _batches([by_reach(each, reach, killers.get(each.key)) for each in chosen], 25):
+    trials = (
+        by_reach(each, reach, killers.get(each.key)) if each.key in reach else by_killers(each, known, killers)
+        for each in chosen
+    )
+    for batch in _batches(list(trials), 25):
         found |= (new := make(batch))
         killers |= {key: test for key, test in new.items() if test}
         write_killers({key: test for key, test in killers.items() if key in known})

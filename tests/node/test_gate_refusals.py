@@ -1,0 +1,96 @@
+"""Each file of a gate refuses by itself: the lock before the record is written, and a record that was just damaged."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic  # noqa: TID251  the lines of allocations carry it
+
+import pytest
+
+from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.reasons import refusals
+from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer
+from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
+from gpuvirt.node.change.gate.gaterecord import (
+    SETTLED_S,
+    Damaged,
+    GateRecord,
+    GateState,
+    IllegalMoveError,
+    Owner,
+    Reading,
+    allocation,
+)
+from tests.node.test_gate_states import SLOT, draining
+
+OTHER_SLOT = "0000:ca:00"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Have a lock as another process would: locks belong to the open file, not to the process."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def test_nothing_is_allocated_while_a_change_reads_the_allocations_before_it_begins(tmp_path: Path) -> None:
+    """The record is still open then: the change would miss an allocation whose line is added after the reading."""
+    gate, lines = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
+    with gate.allocation({SLOT: ["first"]}):
+        pass
+    assert gate.state(SLOT) is GateState.OPEN
+    with locked(lines), pytest.raises(UnitBusyError):
+        gate.allocation({SLOT: ["second"]}).__enter__()
+    assert [line.split()[-1] for line in lines.read_text().splitlines()] == ["first"]
+
+
+def test_a_drain_of_several_slots_drains_all_or_none(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with draining(tmp_path, OTHER_SLOT):
+        with pytest.raises(UnitBusyError):
+            gate.drain("x", (SLOT, OTHER_SLOT), "unbind it")
+        assert (gate.state(SLOT), gate.draining) == (GateState.OPEN, {})
+
+
+def test_a_record_that_was_just_damaged_is_not_settled(tmp_path: Path) -> None:
+    """It may have recorded an allocation or a change that nothing else shows yet."""
+    gate, path = Gate(tmp_path), tmp_path / f"{SLOT}.json"
+    path.write_bytes(b"torn")
+    gate.settle(SLOT)
+    assert isinstance(gate.read(SLOT), Damaged)
+    os.utime(path, (1, 1))
+    gate.settle(SLOT)
+    assert gate.state(SLOT) is GateState.OPEN
+
+
+def test_a_record_that_was_just_damaged_refuses_a_change_after_settled_allocations(tmp_path: Path) -> None:
+    gate, now_s = Gate(tmp_path), monotonic()
+    (tmp_path / f"{SLOT}.lock").write_text(allocation("gpu", Owner(1, 1), now_s - SETTLED_S - 5))
+    (tmp_path / f"{SLOT}.json").write_bytes(b"torn")
+    readings = [Reading(now_s, frozenset({"gpu"}))]
+    with (
+        pytest.raises(UnitUnsettledError, match="can't be decoded"),
+        gate.change("x", lambda: (SLOT,), lambda: readings),
+    ):
+        pass
+
+
+def test_no_step_begins_in_an_open_gate() -> None:
+    with pytest.raises(IllegalMoveError, match="a step can begin"):
+        GateRecord("boot").in_step("unbind it")
+
+
+def test_a_command_takes_the_agents_refusal_as_its_answer(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    request = DrainRequest(UnitId("x"), (SLOT,), "unbind it", {})
+    refusal = refusals.busy("x", "the agent keeps it")
+    gate.drain(request.unit, request.slots, request.intent)
+    Gate(tmp_path).answer(SLOT, 1, refusal)
+    assert _answer(gate, request) == refusal
+    gate.stop_draining((SLOT,))
