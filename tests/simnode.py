@@ -151,7 +151,9 @@ class SimNode:
 
     async def report_account(self) -> None:
         """Let the kubelet report its allocations now."""
-        account = KubeletAccount(self.clock.now(), dict(self.held), self.counted, dict(self.registered))
+        account = KubeletAccount(
+            self.clock.now(), self.clock.monotonic_s(), dict(self.held), self.counted, dict(self.registered)
+        )
         self.agent.observe_account(account)
         await self.settle()
 

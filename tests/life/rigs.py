@@ -68,6 +68,11 @@ class Rig(Protocol):
     def end(self) -> None: ...
 
 
+def account_at(clock: SimClock, held: Consumers) -> KubeletAccount:
+    """Return the kubelet's account of this moment."""
+    return KubeletAccount(clock.now(), clock.monotonic_s(), held)
+
+
 def site_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> Site:
     return Site(
         recorded=dict,
@@ -119,7 +124,7 @@ class Conclusions:
         self._now._now_s += seconds
 
     def report_account(self, held: Consumers | None) -> None:
-        self._state.observe_account(None if held is None else KubeletAccount(self._now.now(), held))
+        self._state.observe_account(None if held is None else account_at(self._now, held))
         self._conclude()
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
@@ -174,7 +179,7 @@ class WholeAgent:
         self._runner.run(self._clock.advance(seconds))
 
     def report_account(self, held: Consumers | None) -> None:
-        self._agent.observe_account(None if held is None else KubeletAccount(self._clock.now(), held))
+        self._agent.observe_account(None if held is None else account_at(self._clock, held))
         self._runner.run(self._clock.settle())
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:

@@ -73,6 +73,16 @@ def first_reader(content: bytes) -> Fields:
     return fields
 
 
+def without(name: str, fields: Fields) -> Fields:
+    """Return the fields of a ledger whose entries lack a field that the first version did not know, and keeps."""
+    entries = fields["entries"]
+    assert isinstance(entries, list)
+    for entry in entries:
+        assert isinstance(entry, dict)
+        del entry[name]
+    return fields
+
+
 class FirstDrivers(msgspec.Struct, frozen=True):
     """The fields that the reader of version 1 read from `drivers.json`."""
 
@@ -85,7 +95,7 @@ class FirstDrivers(msgspec.Struct, frozen=True):
 
 
 def test_the_first_versions_read_the_files_of_this_version(tmp_path: Path) -> None:
-    assert ledgerstore.encode(LEDGER) == FIRST_LEDGER
+    assert without("allocated_s", first_reader(ledgerstore.encode(LEDGER))) == first_reader(FIRST_LEDGER)
     assert desiredstatestore.encode(KEPT) == FIRST_DESIRED
     originaldrivers.update(tmp_path / "drivers.json", lambda _: RECORD)
     found = msgspec.json.decode((tmp_path / "drivers.json").read_bytes(), type=FirstDrivers)

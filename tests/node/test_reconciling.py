@@ -199,13 +199,13 @@ async def test_no_driver_is_changed_while_the_account_of_allocations_is_partial(
     kernel = simulated("2xA10")
     half = Reason(ReasonCode.ALLOCATIONS_UNKNOWN, "the kubelet", "may have given pods more", (Seen.absent("socket"),))
     async with running_node(kernel, tmp_path) as node:
-        node.agent.observe_account(KubeletAccount(node.clock.now(), {}, partial=half))
+        node.agent.observe_account(KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, partial=half))
         await node.settle()
         assert node.allocate(A10, [FIRST])
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await node.advance(2)
         for _ in range(3):
-            node.agent.observe_account(KubeletAccount(node.clock.now(), {}, partial=half))
+            node.agent.observe_account(KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, partial=half))
             await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
@@ -260,7 +260,7 @@ async def test_no_gpu_returns_to_its_native_driver_while_the_kubelet_does_not_sa
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await node.advance(2)
         for _ in range(3):
-            node.agent.observe_account(KubeletAccount(node.clock.now(), {}, silent))
+            node.agent.observe_account(KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, silent))
             await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
         assert notes(node) == {ReasonCode.STILL_ALLOCATABLE}

@@ -240,9 +240,13 @@ async def test_no_units_are_offered_while_the_kubelets_accounts_are_unknown(
     async with running_node(simulated("vm-V100-8Q"), tmp_path, SHARED) as node:
         assert (capacity(node), code(node, VGPU)) == ({}, ReasonCode.ALLOCATIONS_UNKNOWN)
         assert SHARED_GPUS_ANNOTATION not in claimed(node), "the annotation of an earlier agent stays"
-        now = node.clock.now()
+        now, now_s = node.clock.now(), node.clock.monotonic_s()
         half = refusals.allocations_unknown()
-        for unknown in (None, KubeletAccount(now, {}, partial=half), KubeletAccount(now, {}, recorded=False)):
+        for unknown in (
+            None,
+            KubeletAccount(now, now_s, {}, partial=half),
+            KubeletAccount(now, now_s, {}, recorded=False),
+        ):
             await node.report_account()
             assert capacity(node) == {uuid(VGPU): 500}
             node.agent.observe_account(unknown)

@@ -120,7 +120,7 @@ class AccountWatch:
 
     async def ask(self, listener: Listener) -> bool:
         """Read the allocations once; return whether another reading is useful soon."""
-        at = self._clock.now()
+        at, at_s = self._clock.now(), self._clock.monotonic_s()
         # The checkpoint is read first, since a pod that is admitted after that has no folder yet.
         record = self._read_checkpoint()
         answer, problems = await self._ask_api(), ""
@@ -140,6 +140,7 @@ class AccountWatch:
         self._reports_counted = not isinstance(counted, Unread)
         account = KubeletAccount(
             at,
+            at_s,
             {**in_file, **in_api},
             counted,
             record.registered if isinstance(record, Recorded) else {},

@@ -99,7 +99,7 @@ class Agent:
             sees_processes=site.sees_processes,
         )
         units = [shares.with_gpus] if shares is not None else []
-        account = PodAccount(self._state, site.recorded, site.clock, *units)
+        account = PodAccount(self._state, site.recorded, *units)
         self._changes = Dependencies(
             self._state,
             account,

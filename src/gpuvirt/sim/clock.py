@@ -38,12 +38,18 @@ class SimClock:
 
     def __init__(self) -> None:
         self._now_s = 0.0
+        self._stepped_s = 0.0
+        """How far the wall clock was set forward, or back."""
         self._timers: list[tuple[float, int, SimTimer]] = []
         self._order = itertools.count()
 
     def now(self) -> datetime:
         """Return the simulated wall-clock time, in UTC."""
-        return BEGINNING + timedelta(seconds=self._now_s)
+        return BEGINNING + timedelta(seconds=self._now_s + self._stepped_s)
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock forward or back, as an administrator or NTP does; no time passes."""
+        self._stepped_s += seconds
 
     def monotonic_s(self) -> float:
         """Return the simulated seconds since the start."""

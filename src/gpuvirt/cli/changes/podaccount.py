@@ -1,7 +1,7 @@
 """The allocations of a host's devices to pods, for commands: from the kubelet and the agent's ledger."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the gate's
 
@@ -13,7 +13,7 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.model.allocation.allocations import Consumers, Unknown
-from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle
+from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle, timed
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory.inventory import Inventory
@@ -56,14 +56,18 @@ class PodAccount:
         return Account(pods, allocations, holdings)
 
     def _read(self, inventory: Inventory) -> tuple[PodAllocations, Ledger, tuple[Entry, ...]]:
+        at, at_s = RealClock().now(), monotonic()
         held, unknown = self._by_kubelet()
         try:
             ledger = snapshot.load_ledger(*self.ledgers)
         except (OSError, DamagedError) as error:
             ledger, unknown = snapshot.EMPTY, unknown or _unknown(f"the agent's ledger: {error}")
-        entries = ledger.entries
+        entries = timed(ledger.entries, at_s)
+        boot_ids = {ledger.boot_id, snapshot.boot_id(self.kernel)}
+        if len(boot_ids) > 1 and None not in boot_ids:  # times of another boot say nothing
+            entries = tuple(replace(entry, earlier_boot=True) for entry in entries)
         if held is not None and unknown is None:  # an entry counts until the kubelet must have recorded it
-            account = KubeletAccount(RealClock().now(), held)
+            account = KubeletAccount(at, at_s, held)
             entries = settle(settle(entries, account), account)
         by_ledger = {(entry.resource, entry.device): entry.allocated_to for entry in entries}
         allocations = [

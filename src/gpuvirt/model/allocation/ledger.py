@@ -8,7 +8,7 @@ kubelet does not report, all entries stay.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
@@ -19,7 +19,7 @@ from gpuvirt.model.reasons import Reason
 Known = Mapping[DeviceId, tuple[Target, IommuGroup | None]]
 """The devices of a host and their groups, by the ids that the kubelet may have for them; None is an unknown group."""
 
-UNCONFIRMED_FOR = timedelta(seconds=10)
+UNCONFIRMED_S = 10.0
 """How long a new entry waits for the kubelet to name its pod; admission takes well under a second."""
 
 MISSES_TO_END = 2
@@ -67,6 +67,9 @@ class KubeletAccount:
     """The kubelet's account: the devices that it reports as allocated."""
 
     at: datetime
+    """When it was asked for, by the wall clock: for displays and files."""
+    at_s: float
+    """The same by the host's monotonic clock, for decisions."""
     devices: Mapping[tuple[ResourceName, DeviceId], Consumer]
     counted: Counted = frozenset()
     """The healthy devices that the kubelet counts as allocatable."""
@@ -95,15 +98,27 @@ class Entry:
     allocation: str
     """The id of the allocation, which all devices of one answer share."""
     since: datetime
+    """When it was allocated, by the wall clock: for people. No decision uses it."""
     consumer: Consumer | None = None
     misses: int = 0
     earlier_boot: bool = False
     """Whether the host has rebooted since, and the kubelet has not reported a pod with the device after that."""
+    allocated_s: float | None = None
+    """When it was allocated, by the host's monotonic clock of that boot; None if this version did not allocate it."""
 
     @property
     def allocated_to(self) -> str:
         """The pod as text."""
         return self.consumer.text if self.consumer else "a pod that is being admitted"
+
+    def may_be_unrecorded(self, at_s: float) -> bool:
+        """Return whether an account of this moment may lack the device although it is allocated.
+
+        The account is older than the allocation, or the kubelet has not recorded the allocation yet.
+        """
+        if self.allocated_s is None or self.earlier_boot:
+            return False
+        return at_s < self.allocated_s + (UNCONFIRMED_S if self.consumer is None else 0.0)
 
     def together_with(self, other: "Entry") -> bool:
         """Return whether both devices are allocated to the same pod."""
@@ -150,6 +165,17 @@ class Ledger:
 def allocations_of(devices: Mapping[tuple[ResourceName, DeviceId], Consumer]) -> Iterator[Allocation]:
     """Yield the allocations that the kubelet reports."""
     return (Allocation(resource, device, consumer.text) for (resource, device), consumer in devices.items())
+
+
+def timed(entries: tuple[Entry, ...], at_s: float) -> tuple[Entry, ...]:
+    """Return the entries with a time for those of an older version that no pod has yet: they are as old as this
+    process, which has read them."""
+    if not any(entry.consumer is None and entry.allocated_s is None for entry in entries):
+        return entries
+    return tuple(
+        replace(entry, allocated_s=at_s) if entry.consumer is None and entry.allocated_s is None else entry
+        for entry in entries
+    )
 
 
 def settle(entries: Iterable[Entry], account: KubeletAccount | None) -> tuple[Entry, ...]:
@@ -227,7 +253,7 @@ def _after(entry: Entry, account: KubeletAccount) -> Entry | None:
     consumer = account.devices.get((entry.resource, entry.device))
     if consumer is not None:
         return replace(entry, consumer=consumer, misses=0, earlier_boot=False)
-    if not account.recorded or account.at < entry.since + (UNCONFIRMED_FOR if entry.consumer is None else timedelta()):
+    if not account.recorded or entry.may_be_unrecorded(account.at_s):
         return entry
     missed = replace(entry, misses=entry.misses + 1)
     return missed if missed.misses < MISSES_TO_END else None

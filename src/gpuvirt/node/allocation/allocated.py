@@ -81,4 +81,7 @@ class Allocations:
         if isinstance(recorded, Unknown):
             return entries, {}
         consumers = any_consumer({key: pods for key, pods in recorded.items() if key[1] in known})
-        return adopt(entries, KubeletAccount(self._clock.now(), consumers), known) if consumers else entries, consumers
+        if not consumers:
+            return entries, consumers
+        account = KubeletAccount(self._clock.now(), self._clock.monotonic_s(), consumers)
+        return adopt(entries, account, known), consumers

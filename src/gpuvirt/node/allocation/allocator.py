@@ -17,7 +17,7 @@ from gpuvirt.facts.snapshot import FreshFacts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.devicefacts import AskedDevice, read_at_once, read_devices
 from gpuvirt.model.allocation.attachment import Attachment, attach
-from gpuvirt.model.allocation.ledger import UNCONFIRMED_FOR, Entry, Former, FormerTenant, record
+from gpuvirt.model.allocation.ledger import Entry, Former, FormerTenant, record
 from gpuvirt.model.allocation.placement import Place, prefer
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
@@ -167,7 +167,7 @@ class Allocator:
         own = allocated.by_ledger.own(device)
         if own is None:
             return self._state.former.get(device.target.gpu)
-        is_new = own.consumer is None and self._site.clock.now() - own.since <= UNCONFIRMED_FOR
+        is_new = own.consumer is None and own.may_be_unrecorded(self._site.clock.monotonic_s())
         return None if is_new or own.earlier_boot else FormerTenant(own.consumer, self._state.ledger.boot_id)
 
     async def _in_worker(self, resource: ResourceName, read: Callable[[], FreshFacts]) -> FreshFacts:
@@ -248,10 +248,10 @@ class Allocator:
         return against.get(device_id) if device.health.healthy else device.health.against[0]
 
     def _entries(self, resource: ResourceName, devices: Sequence[Candidate]) -> Iterator[Entry]:
-        now = self._site.clock.now()
+        now, now_s = self._site.clock.now(), self._site.clock.monotonic_s()
         allocation = f"allocate:{self._name}:{next(self._numbers)}"
         for device in devices:
-            yield Entry(resource, device.id, device.target, device.group, allocation, now)
+            yield Entry(resource, device.id, device.target, device.group, allocation, now, allocated_s=now_s)
 
 
 def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former: Former) -> AskedDevice:

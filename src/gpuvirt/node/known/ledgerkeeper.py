@@ -16,6 +16,7 @@ from gpuvirt.model.allocation.ledger import (
     of_boot,
     remember,
     settle,
+    timed,
 )
 from gpuvirt.model.offers.offers import Offers, first_names
 
@@ -100,6 +101,8 @@ class LedgerKeeper:
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Take the kubelet's account, None if the kubelet did not answer."""
         self._account = account or self._account
+        if account is not None:
+            self._entries = timed(self._entries, account.at_s)
         settled = settle(self._entries, account)
         self._former = remember(self._former, self._entries, settled, self._boot_id)
         self._entries = settled

@@ -48,7 +48,7 @@ def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: 
 def view_of(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
     """Return the view of a host with these facts, with what an agent would offer."""
     state = NodeState(settings, ids, ledger, agent=None)
-    state.ledger.expect_no_account(KubeletAccount(clock.now(), {}))
+    state.ledger.expect_no_account(KubeletAccount(clock.now(), clock.monotonic_s(), {}))
     state.observe_facts(facts)
     return state.refresh(clock.monotonic_s(), clock.now())
 

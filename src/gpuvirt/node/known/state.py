@@ -248,7 +248,7 @@ class NodeState:
         going = frozenset[str](functions) | vgpus
         registered = self.resources.registered
         passed = self._notice.passed(going, registered(self._offers)) if self._notice is not None else going
-        self.withdrawal.conclude(functions, vgpus, passed, at, drained=self._drained.functions)
+        self.withdrawal.conclude(functions, vgpus, passed, now_s, drained=self._drained.functions)
         if not self._vgpus_only:
             self._offers = self.resources.make_offers(inventory, self._offer_inputs(now_s), self._offers)
         self.shared.conclude(inventory, self._modes, now_s)

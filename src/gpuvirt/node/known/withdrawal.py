@@ -1,7 +1,6 @@
 """The devices that are withdrawn before they are removed or returned to the host, and whether the kubelet knows."""
 
 from collections.abc import Mapping
-from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
@@ -25,7 +24,7 @@ class Withdrawal:
         """Functions that other processes drain."""
         self.grew = False
         """Whether the last conclusion has withdrawn further devices."""
-        self._at: datetime | None = None
+        self._at_s: float | None = None
         """When a conclusion has last withdrawn devices."""
 
     def conclude(
@@ -33,7 +32,7 @@ class Withdrawal:
         functions: frozenset[PciAddress],
         vgpus: frozenset[VgpuId],
         passed: frozenset[str],
-        at: datetime,
+        at_s: float,
         *,
         drained: frozenset[PciAddress] = frozenset(),
     ) -> None:
@@ -43,7 +42,7 @@ class Withdrawal:
         self.functions, self.vgpus, self.noticed = functions & passed, vgpus & passed, functions - passed
         self.grew = bool(self.all - before)
         if self.grew:
-            self._at = at
+            self._at_s = at_s
 
     @property
     def all(self) -> frozenset[str]:
@@ -52,7 +51,7 @@ class Withdrawal:
 
     def is_known(self, account: KubeletAccount | None) -> bool:
         """Return whether the kubelet has answered after the last withdrawal."""
-        return account is not None and (self._at is None or account.at >= self._at)
+        return account is not None and (self._at_s is None or account.at_s >= self._at_s)
 
     def still_counted(
         self, inventory: Inventory | None, account: KubeletAccount | None

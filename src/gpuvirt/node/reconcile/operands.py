@@ -8,7 +8,6 @@ longer counts the vGPUs that will be removed.
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.model.desired.observed import OperandsObserved
@@ -25,10 +24,10 @@ class PendingChange:
 
     is_needed: Callable[[], bool]
     """Returns whether the change is still to be made."""
-    unsettled: Callable[[datetime], Reason | None]
+    unsettled: Callable[[float], Reason | None]
     """Returns why the kubelet may still admit pods by vGPUs that will be removed, None if it does not.
 
-    The argument is when the operands were gone: only later answers of the kubelet count.
+    The argument is when the operands were gone, by the monotonic clock: only later answers of the kubelet count.
     """
 
 
@@ -41,7 +40,7 @@ class Operands:
         self._clock = clock
         self._intervals = intervals
         self._observed: OperandsObserved | None = None
-        self._gone_at: datetime | None = None
+        self._gone_at_s: float | None = None
         """When the operands were observed to be gone; None while they are not."""
         self._changes = 0
         """The number of changes under way or waiting."""
@@ -51,7 +50,10 @@ class Operands:
         """Take the observed state of the operands, None if it is unknown."""
         gone = observed is not None and not observed.desired and not observed.pods
         self._observed = observed
-        self._gone_at = (self._gone_at or self._clock.now()) if gone else None
+        if not gone:
+            self._gone_at_s = None
+        elif self._gone_at_s is None:
+            self._gone_at_s = self._clock.monotonic_s()
         self._request.set()
 
     def stir(self) -> None:
@@ -85,9 +87,9 @@ class Operands:
         return None
 
     def _why_waiting(self, subject: str, change: PendingChange) -> Reason | None:
-        if self._gone_at is None:
+        if self._gone_at_s is None:
             return _still_running(subject, self._observed)
-        return change.unsettled(self._gone_at)
+        return change.unsettled(self._gone_at_s)
 
 
 def _still_running(subject: str, observed: OperandsObserved | None) -> Reason:

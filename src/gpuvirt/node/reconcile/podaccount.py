@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 
-from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Consumers, ReadRecorded, Unknown, any_consumer
 from gpuvirt.model.allocation.ledger import KubeletAccount, allocations_of
@@ -24,7 +22,6 @@ class PodAccount:
         self,
         state: NodeState,
         recorded: ReadRecorded,
-        clock: Clock,
         with_gpus: Callable[[Consumers], Consumers] = lambda consumers: consumers,
     ) -> None:
         """`recorded` reads the kubelet's record of its allocations.
@@ -34,7 +31,6 @@ class PodAccount:
         self._with_gpus = with_gpus
         self._state = state
         self._recorded = recorded
-        self._clock = clock
         self._readings: tuple[Reading, ...] = ()
         """The latest readings of the kubelet's accounts."""
         self.awaits_reading = False
@@ -43,23 +39,21 @@ class PodAccount:
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Take an answer of the kubelet; an incomplete account does not count as a reading."""
         if account is not None and account.recorded and account.partial is None:
-            at_s = self._clock.monotonic_s() - (self._clock.now() - account.at).total_seconds()
-            new = Reading(at_s, frozenset(device for _, device in account.devices))
+            new = Reading(account.at_s, frozenset(device for _, device in account.devices))
             self._readings = with_reading(self._readings, new)
 
-    def why_unsettled(self, gpu: PciAddress, since: datetime) -> Reason | None:
+    def why_unsettled(self, gpu: PciAddress, since_s: float) -> Reason | None:
         """Return why the kubelet may still admit pods by a GPU's vGPUs that will be removed, None if it does not.
 
-        `since` is when the device plugin that offered them was gone.
+        `since_s` is when the device plugin that offered them was gone.
         """
-        self.awaits_reading = not self._was_read_twice_since(since)
+        self.awaits_reading = not self._was_read_twice_since(since_s)
         if self.awaits_reading:
             return refusals.allocations_unknown(gpu)
         state = self._state
         return state.withdrawal.why_unsettled(state.inventory, state.ledger.account, gpu)
 
-    def _was_read_twice_since(self, at: datetime) -> bool:
-        since_s = self._clock.monotonic_s() - (self._clock.now() - at).total_seconds()
+    def _was_read_twice_since(self, since_s: float) -> bool:
         later = [reading.at_s for reading in self._readings if reading.at_s >= since_s]
         return bool(later) and later[-1] - later[0] >= APART_S
 

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from datetime import datetime
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
@@ -246,8 +245,8 @@ def _operands_stopped(
     if agent.operands is None:
         return nullcontext()
 
-    def why_unsettled(since: datetime) -> Reason | None:
-        reasons = (agent.account.why_unsettled(gpu, since) for gpu in gpus)
+    def why_unsettled(since_s: float) -> Reason | None:
+        reasons = (agent.account.why_unsettled(gpu, since_s) for gpu in gpus)
         return next((reason for reason in reasons if reason is not None), None)
 
     change = PendingChange(lambda: any(agent.plan_of(gpu).steps for gpu in gpus), why_unsettled)
