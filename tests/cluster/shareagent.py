@@ -35,6 +35,7 @@ from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.tasks import until_stopped
 from tests.cluster.apilab import Listener
+from tests.shares.opengpus import OpenGpus
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int]) -
     recorded = RecordedUnits(kubelet, shares.resource)
     kernel = RealKernel(HostRoots.under(Path("/")))
     accounts = Accounts(recorded.read, lambda pods: read_running_pods(kernel, pods))
-    on = Dependencies(shares, RealClock(), ThreadWorker("specs"), accounts)
+    on = Dependencies(shares, RealClock(), ThreadWorker("specs"), accounts, OpenGpus())
     offer = UnitOffer(on, kubelet, Intervals(), lambda _, state: log.info("%s", state))
     side = ClusterSide(demanded_credentials(kubeconfig), NodeName(settings.NODE), None, gpu_nodes=False)
     async with asyncio.TaskGroup() as group:

@@ -35,6 +35,7 @@ from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet, running
 from gpuvirt.sim.kubelet.starting import Started, start_container
 from tests.kubeletnode import CLOCK, FAST, until
+from tests.shares.opengpus import OpenGpus
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,9 @@ class Agent:
         runtime = Cell[str | None]("containerd://2.4.2")
         self.shares = NodeShares(self.store, files, pods, node, runtime, Cell(NodeSharing({})), Cell(()))
         accounts = Accounts(RecordedUnits(kubelet, VGPU).read, lambda uids: read_running_pods(host, uids))
-        on = Dependencies(self.shares, CLOCK, worker, accounts, room_s=0.3, pod_s=0.3, recheck_s=0.01, kept_s=0.05)
+        on = Dependencies(
+            self.shares, CLOCK, worker, accounts, OpenGpus(), room_s=0.3, pod_s=0.3, recheck_s=0.01, kept_s=0.05
+        )
         self.offer = UnitOffer(on, kubelet, FAST, lambda _, state: log.info("%s", state))
         self.allocator = self.offer.allocator
 

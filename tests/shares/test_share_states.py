@@ -32,11 +32,13 @@ from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.recordstore import RecordStore
-from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator, ShareRefusedError
+from gpuvirt.node.shares.refusals import ShareRefusedError
+from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.clock import SimClock
+from tests.shares.opengpus import OpenGpus
 from tests.shares.sharednode import BOTH, GPUS, MINORS, nvidia_spec, spec_env
 
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
@@ -92,7 +94,7 @@ class Shares(RuleBasedStateMachine):
         self.api = NodePods()
         self.shares = NodeShares(store, files, self.api, self.capacity, runtime, self.capacity, Cell(()))
         accounts = Accounts(self.recorded, self.running)
-        on = Dependencies(self.shares, SimClock(), InlineWorker(), accounts, room_s=0, pod_s=0)
+        on = Dependencies(self.shares, SimClock(), InlineWorker(), accounts, OpenGpus(), room_s=0, pod_s=0)
         self.allocator = ShareAllocator(on)
         self.names = itertools.count(1)
 

@@ -39,6 +39,7 @@ from gpuvirt.node.reconcile.gatewatch import GateWatch
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.reconcile.reconciler import Reconciler
+from gpuvirt.node.shares.gpuclaims import GatedGpus
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.store.desiredstatestore import DesiredStateStore
@@ -87,7 +88,7 @@ class Agent:
             vgpus_only=site.vgpus_only,
         )
         if shares is not None:
-            self._state.shared.follow(shares.why_withheld, shares.pods_by_gpu)
+            self._state.shared.follow(shares.why_withheld, shares.pods_by_gpu, lambda: shares.records)
         self._state.resources.review = self._review
         self._concluding: Timer | None = None
         self._watcher = Watcher(
@@ -122,8 +123,9 @@ class Agent:
         )
         refused, unseen = lambda: self._watcher.observe_soon("refusal"), partial(self.report_problem, "users")
         callbacks = Callbacks(self._observe_allocation, refused, unseen)
-        self.allocation_gate = AllocationGate(self._state.changes, gate)
-        self.allocator = Allocator(self._state, site, self.telemetry, callbacks, self.allocation_gate)
+        allocation_gate = AllocationGate(self._state.changes, gate)
+        self.allocator = Allocator(self._state, site, self.telemetry, callbacks, allocation_gate)
+        self.gpu_claims = GatedGpus(self._state, allocation_gate, site.kernel)
 
     async def run(self) -> None:
         """Observe, conclude and record, for ever; unwritten files are written at the end."""

@@ -14,7 +14,8 @@ from gpuvirt.kubelet import wire
 from gpuvirt.kubelet.pluginserver import Call, PluginServer
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.model.shares.node.unitids import is_unit_id
-from gpuvirt.node.shares.shareallocator import ShareAllocator, ShareRefusedError
+from gpuvirt.node.shares.refusals import ShareRefusedError
+from gpuvirt.node.shares.shareallocator import ShareAllocator
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Decides which units of GPUs are offered, and which vGPU type a node's label names.
 
 A GPU in mode `shared` is withheld, with one reason, where its size is not known, where another front end could give it
-to a pod as well, or where it is unhealthy.
+to a pod as well, where a change may touch it, or where it is unhealthy.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,10 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.health import Key, Verdict, function_symptoms, judge
 from gpuvirt.model.reasons import Reason, refusals, withheldshares
@@ -37,15 +39,22 @@ class SharedOffer:
     mode ends."""
 
 
-def share_gpus(
-    inventory: Inventory,
-    modes: Modes,
-    settings: ShareSettings,
-    plugins: OtherPlugins | Unknown,
-    before: Verdict,
-    now_s: float,
-) -> SharedOffer:
+@dataclass(frozen=True, slots=True)
+class ShareInputs:
+    """The inputs of the shared GPUs, besides the inventory."""
+
+    modes: Modes
+    settings: ShareSettings
+    plugins: OtherPlugins | Unknown
+    changing: Scope = field(default_factory=Scope)
+    """The devices that changes under way may touch, by this process or others."""
+    blocked: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The functions of slots in which the kernel blocks a step, with that step."""
+
+
+def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s: float) -> SharedOffer:
     """Return the shared GPUs of a node; `before` is the last verdict on their health."""
+    modes, settings, plugins = inputs.modes, inputs.settings, inputs.plugins
     resource, whole = ResourceName(settings.resource), Units(settings.units)
     shared = [address for address in inventory.gpus if modes.of(address) is DesiredMode.SHARED]
     verdict = judge(before, {_key(resource, gpu): tuple(_symptoms(inventory, gpu)) for gpu in shared}, now_s)
@@ -54,7 +63,8 @@ def share_gpus(
     for address in shared:
         found = _sized(inventory, address, whole)
         against = verdict.health(_key(resource, address)).against
-        withheld = found.withheld or elsewhere.get(address) or (against[0] if against else None)
+        withheld = found.withheld or _why_changing(inputs, address) or elsewhere.get(address)
+        withheld = withheld or (against[0] if against else None)
         if withheld is None and isinstance(plugins, Unknown):
             withheld = plugins.reason_for(address) or refusals.allocations_unknown(address)
         gpus.append(SharedGpu(address, found.id, found.units, found.vgpu_type, found.minor, withheld))
@@ -67,10 +77,27 @@ def share_gpus(
     )
 
 
+def _why_changing(inputs: ShareInputs, address: PciAddress) -> Reason | None:
+    """Return why a change keeps a GPU from being shared."""
+    if (step := inputs.blocked.get(address)) is not None:
+        return refusals.blocked(address, step)
+    return refusals.changing(address, None) if inputs.changing.covers(Target(address)) else None
+
+
 def _minors(inventory: Inventory) -> Iterator[tuple[GpuId, int]]:
     for found in inventory.facts.device_ids.information.values():
         if isinstance(found, DriverInformation) and found.uuid is not None and found.minor is not None:
             yield GpuId(found.uuid), found.minor
+
+
+def addresses_of(inventory: Inventory) -> Mapping[GpuId, PciAddress]:
+    """Return the addresses of the GPUs whose UUIDs NVIDIA's driver shows."""
+    information = inventory.facts.device_ids.information
+    return {
+        GpuId(found.uuid): address
+        for address, found in information.items()
+        if isinstance(found, DriverInformation) and found.uuid is not None
+    }
 
 
 def vgpu_type_of_node(inventory: Inventory, modes: Modes, keys: tuple[str, ...]) -> NodeVgpuType | None:

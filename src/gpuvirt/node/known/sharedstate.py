@@ -5,21 +5,27 @@ Nothing here waits or changes the host.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 
-from gpuvirt.facts.ids import ResourceName
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
-from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.allocation.ledger import Consumer, Entry, KubeletAccount
+from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.offers.sharing import SharedOffer, share_gpus
+from gpuvirt.model.offers.sharing import SharedOffer, ShareInputs, addresses_of, share_gpus
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.otherplugins import OtherPlugins, other_plugins
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import SharedGpu
 
 WhyWithheld = Callable[[GpuId], Reason | None]
 """Returns why containers can't get a GPU that is to be shared; None if they can."""
+NO_TIME = datetime.min.replace(tzinfo=UTC)
+"""Stands for the time of an allocation; the records of shares have none."""
 PodsWithShares = Callable[[], Mapping[GpuId, tuple[str, ...]]]
 """Returns the pods with shares of each GPU, as texts: `pod default/a`."""
 
@@ -31,14 +37,21 @@ class SharedState:
         self._settings = settings
         self._why_withheld: WhyWithheld = _not_withheld
         self.pods_with_shares: PodsWithShares = dict
+        self._records: Callable[[], ShareRecords] = ShareRecords
         self._plugins: OtherPlugins | Unknown = Unknown()
         self.sharing = SharedOffer()
         """The units of each shared GPU, as last concluded from the host and the kubelet."""
 
-    def follow(self, why_withheld: WhyWithheld, pods_with_shares: PodsWithShares) -> None:
-        """Withhold what the container runtime can't give to containers, and know the pods that have shares."""
+    def follow(
+        self, why_withheld: WhyWithheld, pods_with_shares: PodsWithShares, records: Callable[[], ShareRecords]
+    ) -> None:
+        """Withhold what the container runtime can't give to containers, and know the pods that have shares.
+
+        `records` returns the shares of all pods, with those that are being given.
+        """
         self._why_withheld = why_withheld
         self.pods_with_shares = pods_with_shares
+        self._records = records
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take the kubelet's account, None if the kubelet did not answer; return whether other plugins' devices differ.
@@ -49,9 +62,31 @@ class SharedState:
         self._plugins = other_plugins(account, ResourceName(self._settings.resource))
         return self._plugins != before
 
-    def conclude(self, inventory: Inventory, modes: Modes, now_s: float) -> None:
-        """Conclude the units of each GPU in mode `shared`."""
-        self.sharing = share_gpus(inventory, modes, self._settings, self._plugins, self.sharing.verdict, now_s)
+    def conclude(
+        self, inventory: Inventory, modes: Modes, now_s: float, changing: Scope, blocked: Mapping[PciAddress, str]
+    ) -> None:
+        """Conclude the units of each GPU in mode `shared`; `changing` and `blocked` are those of changes under way."""
+        inputs = ShareInputs(modes, self._settings, self._plugins, changing, blocked)
+        self.sharing = share_gpus(inventory, inputs, self.sharing.verdict, now_s)
+
+    def entries(self, inventory: Inventory | None) -> tuple[Entry, ...]:
+        """Return the GPUs of shares as allocations, for changes of GPUs; any thread calls it.
+
+        A GPU whose UUID the driver does not show is left out. The kubelet's account has its units, which can't be
+        mapped then.
+        """
+        records = self._records()
+        if not records.pods or inventory is None:
+            return ()
+        addresses = addresses_of(inventory)
+        resource = ResourceName(self._settings.resource)
+        return tuple(
+            Entry(resource, DeviceId(gpu), Target(addresses[gpu]), None, f"share:{uid}", NO_TIME, consumer)
+            for uid, pod in records.pods.items()
+            for consumer in (Consumer(pod_uid=uid, namespace=pod.namespace, pod=pod.name),)
+            for gpu in pod.placement.used
+            if gpu in addresses
+        )
 
     @property
     def shown(self) -> SharedOffer:

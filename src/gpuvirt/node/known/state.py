@@ -61,7 +61,7 @@ class NodeState:
         self.withdrawal = Withdrawal()
         self.invalid = InvalidStates(addresses_of_settings(settings))
         """The invalid parts of the desired state."""
-        self.changes = Changes(lambda: self.ledger.entries)
+        self.changes = Changes(lambda: (*self.ledger.entries, *self.shared.entries(self._inventory)))
         self.vgpu_plans = VgpuPlans()
         """The desired vGPUs, and the plans toward them."""
         self.resources = ResourceStates()
@@ -251,7 +251,7 @@ class NodeState:
         self.withdrawal.conclude(functions, vgpus, passed, now_s, drained=self._drained.functions)
         if not self._vgpus_only:
             self._offers = self.resources.make_offers(inventory, self._offer_inputs(now_s), self._offers)
-        self.shared.conclude(inventory, self._modes, now_s)
+        self.shared.conclude(inventory, self._modes, now_s, self._closed, self._blocked)
         account = self.ledger.account
         if self._notice is not None:
             self._notice.conclude(

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuvirt.clock import Signal
-from gpuvirt.facts.ids import ResourceName
+from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.reasons import Reason
@@ -15,7 +15,7 @@ from gpuvirt.model.reasons.sharing import RUNTIME
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, offered
 from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
-from gpuvirt.model.shares.node.records import with_gpus
+from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, with_gpus
 from gpuvirt.model.shares.node.runtimes import ContainerRuntime
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE, SharedGpus
@@ -49,8 +49,20 @@ class NodeShares:
     """Reads the setting `enable_cdi` of the runtime's configuration; None where it is not set."""
     resource: ResourceName = UNITS_RESOURCE
     whole: Units = WHOLE
+    pending: Cell[Mapping[PodUid, PodRecord]] = field(default_factory=lambda: Cell({}))
+    """The shares that are being given: not on disk yet."""
     refusals: Refusals = field(default_factory=Refusals)
     """The refused shares, for metrics and events."""
+
+    @property
+    def records(self) -> ShareRecords:
+        """The shares of all pods, with those that are being given; any thread reads it.
+
+        A share is on disk before it is no longer pending, so the pending ones are read first.
+        """
+        pending = self.pending.get()
+        stored = self.store.records.get()
+        return ShareRecords({**pending, **stored.pods}) if pending else stored
 
     @property
     def in_use(self) -> bool:
@@ -74,9 +86,18 @@ class NodeShares:
             self.publish(NodeSharing(gpus.capacity, whole=gpus.whole, minors=minors))
 
     def publish(self, sharing: NodeSharing) -> None:
-        """Take the GPUs that are to be shared, by the agent's observations of the host."""
-        if sharing != self.published.get():
-            self.published.set(sharing)
+        """Take the GPUs that are to be shared, by the agent's observations of the host.
+
+        A GPU that is not to be shared any more gets no new share from now on, whether CDI specs can be read or not.
+        """
+        if sharing == self.published.get():
+            return
+        node = self.node.get()
+        kept = {gpu: min(units, sharing.capacity.get(gpu, Units(0))) for gpu, units in node.capacity.items()}
+        shrunk = replace(node, capacity={gpu: units for gpu, units in kept.items() if units})
+        if shrunk != node:
+            self.node.set(shrunk)
+        self.published.set(sharing)
 
     def why_withheld(self, gpu: GpuId) -> Reason | None:
         """Return why containers can't get a GPU that is to be shared, None if they can."""
@@ -86,7 +107,7 @@ class NodeShares:
     def pods_by_gpu(self) -> Mapping[GpuId, tuple[str, ...]]:
         """Return the pods that have shares of each GPU, as texts in order: `pod default/a`."""
         found: dict[GpuId, tuple[str, ...]] = {}
-        for pod in self.store.records.get().pods.values():
+        for pod in self.records.pods.values():
             for gpu in pod.placement.used:
                 found[gpu] = (*found.get(gpu, ()), f"pod {pod.namespace}/{pod.name}")
         return {gpu: tuple(sorted(pods)) for gpu, pods in found.items()}
@@ -99,7 +120,7 @@ class NodeShares:
 
     def with_gpus(self, consumers: Consumers) -> Consumers:
         """Return the allocated devices with the GPUs of shares in place of their units, for changes of GPUs."""
-        return with_gpus(consumers, self.resource, self.store.records.get())
+        return with_gpus(consumers, self.resource, self.records)
 
     def observe_runtime(self, version: str) -> None:
         """Take the version of the container runtime by the Node object: `containerd://2.1.3`."""

@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.cell import Cell
+
+
+class ShareRefusedError(GpuvirtError):
+    """A container does not get its share now; `reason` says why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
 
 
 class Step(StrEnum):

@@ -22,17 +22,18 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment
-from gpuvirt.model.reasons import Reason, sharing
+from gpuvirt.model.reasons import sharing
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node import sharespec
-from gpuvirt.model.shares.node.choice import PodOnNode, choose, why_refused
 from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, container_edits
-from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, record_of
+from gpuvirt.model.shares.node.records import PodRecord, ShareRecords
 from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.shares.gpuchoice import GpuChoice
+from gpuvirt.node.shares.gpuclaims import GpuClaims
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.shares.podends import Accounts, PodEnds
 from gpuvirt.node.shares.recordstore import NotWrittenError
-from gpuvirt.node.shares.refusals import RefusedPod, Step
+from gpuvirt.node.shares.refusals import RefusedPod, ShareRefusedError, Step
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 
 T = TypeVar("T")
@@ -52,14 +53,6 @@ RECHECK_S = 0.1
 """From the first reading that lacks a pod to the second, which ends its share."""
 
 
-class ShareRefusedError(GpuvirtError):
-    """A container does not get its share now; `reason` says why."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.text)
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True)
 class Dependencies:
     """What the allocator uses."""
@@ -69,6 +62,7 @@ class Dependencies:
     worker: SerialWorker
     """The worker that reads and writes CDI specs."""
     accounts: Accounts
+    claims: GpuClaims
     nonce: Callable[[], str] = field(default=lambda: uuid.uuid4().hex)
     room_s: float = ROOM_S
     pod_s: float = POD_S
@@ -85,6 +79,7 @@ class ShareAllocator:
         self._turn = asyncio.Lock()
         """Decisions and their records are made one after another."""
         self._ends = PodEnds(dependencies.accounts, dependencies.worker)
+        self._choice = GpuChoice(dependencies.shares, dependencies.claims)
 
     @property
     def records(self) -> ShareRecords:
@@ -168,7 +163,7 @@ class ShareAllocator:
         clock, changed = self._on.clock, Signal()
         until_s = clock.monotonic_s() + self._on.room_s
         with self._shares.store.records.notifying(changed):
-            while (reason := self._why_refused(units)) is not None:
+            while (reason := self._choice.why_refused(units)) is not None:
                 left_s = until_s - clock.monotonic_s()
                 if left_s <= 0:
                     self._shares.refusals.add(Step.ALLOCATE, reason)
@@ -176,9 +171,6 @@ class ShareAllocator:
                 with suppress(OSError, GpuvirtError):
                     await self.tidy()
                 await changed.wait_for(clock, min(left_s, self._on.recheck_s))
-
-    def _why_refused(self, units: Units) -> Reason | None:
-        return why_refused(units, self._shares.node.get(), self.records, self._shares.resource)
 
     def _recorded(self, ids: frozenset[DeviceId]) -> list[UnitAllocation]:
         """Return the containers that have exactly these units in the kubelet's record; there is at least one."""
@@ -225,14 +217,19 @@ class ShareAllocator:
 
     async def _record(self, allocation: UnitAllocation) -> PodRecord:
         """Return the record of the container's pod, which is made when its first container starts."""
-        record = self.records.pods.get(allocation.pod)
-        if record is None or allocation.container not in record.containers:
-            known = (self._shares.pods.known or {}).get(allocation.pod)
-            if known is None or known.ended:
-                detail = "it has ended" if known is not None else f"pod {allocation.pod} is not known"
-                raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
-            async with self._turn:
-                record = self.records.pods.get(allocation.pod) or await self._choose(known)
+        record, unit = self.records.pods.get(allocation.pod), min(allocation.ids)
+        known = (self._shares.pods.known or {}).get(allocation.pod)
+        if (record is None or allocation.container not in record.containers) and (known is None or known.ended):
+            detail = "it has ended" if known is not None else f"pod {allocation.pod} is not known"
+            raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
+        async with self._turn:
+            record = self.records.pods.get(allocation.pod)
+            if record is not None:
+                self._choice.claim_again(record, allocation.container, unit)
+            elif known is not None:
+                record = await self._choice.choose(known, unit)
+            else:
+                raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", "it has ended"))
         if allocation.container not in record.containers:
             detail = "its requests have no such container with units"
             raise ShareRefusedError(sharing.pod_unknown(f"container {allocation.container}", detail))
@@ -240,21 +237,6 @@ class ShareAllocator:
         if requested != len(allocation.ids):
             subject = f"container {record.namespace}/{record.name}/{allocation.container}"
             raise ShareRefusedError(sharing.units_differ(subject, len(allocation.ids), requested))
-        return record
-
-    async def _choose(self, pod: PodOnNode) -> PodRecord:
-        """Choose the GPUs of a pod that has not started, and record them on disk."""
-        node = self._shares.node.get()
-        found = choose(pod, node, self.records, (self._shares.pods.known or {}).values())
-        subject = f"pod {pod.namespace}/{pod.name}"
-        if found is None:
-            free = self.records.books(node.capacity).free
-            left = {str(gpu): int(units) for gpu, units in free.items()}
-            raise ShareRefusedError(sharing.no_room(subject, pod.demand.total, left))
-        record = record_of(pod.namespace, pod.name, pod.demand, found.containers)
-        await self._save(self.records.with_pod(pod.uid, record))
-        moved = pod.desired is not None and pod.desired.containers != found.containers
-        log.info("%s gets %s", subject, dict(found.used), extra={"moved": moved})
         return record
 
     async def _save(self, records: ShareRecords) -> None:

@@ -1,0 +1,246 @@
+"""Changes of GPUs and shares exclude each other, as changes and devices do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
+from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings, ShareSettings
+from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.shares.annotations import placement
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
+from gpuvirt.model.shares.node.nvidiacdi import parse
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.node.change.gate import gaterecord
+from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.change.steps.changes import Change, StalePlanError
+from gpuvirt.node.loops.serialworker import InlineWorker
+from gpuvirt.node.shares.gpuchoice import GpuChoice
+from gpuvirt.node.shares.gpuclaims import GatedGpus
+from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
+from gpuvirt.node.shares.refusals import ShareRefusedError
+from gpuvirt.node.shares.specfiles import SpecFiles
+from gpuvirt.sim.devices.nvidia import gpu_uuid
+from gpuvirt.sim.kernel import SimKernel
+from tests.shares.sharednode import nvidia_spec
+from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
+
+pytestmark = pytest.mark.usefixtures("worker")
+
+T = TypeVar("T")
+FIRST, SECOND = PciAddress("0000:02:00.0"), PciAddress("0000:02:01.0")
+A, B = GpuId(gpu_uuid(FIRST)), GpuId(gpu_uuid(SECOND))
+MAIN, UNIT = ContainerName("main"), DeviceId("u7")
+POD = PodUid("8a5c0001-0000-4000-8000-000000000001")
+SHARED = Settings(mode=DesiredMode.SHARED)
+
+
+class HeldWorker:
+    """A worker whose jobs wait until the test lets them run."""
+
+    def __init__(self) -> None:
+        self.may_run = asyncio.Event()
+        self.waits = asyncio.Event()
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        del name, timeout_s
+        self.waits.set()
+        await self.may_run.wait()
+        return job()
+
+
+class Shared:
+    """A node with two shared GPUs, and the choice among them."""
+
+    def __init__(self, node: SimNode, folder: Path, worker: InlineWorker | HeldWorker) -> None:
+        self.node = node
+        self.gates = Gate(folder / "locks")
+        """The gates as another process has them."""
+        files = SpecFiles(folder / "cdi", (folder / "cdi",))
+        self.shares = stored_shares(folder / "shares.json", files, worker, ShareSettings())
+        specs = [spec for spec in [parse("nvidia.json", nvidia_spec({A: 0, B: 1}).encode())] if spec is not None]
+        self.shares.observe_runtime("containerd://2.1.3")
+        self._specs = specs
+        self.observe()
+        claims: GatedGpus = node.agent.gpu_claims
+        self.choice = GpuChoice(self.shares, claims)
+        node.agent._state.shared.follow(lambda _: None, dict, lambda: self.shares.records)
+
+    def observe(self) -> None:
+        sharing = self.node.agent._state.shared.sharing
+        self.shares.observe_gpus(sharing.gpus, sharing.minors)
+        self.shares.judge(self._specs, cdi_enabled=None)
+
+    async def choose(self, gpu: GpuId | None, units: int = 1000) -> str:
+        """Return the GPU of a new pod, or the code of the reason against it."""
+        demand = Demand((ContainerDemand(MAIN, ContainerKind.APP, Units(units)),))
+        desired = placement(demand, {MAIN: {gpu: Units(units)}}) if gpu is not None else None
+        try:
+            record = await self.choice.choose(PodOnNode(POD, "default", "p", demand, desired), UNIT)
+        except ShareRefusedError as error:
+            return error.reason.code
+        return ",".join(record.placement.used)
+
+    def change(self, *functions: PciAddress) -> tuple[Change, Scope]:
+        """Return a change by the agent itself."""
+        return Change(self.node.agent._state.changes, "unit", lambda: True, None), Scope(frozenset(functions))
+
+
+@asynccontextmanager
+async def shared(
+    kernel: SimKernel, folder: Path, worker: InlineWorker | HeldWorker | None = None
+) -> AsyncIterator[Shared]:
+    async with running_node(kernel, folder, SHARED) as node:
+        await node.report_account()
+        found = Shared(node, folder, worker or InlineWorker())
+        assert dict(found.shares.node.get().capacity) == {A: 1000, B: 1000}
+        yield found
+
+
+def code_of(view: NodeView, address: PciAddress) -> ReasonCode | None:
+    return next(gpu.withheld.code if gpu.withheld else None for gpu in view.shared.gpus if gpu.address == address)
+
+
+async def test_a_gpu_that_another_process_changes_is_no_choice(simulated: Simulated, tmp_path: Path) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        with node.gates.change("unit", lambda: (slot_of(FIRST),)):
+            assert await node.choose(A) == B
+        assert node.shares.records.pods[POD].placement.used == {B: 1000}
+
+
+async def test_no_share_is_given_while_another_process_changes_all_gpus(simulated: Simulated, tmp_path: Path) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        with node.gates.change("unit", lambda: (slot_of(FIRST), slot_of(SECOND))):
+            assert await node.choose(A) == ReasonCode.UNIT_BUSY
+            assert not node.shares.records.pods
+        assert await node.choose(A) == A
+
+
+async def test_a_gpu_that_a_command_drains_is_no_choice(simulated: Simulated, tmp_path: Path) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        node.gates.drain("unit", (slot_of(FIRST),), "unbind")
+        assert await node.choose(A) == B
+        node.gates.stop_draining([slot_of(FIRST)])
+
+
+async def test_a_gpu_that_the_agent_itself_changes_is_no_choice(simulated: Simulated, tmp_path: Path) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        change, scope = node.change(FIRST)
+        with change.under_way():
+            change.claim(scope)
+            assert node.choice.why_refused(Units(1000)) is None, "the other GPU can give them"
+            assert await node.choose(A) == B
+            reason = node.choice.why_refused(Units(1000))
+            assert reason is not None
+            assert reason.code is ReasonCode.UNIT_BUSY, "Allocate names the change, not the lack of room"
+
+
+async def test_a_container_does_not_start_again_while_its_gpu_is_changed(simulated: Simulated, tmp_path: Path) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        assert await node.choose(A) == A
+        record = node.shares.records.pods[POD]
+        with (
+            node.gates.change("unit", lambda: (slot_of(FIRST),)),
+            pytest.raises(ShareRefusedError, match="UnitBusy"),
+        ):
+            node.choice.claim_again(record, MAIN, UNIT)
+        node.choice.claim_again(record, MAIN, UNIT)
+
+
+async def test_a_change_of_another_process_waits_until_the_kubelet_shows_the_units(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        assert await node.choose(A) == A
+        content = (tmp_path / f"locks/{slot_of(FIRST)}.lock").read_text()
+        (line,) = content.splitlines()
+        at_s = float(line.split()[0])
+        late = at_s + gaterecord.SETTLED_S + 1
+        assert gaterecord.unsettled(content, None, at_s + 1, ()).keys() == {UNIT}
+        assert gaterecord.unsettled(content, None, late, ()).keys() == {UNIT}, "no account shows it"
+        shown = gaterecord.Reading(late, frozenset({UNIT}))
+        assert not gaterecord.unsettled(content, None, late + 1, (shown,)), "its units can't be mapped, and refuse"
+
+
+async def test_a_change_sees_a_share_before_it_is_on_disk(simulated: Simulated, tmp_path: Path) -> None:
+    worker = HeldWorker()
+    async with shared(simulated("vm-2xV100"), tmp_path, worker) as node:
+        async with asyncio.TaskGroup() as group:
+            choosing = group.create_task(node.choose(A))
+            await worker.waits.wait()
+            change, scope = node.change(FIRST)
+            with change.under_way(), pytest.raises(StalePlanError, match="allocated to pod default/p"):
+                change.claim(scope)
+            other, free = node.change(SECOND)
+            with other.under_way():
+                other.claim(free)
+            worker.may_run.set()
+        assert choosing.result() == A
+        assert not node.shares.pending.get()
+        with change.under_way(), pytest.raises(StalePlanError, match="allocated to pod default/p"):
+            change.claim(scope)
+
+
+async def test_a_share_that_could_not_be_recorded_keeps_no_gpu(simulated: Simulated, tmp_path: Path) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        (tmp_path / "shares.json").mkdir()
+        assert await node.choose(A) == ReasonCode.LEDGER_NOT_WRITTEN
+        assert not node.shares.records.pods
+        change, scope = node.change(FIRST)
+        with change.under_way():
+            change.claim(scope)
+
+
+async def test_a_gpu_that_has_left_its_driver_since_the_last_scan_is_no_choice(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = simulated("vm-2xV100")
+    async with shared(kernel, tmp_path) as node:
+        kernel.rebind(FIRST, None)
+        assert await node.choose(A) == B
+
+
+async def test_a_gpu_that_is_drained_or_blocked_offers_no_units(simulated: Simulated, tmp_path: Path) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        node.gates.drain("unit", (slot_of(FIRST),), "unbind")
+        await node.node.advance(5)
+        assert code_of(node.node.view, FIRST) is ReasonCode.UNIT_BUSY
+        assert dict(node.node.view.shared.capacity) == {B: 1000}
+        node.gates.stop_draining([slot_of(FIRST)])
+        await node.node.advance(5)
+        assert len(node.node.view.shared.capacity) == 2
+        node.node.agent._state.observe_gates(Scope(), {FIRST: "unbind 0000:02:00.0"})
+        node.node.agent.conclude()
+        assert code_of(node.node.view, FIRST) is ReasonCode.WRITE_BLOCKED
+
+
+async def test_a_gpu_that_the_agent_changes_offers_no_units(simulated: Simulated, tmp_path: Path) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        change, scope = node.change(SECOND)
+        with change.under_way():
+            change.claim(scope)
+            node.node.agent.conclude()
+            assert dict(node.node.view.shared.capacity) == {A: 1000}
+        node.node.agent.conclude()
+        assert len(node.node.view.shared.capacity) == 2
+
+
+def test_a_gpu_that_is_no_longer_shared_gets_no_share_while_cdi_specs_cannot_be_read(tmp_path: Path) -> None:
+    shares: NodeShares = stored_shares(
+        tmp_path / "shares.json", SpecFiles(tmp_path, ()), InlineWorker(), ShareSettings()
+    )
+    shares.publish(NodeSharing({A: Units(1000), B: Units(1000)}))
+    shares.node.set(shares.published.get())
+    shares.publish(NodeSharing({B: Units(500)}))
+    assert dict(shares.node.get().capacity) == {B: 500}
+    shares.publish(NodeSharing({A: Units(1000), B: Units(1000)}))
+    assert dict(shares.node.get().capacity) == {B: 500}, "more is offered only once the specs were read"
