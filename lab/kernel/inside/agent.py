@@ -19,6 +19,7 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.paths import HostPath, HostRoots
 from lab.kernel.inside.beginning import Beginning
 from lab.kernel.inside.caller import Caller
+from lab.kernel.inside.nodeuser import NodeUser
 from lab.kernel.inside.vfiouser import VfioUser, use_devices, use_group
 
 Value = None | int | str | list[str]
@@ -36,6 +37,7 @@ class Agent:
         self._leases: dict[int, AbstractContextManager[None]] = {}
         self._users: dict[int, VfioUser] = {}
         self._callers: dict[int, Caller] = {}
+        self._node_users: dict[int, NodeUser] = {}
         self._beginning = Beginning()
         self.calls: dict[str, Callable[[list[str]], Value]] = {
             "read": lambda a: self.kernel.read(HostPath(a[0]), limit=int(a[1])).decode("latin-1"),
@@ -52,6 +54,10 @@ class Agent:
             "user_of_devices": lambda a: self._user_start(use_devices(a[1:], bind=a[0] == "bound")),
             "user_asked_back": lambda a: int(self._users[int(a[0])].asked_back(float(a[1]))),
             "user_end": lambda a: self._users.pop(int(a[0])).end(),
+            "node_user": lambda a: self._node_user_start(a[0]),
+            "node_user_pid": lambda a: self._node_users[int(a[0])].pid,
+            "node_user_failure": lambda a: self._node_users[int(a[0])].failure(float(a[1])),
+            "node_user_end": lambda a: self._node_users.pop(int(a[0])).end(),
             "caller_write": lambda a: self._caller_start(a[0], a[1].encode("latin-1")),
             "caller_read": lambda a: self._caller_start(a[0], None),
             "caller_answer": self._caller_answer,
@@ -75,6 +81,11 @@ class Agent:
         self._users[number] = user
         return number
 
+    def _node_user_start(self, path: str) -> int:
+        number = next(self._numbers)
+        self._node_users[number] = NodeUser(path)
+        return number
+
     def _caller_start(self, path: str, data: bytes | None) -> int:
         number = next(self._numbers)
         self._callers[number] = Caller(path, data)
@@ -87,10 +98,13 @@ class Agent:
     def _restore(self) -> list[str]:
         for user in self._users.values():
             user.end()
+        for node_user in self._node_users.values():
+            node_user.end()
         for number in list(self._leases):
             self._release(number)
         stuck = [str(caller.pid) for caller in self._callers.values() if not caller.end(PATIENCE_S)]
         self._users.clear()
+        self._node_users.clear()
         self._callers.clear()
         return stuck or self._beginning.restore()
 
