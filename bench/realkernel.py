@@ -21,6 +21,7 @@ from tests.changes import NOBODY, change_vgpus
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.desired import DesiredVgpus
@@ -51,7 +52,7 @@ def writes_s(kernel: Kernel) -> float:
     took_s = time.monotonic() - began
     for host in scan(kernel).vgpu_hosts.values():
         for live in host.live:
-            mdev.remove(kernel, live)
+            mdev.remove(kernel, live, Proof(ProofKind.FORCED, [live.id]))
     return took_s
 
 

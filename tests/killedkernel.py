@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel
+from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.hardware.access.tools import Program, Tools
 from gpuvirt.paths import HostPath
 
@@ -69,8 +70,8 @@ class KilledKernel:
         with self._kernel.lease_devices(names):
             yield
 
-    def open_files(self) -> Iterator[OpenFile]:
-        return self._kernel.open_files()
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
+        return self._kernel.open_files(mapped=mapped)
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
         return self._kernel.on_uevent(wake)

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel
+from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.hardware.access.tools import Program, Tools
 from gpuvirt.paths import HostPath
 
@@ -123,9 +124,9 @@ class PacedKernel:
         _yield_to_loop()
         return self._kernel.lease_devices(names)
 
-    def open_files(self) -> Iterator[OpenFile]:
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
         _yield_to_loop()
-        return self._kernel.open_files()
+        return self._kernel.open_files(mapped=mapped)
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
         return self._kernel.on_uevent(wake)

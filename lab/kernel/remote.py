@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES
+from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.paths import HostPath
 from lab.kernel.channel import Channel
 
@@ -59,9 +60,9 @@ class GuestKernel:
         finally:
             self._channel.call("release", lease)
 
-    def open_files(self) -> Iterator[OpenFile]:
-        """Yield the nodes under `/dev` that processes have open."""
-        for line in self._channel.texts("open_files"):
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
+        """Yield the nodes under `/dev` that processes have open, or have `mapped` as well."""
+        for line in self._channel.texts("open_files", int(mapped)):
             pid, device, path = line.split(" ", 2)
             yield OpenFile(int(pid), HostPath(path), int(device))
 

@@ -5,7 +5,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel
+from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.hardware.usage.processes import NAMESPACE, NAMESPACES
 from gpuvirt.paths import HostPath
 
@@ -53,8 +54,8 @@ class ContainerKernel:
     def lease_devices(self, names: Sequence[str], /) -> AbstractContextManager[None]:
         return self._kernel.lease_devices(names)
 
-    def open_files(self) -> Iterator[OpenFile]:
-        return iter([found for found in self._kernel.open_files() if self._sees_host or found.pid == 1])
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
+        return iter([found for found in self._kernel.open_files(mapped=mapped) if self._sees_host or found.pid == 1])
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
         return self._kernel.on_uevent(wake)

@@ -14,6 +14,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.paths import HostPath
 from tests.contract.hosts import LONG_S, Answer, Host, bind, exists, group_of, until_free, write
+from tests.proofs import disable_vfs, enable_vfs, remove
 
 PARENT = PciAddress("0000:07:01.0")
 SMALL, LARGE = VgpuType("GRID T4-1B"), VgpuType("GRID T4-2B")
@@ -39,7 +40,7 @@ def test_a_created_vgpu_is_found_and_removed_under_a_lease(host: Host) -> None:
     group = group_of(host, UUID)
     assert made.group == group
     with host.kernel.lease(group):
-        MDEV.remove(host.kernel, made)
+        remove(MDEV, host.kernel, made)
     assert live(host) == ()
 
 
@@ -68,12 +69,12 @@ def test_an_unknown_type_is_reported_with_the_available_types(host: Host) -> Non
 def test_a_removed_or_replaced_vgpu_is_not_removed(host: Host) -> None:
     MDEV.create(host.kernel, PARENT, LARGE, UUID)
     (first,) = live(host)
-    MDEV.remove(host.kernel, first)
+    remove(MDEV, host.kernel, first)
     with pytest.raises(FileNotFoundError):
-        MDEV.remove(host.kernel, first)
+        remove(MDEV, host.kernel, first)
     MDEV.create(host.kernel, PARENT, SMALL, UUID)
     with pytest.raises(VgpuUnavailableError, match="points to nvidia-222; expected nvidia-223"):
-        MDEV.remove(host.kernel, first)
+        remove(MDEV, host.kernel, first)
     assert [one.type for one in live(host)] == [SMALL]
 
 
@@ -94,7 +95,7 @@ def vfs(host: Host) -> tuple[PciAddress, ...]:
 
 def test_vfs_are_enabled_and_disabled_by_sysfs_without_sriov_manage(host: Host) -> None:
     assert (sriov.read_total(host.kernel, SRIOV), sriov.count_vfs(host.kernel, SRIOV)) == (4, 0)
-    sriov.enable_vfs(host.kernel, NO_TOOLS, SRIOV)
+    enable_vfs(host.kernel, NO_TOOLS, SRIOV)
     functions, found = scan(host.kernel).functions, vfs(host)
     assert (len(found), sriov.count_vfs(host.kernel, SRIOV)) == (4, 4)
     links = [host.kernel.readlink(HostPath(f"/sys/bus/pci/devices/{one}/physfn")) for one in found]
@@ -102,10 +103,10 @@ def test_vfs_are_enabled_and_disabled_by_sysfs_without_sriov_manage(host: Host) 
     assert len({functions[one].iommu_group for one in (SRIOV, *found)}) == 5, (
         "each function has an IOMMU group of its own"
     )
-    sriov.disable_vfs(host.kernel, NO_TOOLS, SRIOV)
+    disable_vfs(host.kernel, NO_TOOLS, SRIOV)
     assert (vfs(host), sriov.count_vfs(host.kernel, SRIOV)) == ((), 0)
     assert not any(exists(host, f"/sys/bus/pci/devices/{one}") for one in found)
-    sriov.enable_vfs(host.kernel, NO_TOOLS, SRIOV, 2)
+    enable_vfs(host.kernel, NO_TOOLS, SRIOV, 2)
     assert vfs(host) == found[:2]
 
 
@@ -159,4 +160,4 @@ def test_disabling_a_vf_in_use_blocks_and_sends_a_vfio_request(host: Host) -> No
 
 def test_vfs_cannot_be_enabled_without_sriov(host: Host) -> None:
     with pytest.raises(VfsUnchangedError, match="it has no SR-IOV"):
-        sriov.enable_vfs(host.kernel, NO_TOOLS, PARENT)
+        enable_vfs(host.kernel, NO_TOOLS, PARENT)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES
+from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.hardware.access.tools import Program
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
@@ -102,11 +103,11 @@ class ExploredKernel:
             yield
             self._touched()
 
-    def open_files(self) -> Iterator[OpenFile]:
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
         """Yield the open files of processes; each process is a point, so that files may change meanwhile."""
         self._point("walk through all processes", core=True)
         self._watch.walk(self._process)
-        for file in self._now().open_files():
+        for file in self._now().open_files(mapped=mapped):
             self._touched()
             yield file
 

@@ -7,13 +7,13 @@ import pytest
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs
-from gpuvirt.hardware.functions import sriov
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import BACKENDS, backend_of
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
+from tests.proofs import disable_vfs, enable_vfs, remove
 from tests.simulated import Simulated
 
 L40S, VF, OTHER_VF = PciAddress("0000:da:00.0"), PciAddress("0000:da:00.4"), PciAddress("0000:da:00.5")
@@ -42,10 +42,10 @@ def test_a_vgpu_is_created_on_a_vf_by_its_type_name_and_removed(l40s: SimKernel)
     (live,) = host(l40s).live
     assert live == LiveVgpu(VgpuId(VF), TYPE, VF, scan(l40s).functions[VF].iommu_group, "1156")
     assert l40s.writes == [(HostPath(f"/sys/bus/pci/devices/{VF}/nvidia/current_vgpu_type"), b"1156")]
-    VENDOR.remove(l40s, live)
+    remove(VENDOR, l40s, live)
     assert host(l40s).live == ()
     with pytest.raises(VgpuUnavailableError, match="contains 0; expected 1156"):
-        VENDOR.remove(l40s, live)
+        remove(VENDOR, l40s, live)
 
 
 def unavailable(kernel: SimKernel, parent: PciAddress, type_: VgpuType, vgpu: str) -> str:
@@ -70,10 +70,10 @@ def test_an_unavailable_vgpu_is_reported_with_the_available_types(l40s: SimKerne
 def test_a_stale_vgpu_is_not_removed_from_a_vf_with_another_type(l40s: SimKernel) -> None:
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
     (live,) = host(l40s).live
-    VENDOR.remove(l40s, live)
+    remove(VENDOR, l40s, live)
     VENDOR.create(l40s, VF, OTHER, VgpuId(VF))
     with pytest.raises(VgpuUnavailableError, match="contains 1159; expected 1156"):
-        VENDOR.remove(l40s, live)
+        remove(VENDOR, l40s, live)
     assert [one.type_id for one in host(l40s).live] == ["1159"]
 
 
@@ -83,7 +83,7 @@ def test_a_vgpu_in_use_is_not_removed(l40s: SimKernel) -> None:
     assert isinstance(live.group, int)
     l40s.start_vm(live.group)
     with pytest.raises(OSError, match="busy") as refused:
-        VENDOR.remove(l40s, live)
+        remove(VENDOR, l40s, live)
     assert refused.value.errno == errno.EBUSY
     assert l40s.vfio.requests == []
 
@@ -107,9 +107,9 @@ def test_a_vf_that_refuses_a_type_is_quarantined_until_it_accepts_a_type_or_is_r
 def test_vfs_accept_types_again_after_they_were_disabled_and_enabled(l40s: SimKernel) -> None:
     l40s.vendor_vfio.refusing.add(VF)
     tools = SimTools(l40s)
-    sriov.disable_vfs(l40s, tools, L40S)
+    disable_vfs(l40s, tools, L40S)
     assert scan(l40s).functions[L40S].virtfns == ()
-    sriov.enable_vfs(l40s, tools, L40S)
+    enable_vfs(l40s, tools, L40S)
     assert len(host(l40s).creatable) == 32
     VENDOR.create(l40s, VF, TYPE, VgpuId(VF))
 
@@ -137,7 +137,7 @@ def test_a_gpu_is_split_into_vfs_and_restored(flex: SimKernel) -> None:
     assert (after.creatable, after.live[0].type) == ({FLEX: {}}, "8 VFs")
     with pytest.raises(OSError, match="busy"):
         SRIOV_VF.create(flex, FLEX, VgpuType("4 VFs"), VgpuId(FLEX))
-    SRIOV_VF.remove(flex, after.live[0])
+    remove(SRIOV_VF, flex, after.live[0])
     assert report(flex, FLEX).live == ()
 
 
@@ -146,10 +146,10 @@ def test_vfs_are_not_removed_if_their_number_has_changed(flex: SimKernel) -> Non
     assert live.type == "4 VFs"
     stale = LiveVgpu(live.id, VgpuType("2 VFs"), live.parent, live.group)
     with pytest.raises(VgpuUnavailableError, match="has 4 VFs; expected 2 VFs"):
-        SRIOV_VF.remove(flex, stale)
+        remove(SRIOV_VF, flex, stale)
     gone = LiveVgpu(VgpuId(FLEX), VgpuType("1 VF"), FLEX, live.group)
     with pytest.raises(VgpuUnavailableError, match="has no VFs; expected 1 VF"):
-        SRIOV_VF.remove(flex, gone)
+        remove(SRIOV_VF, flex, gone)
     assert flex.writes == []
 
 

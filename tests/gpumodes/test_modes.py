@@ -18,6 +18,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
+from tests.proofs import disable_vfs, enable_vfs, free, remove, set_scheduler
 
 MIXED, OFF = PciAddress("0000:4b:00.0"), PciAddress("0000:b1:00.0")
 """A GPU in mixed-size mode, and a GPU whose VFs are disabled."""
@@ -43,7 +44,7 @@ class HostWithPrograms:
     def empty(self, gpu: PciAddress) -> None:
         host = self.host(gpu)
         for vgpu in host.live if host else ():
-            backend_of(host.framework if host else Framework.MDEV).remove(self.kernel, vgpu)
+            remove(backend_of(host.framework if host else Framework.MDEV), self.kernel, vgpu)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def a100() -> HostWithPrograms:
 @pytest.fixture
 def a30() -> HostWithPrograms:
     host = HostWithPrograms("2xA30")
-    sriov.enable_vfs(host.kernel, host.tools, A30[1])
+    enable_vfs(host.kernel, host.tools, A30[1])
     return host
 
 
@@ -179,25 +180,25 @@ def test_the_supported_types_are_read_with_their_limits(a30: HostWithPrograms) -
 def test_enabled_vfs_offer_types_until_they_are_disabled(a10: HostWithPrograms) -> None:
     gpu = OFF
     assert a10.host(gpu) is None, "a GPU without VFs has no vGPUs"
-    sriov.enable_vfs(a10.kernel, a10.tools, gpu)
+    enable_vfs(a10.kernel, a10.tools, gpu)
     function = scan(a10.kernel).functions[gpu]
     assert (len(function.virtfns), function.driver) == (32, "nvidia")
     host = a10.host(gpu)
     assert host is not None
     assert set(host.creatable) == set(function.virtfns)
     assert "NVIDIA A10-24Q" in a10.offered(gpu)
-    sriov.disable_vfs(a10.kernel, a10.tools, gpu)
+    disable_vfs(a10.kernel, a10.tools, gpu)
     assert (a10.host(gpu), scan(a10.kernel).functions[gpu].virtfns) == (None, ())
 
 
 def test_mixed_sizes_are_off_after_vfs_were_enabled_or_disabled(a10: HostWithPrograms) -> None:
     gpu = OFF
-    nvidiasmi.set_mixed_sizes(a10.tools, gpu, on=True)
+    nvidiasmi.set_mixed_sizes(a10.tools, gpu, free(gpu), on=True)
     assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is True
-    sriov.enable_vfs(a10.kernel, a10.tools, gpu)
+    enable_vfs(a10.kernel, a10.tools, gpu)
     assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is False
-    nvidiasmi.set_mixed_sizes(a10.tools, gpu, on=True)
-    sriov.disable_vfs(a10.kernel, a10.tools, gpu)
+    nvidiasmi.set_mixed_sizes(a10.tools, gpu, free(gpu), on=True)
+    disable_vfs(a10.kernel, a10.tools, gpu)
     assert nvidiasmi.read_modes(a10.tools, gpu).mixed_sizes is False
 
 
@@ -207,7 +208,7 @@ def test_mixed_size_mode_offers_other_sizes(a10: HostWithPrograms, a100: HostWit
     assert {"NVIDIA A10-24Q", "NVIDIA A10-12Q"}.isdisjoint(mixed), "12 GB and 4 GB are taken"
     host = a100.host(A100)
     assert host is not None
-    backend_of(host.framework).remove(a100.kernel, host.live[0])
+    remove(backend_of(host.framework), a100.kernel, host.live[0])
     assert a100.offered(A100) == {"NVIDIA A100DX-20C"}, "in equal-size mode"
 
 
@@ -216,7 +217,7 @@ def test_mixed_sizes_are_refused_with_the_exit_code_of_nvidia_smi(
     a100: HostWithPrograms, gpu: PciAddress, code: int
 ) -> None:
     with pytest.raises(ToolError) as failed:
-        nvidiasmi.set_mixed_sizes(a100.tools, gpu, on=True)
+        nvidiasmi.set_mixed_sizes(a100.tools, gpu, free(gpu), on=True)
     assert failed.value.exit_code == code
 
 
@@ -226,20 +227,20 @@ def test_mixed_sizes_are_refused_with_the_exit_code_of_nvidia_smi(
 def test_vfs_are_not_enabled_while_the_gpu_is_open(a10: HostWithPrograms) -> None:
     process = a10.kernel.start_process("dcgm", "/dev/nvidia1")
     with pytest.raises(ToolError, match=r"Cannot obtain unbindLock for 0000:b1:00\.0"):
-        sriov.enable_vfs(a10.kernel, a10.tools, OFF)
+        enable_vfs(a10.kernel, a10.tools, OFF)
     assert len(a10.tools.commands) == 5, "sriov-manage is tried again"
     a10.tools.commands.clear()
     a10.tools.before = lambda _: a10.kernel.end_vm(process) if len(a10.tools.commands) == 3 else None
-    sriov.enable_vfs(a10.kernel, a10.tools, OFF)
+    enable_vfs(a10.kernel, a10.tools, OFF)
     assert len(a10.tools.commands) == 3
 
 
 def test_vfs_are_enabled_without_sriov_manage_only_if_the_driver_allows(a10: HostWithPrograms) -> None:
     a10.tools = SimTools(a10.kernel, programs=())
     with pytest.raises(VfsUnchangedError, match=r"no sriov-manage in /.*sriov_numvfs"):
-        sriov.enable_vfs(a10.kernel, a10.tools, OFF)
+        enable_vfs(a10.kernel, a10.tools, OFF)
     a10.kernel.pci.functions[OFF].takes_numvfs = True
-    sriov.enable_vfs(a10.kernel, a10.tools, OFF)
+    enable_vfs(a10.kernel, a10.tools, OFF)
     assert sriov.count_vfs(a10.kernel, OFF) == 32
     assert a10.tools.commands == []
 
@@ -247,7 +248,7 @@ def test_vfs_are_enabled_without_sriov_manage_only_if_the_driver_allows(a10: Hos
 def test_a_card_that_sriov_manage_leaves_without_vfs_is_reported(a10: HostWithPrograms) -> None:
     a10.tools.before = lambda _: setattr(a10.kernel.pci.functions[OFF], "total_vfs", None)
     with pytest.raises(VfsUnchangedError, match=r"b1:00.0/virtfn\*: 0 VFs; expected 32"):
-        sriov.enable_vfs(a10.kernel, a10.tools, OFF)
+        enable_vfs(a10.kernel, a10.tools, OFF)
 
 
 # --- MIG
@@ -264,7 +265,7 @@ def test_a_gpu_in_mig_mode_offers_the_types_of_its_free_instances(a30: HostWithP
 
 def test_mig_mode_is_enabled_and_disabled(a30: HostWithPrograms) -> None:
     gpu = A30[1]
-    mig.set_mode(a30.tools, gpu, on=True)
+    mig.set_mode(a30.tools, gpu, free(gpu), on=True)
     assert a30.offered(gpu) == set(), "no GPU instance exists yet"
     assert mig.read_instances(a30.tools, gpu) == ()
     first = mig.create_instance(a30.tools, gpu, "2g.12gb", 0)
@@ -274,16 +275,16 @@ def test_mig_mode_is_enabled_and_disabled(a30: HostWithPrograms) -> None:
         mig.create_instance(a30.tools, gpu, "1g.6gb", 3)
     assert a30.offered(gpu) == {"NVIDIA A30-2-12C"}
     for instance in (first, second):
-        mig.destroy_instance(a30.tools, gpu, instance)
-    mig.set_mode(a30.tools, gpu, on=False)
+        mig.destroy_instance(a30.tools, gpu, instance, free(gpu))
+    mig.set_mode(a30.tools, gpu, free(gpu), on=False)
     assert "NVIDIA A30-24C" in a30.offered(gpu)
 
 
 def test_a_gpu_instance_with_a_vgpu_and_its_mig_mode_stay(a30: HostWithPrograms) -> None:
     with pytest.raises(ToolError, match="In use by another client") as failed:
-        mig.destroy_instance(a30.tools, A30[0], 1)
+        mig.destroy_instance(a30.tools, A30[0], 1, free(A30[0]))
     assert failed.value.exit_code == 19
-    mig.set_mode(a30.tools, A30[0], on=False)
+    mig.set_mode(a30.tools, A30[0], free(A30[0]), on=False)
     modes = nvidiasmi.read_modes(a30.tools, A30[0])
     assert (modes.mig, modes.mig_pending) == (True, False), "after a reset"
     assert len(build_inventory(scan(a30.kernel)).vgpus) == 2
@@ -291,7 +292,7 @@ def test_a_gpu_instance_with_a_vgpu_and_its_mig_mode_stay(a30: HostWithPrograms)
 
 def test_mig_mode_is_refused_on_a_card_without_mig(a10: HostWithPrograms) -> None:
     with pytest.raises(ToolError) as failed:
-        mig.set_mode(a10.tools, OFF, on=True)
+        mig.set_mode(a10.tools, OFF, free(OFF), on=True)
     assert failed.value.exit_code == 3
     assert nvidiasmi.read_modes(a10.tools, OFF).mig is None
 
@@ -308,7 +309,7 @@ def test_mig_mode_is_refused_on_a_card_without_mig(a10: HostWithPrograms) -> Non
     ],
 )
 def test_a_scheduler_is_set_and_read_back(a100: HostWithPrograms, desired: Scheduler) -> None:
-    vgpuscheduler.set_scheduler(a100.tools, A100, desired)
+    set_scheduler(a100.tools, A100, desired)
     found = vgpuscheduler.read_scheduler(a100.tools, A100)
     assert isinstance(found, Scheduler)
     assert found.policy is desired.policy
@@ -322,12 +323,12 @@ def test_a_scheduler_stays_while_vms_run_and_until_the_driver_is_unloaded(a100: 
     assert isinstance(group, int)
     simulated = a100.kernel.start_vm(group)
     with pytest.raises(ToolError) as failed:
-        vgpuscheduler.set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
+        set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     assert failed.value.exit_code == 19
     a100.kernel.end_vm(simulated)
-    vgpuscheduler.set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
+    set_scheduler(a100.tools, A100, Scheduler(SchedulerPolicy.EQUAL_SHARE))
     a100.empty(A100)
-    sriov.disable_vfs(a100.kernel, a100.tools, A100)
+    disable_vfs(a100.kernel, a100.tools, A100)
     found = vgpuscheduler.read_scheduler(a100.tools, A100)
     assert found == Scheduler(SchedulerPolicy.BEST_EFFORT)
 

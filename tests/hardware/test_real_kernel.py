@@ -11,7 +11,8 @@ import pytest
 from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.pci import Unread
-from gpuvirt.hardware.access.kernel import VFIO_DEVICE, Kernel, RealKernel
+from gpuvirt.hardware.access.kernel import Kernel, RealKernel
+from gpuvirt.hardware.access.openfiles import VFIO_DEVICE
 from gpuvirt.hardware.access.uevents import concerns_devices, parse
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.hardware.usage.processes import NAMESPACE, read_open_nodes

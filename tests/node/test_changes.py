@@ -12,7 +12,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.plan import StepScope
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
@@ -373,18 +373,18 @@ def test_devices_can_be_allocated_after_their_change_has_ended() -> None:
     change = Change(changes, "unit", lambda: True, None)
     with change.under_way():
         changes.allocate(given, lambda: None)  # nothing is claimed yet
-        change.claim(Scope(frozenset({FIRST})))
+        change.claim(StepScope.of([FIRST]))
         with pytest.raises(RefusedError) as refused:
             changes.allocate(given, lambda: entries.append(entry_of(FIRST)))
         assert refused.value.reason.code is ReasonCode.UNIT_BUSY
         assert refused.value.reason.fix is not None
         changes.allocate([(DeviceId(SECOND), Target(SECOND))], lambda: None)
         change.expire()
-        with pytest.raises(StalePlanError), change.step(Scope(), "a step"):
+        with pytest.raises(StalePlanError), change.step(StepScope.of([SECOND]), "a step"):
             raise AssertionError("taken")
         change.roll_back()
-        with change.step(Scope(frozenset({FIRST})), "a step that puts back"):
+        with change.step(StepScope.of([FIRST]), "a step that puts back"):
             pass
     changes.allocate(given, lambda: entries.append(entry_of(FIRST)))
     with change.under_way(), pytest.raises(StalePlanError, match="is allocated to"):
-        change.claim(Scope(frozenset({FIRST})))
+        change.claim(StepScope.of([FIRST]))

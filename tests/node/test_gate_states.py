@@ -15,7 +15,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverjournal import DriverJournal, StartedChange
-from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.plan import StepScope
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
@@ -160,14 +160,14 @@ def test_a_gate_is_blocked_until_a_step_that_timed_out_returns(tmp_path: Path) -
     gate = gate_at(tmp_path)
     change = Change(Changes(lambda: ()), GPU, lambda: True, None)
     with gate.change("x", lambda: (SLOT,)) as passed, change.under_way(passed):
-        with change.step(Scope(), "unbind it"):
+        with change.step(StepScope.of([PciAddress(GPU)]), "unbind it"):
             change.expire()
             assert gate.state(SLOT) is GateState.BLOCKED
             assert dict(gate.blocked()) == {SLOT: "unbind it"}
             with pytest.raises(UnitBusyError):
                 gate.allocation({SLOT: ["one"]}).__enter__()
         assert gate.state(SLOT) is GateState.SETTLING
-        with pytest.raises(StalePlanError), change.step(Scope(), "probe it"):
+        with pytest.raises(StalePlanError), change.step(StepScope.of([PciAddress(GPU)]), "probe it"):
             pass
     assert gate.state(SLOT) is GateState.OPEN
 

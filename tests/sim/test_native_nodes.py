@@ -6,7 +6,7 @@ import os
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.hardware.access.kernel import OpenFile
+from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.devices.nativenodes import UnbindInUse

@@ -320,16 +320,23 @@ def test_the_scheduler_change_waits_for_vms(t4: VgpuHost) -> None:
     assert words(t4) == ["set"]
 
 
-def test_vgpus_stay_if_the_scheduler_cannot_be_set(t4: VgpuHost) -> None:
-    """A VM has started just before."""
+@pytest.mark.parametrize(
+    ("at", "code"),
+    [("-h", ReasonCode.IN_USE), ("-i", ReasonCode.STEP_FAILED)],
+    ids=["the step's own walk", "the driver"],
+)
+def test_vgpus_stay_if_a_vm_opens_one_before_the_scheduler_is_set(t4: VgpuHost, at: str, code: ReasonCode) -> None:
+    """The walk of the step finds the VM; one that starts after it is found by the driver alone."""
+    sets: list[Sequence[str]] = []
 
     def start(command: Sequence[str]) -> None:
-        if "set-scheduler-state" in command:
-            t4.tools.before = lambda _: None
+        sets.extend([command] if {"set-scheduler-state", "-i"} <= set(command) else [])
+        if {"set-scheduler-state", at} <= set(command):
             t4.kernel.start_vm(t4.group_of(min(t4.types(T4))))
 
     t4.tools.before = start
-    assert codes(t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE))) == [ReasonCode.STEP_FAILED]
+    assert codes(t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 4}, scheduler=EQUAL_SHARE))) == [code]
+    assert len(sets) == (at == "-i"), "a VM that the walk finds is not put to the test by the driver"
     assert t4.carries(T4) == {"T4-4Q": 4}
 
 

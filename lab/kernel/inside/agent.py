@@ -45,7 +45,9 @@ class Agent:
             "listdir": lambda a: list(self.kernel.listdir(HostPath(a[0]))),
             "readlink": lambda a: self.kernel.readlink(HostPath(a[0])),
             "device_number": lambda a: self.kernel.device_number(HostPath(a[0])),
-            "open_files": lambda _: [f"{found.pid} {found.device} {found.path}" for found in self.kernel.open_files()],
+            "open_files": lambda a: [
+                f"{found.pid} {found.device} {found.path}" for found in self.kernel.open_files(mapped=a[0] == "1")
+            ],
             "pids": lambda _: [str(pid) for pid in self.kernel.pids],
             "lease": lambda a: self._lease(self.kernel.lease(IommuGroup(int(a[0])))),
             "lease_devices": lambda a: self._lease(self.kernel.lease_devices(a)),

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
-from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, VFIO_DEVICE, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES
+from gpuvirt.hardware.access.openfiles import VFIO_DEVICE, OpenFile
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.devices.cdevs import CdevFile
 from gpuvirt.sim.devices.drivers import leaves_dma
@@ -154,14 +155,15 @@ class SimKernel:
                 self.vfio.close_devices(lambda file: file in held)
                 self._changed(quiet=True)
 
-    def open_files(self) -> Iterator[OpenFile]:
-        """Yield the nodes that processes have open."""
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
+        """Yield the nodes that processes have open, or have `mapped` as well."""
         for pid in [name for name in self.listdir(HostPath("/proc")) if name.isdigit()]:
-            with suppress(FileNotFoundError):  # the process has ended, or shows no files
-                yield from self._files_of(pid)
+            for links in ("fd", "map_files") if mapped else ("fd",):
+                with suppress(FileNotFoundError):  # the process has ended, or shows no files
+                    yield from self._files_of(pid, links)
 
-    def _files_of(self, pid: str) -> Iterator[OpenFile]:
-        folder = HostPath(f"/proc/{pid}/fd")
+    def _files_of(self, pid: str, links: str) -> Iterator[OpenFile]:
+        folder = HostPath(f"/proc/{pid}/{links}")
         for number in self.listdir(folder):
             link = HostPath(f"{folder}/{number}")
             path = HostPath(self.readlink(link))

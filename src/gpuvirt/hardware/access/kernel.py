@@ -8,13 +8,11 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from typing_extensions import override
@@ -22,6 +20,7 @@ from typing_extensions import override
 from gpuvirt.errors import DeviceBusyError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access import cdevkeeper, devicelease
+from gpuvirt.hardware.access.openfiles import OpenFile, read_open_files
 from gpuvirt.hardware.access.uevents import concerns_devices
 from gpuvirt.paths import HostPath, HostRoots
 
@@ -33,29 +32,6 @@ ATTRIBUTE_BYTES = 4096
 NETLINK_KOBJECT_UEVENT = 15
 KERNEL_MULTICAST_GROUP = 1
 """include/uapi/linux/netlink.h; the kernel sends to group 1, udev to group 2."""
-
-VFIO_NODE = re.compile(r"/vfio/(?:[0-9]+|noiommu-[0-9]+|devices/vfio[0-9]+)(?: \(deleted\))?\Z")
-"""The end of a VFIO node's path in any `/dev`: the host sees a node of a container as `/vfio/12`."""
-
-VFIO_DEVICE = HostPath("anon_inode:[vfio-device]")
-"""The link target of a device file descriptor that a process got through the device's group
-(vfio_device_open_file)."""
-
-_GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
-"""The errors of the kernel for a process, or a file descriptor of one, that no longer exists."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFile:
-    """A node under `/dev`, or a VFIO device, that a process has open.
-
-    `device` is the node's device number, since the path may be that of a private copy; 0 for `VFIO_DEVICE`, which has
-    no node.
-    """
-
-    pid: int
-    path: HostPath
-    device: int
 
 
 class Kernel(Protocol):
@@ -104,8 +80,8 @@ class Kernel(Protocol):
         """
         ...
 
-    def open_files(self) -> Iterator[OpenFile]:
-        """Yield the nodes under `/dev` and the VFIO devices that processes have open.
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
+        """Yield the nodes under `/dev` and the VFIO devices that processes have open, or have `mapped` as well.
 
         Raises OSError where the open files of a process may not be read.
         """
@@ -227,30 +203,9 @@ class RealKernel:
         """Return the read end of a pipe whose end of file ends the leases; None: they end with this process."""
         return None
 
-    def open_files(self) -> Iterator[OpenFile]:
-        """Yield the nodes under `/dev` and the VFIO devices that processes have open."""
-        for pid in self.listdir(HostPath("/proc")):
-            if not (pid.isascii() and pid.isdigit()):
-                continue
-            folder = HostPath(f"/proc/{pid}/fd")
-            with _ignore_ended():
-                for number in self.listdir(folder):
-                    with _ignore_ended():
-                        if found := self._open_node(int(pid), HostPath(f"{folder}/{number}")):
-                            yield found
-
-    def _open_node(self, pid: int, link: HostPath) -> OpenFile | None:
-        target = self.readlink(link)
-        if target == VFIO_DEVICE:
-            return OpenFile(pid, VFIO_DEVICE, 0)
-        # Only nodes are examined further: a stat of a file on a dead NFS server would hang.
-        if not (target.startswith("/dev/") or VFIO_NODE.search(target)):
-            return None
-        try:
-            number = self.device_number(link)
-        except FileNotFoundError:  # a copy of a host in files, whose links lead to nodes of this computer
-            number = 0
-        return OpenFile(pid, HostPath(target), number)
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
+        """Yield the nodes under `/dev` and the VFIO devices that processes have open, or have `mapped` as well."""
+        return read_open_files(self._local(HostPath("/proc")), mapped=mapped)
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
         """Call `wake` when devices come, go or change driver."""
@@ -271,13 +226,3 @@ class RealKernel:
 
         threading.Thread(target=listen, name="uevents", daemon=True).start()
         return stopping.close
-
-
-@contextlib.contextmanager
-def _ignore_ended() -> Iterator[None]:
-    """Ignore a process that ends, or a file that is closed, while it is read."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _GONE:
-            raise

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager
 
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access import attributes
-from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel
+from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.hardware.host import cmdline, runtimes
 from gpuvirt.hardware.host.cmdline import LEFT_OUT as LEFT
 from gpuvirt.paths import HostPath
@@ -92,9 +93,9 @@ class Discreet:
         """Hold all VFIO devices of a group."""
         return self._kernel.lease_devices(names)
 
-    def open_files(self) -> Iterator[OpenFile]:
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:
         """Yield the nodes that processes have open."""
-        return self._kernel.open_files()
+        return self._kernel.open_files(mapped=mapped)
 
     def on_uevent(self, wake: Callable[[], None], /) -> Callable[[], None]:
         """Call `wake` when a device is added, removed or changes its driver."""

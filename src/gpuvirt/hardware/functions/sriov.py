@@ -2,8 +2,10 @@
 
 Switching off removes VFs even while a process uses them. In both directions `sriov-manage` unbinds the GPU from its
 driver for a moment: that removes all mediated devices and switches mixed sizes off, and GPU instances and the
-scheduler's state may be lost. So the caller makes sure, under a lease, that no process uses the GPU or its VFs.
+scheduler's state may be lost. So both take the proof that no process uses the GPU or its VFs.
 """
+
+from dataclasses import dataclass
 
 from gpuvirt.errors import VfsUnchangedError
 from gpuvirt.facts.ids import PciAddress
@@ -11,6 +13,7 @@ from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.access.tools import ToolMissingError, Tools
 from gpuvirt.hardware.functions import pci
 
@@ -31,49 +34,80 @@ def count_vfs(kernel: Kernel, gpu: PciAddress) -> int | Unread:
     return sum(name.startswith("virtfn") for name in names or ())
 
 
-def write_count(kernel: Kernel, gpu: PciAddress, count: int) -> None:
-    """Switch `count` VFs on, or with 0 all VFs off; raise OSError as the kernel does.
+def create_vfs(kernel: Kernel, gpu: PciAddress, count: int) -> None:
+    """Switch `count` VFs of a function on that has none; raise OSError as the kernel does.
 
     ERANGE: the function supports fewer VFs. EBUSY: the function has another number of VFs, which must be removed first.
     ENOENT: the function has no driver, or one that does not support this, as NVIDIA's (drivers/pci/iov.c).
     """
+    _write_count(kernel, gpu, count)
+
+
+def remove_vfs(kernel: Kernel, gpu: PciAddress, proof: Proof) -> None:
+    """Switch all VFs of a function off by `sriov_numvfs`; raise OSError as `create_vfs` does."""
+    proof.spend(gpu)
+    _write_count(kernel, gpu, 0)
+
+
+def _write_count(kernel: Kernel, gpu: PciAddress, count: int) -> None:
     kernel.write(pci.attribute(gpu, "sriov_numvfs"), str(count).encode())
 
 
-def enable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress, count: int | None = None) -> None:
-    """Switch `count` VFs of a GPU on, by default as many as it supports; `sriov-manage` can only do the latter.
+@dataclass(frozen=True, slots=True)
+class VfSwitch:
+    """How the VFs of a GPU are switched."""
 
-    Raises ToolError, OSError as `write_count` does, and VfsUnchangedError where the GPU does not have the VFs
-    afterwards.
+    gpu: PciAddress
+    count: int
+    """The number of VFs afterwards; 0: none."""
+    by_nvidia: bool
+    """Whether NVIDIA's `sriov-manage` switches them where it is installed: it locks the GPU by its driver first."""
+
+
+def switch_on(kernel: Kernel, gpu: PciAddress, count: int | None = None) -> VfSwitch:
+    """Return how `count` VFs of a GPU are switched on, by default as many as it supports.
+
+    `sriov-manage` can only do the latter. Raises VfsUnchangedError where the GPU has no SR-IOV.
     """
     total = read_total(kernel, gpu)
     if not isinstance(total, int):
         found = total.detail if isinstance(total, Unread) else "it has no SR-IOV"
         raise VfsUnchangedError(f"no VFs were switched on at {gpu}: {pci.attribute(gpu, 'sriov_totalvfs')}: {found}")
     desired = total if count is None else count
-    missing = _missing(kernel, tools, gpu, enable=True) if desired == total else NOT_NEEDED
+    return VfSwitch(gpu, desired, desired == total and _is_nvidias(kernel, gpu))
+
+
+def switch_off(kernel: Kernel, gpu: PciAddress) -> VfSwitch:
+    """Return how all VFs of a GPU are switched off; raise VfsUnchangedError where its vendor is unknown."""
+    return VfSwitch(gpu, 0, _is_nvidias(kernel, gpu))
+
+
+def switch_vfs(kernel: Kernel, tools: Tools, switch: VfSwitch, proof: Proof) -> None:
+    """Switch the VFs of a GPU on or off. The proof is that of the GPU and its VFs.
+
+    Raises ToolError, OSError as `create_vfs` does, and VfsUnchangedError where the GPU does not have the VFs
+    afterwards.
+    """
+    proof.spend(switch.gpu)
+    missing: str | None = NOT_NEEDED
+    if switch.by_nvidia:
+        missing = _manage(tools, switch)
     if missing is not None:
-        _write(kernel, gpu, desired, missing)
-    _expect(kernel, gpu, desired)
+        _write(kernel, switch.gpu, switch.count, missing)
+    _expect(kernel, switch.gpu, switch.count)
 
 
-def disable_vfs(kernel: Kernel, tools: Tools, gpu: PciAddress) -> None:
-    """Switch all VFs of a GPU off, after the caller has checked that no process uses them; raise as `enable_vfs`."""
-    missing = _missing(kernel, tools, gpu, enable=False)
-    if missing is not None:
-        _write(kernel, gpu, 0, missing)
-    _expect(kernel, gpu, 0)
-
-
-def _missing(kernel: Kernel, tools: Tools, gpu: PciAddress, *, enable: bool) -> str | None:
-    """Run `sriov-manage` for a GPU of NVIDIA; return None when it has run, otherwise the reason why not."""
+def _is_nvidias(kernel: Kernel, gpu: PciAddress) -> bool:
     found = pci.read_id(kernel, gpu)
     if isinstance(found, Unread):
         raise VfsUnchangedError(f"the vendor of {gpu} is unknown: {found.path}: {found.detail}")
-    if found is None or found.vendor != NVIDIA:
-        return NOT_NEEDED
+    return found is not None and found.vendor == NVIDIA
+
+
+def _manage(tools: Tools, switch: VfSwitch) -> str | None:
+    """Run `sriov-manage`; return None when it has run, otherwise the reason why not."""
     try:
-        tools.sriov_manage(gpu, enable=enable)
+        tools.sriov_manage(switch.gpu, enable=switch.count > 0)
     except ToolMissingError as error:
         return str(error)
     return None
@@ -82,7 +116,7 @@ def _missing(kernel: Kernel, tools: Tools, gpu: PciAddress, *, enable: bool) -> 
 def _write(kernel: Kernel, gpu: PciAddress, count: int, missing: str) -> None:
     """Write `sriov_numvfs`; where the write is not supported, raise VfsUnchangedError with the `missing` program."""
     try:
-        write_count(kernel, gpu, count)
+        _write_count(kernel, gpu, count)
     except FileNotFoundError as error:
         if missing == NOT_NEEDED:
             raise

@@ -10,6 +10,7 @@ import re
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import GpuInstance
+from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.access.tools import PROGRAM, ToolError, Tools
 
 NONE_FOUND = ("No GPU instances found", "No compute instances found", "No MIG-enabled devices found")
@@ -54,11 +55,12 @@ def read_instances(tools: Tools, gpu: PciAddress) -> tuple[GpuInstance, ...] | U
         raise
 
 
-def set_mode(tools: Tools, gpu: PciAddress, *, on: bool) -> None:
+def set_mode(tools: Tools, gpu: PciAddress, proof: Proof, *, on: bool) -> None:
     """Switch MIG mode on or off; raise ToolError.
 
     It also succeeds where the GPU must be reset first: `GpuModes.mig_pending` then differs from `mig`.
     """
+    proof.spend(gpu)
     tools.nvidia_smi("-i", gpu, "-mig", "1" if on else "0")
 
 
@@ -77,11 +79,12 @@ def create_instance(tools: Tools, gpu: PciAddress, profile: str, start: int) -> 
     return int(match[1])
 
 
-def destroy_instance(tools: Tools, gpu: PciAddress, instance: int) -> None:
+def destroy_instance(tools: Tools, gpu: PciAddress, instance: int, proof: Proof) -> None:
     """Remove a GPU instance and its compute instances.
 
     Raises ToolError (exit code 19: a process or a vGPU uses the instance).
     """
+    proof.spend(gpu)
     try:
         tools.nvidia_smi("mig", "-i", gpu, "-dci", "-gi", str(instance))
     except ToolError as error:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import GpuModes, SupportedType
+from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.access.tools import PROGRAM, Tools
 from gpuvirt.hardware.programs import mig
 
@@ -95,11 +96,12 @@ def read_modes(tools: Tools, gpu: PciAddress) -> GpuModes:
     )
 
 
-def set_mixed_sizes(tools: Tools, gpu: PciAddress, *, on: bool) -> None:
+def set_mixed_sizes(tools: Tools, gpu: PciAddress, proof: Proof, *, on: bool) -> None:
     """Switch mixed sizes on or off; raise ToolError.
 
     Exit code 19: the GPU has vGPUs, 6: no such GPU. Set it after VFs are switched on and before a vGPU is created.
     """
+    proof.spend(gpu)
     tools.nvidia_smi("vgpu", "-i", gpu, "-shm", "1" if on else "0")
 
 

@@ -6,12 +6,13 @@ help first, and sets nothing where the help has no option for the setting, or no
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
+from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.access.tools import PROGRAM, ToolError, Tools
 from gpuvirt.hardware.programs.nvidiasmi import parse_fields, section_of
 
@@ -89,10 +90,10 @@ def read_scheduler(tools: Tools, gpu: PciAddress) -> Scheduler | Unread:
     return parse_state(tools.nvidia_smi("vgpu", "-ss", "-i", gpu), gpu)
 
 
-def set_scheduler(tools: Tools, gpu: PciAddress, desired: Scheduler) -> None:
-    """Set the scheduler of a GPU's vGPUs, at once and until the driver is loaded again.
+def read_arguments(tools: Tools, desired: Scheduler) -> tuple[str, ...]:
+    """Return the arguments of this release's set-scheduler-state for a scheduler.
 
-    Raises ToolError (exit code 19: VMs run), also where the GPU has another scheduler afterwards.
+    Raises ToolError where it has no option for a part of it.
     """
     options = parse_help(tools.nvidia_smi("vgpu", "set-scheduler-state", "-h"))
     arguments = [options.policy, NUMBERS[desired.policy]]
@@ -102,6 +103,15 @@ def set_scheduler(tools: Tools, gpu: PciAddress, desired: Scheduler) -> None:
                 "the help of this nvidia-smi has no option for a time slice with a unit; leave the time slice out"
             )
         arguments += [options.time_slice, str(desired.timeslice_ms * options.units_per_ms)]
+    return tuple(arguments)
+
+
+def set_scheduler(tools: Tools, gpu: PciAddress, desired: Scheduler, arguments: Sequence[str], proof: Proof) -> None:
+    """Set the scheduler of a GPU's vGPUs by the arguments for it, at once and until the driver is loaded again.
+
+    Raises ToolError (exit code 19: VMs run), also where the GPU has another scheduler afterwards.
+    """
+    proof.spend(gpu)
     tools.nvidia_smi("vgpu", "set-scheduler-state", "-i", gpu, *arguments)
     found = read_scheduler(tools, gpu)
     if isinstance(found, Unread) or found.policy is not desired.policy:

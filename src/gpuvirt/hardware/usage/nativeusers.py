@@ -1,17 +1,19 @@
 """Finds the processes that use a function through its native driver: they have a device node of that driver open.
 
-The nodes are those of DRM and sound below the function's own folder, and `/dev/nvidia0`, whose number NVIDIA's driver
-shows in /proc. Nodes that serve all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`) do not identify a GPU.
+A function's nodes are all devices with a number below its own folder, which `/sys/dev` lists by number: those of DRM,
+sound, USB, I2C, input and disks. NVIDIA's driver shows the number of `/dev/nvidia0` in /proc alone. Nodes that serve
+all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`, `/dev/kfd`) do not identify a GPU; their users open a GPU's node, too.
 """
 
+import errno
 import os
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
-from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions.deviceids import MINOR, read_information
@@ -21,21 +23,26 @@ from gpuvirt.paths import HostPath
 NVIDIA_MAJOR = 195
 """Documentation/admin-guide/devices.txt; each GPU has its own minor number."""
 
-CLASSES = ("accel", "drm", "sound")
-"""The folders in which a function's driver lists its devices: Intel's NPU, graphics and compute, HDMI audio."""
+DEVICE_NUMBERS = (HostPath("/sys/dev/char"), HostPath("/sys/dev/block"))
+"""One link for each device with a number, `226:128`, to the device's folder (device_create_sys_dev_entry)."""
+
+_NUMBER = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
+_FUNCTION = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])(?=/)")
 
 
-def read_native_users(kernel: Kernel, addresses: Iterable[PciAddress]) -> Mapping[PciAddress, tuple[User, ...]] | None:
-    """Return the users of each function, None where a process or a node number could not be seen."""
-    owner: dict[int, PciAddress] = {}
-    for address in addresses:
-        for number in _device_numbers(kernel, address):
-            if isinstance(number, Unread):
-                return None
-            owner[number] = address
-    opened = read_open_nodes(kernel)
+def read_native_users(
+    kernel: Kernel, addresses: Collection[PciAddress], *, mapped: bool = False
+) -> Mapping[PciAddress, tuple[User, ...]] | Unread:
+    """Return the users of each function that has some; Unread where a process or a number can't be seen.
+
+    With `mapped`, processes that have only mapped a node count as well; that reads more of each process.
+    """
+    owner = _read_owners(kernel, addresses)
+    if isinstance(owner, Unread):
+        return owner
+    opened = read_open_nodes(kernel, mapped=mapped)
     if isinstance(opened, Unread):
-        return None
+        return opened
     found: defaultdict[PciAddress, dict[int, User]] = defaultdict(dict)
     for file in opened:
         owned = owner.get(file.device)
@@ -44,30 +51,35 @@ def read_native_users(kernel: Kernel, addresses: Iterable[PciAddress]) -> Mappin
     return {address: tuple(found[address][pid] for pid in sorted(found[address])) for address in sorted(found)}
 
 
-def _device_numbers(kernel: Kernel, address: PciAddress) -> Iterator[int | Unread]:
-    """Yield the numbers of the device nodes that a function's driver has created, Unread where one is unknown."""
-    for kind in CLASSES:
-        folder = f"{device_path(address)}/{kind}"
-        for device in _names(kernel, folder):
-            if isinstance(device, Unread):
-                yield device
-                continue
-            yield from _number(kernel, f"{folder}/{device}")
-            for part in _names(kernel, f"{folder}/{device}") if kind == "sound" else ():
-                yield from (part,) if isinstance(part, Unread) else _number(kernel, f"{folder}/{device}/{part}")
-    information = read_information(kernel, address)
-    if isinstance(information, Unread):
-        yield information
-    elif information is not None and (match := MINOR.search(information)):
-        yield os.makedev(NVIDIA_MAJOR, int(match[1]))
+def _read_owners(kernel: Kernel, addresses: Collection[PciAddress]) -> dict[int, PciAddress] | Unread:
+    """Return the functions by the numbers of their nodes."""
+    owner: dict[int, PciAddress] = {}
+    for folder in DEVICE_NUMBERS:
+        names = attributes.names(kernel, folder)
+        if names is None and folder == DEVICE_NUMBERS[0]:  # each kernel has character devices
+            return Unread(folder, errno=errno.ENOENT)
+        if isinstance(names, Unread):
+            return names
+        for name in names or ():
+            found = _read_owner(kernel, HostPath(f"{folder}/{name}"), addresses)
+            if isinstance(found, Unread):
+                return found
+            if found is not None and (match := _NUMBER.fullmatch(name)) is not None:
+                owner[os.makedev(int(match[1]), int(match[2]))] = found
+    for address in addresses:
+        information = read_information(kernel, address)
+        if isinstance(information, Unread):
+            return information
+        if information is not None and (minor := MINOR.search(information)):
+            owner[os.makedev(NVIDIA_MAJOR, int(minor[1]))] = address
+    return owner
 
 
-def _names(kernel: Kernel, folder: str) -> Sequence[str | Unread]:
-    names = attributes.names(kernel, HostPath(folder))
-    return (names,) if isinstance(names, Unread) else names or ()
-
-
-def _number(kernel: Kernel, device: str) -> Iterator[int | Unread]:
-    number = attributes.device_number(kernel, HostPath(f"{device}/dev"))
-    if number is not None:
-        yield number
+def _read_owner(kernel: Kernel, link: HostPath, addresses: Collection[PciAddress]) -> PciAddress | Unread | None:
+    """Return the function that a device belongs to, if it is one of these; None also for a device that is gone."""
+    try:
+        target = kernel.readlink(link)
+    except OSError as error:
+        return None if error.errno in attributes.ABSENT else Unread(link, errno=error.errno)
+    functions = _FUNCTION.findall(target)
+    return PciAddress(functions[-1]) if functions and functions[-1] in addresses else None

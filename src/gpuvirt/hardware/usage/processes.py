@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access import attributes
-from gpuvirt.hardware.access.kernel import Kernel, OpenFile
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.paths import HostPath
 
 T = TypeVar("T")
@@ -27,9 +28,9 @@ KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent"})
 """The command names of the kubelets: that of most distributions, MicroK8s', and K3s'."""
 
 
-def read_open_nodes(kernel: Kernel) -> tuple[OpenFile, ...] | Unread:
-    """Return the nodes that processes have open, Unread unless all processes are visible."""
-    return _if_all_visible(kernel, kernel.open_files)
+def read_open_nodes(kernel: Kernel, *, mapped: bool = False) -> tuple[OpenFile, ...] | Unread:
+    """Return the nodes that processes have open, or have `mapped` as well; Unread unless all processes are visible."""
+    return _if_all_visible(kernel, lambda: kernel.open_files(mapped=mapped))
 
 
 def read_kubelets(kernel: Kernel) -> tuple[int, ...] | Unread:

@@ -15,7 +15,8 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.sysfs import VFIO_DEVICES
 from gpuvirt.hardware.access import attributes
-from gpuvirt.hardware.access.kernel import VFIO_DEVICE, VFIO_NODE, Kernel, OpenFile
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.openfiles import VFIO_DEVICE, VFIO_NODE, OpenFile
 from gpuvirt.hardware.usage.processes import command_of, read_open_nodes
 from gpuvirt.paths import HostPath
 
@@ -49,16 +50,16 @@ def cdevs_of(functions: Iterable[PciFunction]) -> Mapping[str, IommuGroup]:
     }
 
 
-def read_users(kernel: Kernel, cdevs: Mapping[str, IommuGroup]) -> Users | Unread:
+def read_users(kernel: Kernel, cdevs: Mapping[str, IommuGroup], *, mapped: bool = False) -> Users | Unread:
     """Return the users of each group; Unread where a process or a node's number is not visible.
 
     `cdevs` are the devices' own nodes with their groups. Nodes are compared by device number, because a container has
-    its own nodes for the same devices.
+    its own nodes for the same devices. With `mapped`, processes that have only mapped a device count as well.
     """
     numbers = _numbers(kernel, cdevs, None)
     if isinstance(numbers, Unread):
         return numbers
-    opened = read_open_nodes(kernel)
+    opened = read_open_nodes(kernel, mapped=mapped)
     return opened if isinstance(opened, Unread) else _users(kernel, opened, numbers)
 
 

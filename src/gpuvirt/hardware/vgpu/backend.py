@@ -9,6 +9,7 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import MalformedEntry
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,15 @@ class VgpuBackend(Protocol):
         """
         ...
 
-    def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
-        """Remove a vGPU: one write, and the reads right before it.
+    def verify_same(self, kernel: Kernel, live: LiveVgpu) -> None:
+        """Raise VgpuUnavailableError where another vGPU is in the place of this one by now."""
+        ...
 
-        The caller has the lease of the vGPU's group: removing a vGPU in use sleeps, and harms its VM at once. Raises
-        OSError as the kernel does. Raises VgpuUnavailableError without a write where another vGPU is in its place.
+    def remove(self, kernel: Kernel, live: LiveVgpu, proof: Proof) -> None:
+        """Remove a vGPU by one write, which `verify_same` precedes.
+
+        The proof is that of the vGPU: removing one in use sleeps, and harms its VM at once. Raises OSError as the
+        kernel does.
         """
         ...
 

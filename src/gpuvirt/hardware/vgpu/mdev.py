@@ -20,6 +20,7 @@ from gpuvirt.facts.sysfs import MDEV_PARENTS, MDEVS, mdev_path
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
 from gpuvirt.paths import HostPath
 
@@ -109,10 +110,10 @@ class Mdev:
             f"{parent} does not offer the vGPU type {type_} now; {folder} has {', '.join(names) or 'no type'}"
         )
 
-    def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
-        """Remove a mediated device; raise OSError (ENOENT: it no longer exists), VgpuUnavailableError.
+    def verify_same(self, kernel: Kernel, live: LiveVgpu) -> None:
+        """Raise VgpuUnavailableError where the vGPU's UUID belongs to a vGPU of another type by now.
 
-        A UUID that is derived from the vGPU's position may belong to a vGPU of another type by now.
+        A UUID that is derived from the vGPU's position is used again.
         """
         folder = mdev_path(parse_mdev_uuid(live.id))
         type_id = attributes.link_name(kernel, HostPath(f"{folder}/mdev_type"))
@@ -120,6 +121,11 @@ class Mdev:
             raise VgpuUnavailableError(
                 f"{live.id} is another vGPU now: {folder}/mdev_type points to {type_id}; expected {live.type_id}"
             )
+
+    def remove(self, kernel: Kernel, live: LiveVgpu, proof: Proof) -> None:
+        """Remove a mediated device; raise OSError (ENOENT: it no longer exists)."""
+        folder = mdev_path(parse_mdev_uuid(live.id))
+        proof.spend(live.id)
         kernel.write(HostPath(f"{folder}/remove"), b"1")
 
 

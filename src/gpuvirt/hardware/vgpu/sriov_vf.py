@@ -13,6 +13,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost, host_of_vfs, vf_type
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.functions import sriov
 from gpuvirt.hardware.vgpu.backend import Probe
 
@@ -47,12 +48,15 @@ class SriovVf:
         count = next((count for count in range(1, total + 1) if vf_type(count) == type_), None)
         if count is None:
             raise VgpuUnavailableError(f"{parent} cannot be split into {type_!r}; expected 1 VF to {vf_type(total)}")
-        sriov.write_count(kernel, parent, count)
+        sriov.create_vfs(kernel, parent, count)
 
-    def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
-        """Switch all VFs of a GPU off at once; raise OSError as the kernel does, VgpuUnavailableError."""
+    def verify_same(self, kernel: Kernel, live: LiveVgpu) -> None:
+        """Raise VgpuUnavailableError where the GPU has another number of VFs by now."""
         count = sriov.count_vfs(kernel, live.parent)
         if not isinstance(count, int) or vf_type(count) != live.type:
             found = count.detail if isinstance(count, Unread) else vf_type(count) if count else "no VFs"
             raise VgpuUnavailableError(f"{live.parent} has {found}; expected {live.type}, so no VF was removed")
-        sriov.write_count(kernel, live.parent, 0)
+
+    def remove(self, kernel: Kernel, live: LiveVgpu, proof: Proof) -> None:
+        """Switch all VFs of a GPU off at once; raise OSError as the kernel does."""
+        sriov.remove_vfs(kernel, live.parent, proof)

@@ -18,6 +18,7 @@ from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.functions import pci
 from gpuvirt.hardware.vgpu.backend import Probe, gpu_of
 from gpuvirt.paths import HostPath
@@ -128,17 +129,18 @@ class VendorVfio:
             raise VgpuUnavailableError(f"{parent} does not offer the vGPU type {type_} now; {path} lists {listed}")
         kernel.write(_current(parent), desired.encode())
 
-    def remove(self, kernel: Kernel, live: LiveVgpu) -> None:
-        """Remove the type of a VF; raise OSError (EBUSY: the VF is open), VgpuUnavailableError.
-
-        The VF may carry another vGPU by now, under the same address, so its type is compared first.
-        """
+    def verify_same(self, kernel: Kernel, live: LiveVgpu) -> None:
+        """Raise VgpuUnavailableError where the VF carries another vGPU by now, under the same address."""
         type_id = read_type_id(kernel, live.parent)
         if live.type_id is None or type_id != live.type_id:
             raise VgpuUnavailableError(
                 f"{live.parent} does not carry that vGPU any more: {_current(live.parent)} {_content(type_id)};"
                 f" expected {live.type_id or 'a known type'}"
             )
+
+    def remove(self, kernel: Kernel, live: LiveVgpu, proof: Proof) -> None:
+        """Remove the type of a VF; raise OSError (EBUSY: the VF is open)."""
+        proof.spend(live.id)
         kernel.write(_current(live.parent), NO_TYPE.encode())
 
 

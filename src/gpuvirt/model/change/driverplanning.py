@@ -88,6 +88,7 @@ def _plan(
         ),
         leases=_leases(state, to_native),
         locks=tuple(function for function in to_vfio if state.function(function).driver == "nvidia"),
+        forced=state.forced,
         notes=tuple(_notes(to_native)) if by_hand else (),
     )
 

@@ -12,7 +12,7 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.nativedrivers import native_driver, pinned_to_vfio
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.isolation import group_blockers
-from gpuvirt.model.reasons import Reason, nativerefusals, refusals
+from gpuvirt.model.reasons import Reason, Seen, nativerefusals, refusals
 
 
 def driver_refusals(
@@ -84,9 +84,15 @@ def _vgpus_and_vfs(state: UnitState, function: PciFunction) -> Iterator[Reason]:
 
 
 def _native_users(state: UnitState, function: PciFunction) -> Iterator[Reason]:
-    if function.driver is not None and state.native_users is None:
-        yield refusals.users_unseen(function.address)
-    if users := refusals.serious((state.native_users or {}).get(function.address, ())):
+    found = state.native_users
+    if isinstance(found, Unread):
+        if function.driver is not None:
+            yield refusals.users_unseen(function.address, Seen(found.path, found.detail))
+        return
+    users = found.get(function.address, ())
+    if function.driver == "nvidia":  # NVIDIA's driver answers for NVIDIA's own services, when it is locked
+        users = refusals.serious(users)
+    if users:
         yield refusals.in_use(function.address, users, forcible=True)
 
 

@@ -4,7 +4,7 @@ A dry run prints the plan, `node.change` carries it out.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
@@ -53,6 +53,8 @@ class DriverPlan:
     """The groups that gpuvirt leases while it takes the steps."""
     locks: tuple[PciAddress, ...] = ()
     """The GPUs whose driver must admit no new client before the unbind (NVIDIA's `unbindLock`)."""
+    forced: bool = False
+    """Whether functions are taken from the users of their native drivers, by the order of an admin."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -142,3 +144,34 @@ class Scope:
             frozenset[PciAddress]().union(*(scope.functions for scope in scopes)),
             frozenset[VgpuId]().union(*(scope.vgpus for scope in scopes)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepScope:
+    """What a step touches: the devices that it takes, and the functions that it asks the accounts about.
+
+    A step takes devices from everybody: they are closed to Allocate, and must be free. It asks whether a pod has a
+    function whole, or a part of it that is not a vGPU: a MIG device, a share, an id that can't be mapped. vGPUs beside
+    those that it takes don't count.
+    """
+
+    asked: frozenset[PciAddress]
+    """Never empty: each step asks the accounts."""
+    taken: Scope = field(default_factory=Scope)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a step that asks about no function."""
+        if not self.asked:
+            raise ValueError("a step asks the accounts about at least one function")
+
+    @staticmethod
+    def of(functions: Iterable[PciAddress]) -> "StepScope":
+        """Return the scope of a step that takes whole functions."""
+        found = frozenset(functions)
+        return StepScope(found, Scope(found))
+
+    def with_all(self, others: Iterable["StepScope"]) -> "StepScope":
+        """Return the union of this scope and others."""
+        scopes = (self, *others)
+        asked = frozenset[PciAddress]().union(*(scope.asked for scope in scopes))
+        return StepScope(asked, Scope().with_all(scope.taken for scope in scopes))

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.podallocations import Allocation
@@ -12,6 +12,9 @@ from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.reasons import Reason
+from gpuvirt.paths import HostPath
+
+NOT_READ = Unread(HostPath("/proc"), seen="not read for this plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,8 @@ class UnitState:
     """The VFIO driver that fits a function best, if that is not vfio-pci."""
     host_uses: Mapping[PciAddress, str] = field(default_factory=dict)
     """The use that the host makes of a function: `drives the console`."""
-    native_users: Mapping[PciAddress, tuple[User, ...]] | None = None
-    """Processes that use a function through its native driver; None if they could not be listed."""
+    native_users: Mapping[PciAddress, tuple[User, ...]] | Unread = NOT_READ
+    """Processes that use a function through its native driver; Unread if they could not be listed."""
     pods: Allocations | Unknown = field(kw_only=True)
     """The pods that each GPU, or a part of it, is allocated to."""
     unmapped: tuple[Allocation, ...] = ()

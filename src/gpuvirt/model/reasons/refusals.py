@@ -11,7 +11,8 @@ from gpuvirt.model.reasons.reason import Reason, Seen, driver_link, not_read, op
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 NOT_VMS = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter"})
-"""NVIDIA's own services, whose names `/proc/PID/comm` cuts. They block an unbind only if NVIDIA's driver says so."""
+"""NVIDIA's own services, whose names `/proc/PID/comm` cuts. They count unless NVIDIA's driver answers for them: any
+process can give itself such a name."""
 KERNEL_LOG = "see the kernel's log (dmesg)"
 WAIT_FOR_POD = "delete the pod, or wait until it ends"
 

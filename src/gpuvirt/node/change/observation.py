@@ -133,7 +133,7 @@ class Observation:
             drivers=drivers,
             best_drivers={address: driver for address, driver in best.items() if driver != FALLBACK},
             host_uses=hostuse.read_host_uses(kernel, functions),
-            native_users=nativeusers.read_native_users(kernel, addresses) if facts.users is not None else None,
+            native_users=nativeusers.read_native_users(kernel, addresses),
             native_modules=native,
             missing_modules=nativemodules.missing(self.site.tools, to_load),
             pinned=driverctl.read_pins(kernel, addresses),

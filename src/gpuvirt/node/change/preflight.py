@@ -28,8 +28,9 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals, shortfalls
 from gpuvirt.node.change.observation import Observation
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.steps import proving
 from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.node.change.steps.vgpusteps import claims, verify_idle, verify_vfs_removable
+from gpuvirt.node.change.steps.vgpusteps import claims, verify_vfs_removable
 
 NVIDIA_DRIVER = "nvidia"
 """The driver whose VFs only sriov-manage can switch: it has no `sriov_configure` (drivers/pci/iov.c: ENOENT)."""
@@ -73,7 +74,7 @@ def _obstacles(site: Site, state: UnitState, phase: VgpuPlan, steps: tuple[VgpuS
                     verify_vfs_removable(site.kernel, state.inventory, gpu)
             case SetMigMode(gpu):
                 yield from _missing(site, phase.gpu, Program.NVIDIA_SMI, step)
-                verify_idle(site.kernel, gpu)
+                proving.walked(site.kernel, [gpu], answered=True)
             case SetMixedSizes() | DestroyInstance() | CreateInstance() | SetScheduler():
                 yield from _missing(site, phase.gpu, Program.NVIDIA_SMI, step)
             case RemoveVgpu(vgpu) if gpu_state is not None:

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from gpuvirt.archive import Entry, Folder, Opened, Symlink
 from gpuvirt.errors import DamagedError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
-from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, OpenFile
+from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES
+from gpuvirt.hardware.access.openfiles import OpenFile
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.files.tree import File, Link, Node, Tree, fails
 
@@ -66,7 +67,7 @@ class ArchivedKernel:
         """Fail: the archive does not record which processes had a device open."""
         raise LeaseUnavailableError(f"{', '.join(names)} can't be opened: the host is in a support archive")
 
-    def open_files(self) -> Iterator[OpenFile]:
+    def open_files(self, *, mapped: bool = False) -> Iterator[OpenFile]:  # noqa: ARG002
         """Fail: the archive contains no processes."""
         raise fails(errno.ENOENT, "/proc")
 

@@ -10,6 +10,8 @@ from gpuvirt.sim.files.tree import Folder, Link, Tree, constant
 
 FIRST_PID = 4001
 FIRST_FILE = 23
+FIRST_MAPPING = 0x7F0000000000
+MAPPING_BYTES = 0x1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,13 @@ class Processes:
         self._tree.place(HostPath(f"/proc/{process.pid}/status"), constant("Cpus_allowed_list:\t0-127"))
         for number, node in enumerate(nodes, FIRST_FILE):
             self._tree.place(HostPath(f"/proc/{process.pid}/fd/{number}"), Link(node))
+
+    def map(self, process: Process, node: str) -> None:
+        """Give a process a mapping of a node, which it keeps when it closes the node."""
+        start, end = FIRST_MAPPING, FIRST_MAPPING + MAPPING_BYTES
+        line = f"{start:x}-{end:x} rw-s 00000000 00:05 612                        {node}"
+        self._tree.place(HostPath(f"/proc/{process.pid}/maps"), constant(line))
+        self._tree.place(HostPath(f"/proc/{process.pid}/map_files/{start:x}-{end:x}"), Link(node))
 
     def hide(self, *, hidden: bool = True) -> None:
         """Make `/proc` that of a PID namespace below the host's, as in a pod without hostPID."""
@@ -83,10 +92,11 @@ class Processes:
     def _files(self) -> Iterator[tuple[HostPath, str]]:
         """Yield the links of all open files, with their targets."""
         for pid, process in self._tree.folder(HostPath("/proc")).entries.items():
-            if isinstance(process, Folder) and isinstance(files := process.entries.get("fd"), Folder):
-                for number, file in files.entries.items():
+            for links in ("fd", "map_files") if isinstance(process, Folder) else ():
+                files = process.entries.get(links) if isinstance(process, Folder) else None
+                for number, file in files.entries.items() if isinstance(files, Folder) else ():
                     if isinstance(file, Link):
-                        yield HostPath(f"/proc/{pid}/fd/{number}"), file.target
+                        yield HostPath(f"/proc/{pid}/{links}/{number}"), file.target
 
 
 def pod_group(uid: str) -> str:

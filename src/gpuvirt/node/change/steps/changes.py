@@ -16,7 +16,7 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, unmapped_reasons
-from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
@@ -126,23 +126,34 @@ class Change:
         self._planned_from = inventory
         self._unmapped = frozenset((allocation.resource, allocation.device) for allocation in unmapped)
 
-    def claim(self, scope: Scope) -> None:
-        """Refuse allocations of these devices from now on until the change ends; raise StalePlanError."""
+    def claim(self, scope: StepScope, restored: StepScope | None = None) -> None:
+        """Refuse allocations of these devices from now on until the change ends; raise StalePlanError.
+
+        A rollback asks no account about the devices of `restored`, which steps that take nothing give back.
+        """
         self._record(self._passed.pause)
-        self._ask_account(scope, may_be_unknown=self._rolling_back)
+        asks = scope if restored is None or not self._rolling_back else _without(scope, restored)
+        if asks is not None:
+            self._ask_account(asks, may_be_unknown=self._rolling_back)
         with self._changes.lock:
-            self._ask(scope)
-            self.scope = self.scope.with_all([scope])
+            self._ask(asks)
+            self.scope = self.scope.with_all([scope.taken])
 
     @contextmanager
-    def step(self, scope: Scope, text: str) -> Iterator[None]:
-        """Run one step that touches the devices of `scope`; raise StalePlanError instead if the plan is outdated."""
+    def step(self, scope: StepScope, text: str, *, restores: bool = False) -> Iterator[None]:
+        """Run one step that touches the devices of `scope`; raise StalePlanError instead if the plan is outdated.
+
+        A step of a rollback that `restores` a function that the change has touched is never refused: without its driver
+        the function is of no use to a pod.
+        """
         self._record(self._passed.pause)
-        self._ask_account(scope, may_be_unknown=self._rolling_back and self._begun.includes(scope))
+        asks = None if restores and self._rolling_back and self._begun.includes(scope.taken) else scope
+        if asks is not None:
+            self._ask_account(asks, may_be_unknown=self._rolling_back and self._begun.includes(scope.taken))
         with self._changes.lock:
-            self._ask(scope)
-            self.scope = self.scope.with_all([scope])
-            self._begun = self._begun.with_all([scope])
+            self._ask(asks)
+            self.scope = self.scope.with_all([scope.taken])
+            self._begun = self._begun.with_all([scope.taken])
             self.step_text = text
         self._record(lambda: self._passed.note(text))
         try:
@@ -185,40 +196,43 @@ class Change:
             return planned
         return {**planned, **pods_by_gpu(self._changes.allocated())}
 
-    def _ask_account(self, scope: Scope, *, may_be_unknown: bool) -> None:
+    def _ask_account(self, scope: StepScope, *, may_be_unknown: bool) -> None:
         """Raise StalePlanError if the newest account shows one of these devices in a pod, or is unknown.
 
         With `may_be_unknown` an unknown account is no obstacle. A rollback continues then for devices that the change
         has touched: without their driver they are of no use to a pod.
         """
-        if self._account is None or self._planned_from is None or scope == Scope():
+        if self._account is None or self._planned_from is None:
             return
         found, inventory = self._account(self._planned_from), self._planned_from
         for device, pods in _allocated(found):
-            if scope.covers_id(inventory, device):
+            if scope.taken.covers_id(inventory, device) or device in scope.asked:
                 why = f"{device} is allocated to {', '.join(pods)}"
                 raise StalePlanError(refusals.plan_outdated(self._subject, why))
         unmapped = [new for new in found.unmapped if (new.resource, new.device) not in self._unmapped]
-        for address in sorted(scope.functions & inventory.facts.functions.keys()):
+        for address in sorted((scope.taken.functions | scope.asked) & inventory.facts.functions.keys()):
             for reason in unmapped_reasons(inventory.facts.functions[address], unmapped):
                 raise StalePlanError(reason)
         if found.unknown is not None and not may_be_unknown:
             raise StalePlanError(replace(found.unknown, subject=self._subject))
 
-    def _ask(self, scope: Scope) -> None:
+    def _ask(self, scope: StepScope | None) -> None:
+        """Raise StalePlanError if the plan is outdated; None: a step that restores a function asks no account."""
         if (reason := self._why_stale(scope)) is not None:
             raise StalePlanError(reason)
 
-    def _why_stale(self, scope: Scope) -> Reason | None:
-        if (allocated := self._why_allocated(scope)) is not None or self._rolling_back:
+    def _why_stale(self, scope: StepScope | None) -> Reason | None:
+        allocated = self._why_allocated(scope) if scope is not None else None
+        if allocated is not None or self._rolling_back:
             return allocated
         return self._why_expired() or self._why_undesired()
 
-    def _why_allocated(self, scope: Scope) -> Reason | None:
+    def _why_allocated(self, scope: StepScope) -> Reason | None:
         """Return a reason if one of the devices is allocated by now."""
         for entry in self._changes.allocated():
             # The ledger may have a vGPU from before the last boot, which the host has not shown since.
-            if scope.covers(entry.target) and (entry.target.vgpu is None or entry.group is not None):
+            whole = entry.target.vgpu is None and entry.target.gpu in scope.asked
+            if whole or (scope.taken.covers(entry.target) and (entry.target.vgpu is None or entry.group is not None)):
                 return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.allocated_to}")
         return None
 
@@ -231,6 +245,14 @@ class Change:
     def _why_undesired(self) -> Reason | None:
         """Return a reason if the desired state is no longer that of the plan."""
         return None if self._is_desired() else refusals.plan_outdated(self._subject, "the desired state has changed")
+
+
+def _without(scope: StepScope, restored: StepScope) -> StepScope | None:
+    """Return a scope without the functions of another one; None if nothing is left."""
+    asked = scope.asked - restored.asked
+    if not asked:
+        return None
+    return StepScope(asked, Scope(scope.taken.functions - restored.taken.functions, scope.taken.vgpus))
 
 
 def by_hand(subject: str, account: ReadAllocations | None) -> Change:

@@ -2,11 +2,11 @@
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS
-from gpuvirt.facts.sysfs import DRIVERS_PROBE, PCI_DRIVERS, device_path, driver_path
+from gpuvirt.facts.sysfs import PCI_DRIVERS, device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import ToolError, Tools
-from gpuvirt.hardware.functions import modules
+from gpuvirt.hardware.functions import binding, modules
 from gpuvirt.model.change.steps import (
     ClearOverride,
     LoadModule,
@@ -14,8 +14,8 @@ from gpuvirt.model.change.steps import (
     Unlock,
 )
 from gpuvirt.model.reasons import Seen, nativerefusals, refusals
-from gpuvirt.node.change.steps.leasing import RefusedError
-from gpuvirt.paths import HostPath
+from gpuvirt.node.change.steps.leasing import Prove, RefusedError
+from gpuvirt.node.change.steps.proving import unbind_lock
 
 NO_OVERRIDE = b"\n"
 """The content that clears an override. The kernel ignores an empty write."""
@@ -23,11 +23,6 @@ UNSET = "(null)"
 """The kernel's text for a driver_override that is not set."""
 NO_DEVICE = "No such device"
 """The error text of modprobe for a module that finds no free device (ENODEV), such as NVIDIA's."""
-
-
-def unbind_lock(address: PciAddress) -> HostPath:
-    """Return the file by which NVIDIA's driver accepts no more clients, so that a GPU can be unbound."""
-    return HostPath(f"/proc/driver/nvidia/gpus/{address}/unbindLock")
 
 
 def load(kernel: Kernel, tools: Tools, step: LoadModule) -> None:
@@ -63,8 +58,8 @@ def unlock(kernel: Kernel, step: Unlock) -> None:
         kernel.write(lock, b"0")
 
 
-def give_back(kernel: Kernel, tools: Tools, step: Return) -> None:
-    """Bind a function to a native driver.
+def give_back(kernel: Kernel, tools: Tools, step: Return, prove: Prove) -> None:
+    """Bind a function to a native driver. `prove` makes the proof that it has no driver.
 
     The function is bound by the driver's name: in a probe, a VFIO driver with a dynamic id for the function would win.
     """
@@ -73,15 +68,18 @@ def give_back(kernel: Kernel, tools: Tools, step: Return) -> None:
     if step.drivers and not any(modules.loaded_as(kernel, driver) for driver in step.drivers):
         tools.modprobe(step.drivers[0])  # the module could not be loaded before there was a free device
     loaded = [name for driver in step.drivers for name in modules.loaded_as(kernel, driver)]
-    if modules.driver_of(kernel, step.address) is None and not any(_binds(kernel, step, name) for name in loaded):
-        kernel.write(DRIVERS_PROBE, step.address.encode())
+    if modules.driver_of(kernel, step.address) is None and not any(
+        _binds(kernel, step, name, prove) for name in loaded
+    ):
+        binding.probe(kernel, step.address, prove())
     return _expect_native(kernel, step)
 
 
-def _binds(kernel: Kernel, step: Return, driver: str) -> bool:
+def _binds(kernel: Kernel, step: Return, driver: str, prove: Prove) -> bool:
     """Bind a function to a driver; return whether that worked. The kernel does not report all failures."""
+    proof = prove()
     try:
-        kernel.write(driver_path(driver, "bind"), step.address.encode())
+        binding.bind(kernel, step.address, driver, proof)
     except OSError:
         return False
     return modules.driver_of(kernel, step.address) is not None

@@ -1,15 +1,19 @@
-"""Leases devices before they are unbound or removed, so that no VM can open them meanwhile."""
+"""Leases VFIO devices, which proves that no VM uses them and keeps VMs from opening them meanwhile."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuvirt.errors import DeviceBusyError, GpuvirtError, LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.usage.users import GROUP_CLASS, read_users
 from gpuvirt.model.reasons import Reason, Seen, refusals
+
+Prove = Callable[[], Proof]
+"""Makes the proof for the write that follows; raises RefusedError if a process uses a device, or may use it."""
 
 
 class RefusedError(GpuvirtError):
@@ -42,26 +46,36 @@ class Claim:
     group: IommuGroup
     cdevs: tuple[str, ...]
     """The VFIO device nodes of the group's devices, such as `vfio3`."""
+    others: tuple[str, ...] = ()
+    """The other devices of the group."""
 
 
 @contextlib.contextmanager
-def leased(kernel: Kernel, claim: Claim) -> Iterator[None]:
+def leased(kernel: Kernel, claim: Claim) -> Iterator[Prove]:
     """Lease an IOMMU group while the context lasts, and verify that no process has one of its devices open.
 
-    Raises HeldError if a process uses the group. Raises RefusedError if the group can't be leased and the processes
-    that use it can't be read either.
+    The context value makes the proof of the group's devices. Raises InUseError if a process uses the group. Raises
+    RefusedError if the group can't be leased and the processes that use it can't be read either.
     """
     with contextlib.ExitStack() as held:
+        problem: str | None = None
         try:
             held.enter_context(_hold(kernel, claim))
         except DeviceBusyError as error:
             raise InUseError(refusals.not_leased(claim.subject, str(error)), str(error)) from error
         except LeaseUnavailableError as error:
-            _verify_unused(kernel, claim, str(error))
-        else:
-            # A VM that is about to start has a device open that is not bound yet: a lease does not detect that.
-            _verify_unused(kernel, claim, None)
-        yield
+            problem = str(error)
+        # A VM that is about to start has a device open that is not bound yet: a lease does not detect that.
+        verify_unused(kernel, (claim,), problem)
+        lease = Proof(ProofKind.LEASE, (claim.subject, *claim.others))
+        held.callback(lease.end)
+        yield (lambda: lease) if problem is None else lambda: _walk(kernel, claim, problem)
+
+
+def _walk(kernel: Kernel, claim: Claim, problem: str) -> Proof:
+    """Prove by a walk that no process uses a group that can't be leased."""
+    verify_unused(kernel, (claim,), problem)
+    return Proof(ProofKind.WALK, (claim.subject, *claim.others))
 
 
 @contextlib.contextmanager
@@ -72,27 +86,28 @@ def _hold(kernel: Kernel, claim: Claim) -> Iterator[None]:
             held.enter_context(kernel.lease(claim.group))
         except LeaseUnavailableError:
             # A lease by a device's own node resets the device, and a VM that is about to bind it would fail.
-            _verify_unused(kernel, claim, None)
+            verify_unused(kernel, (claim,), None)
             held.enter_context(kernel.lease_devices(claim.cdevs))
         yield
 
 
-def _verify_unused(kernel: Kernel, claim: Claim, lease_problem: str | None) -> None:
-    """Search all processes for users of a group; raise HeldError.
+def verify_unused(kernel: Kernel, claims: Sequence[Claim], lease_problem: str | None) -> None:
+    """Search all processes for users of groups; raise InUseError.
 
-    `lease_problem` is why the group could not be leased, None if it is leased. Without a lease the search must be able
-    to find every user, else this raises RefusedError.
+    `lease_problem` is why the groups are not leased, None if they are. Without a lease the search must be able to find
+    every user, else this raises RefusedError.
     """
-    found = read_users(kernel, dict.fromkeys(claim.cdevs, claim.group))
-    if isinstance(found, Unread):
-        if lease_problem is not None:
-            unread = Seen(found.path, found.detail)
-            raise RefusedError(refusals.users_unseen(claim.subject, Seen("", lease_problem), unread))
-        return
-    if lease_problem is not None and claim.group not in found.watched:
-        absent = Seen.absent(f"{GROUP_CLASS}/{claim.group}/dev")
-        raise RefusedError(refusals.users_unseen(claim.subject, Seen("", lease_problem), absent))
-    ours = kernel.pids
-    others = [user for user in (*found.by_group.get(claim.group, ()), *found.of_lost_nodes) if user.pid not in ours]
-    if others:
-        raise InUseError(refusals.in_use(claim.subject, others, forcible=False), refusals.named(others))
+    cdevs = {name: claim.group for claim in claims for name in claim.cdevs}
+    found = read_users(kernel, cdevs, mapped=lease_problem is not None)
+    for claim in claims:
+        if isinstance(found, Unread):
+            if lease_problem is not None:
+                unread = Seen(found.path, found.detail)
+                raise RefusedError(refusals.users_unseen(claim.subject, Seen("", lease_problem), unread))
+            continue
+        if lease_problem is not None and claim.group not in found.watched:
+            absent = Seen.absent(f"{GROUP_CLASS}/{claim.group}/dev")
+            raise RefusedError(refusals.users_unseen(claim.subject, Seen("", lease_problem), absent))
+        users = (*found.by_group.get(claim.group, ()), *found.of_lost_nodes)
+        if others := [user for user in users if user.pid not in kernel.pids]:
+            raise InUseError(refusals.in_use(claim.subject, others, forcible=False), refusals.named(others))

@@ -10,13 +10,13 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.sysfs import mdev_path
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.functions import iommu, sriov
 from gpuvirt.hardware.programs import mig, nvidiasmi, vgpuscheduler
 from gpuvirt.hardware.scan import scan
-from gpuvirt.hardware.usage import nativeusers
 from gpuvirt.hardware.vgpu.registry import backend_of
-from gpuvirt.model.change.plan import Scope, VgpuPlan
+from gpuvirt.model.change.plan import Scope, StepScope, VgpuPlan
 from gpuvirt.model.change.steps import (
     CreateInstance,
     CreateVgpu,
@@ -33,6 +33,7 @@ from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
 from gpuvirt.node.change.site import ReportStep, Site
+from gpuvirt.node.change.steps import proving
 from gpuvirt.node.change.steps.changerecord import recorded_unbind
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.steps.leasing import Claim, InUseError, RefusedError, leased, what_failed
@@ -71,7 +72,7 @@ class Run:
     """The steps that were begun."""
 
     @contextlib.contextmanager
-    def step(self, scope: Scope, step: VgpuStep) -> Iterator[None]:
+    def step(self, scope: StepScope, step: VgpuStep) -> Iterator[None]:
         """Run a step; raise StalePlanError instead if the plan of the change is outdated."""
         with self.change.step(scope, step.text):
             self.taken.append(step)
@@ -82,18 +83,23 @@ class Run:
 def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan: VgpuPlan, run: Run) -> None:
     """Take all steps of a plan; raise RefusedError at the first step that can't be taken or has no effect.
 
-    If some of the vGPUs to remove turn out to be in use, the others are removed first, then VgpusHeldError is raised.
+    If some of the vGPUs to remove turn out to be in use, the others are removed first, then VgpusInUseError is raised.
     The change refuses allocated devices before they are leased.
     """
     held: dict[VgpuId, InUseError] = {}
-    run.change.claim(Scope().with_all(_scope(inventory, gpu_state, step) for step in plan.steps))
-    for step in plan.steps:
+    scopes = [_scope(inventory, gpu_state, step, plan.gpu) for step in plan.steps]
+    if not scopes:
+        return
+    run.change.claim(scopes[0].with_all(scopes[1:]))
+    for step, scope in zip(plan.steps, scopes, strict=True):
         if held and not isinstance(step, RemoveVgpu):
             break
         try:
-            with run.step(_scope(inventory, gpu_state, step), step):
+            with run.step(scope, step):
                 _take(site, inventory, gpu_state, step)
         except InUseError as error:
+            if isinstance(step, SetScheduler):
+                raise SchedulerRefusedError(error.reason) from error
             if not isinstance(step, RemoveVgpu):
                 raise
             held[step.vgpu] = error
@@ -104,33 +110,35 @@ def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan:
         raise VgpusInUseError(held)
 
 
-def _scope(inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> Scope:
-    """Return the devices that a step may touch.
+def _scope(inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep, gpu: PciAddress) -> StepScope:
+    """Return what a step touches. Every step asks whether a pod has its GPU whole, or a part that is not a vGPU.
 
-    A new vGPU can't be in use yet, and a GPU instance that is destroyed carries no vGPU.
+    A new vGPU takes its place: its VF, or the id of the mediated device. A step on GPU instances or the scheduler takes
+    no device that a pod can be given: NVIDIA's driver refuses it for an instance in use.
     """
+    asked = frozenset({gpu})
+    framework = gpu_state.host.framework if gpu_state is not None else Framework.MDEV
     match step:
-        case EnableVfs(gpu) | DisableVfs(gpu) | SetMixedSizes(gpu) | SetMigMode(gpu):
-            return Scope(frozenset({gpu, *inventory.facts.functions[gpu].virtfns}))
-        case RemoveVgpu(vgpu, _, parent):
-            if gpu_state is None or gpu_state.host.framework is Framework.MDEV:
-                return Scope(vgpus=frozenset({vgpu}))
-            vfs = inventory.facts.functions[gpu_state.host.gpu].virtfns
-            return Scope(
-                frozenset(vfs if gpu_state.host.framework is Framework.SRIOV_VF else (parent,)), frozenset({vgpu})
-            )
-        case _:
-            return Scope()
+        case EnableVfs() | DisableVfs() | SetMixedSizes() | SetMigMode():
+            return StepScope.of({gpu, *inventory.facts.functions[gpu].virtfns})
+        case RemoveVgpu(vgpu, _, parent) | CreateVgpu(vgpu, _, parent):
+            if framework is Framework.MDEV:
+                return StepScope(asked, Scope(vgpus=frozenset({vgpu})))
+            vfs = inventory.facts.functions[gpu].virtfns
+            places = frozenset(vfs if framework is Framework.SRIOV_VF else (parent,))
+            return StepScope(asked, Scope(places, frozenset({vgpu})))
+        case DestroyInstance() | CreateInstance() | SetScheduler():
+            return StepScope(asked)
 
 
 def _take(site: Site, inventory: Inventory, gpu_state: GpuState | None, step: VgpuStep) -> None:
     match step:
         case EnableVfs(gpu):
-            verify_idle(site.kernel, gpu)
-            with recorded_unbind(site.kernel, site.original_drivers, gpu, inventory.facts.platform.boot_id):
-                sriov.enable_vfs(site.kernel, site.tools, gpu)
+            _switch_vfs(site, inventory, sriov.switch_on(site.kernel, gpu))
         case DisableVfs(gpu):
-            _disable_vfs(site, inventory, gpu)
+            verify_vfs_removable(site.kernel, inventory, gpu)
+            _verify_empty(site.kernel, gpu)
+            _switch_vfs(site, inventory, sriov.switch_off(site.kernel, gpu))
         case RemoveVgpu(vgpu):
             if gpu_state is not None:
                 _remove(site.kernel, inventory, gpu_state.host, vgpu)
@@ -138,36 +146,49 @@ def _take(site: Site, inventory: Inventory, gpu_state: GpuState | None, step: Vg
             if gpu_state is not None:
                 _create(site.kernel, gpu_state.host, parent, vgpu_type, vgpu)
         case SetMixedSizes() | SetMigMode() | DestroyInstance() | CreateInstance() | SetScheduler():
-            _run_nvidia_smi(site, gpu_state, step)
+            _run_nvidia_smi(site, inventory, gpu_state, step)
 
 
 def _run_nvidia_smi(
     site: Site,
+    inventory: Inventory,
     gpu_state: GpuState | None,
     step: SetMixedSizes | SetMigMode | DestroyInstance | CreateInstance | SetScheduler,
 ) -> None:
     """Take a step that nvidia-smi takes."""
+    kernel, tools = site.kernel, site.tools
     match step:
         case SetMixedSizes(gpu, on):
-            _verify_empty(site.kernel, gpu)
-            nvidiasmi.set_mixed_sizes(site.tools, gpu, on=on)
-            modes = nvidiasmi.read_modes(site.tools, gpu)
+            _verify_empty(kernel, gpu)
+            nvidiasmi.set_mixed_sizes(tools, gpu, proving.driver_answers(kernel, gpu, step.text), on=on)
+            modes = nvidiasmi.read_modes(tools, gpu)
             _verify_mode(step, modes, found=modes.mixed_sizes)
         case SetMigMode(gpu, on):
-            _verify_empty(site.kernel, gpu)
-            verify_idle(site.kernel, gpu)
-            mig.set_mode(site.tools, gpu, on=on)
-            modes = nvidiasmi.read_modes(site.tools, gpu)
+            _verify_empty(kernel, gpu)
+            answered = proving.driver_answers(kernel, gpu, step.text)
+            mig.set_mode(tools, gpu, Proof.joined(proving.walked(kernel, [gpu], answered=True), answered), on=on)
+            modes = nvidiasmi.read_modes(tools, gpu)
             if modes.mig is not on and modes.mig_pending is on:
                 raise RefusedError(shortfalls.mode_pending(gpu, on=on))
             _verify_mode(step, modes, found=modes.mig)
         case DestroyInstance(gpu, instance):
-            _verify_no_new_vgpu(site.kernel, gpu, gpu_state)
-            mig.destroy_instance(site.tools, gpu, instance)
+            _verify_no_new_vgpu(kernel, gpu, gpu_state)
+            mig.destroy_instance(tools, gpu, instance, proving.driver_answers(kernel, gpu, step.text))
         case CreateInstance(gpu, profile, start):
-            mig.create_instance(site.tools, gpu, profile, start)
+            mig.create_instance(tools, gpu, profile, start)
         case SetScheduler(gpu, scheduler):
-            vgpuscheduler.set_scheduler(site.tools, gpu, scheduler)
+            arguments = vgpuscheduler.read_arguments(tools, scheduler)
+            answered = proving.driver_answers(kernel, gpu, step.text)
+            opened = proving.vgpus_walked(kernel, gpu, _claims_of_live(kernel, inventory, gpu))
+            vgpuscheduler.set_scheduler(tools, gpu, scheduler, arguments, Proof.joined(opened, answered))
+
+
+def _claims_of_live(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> list[Claim]:
+    """Return the groups of all vGPUs that a GPU carries now."""
+    host = scan(kernel).vgpu_hosts.get(gpu)
+    if host is None:
+        return []
+    return [claim for live in host.live for claim in claims(kernel, inventory, host, live)]
 
 
 def _verify_mode(step: SetMixedSizes | SetMigMode, modes: GpuModes, *, found: bool | Unread | None) -> None:
@@ -195,26 +216,21 @@ def _live(kernel: Kernel, gpu: PciAddress) -> set[VgpuId]:
     return {vgpu.id for vgpu in host.live} if host is not None else set()
 
 
-def verify_idle(kernel: Kernel, *functions: PciAddress) -> None:
-    """Verify that no process uses functions: switching VFs or MIG mode takes the GPU from its driver for a moment."""
-    users = nativeusers.read_native_users(kernel, functions)
-    if users is None:
-        raise RefusedError(refusals.users_unseen(functions[0]))
-    for function in functions:
-        if serious := refusals.serious(users.get(function, ())):
-            raise RefusedError(refusals.in_use(function, serious, forcible=False))
+def _switch_vfs(site: Site, inventory: Inventory, switch: sriov.VfSwitch) -> None:
+    """Switch the VFs of a GPU, and verify before that no process uses the GPU or one of them.
 
-
-def _disable_vfs(site: Site, inventory: Inventory, gpu: PciAddress) -> None:
-    """Disable VFs that carry no vGPU."""
-    verify_vfs_removable(site.kernel, inventory, gpu)
-    _verify_empty(site.kernel, gpu)
+    NVIDIA's `sriov-manage` takes the GPU from its driver for a moment.
+    """
+    gpu = switch.gpu
+    answered = switch.by_nvidia and inventory.facts.functions[gpu].driver == proving.NVIDIA_DRIVER
+    functions = (gpu, *inventory.facts.functions[gpu].virtfns)
     with recorded_unbind(site.kernel, site.original_drivers, gpu, inventory.facts.platform.boot_id):
-        sriov.disable_vfs(site.kernel, site.tools, gpu)
+        proof = proving.walked(site.kernel, functions, answered=answered)
+        sriov.switch_vfs(site.kernel, site.tools, switch, proof)
 
 
 def verify_vfs_removable(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> None:
-    """Verify that no VF is bound to a VFIO driver, and that no process uses one; raise RefusedError.
+    """Verify that no VF is bound to a VFIO driver, and that no process uses the GPU or a VF; raise RefusedError.
 
     A VF on a VFIO driver has a device node, which a process could open at any moment.
     """
@@ -223,23 +239,28 @@ def verify_vfs_removable(kernel: Kernel, inventory: Inventory, gpu: PciAddress) 
     vfs = [vf for vf in found if vf is not None]
     if len(vfs) < len(found) or any(vf.on_vfio for vf in vfs):
         raise RefusedError(refusals.vfs_enabled(functions[gpu]))
-    verify_idle(kernel, gpu, *(vf.address for vf in vfs))
+    proving.walked(kernel, (gpu, *(vf.address for vf in vfs)), answered=functions[gpu].driver == proving.NVIDIA_DRIVER)
 
 
 def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) -> None:
     live = next(live for live in host.live if live.id == vgpu)
-    if host.framework is Framework.SRIOV_VF:  # a lease does not keep processes from a device on a native driver
-        verify_idle(kernel, host.gpu, *inventory.facts.functions[host.gpu].virtfns)
+    backend = backend_of(host.framework)
+    functions = (host.gpu, *inventory.facts.functions[host.gpu].virtfns)
+    is_set = host.framework is Framework.SRIOV_VF  # a lease does not keep processes from a device on a native driver
+    if is_set:
+        proving.walked(kernel, functions)
     with contextlib.ExitStack() as held:
-        for claim in claims(kernel, inventory, host, live):
-            held.enter_context(leased(kernel, claim))
-        backend_of(host.framework).remove(kernel, live)
+        leases = [held.enter_context(leased(kernel, claim)) for claim in claims(kernel, inventory, host, live)]
+        backend.verify_same(kernel, live)
+        proofs = [prove() for prove in leases]
+        walk = [proving.walked(kernel, functions)] if is_set else []
+        backend.remove(kernel, live, Proof.joined(*walk, *proofs))
 
 
 def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu) -> Iterator[Claim]:
     """Yield what must be leased while a vGPU is removed."""
     if host.framework is Framework.MDEV:
-        yield _claim(live.id, live.group, iommu.read_cdevs(kernel, mdev_path(live.id)))
+        yield _claim(live.id, live.id, live.group, iommu.read_cdevs(kernel, mdev_path(live.id)))
         return
     functions = inventory.facts.functions
     parents = functions[host.gpu].virtfns if host.framework is Framework.SRIOV_VF else (live.parent,)
@@ -248,15 +269,15 @@ def claims(kernel: Kernel, inventory: Inventory, host: VgpuHost, live: LiveVgpu)
         if function is None:
             raise RefusedError(shortfalls.not_holdable(parent))
         if host.framework is Framework.VENDOR_VFIO or function.on_vfio:
-            yield _claim(parent, function.iommu_group, function.cdevs)
+            yield _claim(parent, live.id, function.iommu_group, function.cdevs)
 
 
-def _claim(subject: str, group: IommuGroup | Unread | None, cdevs: tuple[str, ...] | Unread) -> Claim:
+def _claim(subject: str, vgpu: VgpuId, group: IommuGroup | Unread | None, cdevs: tuple[str, ...] | Unread) -> Claim:
     if not isinstance(group, int):
         raise RefusedError(shortfalls.not_holdable(subject))
     if isinstance(cdevs, Unread):  # a VM may have the device open by a node of unknown name
         raise RefusedError(refusals.unread(subject, cdevs))
-    return Claim(subject, group, cdevs)
+    return Claim(subject, group, cdevs, (vgpu,))
 
 
 def _create(kernel: Kernel, host: VgpuHost, parent: PciAddress, vgpu_type: VgpuType, vgpu: VgpuId) -> None:
