@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, slot_of
-from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.plan import Scope, StepScope
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.model.offers.view import NodeView
@@ -90,9 +90,9 @@ class Shared:
             return error.reason.code
         return ",".join(record.placement.used)
 
-    def change(self, *functions: PciAddress) -> tuple[Change, Scope]:
+    def change(self, *functions: PciAddress) -> tuple[Change, StepScope]:
         """Return a change by the agent itself."""
-        return Change(self.node.agent._state.changes, "unit", lambda: True, None), Scope(frozenset(functions))
+        return Change(self.node.agent._state.changes, "unit", lambda: True, None), StepScope.of(functions)
 
 
 @asynccontextmanager
