@@ -64,7 +64,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, booted(prepare(Flavour(arguments.flavour))) as guest:
-        site = Site(guest.kernel, NO_TOOLS, Path(folder) / "drivers.json", Path(folder) / "locks")
+        site = Site(guest.kernel, NO_TOOLS, Path(folder) / "drivers.json", Path(folder) / "locks", Path(folder))
         for _ in range(arguments.rounds):
             rows.setdefault("32 made by the back end alone", []).append(writes_s(guest.kernel))
             rows.setdefault("32 made on two empty GPUs", []).append(vgpu_change_s(site, {"T4-1B": EACH}))

@@ -99,7 +99,7 @@ HOSTS = (
 
 def site_of(kernel: SimKernel, folder: Path) -> Site:
     """Return the site for changes of a simulated host."""
-    return Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks")
+    return Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks", folder / "device-plugins")
 
 
 @asynccontextmanager
@@ -109,6 +109,7 @@ async def agent_on(kernel: SimKernel, folder: Path) -> AsyncIterator[Agent]:
         kernel=kernel,
         kubelet=KubeletPaths(folder),
         ledger=folder / "ledger.json",
+        gates=folder / "locks",
         state_file=folder / "node.json",
         settings=Settings(mode=DesiredMode.VGPU),
         ids=PciIds((pciids.shipped(),)),

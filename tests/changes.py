@@ -31,7 +31,7 @@ NO_PODS: Allocations = {}
 
 def site_in(folder: Path, kernel: Kernel, tools: Tools) -> Site:
     """Return a site whose records of changes are in a folder."""
-    return Site(kernel, tools, folder / "drivers.json", folder / "locks")
+    return Site(kernel, tools, folder / "drivers.json", folder / "locks", folder / "device-plugins")
 
 
 def inputs(

@@ -70,6 +70,7 @@ def options_for(kernel: SimKernel, folder: Path, settings: Settings | None = Non
         kernel=kernel,
         kubelet=KubeletPaths(folder),
         ledger=folder / "ledger.json",
+        gates=folder / "locks",
         state_file=folder / "node.json",
         settings=settings or Settings(),
         ids=IDS,

@@ -19,6 +19,7 @@ from gpuvirt.model.offers.view import AgentView, GpuView, NodeView
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
 from gpuvirt.node.site import Moving, Site
@@ -178,6 +179,7 @@ async def running_node(
     watches_gpu_node: bool = False,
     awaits_controller: bool = False,
     sees_processes: bool = True,
+    plugin_only: bool = False,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second agent on the same folder is a restart of the first."""
     clock = SimClock()
@@ -194,6 +196,7 @@ async def running_node(
         writing=InlineWorker(),
         allocating=allocating or InlineWorker(),
         ledger=folder / "ledger.json",
+        gates=plugin_gates(host.device_plugins) if plugin_only else host.locks,
         state_file=folder / "node.json",
         cdi_folder=folder / "cdi",
         desired_by_gpu=folder / "wishes.json",
@@ -202,8 +205,9 @@ async def running_node(
         writes_node_counts=writes_node_counts,
         watches_gpu_node=watches_gpu_node,
         awaits_controller=awaits_controller,
-        sees_processes=sees_processes,
-        moving=Moving(host, moving or (lambda _: InlineWorker())),
+        sees_processes=sees_processes and not plugin_only,
+        may_lack_gates=plugin_only,
+        moving=Moving(host, moving or (lambda _: InlineWorker())) if not plugin_only else None,
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
     agent = Agent(site, settings or Settings(), ids, who, intervals or Intervals())

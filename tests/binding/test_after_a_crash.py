@@ -28,7 +28,7 @@ from gpuvirt.sim.files.tree import constant
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, change_vgpus, driver_state
+from tests.changes import NOBODY, change_drivers, change_vgpus, driver_state, site_in
 from tests.killedkernel import Countdown, KilledError, KilledKernel, KilledTools
 from tests.simnode import SimNode, running_node
 from tests.thoroughness import examples
@@ -52,7 +52,7 @@ class Host:
         self.kernel: SimKernel = build_host(load_host(name))
         self.folder = folder
         self.tools = SimTools(self.kernel, ("vfio-pci", "nvidia", "snd_hda_intel", "xhci_hcd", "nvidia-gpu"))
-        self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
+        self.site = site_in(folder, self.kernel, self.tools)
         only = HOSTS.get(name, [])
         gpus = [one for one in scan(self.kernel).functions.values() if one.kind is FunctionKind.GPU and not one.physfn]
         self.gpus = [one.address for one in gpus if not only or one.address in only]
@@ -70,6 +70,7 @@ class Host:
             KilledTools(self.tools, countdown),
             self.site.original_drivers,
             self.site.locks,
+            self.site.device_plugins,
         )
         try:
             self.move(desired_driver, site)
@@ -168,7 +169,7 @@ def driver(host: Host, gpu: PciAddress) -> str | None:
 
 def moved(host: Host, desired_driver: DesiredDriver, *, tools: SimTools | None = None) -> list[ReasonCode]:
     """Bind the host's GPUs, and return the reasons of a refusal or failure."""
-    site = Site(host.kernel, tools or host.tools, host.site.original_drivers, host.site.locks)
+    site = Site(host.kernel, tools or host.tools, host.site.original_drivers, host.site.locks, host.site.device_plugins)
     unit = driver_state(site, NOBODY).inventory.gpus[host.gpus[0]].unit
     return [
         one.code for one in change_drivers(site, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None)

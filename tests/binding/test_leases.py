@@ -21,7 +21,7 @@ from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, driver_state, inputs
+from tests.changes import NOBODY, change_drivers, driver_state, inputs, site_in
 from tests.simnode import running_node
 
 GPU, OTHER = PciAddress("0000:3b:00.0"), PciAddress("0000:5e:00.0")
@@ -62,7 +62,7 @@ def cdevs(kernel: SimKernel, address: PciAddress) -> list[str]:
 
 
 def site_of(kernel: SimKernel, folder: Path) -> Site:
-    return Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks")
+    return site_in(folder, kernel, SimTools(kernel))
 
 
 @pytest.mark.parametrize("bind", [True, False])

@@ -21,7 +21,7 @@ from gpuvirt.sim.files.tree import Link, constant
 from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, driver_state, inputs
+from tests.changes import NOBODY, change_drivers, driver_state, inputs, site_in
 
 T4 = [PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "5e", "86", "af")]
 
@@ -32,7 +32,7 @@ class PlannedHost:
     def __init__(self, kernel: SimKernel, folder: Path) -> None:
         self.kernel = kernel
         self.tools = SimTools(kernel)
-        self.site = Site(kernel, self.tools, folder / "drivers.json", folder / "locks")
+        self.site = site_in(folder, kernel, self.tools)
 
     def plans(self, desired_driver: DesiredDriver, *gpus: str, orders: Inputs = NOBODY) -> Sequence[DriverPlan]:
         return plan_units(driver_state(self.site, orders), dict.fromkeys(map(PciAddress, gpus), desired_driver))
@@ -76,7 +76,7 @@ def test_a_missing_vfio_module_is_loaded(t4: PlannedHost) -> None:
 
 def test_a_gpu_keeps_its_driver_if_the_vfio_module_is_missing(t4: PlannedHost, tmp_path: Path) -> None:
     t4.kernel.tree.remove(HostPath("/sys/bus/pci/drivers/vfio-pci"))
-    site = Site(t4.kernel, SimTools(t4.kernel, ()), tmp_path / "d.json", tmp_path / "l")
+    site = Site(t4.kernel, SimTools(t4.kernel, ()), tmp_path / "d.json", tmp_path / "l", tmp_path / "device-plugins")
     unit = driver_state(site, NOBODY).inventory.gpus[T4[2]].unit
     (reason,) = change_drivers(site, unit, {T4[2]: DesiredDriver.PASSTHROUGH}, NOBODY, lambda _: None)
     assert reason.code is ReasonCode.STEP_FAILED

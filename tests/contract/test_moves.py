@@ -18,10 +18,9 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostRoots, KubeletPaths
-from tests.changes import NOBODY, change_drivers, driver_state, inputs
+from tests.changes import NOBODY, change_drivers, driver_state, inputs, site_in
 from tests.contract.guesthost import GUESTS
 from tests.contract.hosts import LONG_S, CdevHost, Host, MemoryHost, bind, group_of, write
 from tests.contract.seenfrom import ContainerKernel
@@ -61,7 +60,7 @@ class Mover:
     """Moves GPUs on a host."""
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
-        self.site = Site(kernel, NoTools(), folder / "drivers.json", folder / "locks")
+        self.site = site_in(folder, kernel, NoTools())
         self.steps: list[str] = []
 
     def move(self, desired_driver: DesiredDriver, *gpus: PciAddress, orders: Inputs = NOBODY) -> Sequence[Reason]:

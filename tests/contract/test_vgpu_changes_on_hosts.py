@@ -20,9 +20,8 @@ from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.node.change import byhand
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath, HostRoots, KubeletPaths
-from tests.changes import NOBODY, change_vgpus, inputs
+from tests.changes import NOBODY, change_vgpus, inputs, site_in
 from tests.contract.hosts import LONG_S, Answer, CdevHost, Host, Job, Vm, exists, group_of, until_free
 from tests.givingkubelet import kubelet_with_pod
 
@@ -36,7 +35,7 @@ class VgpuHost:
     """Changes vGPUs of a host."""
 
     def __init__(self, host: Host, folder: Path) -> None:
-        self.site = Site(host.kernel, NO_TOOLS, folder / "drivers.json", folder / "locks")
+        self.site = site_in(folder, host.kernel, NO_TOOLS)
         self.given = NOBODY
         self.steps: list[Step | RollBack] = []
 

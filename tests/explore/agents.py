@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.gaterecord import Owner
+from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.sim.clock import BEGINNING
@@ -60,7 +62,8 @@ class Agents:
         self._dead: list[Process] = []
         self._owners: dict[Process, Owner] = {}
         """The owners of all processes so far, as the gates record them."""
-        self._gates: dict[Process, Path] = {}
+        self._gates: dict[Process, tuple[Path, Path]] = {}
+        """The two folders of the gates, by the paths of each process."""
         self._loops: list[ExploredLoop] = []
 
     @property
@@ -96,16 +99,19 @@ class Agents:
     def host_of(self, process: Process) -> ChangeSite:
         """Return the change site of a process."""
         kernel, tools = self.seen_by(process)
-        return ChangeSite(kernel, tools, self._world.disk.folder / "state/drivers.json", self._gates_of(process))
+        gates, device_plugins = self._gates_of(process)
+        return ChangeSite(kernel, tools, self._world.disk.folder / "state/drivers.json", gates, device_plugins)
 
-    def _gates_of(self, process: Process) -> Path:
-        """Return the folder of the gates by a path of this process only, so that processes share no state in memory."""
-        folder = self._world.disk.volatile / "units"
-        own = self._world.disk.volatile / f"units of process {self.owner(process).pid}"
-        folder.mkdir(exist_ok=True)
-        own.symlink_to(folder)
-        self._gates[process] = own
-        return own
+    def _gates_of(self, process: Process) -> tuple[Path, Path]:
+        """Return the folders of the gates by paths of this process only, so that processes share no state in memory."""
+        found: list[Path] = []
+        for folder in (self._world.disk.volatile / "units", self._world.kubelet.paths.device_plugins):
+            own = folder.with_name(f"{folder.name} of process {self.owner(process).pid}")
+            folder.mkdir(exist_ok=True)
+            own.symlink_to(folder)
+            found.append(own)
+        self._gates[process] = (found[0], plugin_gates(found[1]))
+        return found[0], found[1]
 
     def start_beside(self) -> None:
         """Start a second agent beside the running agent: the kubelet calls it as soon as it has listed its devices.
@@ -136,6 +142,7 @@ class Agents:
             writing=worker("writing"),
             allocating=worker("allocating"),
             ledger=world.disk.folder / ledger,
+            gates=host.locks,
             state_file=None,
             desired_by_gpu=(world.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
@@ -170,7 +177,8 @@ class Agents:
     def _end(self, running: Running) -> None:
         self._dead.append(running.process)
         self._world.scheduler.kill(running.process)
-        close_drains(self._gates[running.process])
+        for gates in self._gates[running.process]:
+            close_drains(gates)
         if self.serving in {running, None}:
             self.serving = None
             self._world.kubelet.lose_plugins()
@@ -179,7 +187,7 @@ class Agents:
         """Close the event loops, and the files by which processes drained slots."""
         for loop in self._loops:
             loop.close()
-        for gates in self._gates.values():
+        for gates in chain.from_iterable(self._gates.values()):
             close_drains(gates)
 
 

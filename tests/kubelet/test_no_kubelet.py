@@ -7,13 +7,13 @@ import pytest
 
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.node.change.site import Site
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import running
 from gpuvirt.sim.programs.tools import SimTools
+from tests.changes import site_in
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 
 GPUS = ("0000:65:00.0", "0000:ca:00.0")
@@ -28,7 +28,7 @@ def drivers(kernel: SimKernel) -> set[str | None]:
 async def test_gpus_are_bound_to_the_desired_driver_without_a_kubelet(short_path: Path, mode: DesiredMode) -> None:
     kernel = build_host(load_host("2xA10"))
     tools = SimTools(kernel)
-    site = Site(kernel, tools, short_path / "drivers.json", short_path / "locks")
+    site = site_in(short_path, kernel, tools)
     options = options_for(kernel, short_path, Settings(mode=mode))
     options = replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)
     desired = "nvidia" if mode is DesiredMode.CONTAINER else "vfio-pci"
@@ -42,7 +42,7 @@ async def test_gpus_are_bound_to_the_desired_driver_without_a_kubelet(short_path
 
 async def test_no_driver_is_changed_while_the_kubelets_folder_has_no_checkpoint(short_path: Path) -> None:
     kernel = build_host(load_host("2xA10"))
-    site = Site(kernel, SimTools(kernel), short_path / "drivers.json", short_path / "locks")
+    site = site_in(short_path, kernel, SimTools(kernel))
     (short_path / "k/device-plugins").mkdir(parents=True)
     options = options_for(kernel, short_path, Settings(mode=DesiredMode.CONTAINER))
     async with agent_on(replace(options, kubelet=KubeletPaths(short_path / "k"), moves=site)) as agent:

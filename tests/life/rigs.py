@@ -14,9 +14,11 @@ from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import AgentView, NodeView
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
 from gpuvirt.node.change.allocationgate import AllocationGate
+from gpuvirt.node.change.gate.membership import NoGate
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import InlineWorker
@@ -82,6 +84,7 @@ def site_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> Site:
         writing=InlineWorker(),
         allocating=InlineWorker(),
         ledger=ledger,
+        gates=ledger.with_name("locks") if ledger.name else Path("/nonexistent"),
         state_file=None,
         desired_by_gpu=ledger.with_name("wishes.json") if ledger.name else None,
     )
@@ -102,7 +105,8 @@ class Conclusions:
         self._state = NodeState(Settings(), IDS, ledger, WHO)
         self._state.resources.set_spec(self._spec)
         callbacks = Callbacks(lambda: None, lambda: None, lambda _: None)
-        gate = AllocationGate(self._state.changes, None)
+        none = NoGate(Reason(ReasonCode.GATE_FAILED, "the agent", "has no files"))
+        gate = AllocationGate(self._state.changes, lambda: none)
         self._allocator = Allocator(self._state, site_of(self.kernel, self._now, Path()), Telemetry(), callbacks, gate)
         self._facts = None
         self.look()

@@ -54,7 +54,9 @@ class Moving(RuleBasedStateMachine):
         self.kernel = build_host(spec)
         self.has_cdevs = has_cdevs
         folder = Path(self.folder.name)
-        self.site = Site(self.kernel, SimTools(self.kernel), folder / "drivers.json", folder / "locks")
+        self.site = Site(
+            self.kernel, SimTools(self.kernel), folder / "drivers.json", folder / "locks", folder / "device-plugins"
+        )
         functions = self.kernel.pci.functions.items()
         self.gpus = [one for one, what in functions if kind_of(what.class_code, what.id.vendor) is FunctionKind.GPU]
 

@@ -23,13 +23,12 @@ from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.node.change.inputs import Inputs
-from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import change_vgpus, inputs
+from tests.changes import change_vgpus, inputs, site_in
 from tests.thoroughness import examples
 
 pytestmark = pytest.mark.timeout(600, func_only=True)  # many examples on a busy host
@@ -73,7 +72,7 @@ class VgpuLife(RuleBasedStateMachine):
         self.card, self.sizes = HOSTS[host]
         folder = Path(self.folder.name)
         self.tools = SimTools(self.kernel)
-        self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
+        self.site = site_in(folder, self.kernel, self.tools)
         self.gpus = sorted(scan(self.kernel).vgpu_hosts)
 
     @property

@@ -20,7 +20,6 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.node.change.gate.gate import Gate
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.loops.intervals import Intervals
@@ -31,7 +30,7 @@ from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, driver_state
+from tests.changes import NOBODY, change_drivers, driver_state, site_in
 from tests.nodewithvgpus import VGPU
 from tests.pacedworker import OPERATION_S
 from tests.simnode import SimNode, Workers, running_node
@@ -331,7 +330,7 @@ def test_a_change_does_not_lease_the_group_of_an_allocated_gpu(tmp_path: Path, m
         return nullcontext()
 
     monkeypatch.setattr(kernel, "lease", lease)
-    site = Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks")
+    site = site_in(tmp_path, kernel, SimTools(kernel))
     unit = driver_state(site, NOBODY).inventory.gpus[FIRST].unit
     kernel.writes.clear()
     entries = [entry_of(FIRST)]

@@ -17,9 +17,10 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.gate import drainrequest
-from gpuvirt.node.change.gate.drainrequest import DrainRequest, beside_agent, no_agent
+from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, no_agent
 from gpuvirt.node.change.gate.gate import Gate, gate_at
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
+from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt.node.guard import only_agent
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
@@ -179,8 +180,8 @@ REQUEST = DrainRequest(UnitId(GPU), (SLOT,), f"unbind {GPU}", {GPU: ("native",)}
 
 def test_an_agent_that_does_not_answer_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drainrequest, "ANSWER_S", 0.1)
-    gate = gate_at(tmp_path / "gate")
-    with only_agent(tmp_path), beside_agent(gate, tmp_path, REQUEST) as refusal:
+    gates = Gates(gate := gate_at(tmp_path / "gate"), tmp_path / "no kubelet")
+    with only_agent(tmp_path), beside_agents(gates, Agents(tmp_path, lambda: None), REQUEST) as refusal:
         assert refusal is not None
         assert refusal.code is ReasonCode.AGENT_SILENT
         assert str(gate.path_of(SLOT, "json")) in refusal.text
@@ -188,8 +189,8 @@ def test_an_agent_that_does_not_answer_is_a_refusal(tmp_path: Path, monkeypatch:
 
 
 def test_no_agent_starts_while_a_command_runs(tmp_path: Path) -> None:
-    gate = gate_at(tmp_path / "gate")
-    with beside_agent(gate, tmp_path, REQUEST) as refusal:
+    gates = Gates(gate := gate_at(tmp_path / "gate"), tmp_path / "no kubelet")
+    with beside_agents(gates, Agents(tmp_path, lambda: None), REQUEST) as refusal:
         assert (refusal, gate.state(SLOT)) == (None, GateState.OPEN)
         with pytest.raises(AlreadyRunningError, match="gpuvirt command"), only_agent(tmp_path):
             pass

@@ -13,13 +13,13 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, StateName
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
 from gpuvirt.sim.programs.tools import SimTools
+from tests.changes import site_in
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.nodewithvgpus import FIRST, T4_4Q, T4_8Q, VGPU, of, types
 from tests.simnode import SimNode, running_node
@@ -217,7 +217,7 @@ async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubele
     options = replace(
         options_for(kernel, short_path, Settings(mode=DesiredMode.VGPU, vgpu_config="T4-8Q")),
         ledger=tmp_path / "ledger.json",
-        moves=Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks"),
+        moves=site_in(tmp_path, kernel, SimTools(kernel)),
         node_name=NodeName("node01"),
         vgpus_only=True,
         config_file=tmp_path / "config.yaml",

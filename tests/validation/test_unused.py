@@ -9,13 +9,12 @@ import pytest
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.model.change.driverplanning import why_not_unused
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.change.site import Site
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import NOBODY, driver_state
+from tests.changes import NOBODY, driver_state, site_in
 from tests.mounting import GPUVIRT, mount, shell
 
 UNUSED = f"{' '.join(GPUVIRT)} validate unused --host-root host"
@@ -24,7 +23,7 @@ UNUSED = f"{' '.join(GPUVIRT)} validate unused --host-root host"
 @pytest.fixture
 def codes(tmp_path: Path) -> Callable[[SimKernel], set[ReasonCode]]:
     def found(kernel: SimKernel) -> set[ReasonCode]:
-        site = Site(kernel, SimTools(kernel), tmp_path / "drivers.json", tmp_path / "locks")
+        site = site_in(tmp_path, kernel, SimTools(kernel))
         kernel.writes.clear()
         reasons = why_not_unused(driver_state(site, NOBODY))
         assert kernel.writes == []

@@ -12,12 +12,11 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.site import Site
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_vgpus, plan_vgpus
+from tests.changes import NOBODY, change_vgpus, plan_vgpus, site_in
 
 
 class VgpuHost:
@@ -26,7 +25,7 @@ class VgpuHost:
     def __init__(self, simulated: str, folder: Path) -> None:
         self.kernel: SimKernel = build_host(load_host(simulated))
         self.tools = SimTools(self.kernel)
-        self.site = Site(self.kernel, self.tools, folder / "drivers.json", folder / "locks")
+        self.site = site_in(folder, self.kernel, self.tools)
         self.given = NOBODY
         self.steps: list[str] = []
 

@@ -21,7 +21,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.devices.vgpu import VgpuTypeSpec
 from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_vgpus, plan_vgpus
+from tests.changes import NOBODY, change_vgpus, plan_vgpus, site_in
 from tests.thoroughness import examples
 
 GPU = PciAddress("0000:65:00.0")
@@ -62,7 +62,7 @@ def test_every_type_of_every_card_is_created_by_its_name_and_removed(
     card, desired_counts = asked
     kernel = build_host(host_with(card, framework))
     with TemporaryDirectory() as folder:
-        site = Site(kernel, SimTools(kernel), Path(folder) / "drivers.json", Path(folder) / "locks")
+        site = site_in(Path(folder), kernel, SimTools(kernel))
         seen = observe(site, NOBODY, None)
         board = seen.gpu_state(GPU)
         assert board is not None

@@ -394,7 +394,7 @@ def test_nothing_changes_while_the_modes_are_unknown_without_nvidia_smi(
 ) -> None:
     before = a10.types(MIXED)
     a10.tools = SimTools(a10.kernel, programs=())
-    a10.site = Site(a10.kernel, a10.tools, a10.site.original_drivers, a10.site.locks)
+    a10.site = Site(a10.kernel, a10.tools, a10.site.original_drivers, a10.site.locks, a10.site.device_plugins)
     reasons = a10.desired_vgpus(MIXED, desired_vgpus)
     assert set(codes(reasons)) == {ReasonCode.UNREAD}
     assert "nvidia-smi" in reasons[0].text

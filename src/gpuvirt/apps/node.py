@@ -61,6 +61,8 @@ class NodeOptions:
     kernel: Kernel
     kubelet: KubeletPaths
     ledger: Path
+    gates: Path
+    """The folder of the gates, by which changes by commands and allocations by this agent exclude each other."""
     state_file: Path | None
     settings: Settings
     ids: PciIds
@@ -92,8 +94,6 @@ class NodeOptions:
     """The vGPU configs of the settings' file."""
     moves: change.Site | None = None
     """The host on which the agent changes GPUs; None for an agent that changes none."""
-    gates: Path | None = None
-    """The folder of the gates, by which commands and this agent exclude each other; None without access to `/run`."""
 
 
 async def run_until_stopped(options: NodeOptions) -> None:
@@ -145,6 +145,7 @@ def _follow_kubelet(
         options.clock,
         options.intervals,
         resend,
+        lacks_api=options.plugin_only,
     )
     group.create_task(keep_going("account watch", lambda: account.run(agent), options.clock))
 
@@ -266,11 +267,12 @@ def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
         allocating=options.workers("allocating"),
         recorded=recorded.read,
         ledger=options.ledger,
+        gates=options.gates,
         state_file=options.state_file,
         cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,
         markers=options.markers,
         moving=Moving(options.moves, options.workers) if options.moves is not None else None,
-        gates=options.gates,
+        may_lack_gates=options.plugin_only,
         desired_by_gpu=options.ledger.with_name(desiredstatestore.FILE) if options.node_name is not None else None,
         node_name=options.node_name,
         vgpu_configs=options.vgpu_configs,

@@ -62,7 +62,7 @@ class AccountWatch:
     not know yet keep their folders.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what it reads, and how
         self,
         paths: KubeletPaths,
         recorded: RecordedAllocations,
@@ -70,8 +70,12 @@ class AccountWatch:
         clock: Clock,
         intervals: Intervals,
         resend: Callable[[], None],
+        *,
+        lacks_api: bool = False,
     ) -> None:
-        """`resend` makes the plugins send their lists again; `recorded` gets the pods that have ended.
+        """`lacks_api`: the agent has no access to the pod-resources API, only to the checkpoint.
+
+        `resend` makes the plugins send their lists again; `recorded` gets the pods that have ended.
 
         `kubelets` returns the pids of the running kubelets.
         """
@@ -81,6 +85,7 @@ class AccountWatch:
         self._clock = clock
         self._intervals = intervals
         self._resend = resend
+        self._lacks_api = lacks_api
         self._api = PodResources(paths.pod_resources_socket)
         self._in_doubt: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
         """The devices that only the checkpoint had when the plugins last sent their lists to have it rewritten."""
@@ -190,14 +195,15 @@ class AccountWatch:
         """Return the devices that the kubelet counts, Unread while it may count any.
 
         A kubelet that does not run counts nothing, and nothing either when it has started, until plugins register. A
-        kubelet before 1.23 has no such call; its checkpoint has what it counts, at the latest after the next list.
+        kubelet before 1.23 has no such call, and an unprivileged plugin no access to it. The checkpoint has what the
+        kubelet counts, at the latest after the next list.
         """
         try:
             return await self._api.allocatable()
         except PodResourcesUnknownError as error:
             if self._kubelets() == ():
                 return frozenset()
-            if error.is_unimplemented and isinstance(record, Recorded):
+            if (error.is_unimplemented or self._lacks_api) and isinstance(record, Recorded):
                 return frozenset((name, device) for name, devices in record.registered.items() for device in devices)
             return Unread(HostPath(str(self._paths.pod_resources_socket)), seen=str(error))
 

@@ -69,6 +69,15 @@ def device_list(view: ResourceView, *, unknown_numa_is_node_0: bool) -> pb.ListA
     )
 
 
+def healthy_ids(answer: bytes) -> frozenset[DeviceId]:
+    """Return the healthy devices of a list; raise DamagedError."""
+    try:
+        devices = pb.ListAndWatchResponse.FromString(answer).devices
+    except DecodeError as error:
+        raise DamagedError(f"a list of devices cannot be parsed: {error}") from error
+    return frozenset(DeviceId(device.ID) for device in devices if device.health == HEALTHY)
+
+
 def _topology(numa_node: int | None) -> pb.TopologyInfo | None:
     return None if numa_node is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=numa_node)])
 

@@ -22,6 +22,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.node.allocation.allocator import Allocator, Callbacks
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt.node.known.desiredstate import DesiredState
 from gpuvirt.node.known.resourcestates import NameReview
 from gpuvirt.node.known.state import NodeState
@@ -115,15 +116,13 @@ class Agent:
         self._invalid: tuple[InvalidDesired, ...] = ()
         """The invalid desired state that was logged."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        changing = site.moving.site if site.moving is not None else None
-        gates = changing.locks if changing is not None else site.gates
-        gate = gate_at(gates) if gates is not None else None
+        membership = Membership(gate_at(site.gates), may_lack=site.may_lack_gates)
         self._gates = GateWatch(
-            gate, self._changes, self._watcher.observe_soon, changing.original_drivers if changing is not None else None
+            membership, self._changes, self._watcher.observe_soon, site.moving.site if site.moving is not None else None
         )
         refused, unseen = lambda: self._watcher.observe_soon("refusal"), partial(self.report_problem, "users")
         callbacks = Callbacks(self._observe_allocation, refused, unseen)
-        allocation_gate = AllocationGate(self._state.changes, gate)
+        allocation_gate = AllocationGate(self._state.changes, lambda: membership.gate)
         self.allocator = Allocator(self._state, site, self.telemetry, callbacks, allocation_gate)
         self.gpu_claims = GatedGpus(self._state, allocation_gate, site.kernel)
 
@@ -150,7 +149,7 @@ class Agent:
                     cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._intervals)
                     group.create_task(cdi_files.run(self.views, lambda problem: self.report_problem("cdi", problem)))
         finally:
-            self._gates.stop_draining()
+            self._gates.leave()
             self._ledger_store.save(self._state.ledger.content)
             await self._ledger_store.flush()
             await self._store.flush()

@@ -38,6 +38,8 @@ class Site:
     recorded: ReadRecorded
     """Reads the kubelet's record of its allocations."""
     ledger: Path
+    gates: Path
+    """The folder of the gates that the agent's allocations pass."""
     state_file: Path | None
     """None if the agent can't write to the host's `/run`."""
     cdi_folder: Path | None = None
@@ -46,8 +48,6 @@ class Site:
     """The files for which NVIDIA's operands wait; None: no such files."""
     moving: Moving | None = None
     """What the agent needs to change GPUs; None for an agent that changes no GPUs."""
-    gates: Path | None = None
-    """The folder of the gates for an agent that changes no GPUs; None: no process changes the offered devices."""
     vgpu_configs: ConfigText | None = None
     """The vGPU configs of the settings."""
     desired_by_gpu: Path | None = None
@@ -62,5 +62,7 @@ class Site:
     """Whether a controller lists in that GpuNode the resources that KubeVirt offers itself."""
     writes_node_counts: bool = False
     """Whether the agent writes the counts of `Notice` into the node's status."""
+    may_lack_gates: bool = False
+    """Whether the agent offers devices even where it can't write its gates."""
     sees_processes: bool = True
     """Whether `/proc` shows the processes of the host, not only those of the agent's pod."""

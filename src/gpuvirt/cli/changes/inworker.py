@@ -8,13 +8,14 @@ from pathlib import Path
 from time import sleep  # noqa: TID251  a command waits for the kubelet
 from typing import TypeVar
 
+from gpuvirt.kubelet.livelists import ListUnknownError, read_lists
+from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change.gate.drainrequest import DrainRequest, beside_agent, desires_of
-from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
 from gpuvirt.node.change.gate.gateerrors import UnitBusyError, UnitUnsettledError, why_not_passed
 from gpuvirt.node.change.gate.gaterecord import APART_S
 from gpuvirt.node.change.inputs import Inputs
@@ -69,7 +70,22 @@ def beside(
         return nullcontext()
     slots = slots_of(seen.facts.functions, seen.units.get(unit, ()))
     request = DrainRequest(unit, slots, intent, desires_of(desired))
-    return beside_agent(gate_at(change_site.site.locks), change_site.agent_folder, request)
+    agents = Agents(change_site.agent_folder, lambda: _why_listed(change_site.site.device_plugins, unit, seen))
+    return beside_agents(change_site.site.gates, agents, request)
+
+
+def _why_listed(device_plugins: Path, unit: UnitId, seen: Inventory) -> Reason | None:
+    """Return which socket lists a device of the unit, or does not say what it lists; None if no socket does."""
+    known, members = known_devices(seen), seen.units.get(unit, ())
+    try:
+        lists = read_lists(device_plugins)
+    except ListUnknownError as error:
+        return refusals.still_listed(unit, str(device_plugins), str(error))
+    for socket, devices in lists.items():
+        for device in sorted(devices):
+            if device in known and known[device][0].gpu in members:
+                return refusals.still_listed(unit, str(socket), device)
+    return None
 
 
 def step_reporter(*, quiet: bool) -> tuple[ReportStep, list[str]]:

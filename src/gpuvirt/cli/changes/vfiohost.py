@@ -50,7 +50,7 @@ def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: b
 
 def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False) -> Host:
     """Return a host, with the modes and vGPU configs that its agent keeps."""
-    site = site_of(account.kernel, account.roots)
+    site = site_of(account.kernel, account.roots, account.kubelet)
     view = _view(account.roots, account.kubelet, site)
     managed = {gpu.address: gpu.desired for gpu in view.gpus if gpu.desired is not None and view.agent is not None}
     vgpu_configs = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}

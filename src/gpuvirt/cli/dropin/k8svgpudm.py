@@ -195,10 +195,12 @@ def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
     if not arguments.config_file.exists():
         log.warning("%s does not exist; the built-in vGPU configs apply until it does", arguments.config_file)
     kernel = RealKernel(arguments.roots)
+    site = site_of(kernel, arguments.roots, arguments.kubelet, arguments.driver_root)
     run = NodeOptions(
         kernel=kernel,
         kubelet=arguments.kubelet,
         ledger=arguments.roots.local(options.LEDGER),
+        gates=site.locks,
         state_file=arguments.roots.run / statefile.FILE,
         settings=Settings(mode=DesiredMode.VGPU, vgpu_config=arguments.default_config),
         ids=options.read_pci_ids(None, arguments.roots),
@@ -206,6 +208,6 @@ def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
         config_file=arguments.config_file,
         node_name=arguments.node,
         cluster=cluster,
-        moves=site_of(kernel, arguments.roots, arguments.driver_root),
+        moves=site,
     )
     asyncio.run(run_until_stopped(run))

@@ -23,6 +23,7 @@ def labelling_agent(roots: HostRoots, settings: Settings, cluster: ClusterTask) 
         kernel=RealKernel(roots),
         kubelet=KubeletPaths(options.KUBELET_DIR),
         ledger=Path(options.LEDGER),  # of the agent's own container
+        gates=Path("/run/gpuvirt/gate"),  # of the same container, and never used: the agent allocates nothing
         state_file=None,
         settings=replace(settings, mode=DesiredMode.CONTAINER, modes={}, workload_label=False),
         ids=options.read_pci_ids(None, roots),

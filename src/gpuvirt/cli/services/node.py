@@ -19,6 +19,7 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.host.runtimes import read_runtimes
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.change.site import site_of
 from gpuvirt.node.published import cdifiles, statefile
 from gpuvirt.node.published.markers import Markers
@@ -90,7 +91,7 @@ def node(  # noqa: PLR0913  one parameter an option
     roots, kubelet = HostRoots.under(host_root, system_root), KubeletPaths(kubelet_dir)
     settings = _plugin_only_settings(config) if plugin_only else options.read_settings(config)
     kernel = RealKernel(roots)
-    site = site_of(kernel, roots)
+    site = site_of(kernel, roots, kubelet)
     node = None if plugin_only else apiserver.node_name_of(node_name)
     config_map = parse_config_map_name(settings.vgpu_config_map)
     cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
@@ -98,9 +99,9 @@ def node(  # noqa: PLR0913  one parameter an option
         kernel=kernel,
         markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
         moves=site if settings.manages or cluster is not None else None,
-        gates=None if plugin_only else site.locks,
         kubelet=kubelet,
         ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
+        gates=plugin_gates(kubelet.device_plugins) if plugin_only else site.locks,
         state_file=None if plugin_only else roots.run / statefile.FILE,
         cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
         cdi_folders=(roots.system / "etc/cdi",),

@@ -80,19 +80,20 @@ async def play(host: str, folder: Path) -> None:
 @asynccontextmanager
 async def _stage(host: str, folder: Path, settings: Settings, cdi: Path | None = None) -> AsyncIterator[Stage]:
     """Run an agent and a kubelet on a simulated host."""
-    spec = load_host(host)
+    spec, kubelet = load_host(host), KubeletPaths(folder / "kubelet")
     kernel, clock = build_host(spec, where=host), RealClock()
     started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
     options = NodeOptions(
         kernel=kernel,
-        kubelet=KubeletPaths(folder / "kubelet"),
+        kubelet=kubelet,
         ledger=folder / "ledger.json",
+        gates=folder / "locks",
         state_file=None,
         cdi_folder=cdi,
         settings=settings,
         ids=PciIds((pciids.shipped(),)),
         node_name=NodeName("node01"),
-        moves=Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks"),
+        moves=Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks", kubelet.device_plugins),
         clock=clock,
         # About a tenth of an agent's usual intervals, so that the demo is short.
         intervals=Intervals(
@@ -105,7 +106,7 @@ async def _stage(host: str, folder: Path, settings: Settings, cdi: Path | None =
             reconcile_s=0.9,
         ),
     )
-    async with running(options.kubelet.root, clock) as kubelet, asyncio.TaskGroup() as group:
+    async with running(kubelet.root, clock) as simulated, asyncio.TaskGroup() as group:
         agent_task = group.create_task(run(options, started=started.set_result))
-        yield Stage(host, spec.about, kernel, kubelet, await started, clock)
+        yield Stage(host, spec.about, kernel, simulated, await started, clock)
         agent_task.cancel()

@@ -166,7 +166,8 @@ class ReasonCode(Code):
     )
     GATE_FAILED = _change(
         "GateFailed",
-        "a file by which allocations and changes exclude each other can't be opened, locked or written; nothing passes",
+        "a file by which allocations and changes exclude each other can't be opened, locked or written; nothing passes."
+        " `--plugin-only` goes on without it, and commands refuse all devices that it lists",
         Level.ERROR,
         passes=True,
     )

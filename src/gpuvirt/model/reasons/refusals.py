@@ -242,6 +242,16 @@ def gate_failed(unit: str, path: str, problem: str) -> Reason:
     return Reason(ReasonCode.GATE_FAILED, unit, message, (Seen(path, problem),), fix)
 
 
+def takes_no_part(path: str, problem: str) -> Reason:
+    """A device plugin can't write the folder of its gates, so that commands can't ask it to drain devices."""
+    message = (
+        "takes no part in the exclusion of allocations and changes, so gpuvirt's commands refuse to change any device"
+        " that it lists"
+    )
+    fix = "let the pod create folders in the kubelet's device-plugins folder; or stop it before a command changes GPUs"
+    return Reason(ReasonCode.GATE_FAILED, "the device plugin", message, (Seen(path, problem),), fix)
+
+
 def changing(device: str, step: str | None) -> Reason:
     """The agent or a command changes the unit."""
     return Reason(
@@ -262,6 +272,13 @@ def agent_silent(unit: str, waited_s: float, where: str) -> Reason:
         " the agent and try again"
     )
     return Reason(ReasonCode.AGENT_SILENT, unit, message, (Seen(where, "Draining, not acknowledged"),), fix)
+
+
+def still_listed(unit: str, socket: str, device: str) -> Reason:
+    """A device plugin that can't be asked to drain devices could allocate a device that a command is to change."""
+    message = "is offered by a device plugin that commands can't ask to withdraw it: the plugin has no gates"
+    fix = "stop the plugin, or upgrade it and let its pod create folders in the kubelet's device-plugins folder"
+    return Reason(ReasonCode.AGENT_SILENT, unit, message, (Seen(socket, device),), fix)
 
 
 def plan_outdated(unit: str, why: str) -> Reason:

@@ -10,6 +10,7 @@ from gpuvirt.facts.ids import DeviceId
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.gate.gateerrors import UnitBusyError, why_not_passed
+from gpuvirt.node.change.gate.membership import NoGate
 from gpuvirt.node.change.steps.changes import Changes
 from gpuvirt.node.change.steps.leasing import RefusedError
 
@@ -19,8 +20,8 @@ DevicesBySlot = Mapping[str, Sequence[DeviceId]]
 class AllocationGate:
     """Records the allocations of one process."""
 
-    def __init__(self, changes: Changes, gate: Gate | None) -> None:
-        """`gate` is None where no other process changes the offered devices."""
+    def __init__(self, changes: Changes, gate: Callable[[], Gate | NoGate]) -> None:
+        """`gate` returns the present gate of the agent."""
         self._changes = changes
         self._gate = gate
 
@@ -41,9 +42,12 @@ class AllocationGate:
 
     def _passed(self, subject: str, devices: DevicesBySlot) -> AbstractContextManager[None]:
         """Keep other processes from changing devices of these slots; raise RefusedError if one does, or may do."""
-        if self._gate is None:
-            return nullcontext()
+        match self._gate():
+            case NoGate():  # every command refuses the devices that this agent lists
+                return nullcontext()
+            case gate:
+                pass
         try:
-            return self._gate.allocation(devices)
+            return gate.allocation(devices)
         except UnitBusyError as error:
             raise RefusedError(why_not_passed(subject, error)) from error

@@ -15,8 +15,9 @@ from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
 from gpuvirt.node.change.gate.gate import Pass, Read, gate_at
+from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt.node.store import originaldrivers
-from gpuvirt.paths import HostRoots
+from gpuvirt.paths import HostRoots, KubeletPaths
 
 ReportStep = Callable[[Step | RollBack], None]
 Children = Callable[[Sequence[int]], AbstractContextManager[tuple[Kernel, Tools]]]
@@ -32,16 +33,28 @@ class Site:
     original_drivers: Path
     """The driver journal."""
     locks: Path
-    """The folder of the gates, which is deleted at boot."""
+    """The folder of the gates of agents and commands, which is deleted at boot."""
+    device_plugins: Path
+    """The kubelet's device-plugins folder, in which an unprivileged device plugin has its gates."""
     children: Children | None = None
     """Makes the writes of a change in a child process; None for a host simulated in this process's memory."""
 
+    @property
+    def gates(self) -> Gates:
+        """The gates that each change of this host passes."""
+        return Gates(gate_at(self.locks), self.device_plugins)
 
-def site_of(kernel: Kernel, roots: HostRoots, driver: Path | None = None) -> Site:
+
+def site_of(kernel: Kernel, roots: HostRoots, kubelet: KubeletPaths, driver: Path | None = None) -> Site:
     """Return a real host; `driver` is the path of the driver container's root folder."""
     tools = HostTools(roots.system, driver or roots.run / "nvidia/driver")
     return Site(
-        kernel, tools, roots.local(originaldrivers.FILE), roots.run / "gpuvirt/gate", partial(writing, roots, tools)
+        kernel,
+        tools,
+        roots.local(originaldrivers.FILE),
+        roots.run / "gpuvirt/gate",
+        kubelet.device_plugins,
+        partial(writing, roots, tools),
     )
 
 
@@ -53,9 +66,9 @@ def changing(site: Site, unit: UnitId, first: Inventory, readings: Read) -> Iter
     the gates.
     """
     with ExitStack() as stack:
-        passed = stack.enter_context(gate_at(site.locks).change(unit, lambda: _slots(site, unit, first), readings))
+        passed = stack.enter_context(site.gates.change(unit, lambda: _slots(site, unit, first), readings))
         if site.children is not None:
-            kernel, tools = stack.enter_context(site.children(tuple(passed.locks)))
+            kernel, tools = stack.enter_context(site.children(passed.locks))
             site = replace(site, kernel=kernel, tools=tools)
         yield site, passed
 

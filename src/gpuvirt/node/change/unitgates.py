@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -11,8 +10,9 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.attempts import Circumstances
-from gpuvirt.node.change.gate.gate import GateFailedError, UnitBusyError, gate_at
+from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
+from gpuvirt.node.change.gate.gates import Gates
 
 
 class UnitGates:
@@ -21,8 +21,8 @@ class UnitGates:
     Errors of a gate's files are ignored here: a change of that unit can't begin then, and reports the error.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._gate = gate_at(folder)
+    def __init__(self, gates: Gates) -> None:
+        self._gates, self._gate = gates, gates.host
         self._drained: dict[UnitId, Slots] = {}
         self._found: dict[UnitId, GateRecord | None] = {}
         """The records of failed changes that an earlier agent has left, by unit; None if there is none."""
@@ -36,13 +36,13 @@ class UnitGates:
             self._find(unit, slots)
             if self._found[unit] is not None:  # `held` must compare the circumstances with this record first
                 return
-            self._gate.drain(unit, slots, intent, patience_s=0.0)
+            self._gates.drain(unit, slots, intent, patience_s=0.0)
             self._drained[unit] = slots
 
     def stop_draining(self, unit: UnitId) -> None:
         """Open the gates of a unit whose change no longer waits."""
         with suppress(UnitBusyError):
-            self._gate.stop_draining(self._drained.pop(unit, ()))
+            self._gates.stop_draining(self._drained.pop(unit, ()))
 
     def begin(self, unit: UnitId) -> None:
         """Record that a change of a unit begins; it takes over the drained gates."""

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 
 from gpuvirt.clock import Clock, until_tick_s
 from gpuvirt.facts.ids import PciAddress, slot_of
@@ -10,8 +9,10 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.reasons import refusals
-from gpuvirt.node.change.gate.gate import Gate, GateFailedError
+from gpuvirt.node.change.gate.gateerrors import GateFailedError
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
+from gpuvirt.node.change.gate.membership import Membership
+from gpuvirt.node.change.site import Site
 from gpuvirt.node.reconcile.dependencies import Dependencies
 from gpuvirt.node.store import originaldrivers
 
@@ -23,20 +24,17 @@ class GateWatch:
 
     def __init__(
         self,
-        gate: Gate | None,
+        membership: Membership,
         agent: Dependencies,
         observe_soon: Callable[[str], None],
-        original_drivers: Path | None = None,
+        changing: Site | None = None,
     ) -> None:
-        """`gate` is None where no process changes the offered devices.
-
-        `observe_soon` has the host observed soon. `original_drivers` is the driver journal of an agent that changes
-        GPUs.
-        """
-        self._gate = gate
+        """`observe_soon` has the host observed soon. `changing` is the site of an agent that changes GPUs."""
+        self._membership = membership
+        self._gate = membership.own
         self._agent = agent
         self._observe_soon = observe_soon
-        self._original_drivers = original_drivers
+        self._changing = changing
         self._facts: Facts | None = None
         self._states: Mapping[str, GateState] = {}
         self._blocked: Mapping[str, str] = {}
@@ -45,7 +43,8 @@ class GateWatch:
 
     async def run(self, clock: Clock, interval_s: float) -> None:
         """Read the gates for ever; after a killed change the host is observed soon, which settles that change."""
-        while self._gate is not None:
+        while True:
+            self._join()
             await clock.sleep(until_tick_s(clock.monotonic_s(), interval_s))
             if self._read(brief=True):
                 if self._unsettled:
@@ -53,6 +52,12 @@ class GateWatch:
                 if self._facts is not None and self._update_state(self._facts):
                     self._agent.callbacks.conclude_soon()
             self.answer_commands()
+
+    def _join(self) -> None:
+        """Take part in the gates, if the agent offers devices."""
+        if self._agent.operands is None:
+            self._membership.join()
+            self._agent.callbacks.report_problem("gates", self._membership.problem)
 
     def observe_facts(self, facts: Facts) -> bool:
         """Settle killed changes, since the host was observed, and read the gates; return whether that is a change."""
@@ -73,19 +78,18 @@ class GateWatch:
         for slot, record in self._requests().items():
             functions = frozenset(_functions_of(self._facts, {slot})) if self._facts is not None else frozenset()
             refusal = self._agent.desired.why_kept(record.desires)
-            if self._gate is not None and (refusal is not None or self._agent.state.is_drained(functions)):
+            if refusal is not None or self._agent.state.is_drained(functions):
                 self._gate.answer(slot, record.generation, refusal)
 
-    def stop_draining(self) -> None:
-        """Open the gates that the agent drains, when it ends."""
-        if self._gate is not None:
-            self._gate.stop_draining(tuple(self._gate.draining))
+    def leave(self) -> None:
+        """Open the gates that the agent drains, and take no part in them any more, when the agent ends."""
+        if self._changing is not None:
+            self._changing.gates.stop_draining()
+        self._membership.leave()
 
     @property
     def _elsewhere(self) -> frozenset[str]:
         """The slots that another process changes or is about to change, and those of killed changes."""
-        if self._gate is None:
-            return frozenset()
         ours = {*self._gate.ours, *self._gate.draining}
         return frozenset(slot for slot, state in self._states.items() if state not in ALLOCATABLE and slot not in ours)
 
@@ -96,8 +100,6 @@ class GateWatch:
 
     def _requests(self) -> Mapping[str, GateRecord]:
         """Return the records of the slots for which a command waits for an answer."""
-        if self._gate is None:
-            return {}
         drained = (slot for slot in self._elsewhere if self._states[slot] is GateState.DRAINING)
         records = {slot: self._gate.read(slot) for slot in drained}
         return {slot: found for slot, found in records.items() if isinstance(found, GateRecord) and found.is_unanswered}
@@ -107,8 +109,6 @@ class GateWatch:
 
         A brief read tries only the locks of gates whose records show a change under way.
         """
-        if self._gate is None:
-            return False
         before = self._states, self._blocked
         try:
             states = self._gate.states_by_record() if brief else self._gate.states()
@@ -121,8 +121,6 @@ class GateWatch:
 
     def _settle(self, facts: Facts) -> None:
         """Open the gates of killed changes, but not those of started driver changes: the reconciler finishes these."""
-        if self._gate is None:
-            return
         started = self._started_changes(facts)
         for slot in sorted(self._unsettled - {slot_of(function) for function in started}):
             try:
@@ -132,9 +130,9 @@ class GateWatch:
 
     def _started_changes(self, facts: Facts) -> Collection[PciAddress]:
         """Return the functions whose driver change is started in the driver journal."""
-        if self._original_drivers is None:
+        if self._changing is None:
             return ()
-        return originaldrivers.read(self._original_drivers).of_boot(facts.platform.boot_id).changes
+        return originaldrivers.read(self._changing.original_drivers).of_boot(facts.platform.boot_id).changes
 
     def _update_state(self, facts: Facts) -> bool:
         """Update the agent's state and notes by the gates; return whether that is a change."""

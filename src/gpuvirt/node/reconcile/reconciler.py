@@ -57,7 +57,7 @@ class Reconciler:
         """The units in which a GPU does not have its desired driver."""
         self._observations: dict[UnitId, int] = {}
         """The number of the host's observations when each unit was last changed: older observations are outdated."""
-        self._gates = UnitGates(site.locks)
+        self._gates = UnitGates(site.gates)
         self._questions = SmiQuestions(site.tools, workers, clock, intervals)
         self._schedulers = Schedulers(site.tools, workers, clock, intervals)
 

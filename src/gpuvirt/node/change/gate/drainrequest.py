@@ -3,12 +3,13 @@
 The command writes its intent into the gates of the unit's slots. From then on Allocate refuses the devices. The agent
 stops offering them, waits until the kubelet no longer counts the free ones, and acknowledges the generation. The agent
 refuses instead if it keeps the unit in another desired state. Without a running agent, the command keeps agents from
-starting.
+starting. An unprivileged device plugin is asked in the same way, in the gates of its own folder. One that has no gates
+can't be asked: the command refuses what its sockets list.
 """
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,11 @@ from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.inventory.isolation import Slots, UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.change.gate.gateerrors import GateFailedError
 from gpuvirt.node.change.gate.gatelock import tries, try_lock
 from gpuvirt.node.change.gate.gaterecord import GateRecord
+from gpuvirt.node.change.gate.gates import Gates
+from gpuvirt.node.change.gate.membership import has_member
 
 ANSWER_S = 10.0
 """How long a command waits for the agent's answer."""
@@ -52,25 +56,62 @@ def desires_of(desired: DesiredUnit) -> Desires:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """The agents of a host, as a command finds them."""
+
+    folder: Path
+    """The folder that each agent but a plugin without access to it locks."""
+    why_listed: Callable[[], Reason | None]
+    """Reads the lists of the device plugins' live sockets; returns which one still lists a device of the change."""
+
+
 @contextmanager
-def beside_agent(gate: Gate, agent_folder: Path, request: DrainRequest) -> Iterator[Reason | None]:
+def beside_agents(gates: Gates, agents: Agents, request: DrainRequest) -> Iterator[Reason | None]:
     """Keep devices drained while the context lasts; the context value is the reason for a refusal, None if drained.
 
-    `agent_folder` is the folder that an agent locks. Raises UnitBusyError.
+    No agent can start meanwhile where none runs. Raises UnitBusyError.
     """
     with ExitStack() as stack:
-        if stack.enter_context(no_agent(agent_folder)):
-            yield None
-            return
-        with drained(gate, request) as refusal:
-            yield refusal
+        asked: list[Gate] = []
+        if not stack.enter_context(no_agent(agents.folder)):
+            asked.append(gates.host)
+        offers = gates.device_plugins.is_dir() and not stack.enter_context(no_plugin(gates.device_plugins))
+        drained = (gates.host, gates.plugin) if offers else asked
+        for gate in drained:
+            stack.enter_context(draining(gate, request))
+        members = [gate for gate in drained if has_member(gate)]
+        for gate in (*asked, *(gate for gate in members if gate not in asked)):
+            if (refusal := _answer(gate, request)) is not None:
+                yield refusal
+                return
+        yield agents.why_listed() if offers and not members else None
 
 
 @contextmanager
 def no_agent(folder: Path) -> Iterator[bool]:
     """Return whether no agent runs. If so, no agent can start while the context lasts; other commands can."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _shared(folder) as is_free:
+        yield is_free
+
+
+@contextmanager
+def no_plugin(device_plugins: Path) -> Iterator[bool]:
+    """Return whether no agent offers devices. If so, none can begin to while the context lasts.
+
+    Every agent that offers devices has the lock on the kubelet's folder, whatever its version.
+    """
+    with _shared(device_plugins) as is_free:
+        yield is_free
+
+
+@contextmanager
+def _shared(folder: Path) -> Iterator[bool]:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise GateFailedError(folder, error) from error
     try:
         yield try_lock(fd, fcntl.LOCK_SH)
     finally:
@@ -78,14 +119,21 @@ def no_agent(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def drained(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
-    """Ask the running agent to drain devices; the context value is the reason for its refusal, None if drained."""
+def draining(gate: Gate, request: DrainRequest) -> Iterator[None]:
+    """Write the intent of a command into a gate's records while the context lasts; raise UnitBusyError."""
     desires = {str(gpu): tuple(desired) for gpu, desired in request.desires.items()}
     gate.drain(request.unit, request.slots, request.intent, desires=desires)
     try:
-        yield _answer(gate, request)
+        yield
     finally:
         gate.stop_draining(request.slots)
+
+
+@contextmanager
+def drained(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
+    """Ask the running agent to drain devices; the context value is the reason for its refusal, None if drained."""
+    with draining(gate, request):
+        yield _answer(gate, request)
 
 
 def _answer(gate: Gate, request: DrainRequest) -> Reason | None:

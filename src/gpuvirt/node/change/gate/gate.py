@@ -64,24 +64,33 @@ class Gate(GateFiles):
     """The lines that this process has added to each slot's file since it measured the file."""
 
     @contextmanager
-    def change(self, unit: str, members: Callable[[], Slots], readings: Read = no_readings) -> Iterator[Pass]:
+    def change(
+        self, unit: str, members: Callable[[], Slots], readings: Read = no_readings, *, beside: "Sequence[Gate]" = ()
+    ) -> Iterator[Pass]:
         """Keep all other processes of the host from changing or allocating a unit's devices; raise UnitBusyError.
 
         `members` reads the slots of the unit. They are read again under the locks: other slots may have joined.
-        `readings` returns the latest readings of the kubelet's accounts, the newest last.
+        `readings` returns the latest readings of the kubelet's accounts, the newest last. `beside` are the gates in
+        other folders that the change passes, too.
         """
         for _ in range(MOST_TRIES):
             slots = members()
             with ExitStack() as stack:
-                locks = [stack.enter_context(self._locked(unit, slot))[1] for slot in slots]
+                locked = [(gate, gate.lock(stack, unit, slots)) for gate in (self, *beside)]
                 if members() == slots:
-                    for slot, lock in zip(slots, locks, strict=True):
-                        self._refuse_unknown(unit, slot, lock, readings)
+                    for gate, locks in locked:
+                        gate.refuse_unknown(unit, dict(zip(slots, locks, strict=True)), readings)
                     host = stack.enter_context(opened(self.folder / MODULES))
-                    with self._passed(Pass(self, slots, (*locks, host), host)) as passed:
+                    (_, own), *others = locked
+                    passes = [Pass(gate, slots, locks) for gate, locks in others]
+                    with self._passed(Pass(self, slots, (*own, host), host, beside=passes)) as passed:
                         yield passed
                     return
         raise UnitBusyError(f"{unit}: its IOMMU groups changed {MOST_TRIES} times while their slots were being locked")
+
+    def lock(self, stack: ExitStack, unit: str, slots: Slots) -> tuple[int, ...]:
+        """Take the locks of slots until the end of a stack, and return their descriptors; raise UnitBusyError."""
+        return tuple(stack.enter_context(self._locked(unit, slot))[1] for slot in slots)
 
     @contextmanager
     def modules(self) -> Iterator[None]:
@@ -214,8 +223,15 @@ class Gate(GateFiles):
             self._refuse_damaged(slot, slot)
             self.write(slot, gaterecord.settled(self.read(slot), boot_id()))
 
+    def refuse_unknown(self, unit: str, locks: Mapping[str, int], readings: Read) -> None:
+        """Raise UnitUnsettledError if the kubelet's accounts may lack an allocation, or if a new record is damaged.
+
+        `locks` are the descriptors of the slots' locks.
+        """
+        for slot, lock in locks.items():
+            self._refuse_unknown(unit, slot, lock, readings)
+
     def _refuse_unknown(self, unit: str, slot: str, lock: int, readings: Read) -> None:
-        """Raise UnitUnsettledError if the kubelet's accounts may lack an allocation, or if a new record is damaged."""
         content = self._lines(slot, lock)
         if not gaterecord.unsettled(content, this_process(), monotonic(), ()):
             self._refuse_damaged(unit, slot)

@@ -59,6 +59,17 @@ def open_file(path: str | Path) -> int:
         raise GateFailedError(path, error) from error
 
 
+def is_current(fd: int, path: str | Path) -> bool:
+    """Return whether a path still has the file that is open: a lock on a deleted file excludes no process."""
+    try:
+        here = os.stat(path)  # noqa: PTH116  a tenth of the time of Path.stat
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise GateFailedError(path, error) from error
+    return os.path.samestat(here, os.fstat(fd))
+
+
 class Locks(AbstractContextManager[None]):
     """The open files of several locks, which are closed at the end of the context."""
 

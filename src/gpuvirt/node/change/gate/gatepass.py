@@ -3,9 +3,10 @@
 import fcntl
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
@@ -29,8 +30,8 @@ class Pass:
 
     files: GateFiles
     slots: Slots
-    locks: Collection[int]
-    """The descriptors of the locks. Every process that has one of them open keeps that lock."""
+    own_locks: Collection[int]
+    """The descriptors of its locks. Every process that has one of them open keeps that lock."""
     host: int | None = None
     """The descriptor of the host's lock for kernel modules. It is open in the change's children, too."""
     held: tuple[Reason, str] | None = None
@@ -38,19 +39,31 @@ class Pass:
 
     None for a command: the command does not try again.
     """
+    beside: "Sequence[Pass]" = ()
+    """The passes of the same change through the gates in other folders. Their records follow this one's."""
     _records: dict[str, GateRecord] = field(default_factory=dict)
     _writing: threading.Lock = field(default_factory=threading.Lock)
     """The event loop records a blocked step while the thread of the change may record the step's end."""
 
+    @property
+    def locks(self) -> tuple[int, ...]:
+        """The descriptors of all locks of the change, which its children inherit."""
+        return (*self.own_locks, *chain.from_iterable(passed.locks for passed in self.beside))
+
     def begin(self) -> None:
         """Begin a generation. This settles earlier changes, since every change observes the host first."""
+        for passed in (self, *self.beside):
+            passed.read_records()
+        self._move(lambda record: record.begin(this_process()), required=True)
+
+    def read_records(self) -> None:
+        """Read the records of this pass alone; those of earlier changes count as settled."""
         for slot in self.slots:
             found = self.files.read(slot)
             if isinstance(found, GateRecord) and found.is_drained_by(this_process()):
                 self._records[slot] = found
             else:
                 self._records[slot] = gaterecord.settled(found, boot_id())
-        self._move(lambda record: record.begin(this_process()), required=True)
 
     def pause(self) -> None:
         """Record that the change is between two steps; raise GateFailedError, but not during a rollback."""
@@ -91,10 +104,12 @@ class Pass:
     def end(self) -> None:
         """Record that the change has ended; its gates are open, or held with the reason of its failure."""
         held = self.held
+        for passed in self.beside:
+            passed.moved(lambda record: record.settle().move(GateState.OPEN))
         if held is None:
-            self._move(lambda record: record.settle().move(GateState.OPEN))
+            self.moved(lambda record: record.settle().move(GateState.OPEN))
         else:
-            self._move(lambda record: record.settle().hold(*held))
+            self.moved(lambda record: record.settle().hold(*held))
 
     def _move(self, move: Callable[[GateRecord], GateRecord], *, required: bool = False) -> None:
         """Move all records, and write those that have changed; raise GateFailedError where that is `required`.
@@ -102,15 +117,25 @@ class Pass:
         It never is during a rollback, which must go on: the change has its locks, and without them a record that could
         not be written says `SETTLING`, so that nothing passes the gate until the host was observed.
         """
-        failed: GateFailedError | None = None
+        failed = [*self.moved(move), *chain.from_iterable(passed.moved(move) for passed in self.beside)]
+        if required and failed:
+            raise failed[0]
+
+    def moved(self, move: Callable[[GateRecord], GateRecord]) -> list[GateFailedError]:
+        """Move the records of this pass alone; return the errors, but none of a rollback."""
+        failed: list[GateFailedError] = []
         with self._writing:
             for slot, record in self._records.items():
-                if (moved := move(record)) is not record:
-                    self._records[slot] = moved
-                    try:
-                        self.files.write(slot, moved)
-                    except GateFailedError as error:
-                        log.warning("the gate's record can't be written: %s", error)
-                        failed = error if moved.state is not GateState.SETTLING else failed
-        if required and failed is not None:
-            raise failed
+                if (new := move(record)) is not record:
+                    self._records[slot] = new
+                    failed += self._write(slot, new)
+        return failed
+
+    def _write(self, slot: str, record: GateRecord) -> Iterator[GateFailedError]:
+        """Write a record; yield the error unless the change rolls back."""
+        try:
+            self.files.write(slot, record)
+        except GateFailedError as error:
+            log.warning("the gate's record can't be written: %s", error)
+            if record.state is not GateState.SETTLING:
+                yield error

@@ -1,0 +1,44 @@
+"""What the device plugins of a host list now, by the sockets on which they listen.
+
+A command reads these lists beside a device plugin of gpuvirt that it can't ask to drain devices.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc
+
+from gpuvirt.errors import DamagedError, GpuvirtError
+from gpuvirt.facts.ids import DeviceId
+from gpuvirt.kubelet import podresources, sockets, wire
+
+METHOD = "/v1beta1.DevicePlugin/ListAndWatch"
+TIMEOUT_S = 5.0
+NAMES = ("kubevirt-*.sock", "gpuvirt-*.sock")
+"""The names of the sockets of gpuvirt's plugins, the first of which NVIDIA's plugin has, too."""
+
+
+class ListUnknownError(GpuvirtError):
+    """A plugin that listens does not say what it lists."""
+
+
+def read_lists(folder: Path) -> Mapping[Path, frozenset[DeviceId]]:
+    """Return the healthy devices by socket; raise ListUnknownError. A socket without a listener lists nothing."""
+    paths = sorted(path for name in NAMES for path in folder.glob(name))
+    return {path: _read_list(path) for path in paths if sockets.is_listened_at(path)}
+
+
+def _read_list(path: Path) -> frozenset[DeviceId]:
+    with grpc.insecure_channel(f"unix:{path}", options=podresources.OPTIONS) as channel:
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(METHOD)
+        answers = call(b"", timeout=TIMEOUT_S)
+        try:
+            return wire.healthy_ids(next(iter(answers)))
+        except StopIteration as error:
+            raise ListUnknownError(f"{path}: the plugin has ended its list at once") from error
+        except grpc.RpcError as error:
+            raise ListUnknownError(f"{path}: {answers.code().name}: {answers.details()}") from error
+        except DamagedError as error:
+            raise ListUnknownError(f"{path}: {error}") from error
+        finally:
+            answers.cancel()
