@@ -80,13 +80,15 @@ class Shared:
         """Create a pod whose containers all have a GPU by its annotation; init containers have `init`."""
         self.node.apply(self.pod(name, *containers, gpu=gpu, policy=policy))
 
-    def pod(self, name: str, *containers: Mapping[str, object], gpu: str | None, policy: str) -> Mapping[str, object]:
+    def pod(
+        self, name: str, *containers: Mapping[str, object], gpu: str | None, policy: str, grace_s: int = 0
+    ) -> Mapping[str, object]:
         asked = {str(one["name"]): {gpu: one["units"]} for one in containers}
         annotations = {SHARES_ANNOTATION: json.dumps({"containers": asked})} if gpu is not None else {}
         spec = {
             "restartPolicy": policy,
             "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 0,
+            "terminationGracePeriodSeconds": grace_s,
             "initContainers": [manifest(one) for one in containers if "init" in one],
             "containers": [manifest(one) for one in containers if "init" not in one],
         }
@@ -247,6 +249,33 @@ def test_a_pod_that_gets_no_gpu_has_an_event_with_the_reason(shared: Shared) -> 
         shared.start("never", main(700))
         node.until(lambda: node.status("never").phase == "Failed", lambda: node.kubectl("describe", "pod", "never"))
         assert "NoRoom: nvidia.com/vgpu requests 700 units" in node.kubectl("describe", "pod", "never")
+
+
+def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_container_has_ended(shared: Shared) -> None:
+    """The kubelet frees the devices of such a pod at once, so its own record is no proof that they are free."""
+    node = shared.node
+    with shared.agent():
+        stays = shared.pod("stays", main(1000, f"{SHOW}; sleep 40"), gpu=A, policy="Never", grace_s=300)
+        node.apply(stays)
+        shared.start("other", main(1000), gpu=B)
+        assert (shared.seen("stays"), shared.seen("other")) == (A, B)
+        specs, uid = shared.specs, shared.metadata("stays").uid
+        node.delete("stays")
+        shared.start("second", main(1000), gpu=A)
+        node.until(lambda: node.status("second").phase == "Failed", lambda: node.kubectl("describe", "pod", "second"))
+        told = node.kubectl("describe", "pod", "second")
+        assert "NoRoom: nvidia.com/vgpu requests 1000 units" in told
+        assert f"pod {node.namespace}/stays: it has ended or was deleted" in told
+        assert (shared.specs, shared.used()) == (specs, {A: 1000, B: 1000})
+        ask_consumers(POD_RESOURCES)
+        shared.start("third", main(1000), gpu=A)
+        node.until(lambda: node.status("third").phase == "Failed", lambda: node.kubectl("describe", "pod", "third"))
+        recorded = checkpoint.parse(KubeletPaths(KUBELET_ROOT).checkpoint.read_bytes()).data.pod_device_entries or ()
+        assert uid not in {entry.pod_uid for entry in recorded}, "the kubelet has freed its units while it runs"
+        assert shared.used()[A] == 1000
+        node.until(lambda: shared.used()[A] == 0, lambda: shared.log)
+        shared.start("fourth", main(1000), gpu=A)
+        assert shared.seen("fourth") == A
 
 
 def test_many_equal_pods_at_a_time_beside_a_client_that_lists_pod_resources(shared: Shared) -> None:

@@ -1,6 +1,7 @@
 """Why a container does not get a share of a GPU."""
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
@@ -8,13 +9,15 @@ from gpuvirt.model.reasons.reasoncodes import ReasonCode
 CHECKPOINT = "kubelet_internal_checkpoint"
 RETRIES = "none is needed: the kubelet starts the container again, with growing pauses"
 RUNTIME = "the container runtime"
+NONE_KEPT: Mapping[str, str] = MappingProxyType({})
 GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
 
 
-def no_room(subject: str, units: int, free: Mapping[str, int]) -> Reason:
-    """Containers that started earlier have the units."""
+def no_room(subject: str, units: int, free: Mapping[str, int], kept: Mapping[str, str] = NONE_KEPT) -> Reason:
+    """Containers that started earlier have the units; `kept` says why pods that were deleted keep theirs."""
     message = f"requests {units} units, which no GPU of this node has left"
     seen = tuple(Seen(gpu, f"{left} free") for gpu, left in sorted(free.items())) or (Seen("this node", "no GPU"),)
+    seen += tuple(Seen(pod, why) for pod, why in sorted(kept.items()))
     fix = "end a pod that has units of a GPU, or request fewer units; `gpuvirt shares` lists both"
     return Reason(ReasonCode.NO_ROOM, subject, message, seen, fix)
 

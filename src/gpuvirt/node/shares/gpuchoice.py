@@ -30,7 +30,7 @@ class GpuChoice:
         """Return why no GPU can give units to any container now, None if one can."""
         shares, node = self._shares, self._shares.node.get()
         open_node, closed = self._open(node)
-        reason = why_refused(units, open_node, shares.records, shares.resource)
+        reason = why_refused(units, open_node, shares.records, shares.resource, shares.kept_texts)
         if reason is not None and closed is not None and why_refused(units, node, shares.records, "") is None:
             return closed
         return reason
@@ -93,4 +93,4 @@ class GpuChoice:
     def _no_room(self, pod: PodOnNode, node: NodeSharing) -> Reason:
         free = self._shares.records.books(node.capacity).free
         left = {str(gpu): int(units) for gpu, units in free.items()}
-        return sharing.no_room(f"pod {pod.namespace}/{pod.name}", pod.demand.total, left)
+        return sharing.no_room(f"pod {pod.namespace}/{pod.name}", pod.demand.total, left, self._shares.kept_texts)

@@ -14,6 +14,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons.sharing import RUNTIME
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, offered
+from gpuvirt.model.shares.node.keptshares import KeptShare
 from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, with_gpus
 from gpuvirt.model.shares.node.runtimes import ContainerRuntime
@@ -51,6 +52,8 @@ class NodeShares:
     whole: Units = WHOLE
     pending: Cell[Mapping[PodUid, PodRecord]] = field(default_factory=lambda: Cell({}))
     """The shares that are being given: not on disk yet."""
+    kept: Cell[Mapping[PodUid, KeptShare]] = field(default_factory=lambda: Cell({}))
+    """The pods that the API server lacks or calls ended, and that keep their shares, with the reason."""
     refusals: Refusals = field(default_factory=Refusals)
     """The refused shares, for metrics and events."""
 
@@ -63,6 +66,16 @@ class NodeShares:
         pending = self.pending.get()
         stored = self.store.records.get()
         return ShareRecords({**pending, **stored.pods}) if pending else stored
+
+    @property
+    def kept_texts(self) -> Mapping[str, str]:
+        """Why pods that the API server lacks or calls ended keep their shares, by pod as text: `pod default/a`."""
+        pods = self.store.records.get().pods
+        return {
+            f"pod {pods[uid].namespace}/{pods[uid].name}": kept.text
+            for uid, kept in self.kept.get().items()
+            if uid in pods
+        }
 
     @property
     def in_use(self) -> bool:
@@ -115,7 +128,11 @@ class NodeShares:
     @contextmanager
     def notifying(self, changed: Signal) -> Iterator[None]:
         """Set `changed` while the context lasts whenever what the agent shows of shares may have changed."""
-        with self.withheld.notifying(changed), self.store.records.notifying(changed):
+        with (
+            self.withheld.notifying(changed),
+            self.store.records.notifying(changed),
+            self.kept.notifying(changed),
+        ):
             yield
 
     def with_gpus(self, consumers: Consumers) -> Consumers:

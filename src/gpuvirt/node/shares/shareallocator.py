@@ -78,7 +78,7 @@ class ShareAllocator:
         self._shares = dependencies.shares
         self._turn = asyncio.Lock()
         """Decisions and their records are made one after another."""
-        self._ends = PodEnds(dependencies.accounts, dependencies.worker)
+        self._ends = PodEnds(dependencies.accounts, dependencies.worker, dependencies.shares.kept)
         self._choice = GpuChoice(dependencies.shares, dependencies.claims)
 
     @property
@@ -126,7 +126,7 @@ class ShareAllocator:
     def _pause_s(self) -> float:
         if not self._ends.is_settled:
             return self._on.recheck_s
-        return self._on.kept_s if self._ends.kept else TIDY_S
+        return self._on.kept_s if self._shares.kept.get() else TIDY_S
 
     async def judge(self, every_s: float) -> None:
         """Conclude which GPUs containers can get, for ever: NVIDIA's CDI specs may change at any time."""

@@ -91,14 +91,19 @@ def choose(pod: PodOnNode, node: NodeSharing, records: ShareRecords, others: Ite
     return None
 
 
-def why_refused(units: Units, node: NodeSharing, records: ShareRecords, subject: str) -> Reason | None:
-    """Return why no GPU can give units to any container now, None if one can; the pod is not known yet."""
+def why_refused(
+    units: Units, node: NodeSharing, records: ShareRecords, subject: str, kept: Mapping[str, str] = sharing.NONE_KEPT
+) -> Reason | None:
+    """Return why no GPU can give units to any container now, None if one can; the pod is not known yet.
+
+    `kept` says why pods that were deleted keep their shares.
+    """
     if units > node.whole and units % node.whole:
         return sharing.invalid_units(subject, units, node.whole)
     free = records.books(node.capacity).free
     demand = Demand((ContainerDemand(ContainerName(subject), ContainerKind.APP, units),))
     if place(demand, free, node.policy, node.whole) is None:
-        return sharing.no_room(subject, units, {str(gpu): int(left) for gpu, left in free.items()})
+        return sharing.no_room(subject, units, {str(gpu): int(left) for gpu, left in free.items()}, kept)
     return None
 
 
