@@ -9,6 +9,7 @@ import pytest
 
 from gpuvirt.apps.node import pages
 from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.cluster.agent.sharedkeys import shared_claim
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress, PodUid
@@ -16,6 +17,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Mode
+from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import GpuId
@@ -24,6 +26,7 @@ from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.hostspec import load_host
+from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet, running
 from gpuvirt.sim.kubelet.starting import StartError, start_container
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
@@ -34,9 +37,11 @@ SHARED = Settings(mode=DesiredMode.SHARED)
 
 
 @asynccontextmanager
-async def sharing_vm(folder: Path, settings: Settings = SHARED) -> AsyncIterator[tuple[SimKubelet, Agent, NodeShares]]:
+async def sharing_vm(
+    folder: Path, settings: Settings = SHARED, kernel: SimKernel | None = None
+) -> AsyncIterator[tuple[SimKubelet, Agent, NodeShares]]:
     """Run the agent of a VM with two GPUs, only the first of which has a CDI device of NVIDIA."""
-    kernel = build_host(load_host("vm-2xV100"), where="vm-2xV100")
+    kernel = kernel or build_host(load_host("vm-2xV100"), where="vm-2xV100")
     (folder / "cdi").mkdir()
     (folder / "cdi/nvidia.json").write_text(nvidia_spec({FIRST: 0}))
     options = replace(options_for(kernel, folder, settings), cdi_folder=folder / "cdi")
@@ -132,3 +137,25 @@ async def test_a_node_that_shares_no_gpu_registers_no_units(short_path: Path) ->
         await until(lambda: agent.looked)
         await CLOCK.sleep(0.1)
         assert VGPU not in kubelet.capacity()
+
+
+async def test_the_nodes_annotation_lacks_what_a_deleted_pod_keeps(short_path: Path) -> None:
+    kernel = build_host(load_host("vm-2xV100"), where="vm-2xV100")
+    async with sharing_vm(short_path, kernel=kernel) as (kubelet, agent, shares):
+        shares.observe_runtime("containerd://2.1.3")
+        await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
+        pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
+        report(pod, shares)
+        await start_container(kubelet, pod, "main", short_path / "cdi")
+        process = kernel.start_process("pause", pod=pod.uid)
+        kubelet.end_pod("p")
+        shares.pods.observe({})
+
+        def annotation() -> str | None:
+            return shared_claim(agent.views).keys(Metadata(name="node")).annotations[SHARED_GPUS_ANNOTATION]
+
+        await until(lambda: annotation() == f'{{"{FIRST}":700}}')
+        assert agent.views.get().gpus[0].users == ("pod default/p",)
+        assert agent.views.get().gpus[0].units == 1000
+        kernel.end_vm(process)
+        await until(lambda: annotation() == f'{{"{FIRST}":1000}}')

@@ -73,7 +73,7 @@ class Shared:
         self.observe()
         claims: GatedGpus = node.agent.gpu_claims
         self.choice = GpuChoice(self.shares, claims)
-        node.agent._state.shared.follow(lambda _: None, dict, lambda: self.shares.records)
+        node.agent._state.shared.follow(self.shares)
 
     def observe(self) -> None:
         sharing = self.node.agent._state.shared.sharing

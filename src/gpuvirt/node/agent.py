@@ -89,7 +89,7 @@ class Agent:
             vgpus_only=site.vgpus_only,
         )
         if shares is not None:
-            self._state.shared.follow(shares.why_withheld, shares.pods_by_gpu, lambda: shares.records)
+            self._state.shared.follow(shares)
         self._state.resources.review = self._review
         self._concluding: Timer | None = None
         self._watcher = Watcher(

@@ -28,7 +28,7 @@ def shared_claim(views: Cell[NodeView]) -> Claim:
 def _annotation(shared: SharedGpus) -> dict[str, str | None]:
     if not shared.gpus:
         return {SHARED_GPUS_ANNOTATION: None}
-    return {SHARED_GPUS_ANNOTATION: shared_gpus_text(shared.capacity)} if shared.is_known else {}
+    return {SHARED_GPUS_ANNOTATION: shared_gpus_text(shared.schedulable)} if shared.is_known else {}
 
 
 def _type_keys(observed: Metadata, vgpu_type: NodeVgpuType) -> DesiredLabels:

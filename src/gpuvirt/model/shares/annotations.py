@@ -19,7 +19,8 @@ from gpuvirt.model.shares.placement import GpuId, Placement, Shares
 T = TypeVar("T")
 
 SHARED_GPUS_ANNOTATION = "gpuvirt.io/shared-gpus"
-"""Of a node: the units of each shared GPU, `{"GPU-8a5c...": 1000}`."""
+"""Of a node: the units of each shared GPU, `{"GPU-8a5c...": 1000}`, without those that a pod keeps which the API server
+has deleted while its containers run."""
 SHARES_ANNOTATION = "gpuvirt.io/shares"
 """Of a pod: the GPUs of its containers, `{"containers": {"main": {"GPU-8a5c...": 300}}, "enforcement": "none"}`."""
 POLICY_ANNOTATION = "gpuvirt.io/shares-policy"

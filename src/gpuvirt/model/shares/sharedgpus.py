@@ -9,6 +9,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.placement import GpuId, Shares
 
+NO_UNITS = Units(0)
 UNITS_RESOURCE = ResourceName(ShareSettings().resource)
 
 
@@ -27,6 +28,8 @@ class SharedGpu:
     """The number of its device node `/dev/nvidia0`; None where the driver does not show it."""
     withheld: Reason | None = None
     """Why its units are not offered; None if they are."""
+    kept: Units = NO_UNITS
+    """The units of pods that the API server lacks, or calls ended, while their containers run."""
 
     @property
     def offered(self) -> Units:
@@ -51,6 +54,12 @@ class SharedGpus:
     def capacity(self) -> Shares:
         """The units of each GPU that pods can get."""
         return {gpu.id: gpu.offered for gpu in self.gpus if gpu.id is not None and gpu.offered > 0}
+
+    @property
+    def schedulable(self) -> Shares:
+        """The units of each GPU that pods of the API server have or can get: for the scheduler, which counts those."""
+        left = {gpu.id: Units(gpu.offered - gpu.kept) for gpu in self.gpus if gpu.id is not None}
+        return {gpu: units for gpu, units in left.items() if units > 0}
 
     @property
     def by_address(self) -> Mapping[PciAddress, SharedGpu]:

@@ -3,9 +3,10 @@
 Nothing here waits or changes the host.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Protocol
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
@@ -17,17 +18,54 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.sharing import SharedOffer, ShareInputs, addresses_of, share_gpus
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.otherplugins import OtherPlugins, other_plugins
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import SharedGpu
 
-WhyWithheld = Callable[[GpuId], Reason | None]
-"""Returns why containers can't get a GPU that is to be shared; None if they can."""
 NO_TIME = datetime.min.replace(tzinfo=UTC)
 """Stands for the time of an allocation; the records of shares have none."""
-PodsWithShares = Callable[[], Mapping[GpuId, tuple[str, ...]]]
-"""Returns the pods with shares of each GPU, as texts: `pod default/a`."""
+
+
+class GivenShares(Protocol):
+    """The shares that pods have, and the GPUs that containers can get."""
+
+    @property
+    def records(self) -> ShareRecords:
+        """The shares of all pods, with those that are being given."""
+        ...
+
+    def pods_by_gpu(self) -> Mapping[GpuId, tuple[str, ...]]:
+        """Return the pods with shares of each GPU, as texts: `pod default/a`."""
+        ...
+
+    def kept_by_gpu(self) -> Mapping[GpuId, Units]:
+        """Return the units that pods keep that the API server lacks or calls ended."""
+        ...
+
+    def why_withheld(self, gpu: GpuId) -> Reason | None:
+        """Return why containers can't get a GPU that is to be shared; None if they can."""
+        ...
+
+
+class NoShares:
+    """The shares of an agent that can't share GPUs."""
+
+    records = ShareRecords()
+
+    def pods_by_gpu(self) -> Mapping[GpuId, tuple[str, ...]]:
+        """Return no pods."""
+        return {}
+
+    def kept_by_gpu(self) -> Mapping[GpuId, Units]:
+        """Return no units."""
+        return {}
+
+    def why_withheld(self, gpu: GpuId) -> Reason | None:
+        """Return no reason: without a plugin of units, no GPU is withheld by it."""
+        del gpu
+        return None
 
 
 class SharedState:
@@ -35,23 +73,18 @@ class SharedState:
 
     def __init__(self, settings: ShareSettings) -> None:
         self._settings = settings
-        self._why_withheld: WhyWithheld = _not_withheld
-        self.pods_with_shares: PodsWithShares = dict
-        self._records: Callable[[], ShareRecords] = ShareRecords
+        self._given: GivenShares = NoShares()
         self._plugins: OtherPlugins | Unknown = Unknown()
         self.sharing = SharedOffer()
         """The units of each shared GPU, as last concluded from the host and the kubelet."""
 
-    def follow(
-        self, why_withheld: WhyWithheld, pods_with_shares: PodsWithShares, records: Callable[[], ShareRecords]
-    ) -> None:
-        """Withhold what the container runtime can't give to containers, and know the pods that have shares.
+    def follow(self, given: GivenShares) -> None:
+        """Withhold what the container runtime can't give to containers, and know the shares that pods have."""
+        self._given = given
 
-        `records` returns the shares of all pods, with those that are being given.
-        """
-        self._why_withheld = why_withheld
-        self.pods_with_shares = pods_with_shares
-        self._records = records
+    def pods_with_shares(self) -> Mapping[GpuId, tuple[str, ...]]:
+        """Return the pods with shares of each GPU, as texts: `pod default/a`."""
+        return self._given.pods_by_gpu()
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take the kubelet's account, None if the kubelet did not answer; return whether other plugins' devices differ.
@@ -75,7 +108,7 @@ class SharedState:
         A GPU whose UUID the driver does not show is left out. The kubelet's account has its units, which can't be
         mapped then.
         """
-        records = self._records()
+        records = self._given.records
         if not records.pods or inventory is None:
             return ()
         addresses = addresses_of(inventory)
@@ -91,14 +124,11 @@ class SharedState:
     @property
     def shown(self) -> SharedOffer:
         """The units that pods can get: without GPUs that the container runtime can't give to a container."""
-        gpus = self.sharing.gpus
-        return replace(self.sharing, gpus=replace(gpus, gpus=tuple(map(self._given, gpus.gpus))))
+        gpus, kept = self.sharing.gpus, self._given.kept_by_gpu()
+        return replace(self.sharing, gpus=replace(gpus, gpus=tuple(self._shown(gpu, kept) for gpu in gpus.gpus)))
 
-    def _given(self, gpu: SharedGpu) -> SharedGpu:
-        if gpu.withheld is not None or gpu.id is None:
+    def _shown(self, gpu: SharedGpu, kept: Mapping[GpuId, Units]) -> SharedGpu:
+        if gpu.id is None:
             return gpu
-        return replace(gpu, withheld=self._why_withheld(gpu.id))
-
-
-def _not_withheld(_: GpuId) -> None:
-    """Without a plugin of units, no GPU is withheld by it."""
+        withheld = gpu.withheld if gpu.withheld is not None else self._given.why_withheld(gpu.id)
+        return replace(gpu, withheld=withheld, kept=kept.get(gpu.id, Units(0)))

@@ -125,6 +125,19 @@ class NodeShares:
                 found[gpu] = (*found.get(gpu, ()), f"pod {pod.namespace}/{pod.name}")
         return {gpu: tuple(sorted(pods)) for gpu, pods in found.items()}
 
+    def kept_by_gpu(self) -> Mapping[GpuId, Units]:
+        """Return the units that pods keep that the API server lacks or calls ended, of each GPU.
+
+        A pod that only the kubelet's record still has does not count: the kubelet writes its record again soon, and
+        the scheduler need not know.
+        """
+        pods, kept = self.store.records.get().pods, self.kept.get()
+        found: dict[GpuId, Units] = {}
+        for uid in (uid for uid, why in kept.items() if uid in pods and why is not KeptShare.RECORDED):
+            for gpu, units in pods[uid].placement.used.items():
+                found[gpu] = Units(found.get(gpu, 0) + units)
+        return found
+
     @contextmanager
     def notifying(self, changed: Signal) -> Iterator[None]:
         """Set `changed` while the context lasts whenever what the agent shows of shares may have changed."""
