@@ -263,9 +263,9 @@ def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_container_has_en
         node.delete("stays")
         shared.start("second", main(1000), gpu=A)
         node.until(lambda: node.status("second").phase == "Failed", lambda: node.kubectl("describe", "pod", "second"))
-        told = node.kubectl("describe", "pod", "second")
-        assert "NoRoom: nvidia.com/vgpu requests 1000 units" in told
-        assert f"pod {node.namespace}/stays: it has ended or was deleted" in told
+        described = node.kubectl("describe", "pod", "second")
+        assert "NoRoom: nvidia.com/vgpu requests 1000 units" in described
+        assert f"pod {node.namespace}/stays: it has ended or was deleted" in described
         assert (shared.specs, shared.used()) == (specs, {A: 1000, B: 1000})
         ask_consumers(POD_RESOURCES)
         shared.start("third", main(1000), gpu=A)
