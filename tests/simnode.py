@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from gpuvirt.facts.ids import DeviceId, NodeName, PodUid, ResourceName
 from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount
+from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
@@ -122,19 +125,26 @@ class SimNode:
             return error.reason.code
         raise AssertionError(f"{containers} of {resource} were allocated")
 
-    def hold(self, resource: str, *devices: str, pod: str = "vm-a") -> None:
-        """Let the kubelet report from now on that a pod has these devices."""
-        self.write(resource, *devices, uid=f"uid-of-{pod}")
+    def hold(self, resource: str, *devices: str, pod: str = "vm-a", answer: PluginAnswer | UnsetType = UNSET) -> None:
+        """Let the kubelet report from now on that a pod has these devices, and that their plugin gave this answer."""
+        self.write(resource, *devices, uid=f"uid-of-{pod}", answer=answer)
         for device in devices:
             key = (ResourceName(resource), DeviceId(device))
-            self.held[key] = Consumer(namespace="default", pod=pod, container="compute")
+            self.held[key] = Consumer(namespace="default", pod=pod, container="compute", answer=answer)
 
-    def write(self, resource: str, *devices: str, uid: str, container: str = "compute") -> None:
+    def write(
+        self,
+        resource: str,
+        *devices: str,
+        uid: str,
+        container: str = "compute",
+        answer: PluginAnswer | UnsetType = UNSET,
+    ) -> None:
         """Let the kubelet record these devices as a container's, before it reports them."""
         for device in devices:
             key = (ResourceName(resource), DeviceId(device))
             before = self.recorded.containers.get(key, frozenset())
-            self.recorded.containers[key] = before | {Consumer(pod_uid=PodUid(uid), container=container)}
+            self.recorded.containers[key] = before | {Consumer(pod_uid=PodUid(uid), container=container, answer=answer)}
 
     def free(self, *devices: str) -> None:
         """Let the kubelet report from now on that no pod has these devices."""

@@ -142,9 +142,11 @@ def test_values_reach_the_policy(helm: Helm) -> None:
         "driver.manager.repository=registry.example/b",
         "driver.upgradePolicy.autoUpgrade=true",
         "sandboxDevicePlugin.requireReset=false",
+        "sandboxDevicePlugin.resourcesWithoutGpus={example.com/nic}",
     )
     spec = policy(rendered).spec
     assert spec.sandbox_device_plugin.require_reset is False
+    assert spec.sandbox_device_plugin.resources_without_gpus == ("example.com/nic",)
     assert spec.sandbox_workloads.default_workload == "vm-vgpu"
     assert spec.vgpu_device_manager.config is not None
     assert spec.vgpu_device_manager.config.name == "mine"

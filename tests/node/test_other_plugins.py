@@ -80,7 +80,8 @@ def test_the_iommu_group_of_an_mdev_is_mapped_to_its_vgpu(simulated: Simulated) 
     kernel = simulated("4xT4")
     inventory = build_inventory(with_device_ids(kernel, scan(kernel)))
     vgpu = min(inventory.vgpus)
-    assert mapped(kernel, "example.com/t4", str(inventory.vgpus[vgpu].live.group)).vgpus == {vgpu: ("pod a/b",)}
+    group = str(inventory.vgpus[vgpu].live.group)
+    assert mapped(kernel, "nvidia.com/GRID_T4-8Q", group).vgpus == {vgpu: ("pod a/b",)}
 
 
 @pytest.mark.parametrize("device", ["card0-0", "card0-3", "renderD128", "0000-03-00-0-0x56c0"])

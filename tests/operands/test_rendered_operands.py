@@ -90,6 +90,14 @@ def test_the_policy_sets_whether_a_gpu_must_be_reset_between_pods(setting: Plain
     assert documents.parse(written.data["node.yaml"], Settings, where="node.yaml").require_reset is expected
 
 
+def test_the_policy_names_resources_without_gpus() -> None:
+    setting: Plain = {"resourcesWithoutGpus": ["example.com/nic"]}
+    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": setting}), SITE)
+    (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
+    read = documents.parse(written.data["node.yaml"], Settings, where="node.yaml")
+    assert read.resources_without_gpus == ("example.com/nic",)
+
+
 def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> None:
     def shares(site: Site) -> ShareSettings:
         found = (one for one in render(sandbox(), site).manifests if isinstance(one, ConfigMap))

@@ -7,12 +7,15 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.facts.nodes import ReadNode, unread_node
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.accountwatch import AccountWatch
@@ -109,7 +112,7 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
     if not options.labels_only and not has_no_kubelet(options.kubelet, read_kubelets(options.kernel)):
         await _wait_for(options.kubelet.device_plugins, options.clock)
     with _only_agent(options):
-        recorded = RecordedAllocations(options.kubelet)
+        recorded = RecordedAllocations(options.kubelet, _read_node(options))
         shares = _shares(options, options.cdi_folder) if options.cdi_folder and not options.vgpus_only else None
         agent = Agent(
             _site(options, recorded), options.settings, options.ids, _who_we_are(options), options.intervals, shares
@@ -256,6 +259,11 @@ async def _wait_for(folder: Path, clock: Clock) -> None:
             log.warning("waiting for the kubelet, no device is offered before: the folder %s is missing", folder)
         waited = True
         await clock.sleep(FOLDER_CHECK_S)
+
+
+def _read_node(options: NodeOptions) -> ReadNode:
+    """Return how device nodes are read; without privileges the agent's `/dev` is not that of the host."""
+    return unread_node if options.plugin_only else partial(read_node, options.kernel)
 
 
 def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:

@@ -10,7 +10,14 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.checkpoint import RecordedAllocations, Registered, allocations_unknown, gone, without_gone
+from gpuvirt.kubelet.checkpoint import (
+    RecordedAllocations,
+    Registered,
+    allocations_unknown,
+    gone,
+    with_answers,
+    without_gone,
+)
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.model.allocation.allocations import Consumers
@@ -146,7 +153,7 @@ class AccountWatch:
         account = KubeletAccount(
             at,
             at_s,
-            {**in_file, **in_api},
+            {**in_file, **with_answers(in_api, in_checkpoint)},
             counted,
             record.registered if isinstance(record, Recorded) else {},
             recorded,
@@ -210,7 +217,7 @@ class AccountWatch:
     def _read_checkpoint(self) -> Recorded | OSError | DamagedError:
         try:
             content = checkpoint.parse(self._paths.checkpoint.read_bytes())
-            return Recorded(checkpoint.consumers(content), checkpoint.registered(content))
+            return Recorded(checkpoint.consumers(content, self._recorded.read_node), checkpoint.registered(content))
         except FileNotFoundError as error:
             # The kubelet first writes it when a plugin registers: without it, no pod has a device of a plugin.
             return Recorded() if self._paths.registration_socket.exists() else error

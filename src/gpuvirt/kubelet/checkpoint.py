@@ -10,16 +10,21 @@ takes microseconds and no call, so gpuvirt reads it before each destructive step
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
+from gpuvirt.facts.nodes import ReadNode, unread_node
+from gpuvirt.kubelet import wire
 from gpuvirt.model.allocation.allocations import Consumers, Recorded, Unknown
 from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.paths import KubeletPaths
 
@@ -71,15 +76,28 @@ def parse(content: bytes) -> Checkpoint:
     return from_json(content, Checkpoint, null_is_absent=True)
 
 
-def consumers(checkpoint: Checkpoint) -> Consumers:
-    """Return the container that has each device."""
-    return {
-        (ResourceName(entry.resource_name), device): Consumer(
-            pod_uid=PodUid(entry.pod_uid), container=entry.container_name
-        )
-        for entry in checkpoint.data.pod_device_entries or ()
-        for device in entry.ids()
-    }
+def consumers(checkpoint: Checkpoint, read_node: ReadNode = unread_node) -> Consumers:
+    """Return the container that has each device; `read_node` reads the nodes in the answers of plugins."""
+    return dict(_allocations(checkpoint, read_node))
+
+
+def _allocations(
+    checkpoint: Checkpoint, read_node: ReadNode, gone: frozenset[PodUid] = frozenset()
+) -> Iterator[tuple[tuple[ResourceName, DeviceId], Consumer]]:
+    """Yield each device with its container, without the devices of pods that have `gone`."""
+    for entry in checkpoint.data.pod_device_entries or ():
+        uid = PodUid(entry.pod_uid)
+        if uid not in gone:
+            consumer = Consumer(pod_uid=uid, container=entry.container_name, answer=_answer(entry, read_node))
+            yield from (((ResourceName(entry.resource_name), device), consumer) for device in entry.ids())
+
+
+def _answer(entry: PodDevices, read_node: ReadNode) -> PluginAnswer | UnsetType:
+    """Return what the plugin answered for a container's devices, unset where that can't be read."""
+    try:
+        return UNSET if entry.alloc_resp is None else wire.plugin_answer(entry.alloc_resp, read_node)
+    except DamagedError:
+        return UNSET
 
 
 Registered = Mapping[ResourceName, frozenset[DeviceId]]
@@ -129,6 +147,14 @@ def _has_folder(pods: Path, consumer: Consumer) -> bool | None:
     return (pods / uid).exists() if uid is not None and UID.fullmatch(uid) is not None else None
 
 
+def with_answers(in_api: Consumers, in_file: Consumers) -> Consumers:
+    """Return the allocations that the API lists, with the plugins' answers, which only the checkpoint has."""
+    return {
+        key: replace(consumer, answer=in_file[key].answer) if key in in_file else consumer
+        for key, consumer in in_api.items()
+    }
+
+
 Version = tuple[int, int, int, frozenset[PodUid]]
 """The file's inode, time and size, and the ended pods that were left out."""
 
@@ -136,11 +162,15 @@ Version = tuple[int, int, int, frozenset[PodUid]]
 class RecordedAllocations:
     """The allocations in one kubelet's checkpoint."""
 
-    def __init__(self, paths: KubeletPaths) -> None:
+    def __init__(self, paths: KubeletPaths, read_node: ReadNode = unread_node) -> None:
         self.gone: frozenset[PodUid] = frozenset()
         """Pods that have ended, although the checkpoint still has them. The caller finds them, because a missing
         folder alone is no proof: a pod that is being admitted has no folder yet."""
         self._path = paths.checkpoint
+        self.read_node = read_node
+        """Reads the device nodes in the answers of plugins."""
+        self._lacks_nodes = False
+        """Whether a node in a plugin's answer did not exist at the last reading: it may exist by now."""
         self._last: tuple[Version, Recorded] | None = None
 
     def read(self) -> Recorded | Unknown:
@@ -154,8 +184,9 @@ class RecordedAllocations:
             # The kubelet replaces the file while the old one still exists, so the new file has another inode.
             found = path.stat()
             version = found.st_ino, found.st_mtime_ns, found.st_size, gone
-            if self._last is None or self._last[0] != version:
-                self._last = version, _containers(path.read_bytes(), gone)
+            if self._last is None or self._last[0] != version or self._lacks_nodes:
+                recorded = _containers(path.read_bytes(), gone, self.read_node)
+                self._last, self._lacks_nodes = (version, recorded), _lacks_nodes(recorded)
             return self._last[1]
         except FileNotFoundError:
             missing = f"no {path}, which existed before"
@@ -166,14 +197,16 @@ class RecordedAllocations:
             return Unknown(allocations_unknown(f"{path}: {error}"))
 
 
-def _containers(content: bytes, gone: frozenset[PodUid]) -> Recorded:
+def _containers(content: bytes, gone: frozenset[PodUid], read_node: ReadNode) -> Recorded:
     found: defaultdict[tuple[ResourceName, DeviceId], set[Consumer]] = defaultdict(set)
-    for entry in parse(content).data.pod_device_entries or ():
-        uid = PodUid(entry.pod_uid)
-        for device in entry.ids() if uid not in gone else ():
-            consumer = Consumer(pod_uid=uid, container=entry.container_name)
-            found[ResourceName(entry.resource_name), device].add(consumer)
+    for key, consumer in _allocations(parse(content), read_node, gone):
+        found[key].add(consumer)
     return {key: frozenset(consumers) for key, consumers in found.items()}
+
+
+def _lacks_nodes(recorded: Recorded) -> bool:
+    answers = {consumer.answer for consumers in recorded.values() for consumer in consumers}
+    return any(node.number is None for answer in answers if isinstance(answer, PluginAnswer) for node in answer.nodes)
 
 
 def allocations_unknown(seen: str) -> Reason:

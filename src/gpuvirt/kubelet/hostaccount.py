@@ -9,9 +9,10 @@ are unknown.
 from pathlib import Path
 
 from gpuvirt.errors import DamagedError, GpuvirtError
+from gpuvirt.facts.nodes import ReadNode, unread_node
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.checkpoint import without_gone
+from gpuvirt.kubelet.checkpoint import with_answers, without_gone
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_consumers
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.paths import KubeletPaths
@@ -25,16 +26,19 @@ class AccountUnknownError(GpuvirtError):
         self.known = known
 
 
-def read_account(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> Consumers | None:
+def read_account(
+    paths: KubeletPaths, kubelets: tuple[int, ...] | Unread, read_node: ReadNode = unread_node
+) -> Consumers | None:
     """Return the devices of pods, None on a host without a kubelet; raise AccountUnknownError.
 
-    `kubelets` are the pids of the running kubelets.
+    `kubelets` are the pids of the running kubelets; `read_node` reads the nodes in the answers of plugins.
     """
-    in_checkpoint, problem = _read_checkpoint(paths.checkpoint)
+    in_checkpoint, problem = _read_checkpoint(paths.checkpoint, read_node)
     if problem is None and in_checkpoint is None and has_no_kubelet(paths, kubelets):
         return None
     in_api, unknown = _ask_api(paths.pod_resources_socket)
-    known = {**without_gone(paths, in_checkpoint or {}, in_api or {}), **(in_api or {})}
+    in_file = in_checkpoint or {}
+    known = {**without_gone(paths, in_file, in_api or {}), **with_answers(in_api or {}, in_file)}
     if problem is not None:
         raise AccountUnknownError(problem, known)
     if unknown is not None and kubelets != ():
@@ -49,10 +53,10 @@ def has_no_kubelet(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> b
     return kubelets == () and _is_absent(paths.root)
 
 
-def _read_checkpoint(path: Path) -> tuple[Consumers | None, str | None]:
+def _read_checkpoint(path: Path, read_node: ReadNode) -> tuple[Consumers | None, str | None]:
     """Return the allocations in the checkpoint, None without one, and the reason why it could not be read."""
     try:
-        return checkpoint.consumers(checkpoint.parse(path.read_bytes())), None
+        return checkpoint.consumers(checkpoint.parse(path.read_bytes()), read_node), None
     except FileNotFoundError:
         return None, None
     except OSError as error:

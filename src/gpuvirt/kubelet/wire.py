@@ -3,20 +3,26 @@
 Contract: k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.
 """
 
+import posixpath
 from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import DecodeError
 
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.nodes import ReadNode
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.model.allocation.attachment import Attachment
+from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.offers.view import ResourceView
+from gpuvirt.paths import HostPath
 
 VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 PERMISSIONS = "mrw"
+CDI_KEYS = "cdi.k8s.io/"
+"""The beginning of the annotations that name CDI devices."""
 
 
 def options() -> pb.DevicePluginOptions:
@@ -53,6 +59,40 @@ def cdi_devices(answer: bytes) -> tuple[str, ...]:
         return tuple(device.name for device in pb.ContainerAllocateResponse.FromString(answer).cdi_devices)
     except DecodeError as error:
         raise DamagedError(f"an answer to Allocate cannot be parsed: {error}") from error
+
+
+_FILE_SYSTEMS = ("/dev/shm", "/dev/mqueue", "/dev/hugepages", "/dev/pts")  # noqa: S108  places of the host
+"""Folders under `/dev` that have no device nodes of the host's devices."""
+
+
+def plugin_answer(answer: bytes, read_node: ReadNode) -> PluginAnswer:
+    """Return what an answer to Allocate gives to its container, with its device nodes as they are now.
+
+    Raise DamagedError.
+    """
+    try:
+        found = pb.ContainerAllocateResponse.FromString(answer)
+    except DecodeError as error:
+        raise DamagedError(f"an answer to Allocate cannot be parsed: {error}") from error
+    mounted = [mount.host_path for mount in found.mounts if _shows_devices(mount.host_path)]
+    paths = dict.fromkeys(HostPath(path) for path in (*(device.host_path for device in found.devices), *mounted))
+    annotated = [
+        name for key, names in found.annotations.items() if key.startswith(CDI_KEYS) for name in names.split(",")
+    ]
+    return PluginAnswer(
+        tuple(map(read_node, paths)),
+        tuple(sorted(found.envs.items())),
+        tuple(mount.container_path for mount in found.mounts),
+        (*(device.name for device in found.cdi_devices), *annotated),
+    )
+
+
+def _shows_devices(path: str) -> bool:
+    """Return whether a mounted path of the host is, or contains, device nodes."""
+    path = posixpath.normpath(path)
+    if path in {"/", "/dev"}:
+        return True
+    return path.startswith("/dev/") and not f"{path}/".startswith(tuple(f"{folder}/" for folder in _FILE_SYSTEMS))
 
 
 def device_list(view: ResourceView, *, unknown_numa_is_node_0: bool) -> pb.ListAndWatchResponse:

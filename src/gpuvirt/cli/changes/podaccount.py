@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the gate's
 
@@ -10,6 +11,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
 from gpuvirt.model.allocation.allocations import Consumers, Unknown
@@ -74,12 +76,13 @@ class PodAccount:
             Allocation(*key, allocated_to) for key, allocated_to in by_ledger.items() if key not in (held or {})
         ]
         allocations += allocations_of(held or {})
-        return map_allocations(inventory, allocations, None if self.assume_unallocated else unknown), ledger, entries
+        unknown = None if self.assume_unallocated else unknown
+        return map_allocations(inventory, allocations, unknown, ledger.rules), ledger, entries
 
     def _by_kubelet(self) -> tuple[Consumers | None, Reason | None]:
         """Return the kubelet's allocations, None without a kubelet, and the reason if they are incomplete."""
         try:
-            return read_account(self.kubelet, read_kubelets(self.kernel)), None
+            return read_account(self.kubelet, read_kubelets(self.kernel), partial(read_node, self.kernel)), None
         except AccountUnknownError as error:
             return error.known, _unknown(str(error))
 

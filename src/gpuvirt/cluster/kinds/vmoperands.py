@@ -89,6 +89,13 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
             " is rebooted. If unset: true."
         ),
     ] = None
+    resources_without_gpus: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="Resources of other device plugins, and DRA drivers, that are no GPUs, besides those that"
+            " gpuvirt knows: example.com/nic, example.com, *.example.com."
+        ),
+    ] = None
 
 
 class KataSandboxDevicePlugin(Operand, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.ledger import Consumer, Entry
+from gpuvirt.model.allocation.pluginanswers import PluginAnswer, combine_answers
 from gpuvirt.model.reasons import Reason
 
 Allocations = Mapping[PciAddress, tuple[str, ...]]
@@ -39,8 +40,14 @@ ReadRecorded = Callable[[], Recorded | Unknown]
 
 
 def any_consumer(recorded: Recorded) -> Consumers:
-    """Return one container of each device."""
-    return {key: next(iter(consumers)) for key, consumers in recorded.items() if consumers}
+    """Return one container of each device, with the answers that all its containers got."""
+    return {key: _one_of(consumers) for key, consumers in recorded.items() if consumers}
+
+
+def _one_of(consumers: frozenset[Consumer]) -> Consumer:
+    first, *others = consumers
+    answers = [consumer.answer for consumer in consumers if isinstance(consumer.answer, PluginAnswer)]
+    return replace(first, answer=combine_answers(answers)) if others and answers else first
 
 
 def with_consumers(entries: tuple[Entry, ...], consumers: Consumers, unfinished: Container[str]) -> tuple[Entry, ...]:
@@ -51,8 +58,10 @@ def with_consumers(entries: tuple[Entry, ...], consumers: Consumers, unfinished:
     if not any(entry.consumer is None and (entry.resource, entry.device) in consumers for entry in entries):
         return entries
     return tuple(
-        replace(entry, consumer=consumers.get((entry.resource, entry.device)))
-        if entry.consumer is None and entry.allocation not in unfinished
+        replace(entry, consumer=consumer.in_ledger)
+        if entry.consumer is None
+        and entry.allocation not in unfinished
+        and (consumer := consumers.get((entry.resource, entry.device))) is not None
         else entry
         for entry in entries
     )

@@ -10,9 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from msgspec import UNSET, UnsetType
+
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.model.allocation.pluginanswers import PluginAnswer, vfio_ids
 from gpuvirt.model.allocation.podallocations import Allocation
+from gpuvirt.model.allocation.resourcerules import ResourceRules, is_number
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.reasons import Reason
 
@@ -36,6 +40,14 @@ class Consumer:
     namespace: str | None = None
     pod: str | None = None
     container: str | None = None
+    answer: PluginAnswer | UnsetType = field(default=UNSET, compare=False, repr=False)
+    """What the device plugin answered for the container's devices; unset where that was not read, and in the ledger. It
+    does not count in comparisons."""
+
+    @property
+    def in_ledger(self) -> "Consumer":
+        """The container without the answer, which the kubelet's checkpoint keeps."""
+        return self if self.answer is UNSET else replace(self, answer=UNSET)
 
     @property
     def text(self) -> str:
@@ -160,11 +172,21 @@ class Ledger:
     boot_id: BootId | None = None
     """The boot in which the entries' groups were observed; the next boot may number groups differently."""
     former: Former = field(default_factory=dict)
+    resources_without_gpus: tuple[str, ...] | UnsetType = UNSET
+    """The resources of other device plugins that are no GPUs by the agent's settings, for commands."""
+
+    @property
+    def rules(self) -> ResourceRules:
+        """What ids of resources mean on the node."""
+        known = self.resources_without_gpus
+        return ResourceRules(frozenset(self.resources), known if isinstance(known, tuple) else ())
 
 
 def allocations_of(devices: Mapping[tuple[ResourceName, DeviceId], Consumer]) -> Iterator[Allocation]:
     """Yield the allocations that the kubelet reports."""
-    return (Allocation(resource, device, consumer.text) for (resource, device), consumer in devices.items())
+    for (resource, device), consumer in devices.items():
+        answer = consumer.answer if isinstance(consumer.answer, PluginAnswer) else None
+        yield Allocation(resource, device, consumer.text, answer)
 
 
 def timed(entries: tuple[Entry, ...], at_s: float) -> tuple[Entry, ...]:
@@ -201,11 +223,13 @@ def of_boot(former: Former, boot_id: BootId | None) -> Former:
     return former if len(same) == len(former) else same
 
 
-def adopt(entries: Iterable[Entry], account: KubeletAccount | None, known: Known) -> tuple[Entry, ...]:
+def adopt(
+    entries: Iterable[Entry], account: KubeletAccount | None, known: Known, rules: ResourceRules
+) -> tuple[Entry, ...]:
     """Return the entries with a new one for each allocated device of this host that has none yet.
 
     Devices under any resource name get one, so that pods from before gpuvirt's installation, and pods of a plugin that
-    gpuvirt replaces, have an entry too.
+    gpuvirt replaces, have an entry too. An id may stand for several devices, by the VFIO nodes in its plugin's answer.
     """
     entries = tuple(entries)
     if account is None:
@@ -215,16 +239,28 @@ def adopt(entries: Iterable[Entry], account: KubeletAccount | None, known: Known
         Entry(
             resource=resource,
             device=device,
-            target=known[device][0],
-            group=known[device][1],
+            target=target,
+            group=group,
             allocation=f"kubelet:{consumer.pod_uid or ''}:{consumer.namespace}/{consumer.pod}/{consumer.container}",
             since=account.at,
-            consumer=consumer,
+            consumer=consumer.in_ledger,
         )
         for (resource, device), consumer in account.devices.items()
-        if device in known and (resource, device) not in ours
+        if (resource, device) not in ours
+        for target, group in _devices_of(resource, device, consumer, known, rules)
     ]
     return (*entries, *found) if found else entries
+
+
+def _devices_of(
+    resource: ResourceName, device: DeviceId, consumer: Consumer, known: Known, rules: ResourceRules
+) -> Iterable[tuple[Target, IommuGroup | None]]:
+    """Return the devices that a VM gets by an id, with their groups."""
+    answer = consumer.answer if isinstance(consumer.answer, PluginAnswer) else None
+    ids = [] if is_number(device) and not rules.is_group_number(resource, device, answer) else [device]
+    if answer is not None and resource not in rules.ours:
+        ids += vfio_ids(answer)
+    return dict(known[found] for found in ids if found in known).items()
 
 
 def locate(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[Entry, ...]:
@@ -243,7 +279,7 @@ def locate(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[
 
 
 def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | None:
-    _, group = known.get(entry.device, (None, None))
+    _, group = known.get(entry.target.id, (None, None))
     if group is not None:
         return group
     return entry.group if same_boot else None
@@ -252,7 +288,7 @@ def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | N
 def _after(entry: Entry, account: KubeletAccount) -> Entry | None:
     consumer = account.devices.get((entry.resource, entry.device))
     if consumer is not None:
-        return replace(entry, consumer=consumer, misses=0, earlier_boot=False)
+        return replace(entry, consumer=consumer.in_ledger, misses=0, earlier_boot=False)
     if not account.recorded or entry.may_be_unrecorded(account.at_s):
         return entry
     missed = replace(entry, misses=entry.misses + 1)

@@ -2,7 +2,8 @@
 
 Ids of device plugins: an address (gpuvirt, NVIDIA's for KubeVirt, AMD's), the number of an IOMMU group (KubeVirt), the
 UUID of an mdev, `GPU-<uuid>` and `MIG-<uuid>` (NVIDIA), `card1-0` (Intel); a replica of a shared GPU ends with `::0`.
-Other ids of a GPU vendor's resource are unmapped: any GPU of that vendor may be the allocated one.
+Other ids mean what their plugin answered for them. Where that shows no device either, the allocation is unmapped: any
+GPU on a native driver may be the allocated one, of the vendor of the resource's domain where it is a GPU vendor's.
 """
 
 import re
@@ -11,25 +12,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, is_mdev_uuid, is_pci_address
-from gpuvirt.facts.pci import AMD, INTEL, NVIDIA, FunctionKind, PciFunction
-from gpuvirt.facts.snapshot import DeviceIds
+from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
+from gpuvirt.model.allocation.pluginanswers import (
+    NamedDevices,
+    PluginAnswer,
+    gpus_by_uuid,
+    is_nvidias_id,
+    named_devices,
+)
+from gpuvirt.model.allocation.resourcerules import ResourceRules, vendor_of_domain
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 
-_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _REPLICA = re.compile(r"::[0-9]+\Z")
-_NVIDIAS = re.compile(rf"(GPU|MIG(?:-GPU)?)-({_UUID})(?![0-9a-z])", re.IGNORECASE)
-"""Other plugins that share GPUs append a number to the UUID: `-3`, `-_-0`. In drivers before 470 the id of a MIG device
-is `MIG-GPU-<uuid of the GPU>/1/0`."""
 _DRM_NODE = re.compile(r"(card[0-9]+|renderD[0-9]+)(?:-[0-9]+)?")
 _DASHED_ADDRESS = re.compile(r"([0-9a-f]{4})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])-0x[0-9a-f]{4}")
 """Intel's DRA driver: `0000-03-00-0-0x56a0`."""
-_VENDORS_OF_DOMAINS = (
-    (NVIDIA, re.compile(r"(?:gpu\.)?nvidia\.com")),
-    (AMD, re.compile(r"(?:gpu\.)?amd\.com")),
-    (INTEL, re.compile(r"gpu\.intel\.com")),
-)
-"""Domains of resources, and names of DRA drivers, under which only devices of this vendor are offered as GPUs."""
+_NO_RULES = ResourceRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,8 @@ class Allocation:
     device: DeviceId
     pod: str
     """The pod as text."""
+    answer: PluginAnswer | None = None
+    """What the plugin answered; None where that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +65,23 @@ class PodAllocations:
 
 
 def map_allocations(
-    inventory: Inventory, allocations: Iterable[Allocation], unknown: Reason | None = None
+    inventory: Inventory,
+    allocations: Iterable[Allocation],
+    unknown: Reason | None = None,
+    rules: ResourceRules = _NO_RULES,
 ) -> PodAllocations:
     """Return the allocated devices of a host."""
     functions: defaultdict[PciAddress, list[str]] = defaultdict(list)
     vgpus: defaultdict[VgpuId, list[str]] = defaultdict(list)
     unmapped: list[Allocation] = []
     for allocation in allocations:
-        device = DeviceId(_REPLICA.sub("", allocation.device))
-        for vgpu in _vgpus_of(inventory, device):
-            vgpus[vgpu].append(allocation.pod)
-        addresses = _functions_of(inventory, device)
-        for address in addresses or ():
-            functions[address].append(allocation.pod)
-        if addresses is None and vendor_of(allocation) is not None:
+        by_id, by_answer = _by_id(inventory, rules, allocation), _by_answer(inventory, rules, allocation)
+        for named in (by_id, by_answer):
+            for vgpu in (*named.vgpus, *_vgpus_in(inventory, named.groups)):
+                vgpus[vgpu].append(allocation.pod)
+            for address in (*named.functions, *_functions_in(inventory, named.groups)):
+                functions[address].append(allocation.pod)
+        if not (by_id.complete or by_answer.complete or rules.is_without_gpus(allocation.resource)):
             unmapped.append(allocation)
     return PodAllocations(
         {address: tuple(dict.fromkeys(pods)) for address, pods in functions.items()},
@@ -87,59 +91,69 @@ def map_allocations(
     )
 
 
-def _vgpus_of(inventory: Inventory, device: DeviceId) -> Iterator[VgpuId]:
-    """Yield the vGPUs of an id: the one that has it, or those in the group of this number."""
-    if (vgpu := VgpuId(device.lower())) in inventory.vgpus:
-        yield vgpu
-    elif device.isascii() and device.isdigit():
-        group = int(device)
-        yield from (vgpu_id for vgpu_id, vgpu in inventory.vgpus.items() if vgpu.live.group == group)
+def _by_answer(inventory: Inventory, rules: ResourceRules, allocation: Allocation) -> NamedDevices:
+    """Return the devices that a plugin's answer names; gpuvirt's own ids say it all."""
+    if allocation.answer is None or allocation.resource in rules.ours:
+        return NamedDevices()
+    return named_devices(inventory, allocation.answer)
 
 
-def _functions_of(inventory: Inventory, device: DeviceId) -> frozenset[PciAddress] | None:
-    """Return the functions of an id: none for an address or mdev that this host lacks, None if they are unknown.
+def _by_id(inventory: Inventory, rules: ResourceRules, allocation: Allocation) -> NamedDevices:
+    """Return the devices that an id names: none for an address or mdev that this host lacks.
 
-    The kernel lists all addresses and mdevs, so one that is not listed does not exist.
+    The kernel lists all addresses and mdevs, so one that is not listed does not exist. Plugins of other vendors may
+    have UUIDs as ids that are no mdevs.
     """
-    facts, lower = inventory.facts, device.lower()
-    if is_pci_address(device) or is_mdev_uuid(device):
-        return frozenset({PciAddress(lower)} & facts.functions.keys())
+    facts, resource = inventory.facts, allocation.resource
+    device = DeviceId(_REPLICA.sub("", allocation.device))
+    lower = device.lower()
+    vgpus = frozenset({VgpuId(lower)} & inventory.vgpus.keys())
+    if is_pci_address(device):
+        return NamedDevices(frozenset({PciAddress(lower)} & facts.functions.keys()), vgpus, complete=True)
+    if is_mdev_uuid(device):
+        is_mdevs = bool(vgpus) or resource in rules.ours or vendor_of_domain(resource) is not None
+        return NamedDevices(vgpus=vgpus, complete=is_mdevs)
     if dashed := _DASHED_ADDRESS.fullmatch(lower):
-        return frozenset({PciAddress("{}:{}:{}.{}".format(*dashed.groups()))} & facts.functions.keys()) or None
-    if device.isascii() and device.isdigit():
-        members = inventory.groups.get(IommuGroup(int(device)), ())
-        return (
-            frozenset(member for member in members if facts.functions[member].kind is not FunctionKind.BRIDGE) or None
-        )
-    return _by_drivers_id(facts.device_ids, device)
+        return _found(frozenset({PciAddress("{}:{}:{}.{}".format(*dashed.groups()))} & facts.functions.keys()))
+    if rules.is_group_number(resource, device, allocation.answer):
+        groups = frozenset({IommuGroup(int(device))})
+        members = (*_functions_in(inventory, groups), *_vgpus_in(inventory, groups))
+        return NamedDevices(groups=groups, complete=bool(members))
+    if drm := _DRM_NODE.fullmatch(device):
+        return _found(frozenset({node} if (node := facts.device_ids.drm_nodes.get(drm[1])) is not None else ()))
+    return _found(gpus_by_uuid(facts.device_ids, device) or frozenset())
 
 
-def _by_drivers_id(ids: DeviceIds, device: DeviceId) -> frozenset[PciAddress] | None:
-    """Return the GPUs of an id of the GPU's driver; a MIG device may be on any GPU that has GPU instances."""
-    found: PciAddress | None = None
-    if nvidias := _NVIDIAS.match(device):
-        if nvidias[1].upper() == "MIG":
-            return ids.mig_gpus or None
-        found = ids.gpu_uuids.get(nvidias[2].lower())
-    elif drm := _DRM_NODE.fullmatch(device):
-        found = ids.drm_nodes.get(drm[1])
-    return None if found is None else frozenset({found})
+def _found(functions: frozenset[PciAddress]) -> NamedDevices:
+    return NamedDevices(functions, complete=bool(functions))
+
+
+def _functions_in(inventory: Inventory, groups: Iterable[IommuGroup]) -> Iterator[PciAddress]:
+    """Yield the functions of groups that a VM can get; bridges stay the host's."""
+    for group in groups:
+        for member in inventory.groups.get(group, ()):
+            if inventory.facts.functions[member].kind is not FunctionKind.BRIDGE:
+                yield member
+
+
+def _vgpus_in(inventory: Inventory, groups: frozenset[IommuGroup]) -> Iterator[VgpuId]:
+    if groups:
+        yield from (vgpu_id for vgpu_id, vgpu in inventory.vgpus.items() if vgpu.live.group in groups)
 
 
 def vendor_of(allocation: Allocation) -> int | None:
-    """Return the vendor of an allocated GPU, by its id or resource; None if neither shows that it is a GPU."""
-    if _NVIDIAS.match(allocation.device):
+    """Return the vendor of an allocated GPU, by its id or resource; None if neither shows it."""
+    if is_nvidias_id(allocation.device):
         return NVIDIA
-    domain = allocation.resource.partition("/")[0]
-    return next((vendor for vendor, pattern in _VENDORS_OF_DOMAINS if pattern.fullmatch(domain)), None)
+    return vendor_of_domain(allocation.resource)
 
 
 def unmapped_reasons(function: PciFunction, unmapped: Iterable[Allocation]) -> Iterator[Reason]:
-    """Yield why a GPU keeps its native driver: a pod has a GPU of its vendor, which may be this one."""
+    """Yield why a GPU keeps its native driver: a pod may have it, by an id and an answer that show no device."""
     if function.kind is not FunctionKind.GPU or not isinstance(function.driver, str) or function.on_vfio:
         return
     for allocation in unmapped:
-        if vendor_of(allocation) == function.id.vendor:
+        if vendor_of(allocation) in {None, function.id.vendor}:
             yield refusals.allocation_unmapped(
                 function.address, allocation.pod, f"{allocation.resource}: {allocation.device}"
             )

@@ -83,6 +83,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     With `false` the next pod gets it, with the memory that the last one left in it.
     """
+    resources_without_gpus: tuple[str, ...] = ()
+    """Resources of other device plugins, and DRA drivers, that are no GPUs: `example.com/nic`, or all of a domain:
+    `example.com`, `*.example.com`.
+
+    While a pod has a device of any other plugin, and neither its id nor the plugin's answer shows which, no GPU leaves
+    its native driver. Networks, RDMA, KVM and some accelerators are known to be no GPUs.
+    """
     cdi: CdiUse = CdiUse.FILES
     """How CDI is used: `none`, `files` or `answers`; without privileges there are neither files nor answers."""
     compat: Compat = Compat()
@@ -149,6 +156,7 @@ def check(settings: Settings, *, where: str) -> Settings:
         parse_config_map_name(settings.vgpu_config_map)
     except InvalidIdError as error:
         raise ConfigError(str(error), where=where, path="$.vgpu_config_map") from error
+    _check_without_gpus(settings, where)
     _check_modes(settings, where)
     _check_shares(settings.shares, where)
     variables: dict[str, str] = {}
@@ -167,6 +175,19 @@ def check(settings: Settings, *, where: str) -> Settings:
                 path=f"$.aliases.{name}",
             )
     return settings
+
+
+def _check_without_gpus(settings: Settings, where: str) -> None:
+    for index, text in enumerate(settings.resources_without_gpus):
+        domain = text.removeprefix("*.")
+        try:
+            parse_resource_name(f"{domain}/x" if "/" not in domain else text)
+        except InvalidIdError as error:
+            raise ConfigError(
+                f"{text!r} is no resource or domain; expected domain/name, domain, or *.domain",
+                where=where,
+                path=f"$.resources_without_gpus[{index}]",
+            ) from error
 
 
 def _check_modes(settings: Settings, where: str) -> None:

@@ -120,8 +120,9 @@ class ReasonCode(Code):
     )
     ALLOCATION_UNMAPPED = _change(
         "AllocationUnmapped",
-        "a pod has a GPU of this vendor by an id that can't be mapped to a GPU of the host"
-        " ([below](#devices-of-other-plugins)); until that pod ends, no GPU of the vendor leaves its native driver",
+        "a pod has a device of another plugin whose id and answer show no device of the host"
+        " ([below](#devices-of-other-plugins)), so that it may be this GPU; until that pod ends, the GPU keeps its"
+        " native driver",
         passes=True,
     )
     STILL_ALLOCATABLE = _change(

@@ -162,7 +162,8 @@ def allocation_unmapped(address: PciAddress, pod: str, what: str) -> Reason:
     """Any GPU of the vendor may be the one that is allocated to the pod."""
     message = f"may be allocated to {pod}, which has {what}; gpuvirt can't map this id to a GPU of this host"
     seen = (Seen("the kubelet's checkpoint and pod-resources API"),)
-    return Reason(ReasonCode.ALLOCATION_UNMAPPED, address, message, seen, WAIT_FOR_POD)
+    fix = f"{WAIT_FOR_POD}; if the resource is no GPU, add it to `resources_without_gpus` in the agent's settings"
+    return Reason(ReasonCode.ALLOCATION_UNMAPPED, address, message, seen, fix)
 
 
 def unsettled(unit: str, detail: str) -> Reason:

@@ -1,9 +1,10 @@
 """The allocations in the ledger and in the kubelet's newest record, read again for each request for devices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuvirt.clock import Clock
+from gpuvirt.facts.ids import DeviceId
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices, find_allocated
 from gpuvirt.model.allocation.allocations import (
     Consumers,
@@ -13,7 +14,9 @@ from gpuvirt.model.allocation.allocations import (
     any_consumer,
     with_consumers,
 )
-from gpuvirt.model.allocation.ledger import Entry, Known, KubeletAccount, adopt
+from gpuvirt.model.allocation.ledger import Consumer, Entry, Known, KubeletAccount, adopt
+from gpuvirt.model.allocation.pluginanswers import PluginAnswer, vfio_ids
+from gpuvirt.model.allocation.resourcerules import ResourceRules
 from gpuvirt.node.allocation.unfinished import Unfinished
 from gpuvirt.node.known.state import NodeState
 
@@ -46,8 +49,8 @@ class Allocations:
         self._unfinished = Unfinished()
         self._found: tuple[Entries, AllocatedDevices] | None = None
         """The last entries, with the allocated devices."""
-        self._adopted: tuple[Entries, Recorded | Unknown, Known, tuple[Entries, Consumers]] | None = None
-        """The last ledger entries, record and host, with the entries that follow from them."""
+        self._adopted: tuple[Entries, Recorded | Unknown, Known, ResourceRules, tuple[Entries, Consumers]] | None = None
+        """The last ledger entries, record, host and resources, with the entries that follow from them."""
 
     def read(self) -> Allocated:
         """Return the present allocations."""
@@ -72,16 +75,28 @@ class Allocations:
 
     def _with_recorded(self, recorded: Recorded | Unknown) -> tuple[Entries, Consumers]:
         """Return the entries of the ledger and the record, and the containers of recorded devices."""
-        entries, known, last = self._state.ledger.entries, self._state.ledger.known, self._adopted
-        if last is None or last[0] is not entries or last[1] is not recorded or last[2] is not known:
-            last = self._adopted = entries, recorded, known, self._adopt(entries, recorded, known)
-        return last[3]
+        ledger, last = self._state.ledger, self._adopted
+        entries, known, rules = ledger.entries, ledger.known, ledger.rules
+        now = entries, recorded, known, rules
+        if last is None or any(before is not value for before, value in zip(last, now, strict=False)):
+            last = self._adopted = (*now, self._adopt(entries, recorded, known, rules))
+        return last[4]
 
-    def _adopt(self, entries: Entries, recorded: Recorded | Unknown, known: Known) -> tuple[Entries, Consumers]:
+    def _adopt(
+        self, entries: Entries, recorded: Recorded | Unknown, known: Known, rules: ResourceRules
+    ) -> tuple[Entries, Consumers]:
         if isinstance(recorded, Unknown):
             return entries, {}
-        consumers = any_consumer({key: pods for key, pods in recorded.items() if key[1] in known})
+        consumers = any_consumer({key: pods for key, pods in recorded.items() if _may_be_vms(key[1], pods, known)})
         if not consumers:
-            return entries, consumers
-        account = KubeletAccount(self._clock.now(), self._clock.monotonic_s(), consumers)
-        return adopt(entries, account, known), consumers
+            return entries, {}
+        return adopt(
+            entries, KubeletAccount(self._clock.now(), self._clock.monotonic_s(), consumers), known, rules
+        ), consumers
+
+
+def _may_be_vms(device: DeviceId, consumers: Iterable[Consumer], known: Known) -> bool:
+    """Return whether an id, or what its plugin answered, may be a device that VMs get."""
+    return device in known or any(
+        isinstance(consumer.answer, PluginAnswer) and any(vfio_ids(consumer.answer)) for consumer in consumers
+    )

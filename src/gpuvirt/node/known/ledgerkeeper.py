@@ -1,7 +1,10 @@
 """Keeps the ledger: the allocations, the pods that the kubelet names for them, and names that outlive a restart."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec import UNSET
 
 from gpuvirt.facts.ids import BootId, ResourceName, VgpuType
 from gpuvirt.facts.snapshot import Facts
@@ -18,13 +21,16 @@ from gpuvirt.model.allocation.ledger import (
     settle,
     timed,
 )
+from gpuvirt.model.allocation.resourcerules import ResourceRules
 from gpuvirt.model.offers.offers import Offers, first_names
 
 
 class LedgerKeeper:
     """The ledger of one node, and the kubelet's last account."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, without_gpus: tuple[str, ...] = ()) -> None:
+        """`without_gpus` are resources of other device plugins that are no GPUs."""
+        self._rules = ResourceRules(without_gpus=without_gpus)
         self._entries = ledger.entries
         self._first_names = ledger.first_names
         self._resources: frozenset[ResourceName] = frozenset(ledger.resources)
@@ -38,7 +44,15 @@ class LedgerKeeper:
     def content(self) -> Ledger:
         """The ledger to keep on disk."""
         resources = tuple(sorted(self._resources))
-        return Ledger(self._entries, self._first_names, resources, self._type_names, self._boot_id, self._former)
+        return Ledger(
+            self._entries,
+            self._first_names,
+            resources,
+            self._type_names,
+            self._boot_id,
+            self._former,
+            self._rules.without_gpus or UNSET,
+        )
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -64,6 +78,13 @@ class LedgerKeeper:
     def resources(self) -> frozenset[ResourceName]:
         """Every resource that was ever offered on this node."""
         return self._resources
+
+    @property
+    def rules(self) -> ResourceRules:
+        """What ids of resources mean: gpuvirt's resources, and by the settings those that are no GPUs."""
+        if self._rules.ours is not self._resources:
+            self._rules = replace(self._rules, ours=self._resources)
+        return self._rules
 
     @property
     def first_names(self) -> Mapping[str, str]:
@@ -94,7 +115,7 @@ class LedgerKeeper:
         """Take the devices of the host, and its boot."""
         self._known = known
         self._entries = locate(self._entries, known, same_boot=boot_id is None or boot_id == self._boot_id)
-        self._entries = adopt(self._entries, self._account, known)
+        self._entries = adopt(self._entries, self._account, known, self.rules)
         self._boot_id = boot_id or self._boot_id
         self._former = of_boot(self._former, self._boot_id)
 
@@ -107,7 +128,7 @@ class LedgerKeeper:
         self._former = remember(self._former, self._entries, settled, self._boot_id)
         self._entries = settled
         if self._known is not None:
-            self._entries = adopt(self._entries, account, self._known)
+            self._entries = adopt(self._entries, account, self._known, self.rules)
 
     def expect_no_account(self, account: KubeletAccount) -> None:
         """Take an account without asking the kubelet: the entries stay as they are, and allocations count as known."""
@@ -120,7 +141,8 @@ class LedgerKeeper:
     def record_offers(self, offers: Offers, waiting: Collection[ResourceName]) -> None:
         """Keep the first names of the offered devices, and the resources except those that are not registered yet."""
         self._first_names = first_names(offers, self._first_names)
-        self._resources |= offers.by_resource.keys() - set(waiting)
+        if new := offers.by_resource.keys() - set(waiting) - self._resources:
+            self._resources |= new
 
 
 _NOTHING: Known = MappingProxyType({})

@@ -57,8 +57,8 @@ class NodeState:
         `vgpus_only`: another device plugin offers the node's devices, and gpuvirt does not change drivers.
         """
         self.settings = settings
-        self.ledger = LedgerKeeper(ledger)
-        self.withdrawal = Withdrawal()
+        self.ledger = LedgerKeeper(ledger, settings.resources_without_gpus)
+        self.withdrawal = Withdrawal(lambda: self.ledger.rules)
         self.invalid = InvalidStates(addresses_of_settings(settings))
         """The invalid parts of the desired state."""
         self.changes = Changes(lambda: (*self.ledger.entries, *self.shared.entries(self._inventory)))

@@ -1,11 +1,12 @@
 """The devices that are withdrawn before they are removed or returned to the host, and whether the kubelet knows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.allocation.resourcerules import ResourceRules
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 
@@ -13,7 +14,9 @@ from gpuvirt.model.reasons import Reason, refusals
 class Withdrawal:
     """The withdrawn devices of one node."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Callable[[], ResourceRules] = ResourceRules) -> None:
+        """`rules` returns what ids of resources mean."""
+        self._rules = rules
         self.functions: frozenset[PciAddress] = frozenset()
         """Functions that will be returned to the host."""
         self.vgpus: frozenset[VgpuId] = frozenset()
@@ -64,7 +67,7 @@ class Withdrawal:
         found: dict[PciAddress, tuple[str, ...]] = dict.fromkeys(self.noticed, ())
         if inventory is None or not self.functions:
             return found
-        by_kubelet = counted_by(inventory, account)
+        by_kubelet = counted_by(inventory, account, self._rules())
         if isinstance(by_kubelet, Unread):
             return found | dict.fromkeys(self.functions, ())
         counted = by_kubelet.by_gpu(inventory)
@@ -74,7 +77,7 @@ class Withdrawal:
         """Return the withdrawn vGPUs that the kubelet still counts by its last answer, all of them without one."""
         if inventory is None or not self.vgpus:
             return frozenset()
-        counted = counted_by(inventory, account)
+        counted = counted_by(inventory, account, self._rules())
         return self.vgpus if isinstance(counted, Unread) else self.vgpus & counted.vgpus.keys()
 
     def why_unsettled(
@@ -90,13 +93,11 @@ class Withdrawal:
         return refusals.still_counted(gpu, counted) if counted else None
 
 
-def counted_by(inventory: Inventory, account: KubeletAccount | None) -> PodAllocations | Unread:
+def counted_by(inventory: Inventory, account: KubeletAccount | None, rules: ResourceRules) -> PodAllocations | Unread:
     """Return the devices that the kubelet counts, with their names in the place of pods."""
     if account is None:
         return PodAllocations()
     if isinstance(account.counted, Unread):
         return account.counted
-    counted = sorted(account.counted)
-    return map_allocations(
-        inventory, (Allocation(resource, device, f"{resource} ({device})") for resource, device in counted)
-    )
+    counted = [Allocation(resource, device, f"{resource} ({device})") for resource, device in sorted(account.counted)]
+    return map_allocations(inventory, counted, rules=rules)

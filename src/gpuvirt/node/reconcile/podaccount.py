@@ -81,7 +81,9 @@ class PodAccount:
         observed, inventory = self._state.ledger.account, self._state.inventory
         if observed is None or inventory is None:
             return PodAllocations()
-        return map_allocations(inventory, allocations_of(self._with_gpus(observed.devices)))
+        return map_allocations(
+            inventory, allocations_of(self._with_gpus(observed.devices)), rules=self._state.ledger.rules
+        )
 
     def read(self) -> Account:
         """Return the devices of pods; unknown while pods may have devices that the ledger lacks."""
@@ -109,4 +111,5 @@ class PodAccount:
         recorded = self._recorded()
         if isinstance(recorded, Unknown):
             return PodAllocations(unknown=recorded.reason or refusals.allocations_unknown())
-        return map_allocations(inventory, allocations_of(self._with_gpus(any_consumer(recorded))))
+        allocations = allocations_of(self._with_gpus(any_consumer(recorded)))
+        return map_allocations(inventory, allocations, rules=self._state.ledger.rules)

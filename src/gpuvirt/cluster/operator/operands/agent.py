@@ -95,6 +95,8 @@ def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> 
         settings["vgpu_config"] = config.default
     if (require_reset := policy.spec.sandbox_device_plugin.require_reset) is not None:
         settings["require_reset"] = require_reset
+    if without_gpus := policy.spec.sandbox_device_plugin.resources_without_gpus:
+        settings["resources_without_gpus"] = list(without_gpus)
     if shared is not None:
         settings["shares"] = {"resource": shared.name, "units": shared.units}
     return plain.write(settings)

@@ -55,7 +55,7 @@ ACTED_ON = _Known(
         "vfioManager": _agents("enabled"),
         "vgpuManager": _Known(_RUN, {"kernelModuleConfig": _Known(("name",))}, off=True),
         "vgpuDeviceManager": _agents("enabled", config=_CONFIG),
-        "sandboxDevicePlugin": _agents("enabled", "requireReset", "imagePullSecrets", *_POD),
+        "sandboxDevicePlugin": _agents("enabled", "requireReset", "resourcesWithoutGpus", "imagePullSecrets", *_POD),
         "validator": _Known(
             ("enabled", "imagePullSecrets", *_POD),
             {name: _Known(("env",)) for name in ("driver", "toolkit", "plugin")},
