@@ -1,0 +1,51 @@
+"""A command removes one vGPU: what keeps it from that after its plan was made."""
+
+import errno
+from pathlib import Path
+
+from gpuvirt.facts.ids import VgpuId
+from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.change import byhand
+from gpuvirt.node.change.observation import observe
+from gpuvirt.paths import HostPath
+from tests.changes import ReportStep, say_nothing
+from tests.vgpu.hostwithvgpus import VgpuHost, codes
+from tests.vgpu.test_vgpu_changes import T4
+
+
+class OneVgpu:
+    """A host with one vGPU of which a command knows an earlier inventory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.host = VgpuHost("4xT4", folder)
+        self.host.apply_vgpus(T4, T4_8Q=1)
+        (self.id,) = self.host.types(T4)
+        self.first = observe(self.host.site, self.host.given, None).inventory
+
+    def remove(self, report: ReportStep = say_nothing) -> list[ReasonCode]:
+        return codes(byhand.remove(self.host.site, T4, VgpuId(self.id), self.host.given, report, self.first))
+
+
+def test_a_vgpu_that_a_vm_opens_after_the_plan_is_not_removed_by_hand(tmp_path: Path) -> None:
+    vgpu = OneVgpu(tmp_path)
+
+    def start(_: Step | RollBack) -> None:
+        vgpu.host.kernel.start_vm(vgpu.host.group_of(vgpu.id))
+
+    assert vgpu.remove(start) == [ReasonCode.VGPU_IN_USE]
+    assert list(vgpu.host.types(T4)) == [vgpu.id]
+    assert vgpu.host.kernel.vfio.requests == []
+
+
+def test_a_failed_removal_by_hand_has_its_reason(tmp_path: Path) -> None:
+    vgpu = OneVgpu(tmp_path)
+    vgpu.host.kernel.faults.refuse(HostPath(f"/sys/bus/mdev/devices/{vgpu.id}/remove"), errno.EIO)
+    assert vgpu.remove() == [ReasonCode.STEP_FAILED]
+    assert list(vgpu.host.types(T4)) == [vgpu.id]
+
+
+def test_a_gpu_that_is_unplugged_before_a_removal_by_hand_is_reported(tmp_path: Path) -> None:
+    vgpu = OneVgpu(tmp_path)
+    vgpu.host.kernel.unplug(T4)
+    assert vgpu.remove() == [ReasonCode.NO_VGPU_HOST]
