@@ -43,6 +43,9 @@ QUICK = ("-o", "asyncio_debug=false")
 MOST_TESTS = 40
 """How many tests are tried for one removal."""
 
+BATCH = 100
+"""How many trials one process makes, which collects their tests once."""
+
 Reach = Mapping[str, Sequence[str]]
 """The tests that execute each guard, by the key of its removal; the fastest first."""
 
@@ -76,14 +79,14 @@ def read_reach(folder: Path = CACHE) -> Reach:
     return {key: [test for _, test in sorted(tests)] for key, tests in found.items()}
 
 
-def by_reach(removal: Removal, reach: Reach, killer: str | None) -> Trial:
+def by_reach(removal: Removal, reach: Reach, killer: str | None, most: int = MOST_TESTS) -> Trial:
     """Return the trial of a removal: the test that noticed it last, then the fastest of each file in turn."""
     files: defaultdict[str, list[str]] = defaultdict(list)
     for test in reach.get(removal.key, ()):
         files[_file(test)].append(test)
     in_turn = (test for tests in zip_longest(*files.values()) for test in tests if test is not None)
     first = (killer,) if killer is not None else ()
-    return Trial(removal.key, tuple(dict.fromkeys((*first, *in_turn)))[:MOST_TESTS])
+    return Trial(removal.key, tuple(dict.fromkeys((*first, *in_turn)))[:most])
 
 
 def by_killers(removal: Removal, known: Mapping[str, Removal], killers: Mapping[str, str]) -> Trial:
@@ -143,6 +146,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="record again which tests execute each guard")
     parser.add_argument("--only-new", action="store_true", help="only removals that no known test notices")
     parser.add_argument("--list", action="store_true", help="only list the removals")
+    parser.add_argument("--tests", type=int, default=MOST_TESTS, help="how many tests are tried for each, at most")
     parser.add_argument("words", nargs="*", help="only removals whose key has one of these in it")
     options = parser.parse_args()
     known, killers = removals(), read_killers()
@@ -156,11 +160,13 @@ def main() -> int:
         record_reach(options.jobs)
     reach = read_reach()
     found: dict[str, str] = {}
-    trials = (
-        by_reach(each, reach, killers.get(each.key)) if each.key in reach else by_killers(each, known, killers)
+    trials = [
+        by_reach(each, reach, killers.get(each.key), options.tests)
+        if each.key in reach
+        else by_killers(each, known, killers)
         for each in chosen
-    )
-    for batch in _batches(list(trials), 25):
+    ]
+    for batch in _batches(trials, BATCH):
         found |= (new := make(batch))
         killers |= {key: test for key, test in new.items() if test}
         write_killers({key: test for key, test in killers.items() if key in known})
