@@ -1,11 +1,13 @@
 """The guards of the shipped code, each with its replacement when it is removed: exploration must detect the removal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.snapshot import Facts, FreshFacts
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.devicefacts import AskedDevice, DeviceReading
 from gpuvirt.kubelet import accountwatch, checkpoint
 from gpuvirt.kubelet.checkpoint import RecordedAllocations
@@ -23,9 +25,10 @@ from gpuvirt.node.allocation import allocator
 from gpuvirt.node.change import driverphase
 from gpuvirt.node.change.gate import drainrequest, gate
 from gpuvirt.node.change.gate.gate import Gate
-from gpuvirt.node.change.steps import driverexecutor, leasing, vgpusteps
+from gpuvirt.node.change.steps import driverexecutor, leasing, proving, vgpusteps
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import Change, Changes
+from gpuvirt.node.change.steps.leasing import Claim, Prove
 from gpuvirt.node.known import ledgerkeeper, state
 from gpuvirt.node.reconcile.podaccount import PodAccount
 
@@ -108,6 +111,18 @@ def _unlocked(*_: object) -> "nullcontext[None]":
     return nullcontext()
 
 
+def _without_lock(_: Kernel, address: PciAddress) -> "nullcontext[Proof]":
+    return nullcontext(Proof(ProofKind.DRIVER, [address], lasting=True))
+
+
+def _without_lease(_: Kernel, claim: Claim) -> "nullcontext[Prove]":
+    return nullcontext(lambda: Proof(ProofKind.LEASE, [claim.subject, *claim.others]))
+
+
+def _without_walk(_: Kernel, functions: Collection[PciAddress], **__: bool) -> Proof:
+    return Proof(ProofKind.WALK, functions)
+
+
 _OFFERS = (
     Guard(state, "withdrawn", lambda *_: frozenset[PciAddress](), ()),
     Guard(Changes, "closed", property(lambda _: Scope()), ()),
@@ -157,11 +172,11 @@ GUARDS: Mapping[str, Guard] = {
     "gate: no step of a plan that is no longer desired": Guard(Change, "_why_undesired", _nothing, ("back-at-once",)),
     "lease: the group is held": Guard(leasing, "_hold", _unlocked, ("vm-by-hand",)),
     "lease: the walk through all processes": Guard(
-        leasing, "_verify_unused", _nothing, ("vm-about-to-start-before-the-lease",)
+        leasing, "verify_unused", _nothing, ("vm-about-to-start-before-the-lease",)
     ),
-    "executor: NVIDIA's unbindLock": Guard(driverexecutor, "_locked", _unlocked, ("container-is-taken",)),
+    "executor: NVIDIA's unbindLock": Guard(proving, "locked", _without_lock, ("container-is-taken",)),
     "executor: the driver after a step is the expected one": Guard(
-        driverexecutor, "_expect", _nothing, ("driver-refuses-for-good",)
+        driverexecutor._Taking, "_expect", _nothing, ("driver-refuses-for-good",)
     ),
     "planning: pods": Guard(driverrefusals, "_allocated", _none, ("known-pod-of-another-plugin",), (_NEWEST,)),
     "planning: pods whose device is not found here": Guard(
@@ -199,8 +214,8 @@ GUARDS: Mapping[str, Guard] = {
         state, "holdings_of", _no_holdings, ("vgpus-in-use",), (Guard(Change, "_why_allocated", _nothing, ()), _NEWEST)
     ),
     "planning: pods of vGPUs": Guard(planner, "_unless_allocated", _as_planned, ("vfs-of-a-pods-gpu",), (_NEWEST,)),
-    "vGPUs: what is held while one goes": Guard(vgpusteps, "claims", _none, ("vgpus-by-hand",)),
-    "vGPUs: VFs are switched on below nobody": Guard(vgpusteps, "verify_idle", _nothing, ("vfs-of-a-used-gpu",)),
+    "vGPUs: what is held while one goes": Guard(vgpusteps, "leased", _without_lease, ("vgpus-by-hand",)),
+    "vGPUs: VFs are switched on below nobody": Guard(proving, "walked", _without_walk, ("vfs-of-a-used-gpu",)),
     "drivers: the record of a change before it is made": Guard(
         ChangeRecord, "begin", _nothing, ("killed-during-a-change",)
     ),

@@ -14,7 +14,7 @@ from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof
-from gpuvirt.hardware.access.tools import ToolMissingError, Tools
+from gpuvirt.hardware.access.tools import Program, ToolMissingError, Tools
 from gpuvirt.hardware.functions import pci
 
 NOT_NEEDED = ""
@@ -40,17 +40,13 @@ def create_vfs(kernel: Kernel, gpu: PciAddress, count: int) -> None:
     ERANGE: the function supports fewer VFs. EBUSY: the function has another number of VFs, which must be removed first.
     ENOENT: the function has no driver, or one that does not support this, as NVIDIA's (drivers/pci/iov.c).
     """
-    _write_count(kernel, gpu, count)
+    kernel.write(pci.attribute(gpu, "sriov_numvfs"), str(count).encode())
 
 
 def remove_vfs(kernel: Kernel, gpu: PciAddress, proof: Proof) -> None:
     """Switch all VFs of a function off by `sriov_numvfs`; raise OSError as `create_vfs` does."""
     proof.spend(gpu)
-    _write_count(kernel, gpu, 0)
-
-
-def _write_count(kernel: Kernel, gpu: PciAddress, count: int) -> None:
-    kernel.write(pci.attribute(gpu, "sriov_numvfs"), str(count).encode())
+    kernel.write(pci.attribute(gpu, "sriov_numvfs"), b"0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +84,20 @@ def switch_vfs(kernel: Kernel, tools: Tools, switch: VfSwitch, proof: Proof) -> 
     Raises ToolError, OSError as `create_vfs` does, and VfsUnchangedError where the GPU does not have the VFs
     afterwards.
     """
+    missing = _why_not_managed(tools) if switch.by_nvidia else NOT_NEEDED
     proof.spend(switch.gpu)
-    missing: str | None = NOT_NEEDED
-    if switch.by_nvidia:
-        missing = _manage(tools, switch)
-    if missing is not None:
-        _write(kernel, switch.gpu, switch.count, missing)
+    if missing is None:
+        tools.sriov_manage(switch.gpu, enable=switch.count > 0)
+    else:
+        try:
+            kernel.write(pci.attribute(switch.gpu, "sriov_numvfs"), str(switch.count).encode())
+        except FileNotFoundError as error:
+            if missing == NOT_NEEDED:
+                raise
+            raise VfsUnchangedError(
+                f"{missing}; and the driver of {switch.gpu} does not accept a number of VFs: {error.strerror}"
+                f" ({error.filename})"
+            ) from error
     _expect(kernel, switch.gpu, switch.count)
 
 
@@ -104,25 +108,13 @@ def _is_nvidias(kernel: Kernel, gpu: PciAddress) -> bool:
     return found is not None and found.vendor == NVIDIA
 
 
-def _manage(tools: Tools, switch: VfSwitch) -> str | None:
-    """Run `sriov-manage`; return None when it has run, otherwise the reason why not."""
+def _why_not_managed(tools: Tools) -> str | None:
+    """Return why `sriov-manage` can't run; None if it can."""
     try:
-        tools.sriov_manage(switch.gpu, enable=switch.count > 0)
+        tools.demand(Program.SRIOV_MANAGE)
     except ToolMissingError as error:
         return str(error)
     return None
-
-
-def _write(kernel: Kernel, gpu: PciAddress, count: int, missing: str) -> None:
-    """Write `sriov_numvfs`; where the write is not supported, raise VfsUnchangedError with the `missing` program."""
-    try:
-        _write_count(kernel, gpu, count)
-    except FileNotFoundError as error:
-        if missing == NOT_NEEDED:
-            raise
-        raise VfsUnchangedError(
-            f"{missing}; and the driver of {gpu} does not accept a number of VFs: {error.strerror} ({error.filename})"
-        ) from error
 
 
 def _expect(kernel: Kernel, gpu: PciAddress, count: int) -> None:

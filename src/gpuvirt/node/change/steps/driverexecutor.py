@@ -14,7 +14,7 @@ from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.access.proof import Proof
+from gpuvirt.hardware.access.proof import Proof, UnprovenError
 from gpuvirt.hardware.access.tools import ToolError, Tools
 from gpuvirt.hardware.functions import binding, modules
 from gpuvirt.hardware.usage.users import cdevs_of
@@ -105,7 +105,7 @@ class _Taking:
         subject = step.driver if isinstance(step, LoadModule) else step.address
         try:
             self._take(step)
-        except (OSError, ToolError) as error:
+        except (OSError, ToolError, UnprovenError) as error:
             raise RefusedError(refusals.failed(step.text, subject, what_failed(error))) from error
 
     def _take(self, step: DriverStep) -> None:

@@ -10,7 +10,7 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.sysfs import mdev_path
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.hardware.access.proof import Proof
+from gpuvirt.hardware.access.proof import Proof, UnprovenError
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.functions import iommu, sriov
 from gpuvirt.hardware.programs import mig, nvidiasmi, vgpuscheduler
@@ -103,7 +103,7 @@ def take_all(site: Site, inventory: Inventory, gpu_state: GpuState | None, plan:
             if not isinstance(step, RemoveVgpu):
                 raise
             held[step.vgpu] = error
-        except (OSError, ToolError, VfsUnchangedError, VgpuUnavailableError) as error:
+        except (OSError, ToolError, VfsUnchangedError, VgpuUnavailableError, UnprovenError) as error:
             reason = refusals.failed(step.text, plan.gpu, what_failed(error))
             raise (SchedulerRefusedError if isinstance(step, SetScheduler) else RefusedError)(reason) from error
     if held:
