@@ -17,6 +17,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.gate import drainrequest
+from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, no_agent
 from gpuvirt.node.change.gate.gate import Gate, gate_at
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
@@ -180,7 +181,7 @@ REQUEST = DrainRequest(UnitId(GPU), (SLOT,), f"unbind {GPU}", {GPU: ("native",)}
 
 def test_an_agent_that_does_not_answer_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drainrequest, "ANSWER_S", 0.1)
-    gates = Gates(gate := gate_at(tmp_path / "gate"), tmp_path / "no kubelet")
+    gates = Gates(gate := gate_at(tmp_path / "gate"), tmp_path / "no kubelet", Anchor(tmp_path / "null"))
     with only_agent(tmp_path), beside_agents(gates, Agents(tmp_path, lambda: None), REQUEST) as refusal:
         assert refusal is not None
         assert refusal.code is ReasonCode.AGENT_SILENT
@@ -189,7 +190,7 @@ def test_an_agent_that_does_not_answer_is_a_refusal(tmp_path: Path, monkeypatch:
 
 
 def test_no_agent_starts_while_a_command_runs(tmp_path: Path) -> None:
-    gates = Gates(gate := gate_at(tmp_path / "gate"), tmp_path / "no kubelet")
+    gates = Gates(gate := gate_at(tmp_path / "gate"), tmp_path / "no kubelet", Anchor(tmp_path / "null"))
     with beside_agents(gates, Agents(tmp_path, lambda: None), REQUEST) as refusal:
         assert (refusal, gate.state(SLOT)) == (None, GateState.OPEN)
         with pytest.raises(AlreadyRunningError, match="gpuvirt command"), only_agent(tmp_path):

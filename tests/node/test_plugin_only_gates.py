@@ -12,6 +12,7 @@ from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate import drainrequest
+from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.gate.gateerrors import UnitUnsettledError
@@ -30,11 +31,12 @@ REQUEST = DrainRequest(UnitId(GPU), (SLOT,), f"unbind {GPU}", {GPU: ("native",)}
 PRELUDE = """
 import sys
 from pathlib import Path
+from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.gates import Gates
 folder, gpu, slot = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-gates = Gates(gate_at(folder / "locks"), folder / "device-plugins")
+gates = Gates(gate_at(folder / "locks"), folder / "device-plugins", Anchor(folder / "null"))
 """
 CHANGE = """
 with gates.change(gpu, lambda: (slot,)) as passed:
@@ -120,7 +122,7 @@ async def test_a_gpu_that_was_just_given_is_not_changed(
 
 def test_a_change_reads_the_lines_of_both_places(tmp_path: Path, device_plugins: Path) -> None:
     host = Gate(tmp_path / "locks")
-    gates = Gates(host, device_plugins)
+    gates = Gates(host, device_plugins, Anchor(tmp_path / "null"))
     line = Gate(plugin_gates(device_plugins))
     gates.plugin.path_of(SLOT, "lock").write_text("0.0 4711 1 old\n")
     with pytest.raises(UnitUnsettledError, match="old"), gates.change(GPU, lambda: (SLOT,)):
@@ -178,7 +180,7 @@ def test_commands_refuse_what_a_plugin_without_gates_lists(
 ) -> None:
     """Such as an older plugin, or one that may not write: nothing else knows whether it allocates a GPU."""
     monkeypatch.setattr(drainrequest, "ANSWER_S", 0.1)
-    gates = Gates(Gate(tmp_path / "locks"), device_plugins)
+    gates = Gates(Gate(tmp_path / "locks"), device_plugins, Anchor(tmp_path / "null"))
     with ExitStack() as stack:
         stack.enter_context(only_agent(device_plugins))
         if takes_part:

@@ -14,6 +14,7 @@ from gpuvirt.hardware.scan import scan, scan_some
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
+from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.gate import Pass, Read, gate_at
 from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt.node.store import originaldrivers
@@ -38,11 +39,13 @@ class Site:
     """The kubelet's device-plugins folder, in which an unprivileged device plugin has its gates."""
     children: Children | None = None
     """Makes the writes of a change in a child process; None for a host simulated in this process's memory."""
+    null: Path | None = None
+    """The host's `/dev/null`, whose bytes changes lock; None: a simulated host has a file beside the gates for that."""
 
     @property
     def gates(self) -> Gates:
         """The gates that each change of this host passes."""
-        return Gates(gate_at(self.locks), self.device_plugins)
+        return Gates(gate_at(self.locks), self.device_plugins, Anchor(self.null or self.locks.with_name("null")))
 
 
 def site_of(kernel: Kernel, roots: HostRoots, kubelet: KubeletPaths, driver: Path | None = None) -> Site:
@@ -55,6 +58,7 @@ def site_of(kernel: Kernel, roots: HostRoots, kubelet: KubeletPaths, driver: Pat
         roots.run / "gpuvirt/gate",
         kubelet.device_plugins,
         partial(writing, roots, tools),
+        roots.dev / "null",
     )
 
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from time import monotonic  # noqa: TID251  the lines of allocations carry it, since processes share it
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import gaterecord
+from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.gateerrors import (
     GateFailedError,
     UnitBlockedError,
@@ -29,7 +30,7 @@ from gpuvirt.node.change.gate.gateerrors import (
     UnitUnsettledError,
 )
 from gpuvirt.node.change.gate.gatefiles import GateFiles, boot_id, this_process
-from gpuvirt.node.change.gate.gatelock import Locks, open_file, opened, try_lock
+from gpuvirt.node.change.gate.gatelock import Locks, is_current, opened, take, try_lock
 from gpuvirt.node.change.gate.gatepass import MODULES, Pass
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, SETTLED_S, Damaged, GateRecord, GateState, Reading
 
@@ -65,13 +66,19 @@ class Gate(GateFiles):
 
     @contextmanager
     def change(
-        self, unit: str, members: Callable[[], Slots], readings: Read = no_readings, *, beside: "Sequence[Gate]" = ()
+        self,
+        unit: str,
+        members: Callable[[], Slots],
+        readings: Read = no_readings,
+        *,
+        beside: "Sequence[Gate]" = (),
+        anchor: Anchor | None = None,
     ) -> Iterator[Pass]:
         """Keep all other processes of the host from changing or allocating a unit's devices; raise UnitBusyError.
 
         `members` reads the slots of the unit. They are read again under the locks: other slots may have joined.
         `readings` returns the latest readings of the kubelet's accounts, the newest last. `beside` are the gates in
-        other folders that the change passes, too.
+        other folders that the change passes, too. `anchor` excludes changes even where the files are deleted.
         """
         for _ in range(MOST_TRIES):
             slots = members()
@@ -82,8 +89,9 @@ class Gate(GateFiles):
                         gate.refuse_unknown(unit, dict(zip(slots, locks, strict=True)), readings)
                     host = stack.enter_context(opened(self.folder / MODULES))
                     (_, own), *others = locked
+                    kept = () if anchor is None else (anchor.lock(stack, unit, slots),)
                     passes = [Pass(gate, slots, locks) for gate, locks in others]
-                    with self._passed(Pass(self, slots, (*own, host), host, beside=passes)) as passed:
+                    with self._passed(Pass(self, slots, (*own, host, *kept), host, beside=passes)) as passed:
                         yield passed
                     return
         raise UnitBusyError(f"{unit}: its IOMMU groups changed {MOST_TRIES} times while their slots were being locked")
@@ -124,23 +132,22 @@ class Gate(GateFiles):
         locks, owner, now_s = Locks(), this_process(), monotonic()
         try:
             for slot in sorted(devices):
-                lock = locks.open(name := self._name_of(slot, "lock"))
-                self._share(slot, lock)
-                self._refuse_unless_allocatable(slot)
                 lines = [gaterecord.allocation(device, owner, now_s) for device in devices[slot]]
-                try:
-                    self._append(slot, lock, lines)
-                except OSError as error:
-                    raise GateFailedError(name, error) from error
+                locks.take(self._name_of(slot, "lock"), partial(self._share, slot, lines))
         except BaseException:
             locks.close()
             raise
         return locks
 
-    def _share(self, slot: str, lock: int) -> None:
-        """Take a lock beside other allocations; raise UnitBusyError if another process changes the slot."""
+    def _share(self, slot: str, lines: Sequence[str], lock: int) -> None:
+        """Take a lock beside other allocations, and add lines; raise UnitBusyError if another process has the slot."""
         if not try_lock(lock, fcntl.LOCK_SH) and not self._has(slot):
             raise self._taken(slot)
+        self._refuse_unless_allocatable(slot)
+        try:
+            self._append(slot, lock, lines)
+        except OSError as error:
+            raise GateFailedError(self._name_of(slot, "lock"), error) from error
 
     def _append(self, slot: str, lock: int, lines: Sequence[str]) -> None:
         """Add lines to the file of a lock; no other process writes to it meanwhile."""
@@ -199,8 +206,8 @@ class Gate(GateFiles):
 
     def answer(self, slot: str, generation: int, refusal: Reason | None) -> None:
         """Record for the waiting command that the agent has drained a slot, or why the agent refuses to."""
-        with opened(self.path_of(slot, "lock")) as lock:
-            if not try_lock(lock, fcntl.LOCK_EX):
+        with opened(path := self.path_of(slot, "lock")) as lock:
+            if not try_lock(lock, fcntl.LOCK_EX) or not is_current(lock, path):
                 return
             found = self.read(slot)
             if isinstance(found, GateRecord) and found.generation == generation and found.is_unanswered:
@@ -265,13 +272,19 @@ class Gate(GateFiles):
             raise self.busy(unit, slot)
         with ExitStack() as stack:
             drained = self.draining.pop(slot, None)
-            owner = open_file(self.path_of(slot, "owner")) if drained is None else drained
+
+            def own(fd: int) -> None:
+                if not try_lock(fd, fcntl.LOCK_EX, patience_s):
+                    raise self.busy(unit, slot)
+
+            def exclude(fd: int) -> None:
+                if not try_lock(fd, fcntl.LOCK_EX, patience_s):
+                    raise self.blocked_by_kernel(unit, slot)
+
+            owner = take(self.path_of(slot, "owner"), own) if drained is None else drained
             stack.callback(os.close, owner)
-            lock = stack.enter_context(opened(self.path_of(slot, "lock")))
-            if drained is None and not try_lock(owner, fcntl.LOCK_EX, patience_s):
-                raise self.busy(unit, slot)
-            if not try_lock(lock, fcntl.LOCK_EX, patience_s):
-                raise self.blocked_by_kernel(unit, slot)
+            lock = take(self.path_of(slot, "lock"), exclude)
+            stack.callback(os.close, lock)
             self.ours.add(slot)
             stack.callback(self.ours.discard, slot)
             if drained is not None:

@@ -1,8 +1,9 @@
 """The locks of gates: flock on files, with a short wait."""
 
+import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import monotonic, sleep  # noqa: TID251  short waits for the locks of other processes
@@ -70,6 +71,34 @@ def is_current(fd: int, path: str | Path) -> bool:
     return os.path.samestat(here, os.fstat(fd))
 
 
+MOST_OPENS = 8
+"""How often a file may be deleted while it is being locked."""
+
+
+def take(path: str | Path, lock: Callable[[int], None]) -> int:
+    """Return the descriptor of a file that `lock` has locked; raise GateFailedError, or what `lock` raises.
+
+    Another process may delete the file between open and lock. Such a lock excludes no process, so that the present file
+    is opened and locked instead.
+    """
+    for _ in range(MOST_OPENS):
+        fd = open_file(path)
+        try:
+            lock(fd)
+            if is_current(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+    raise deleted(path)
+
+
+def deleted(path: str | Path) -> GateFailedError:
+    """Return the error for a file that was deleted although it is locked."""
+    return GateFailedError(path, OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
+
+
 class Locks(AbstractContextManager[None]):
     """The open files of several locks, which are closed at the end of the context."""
 
@@ -78,11 +107,9 @@ class Locks(AbstractContextManager[None]):
     def __init__(self) -> None:
         self._open: list[int] = []
 
-    def open(self, path: str) -> int:
-        """Open one more file; return its descriptor."""
-        fd = open_file(path)
-        self._open.append(fd)
-        return fd
+    def take(self, path: str, lock: Callable[[int], None]) -> None:
+        """Open and lock one more file; raise GateFailedError, or what `lock` raises."""
+        self._open.append(take(path, lock))
 
     def close(self) -> None:
         """Close all files, which releases their locks."""

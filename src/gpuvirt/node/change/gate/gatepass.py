@@ -3,7 +3,7 @@
 import fcntl
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,7 +13,7 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError
 from gpuvirt.node.change.gate.gatefiles import GateFiles, boot_id, this_process
-from gpuvirt.node.change.gate.gatelock import try_lock
+from gpuvirt.node.change.gate.gatelock import deleted, is_current, try_lock
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Pass:
 
     files: GateFiles
     slots: Slots
-    own_locks: Collection[int]
+    own_locks: Sequence[int]
     """The descriptors of its locks. Every process that has one of them open keeps that lock."""
     host: int | None = None
     """The descriptor of the host's lock for kernel modules. It is open in the change's children, too."""
@@ -66,8 +66,20 @@ class Pass:
                 self._records[slot] = gaterecord.settled(found, boot_id())
 
     def pause(self) -> None:
-        """Record that the change is between two steps; raise GateFailedError, but not during a rollback."""
+        """Record that the change is between two steps; raise GateFailedError, but not during a rollback.
+
+        Also raises GateFailedError if a lock's file was deleted: other processes pass the gate by a new file.
+        """
         self._move(GateRecord.at_safe_point, required=True)
+        for passed in (self, *self.beside):
+            passed.verify()
+
+    def verify(self) -> None:
+        """Raise GateFailedError if the file of one of this pass's own locks was deleted, but not during a rollback."""
+        for (slot, record), lock in zip(self._records.items(), self.own_locks, strict=False):
+            path = self.files.path_of(slot, "lock")
+            if record.state is not GateState.SETTLING and not is_current(lock, path):
+                raise deleted(path)
 
     def note(self, step: str) -> None:
         """Record a step before the change takes it; raise GateFailedError, but not during a rollback."""

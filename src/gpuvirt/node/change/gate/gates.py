@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gpuvirt.model.inventory.isolation import Slots
+from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.gate import PATIENCE_S, Gate, Pass, Read, gate_at, no_readings
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError
 
@@ -35,6 +36,8 @@ class Gates:
     """The gates of agents and commands."""
     device_plugins: Path
     """The kubelet's device-plugins folder. Without it no device plugin can offer anything."""
+    anchor: Anchor
+    """The file by which changes exclude each other even where the files of the gates are deleted."""
 
     @property
     def all(self) -> tuple[Gate, ...]:
@@ -56,7 +59,7 @@ class Gates:
     def change(self, unit: str, members: Callable[[], Slots], readings: Read = no_readings) -> Iterator[Pass]:
         """Keep all other processes of the host from changing or allocating a unit's devices; raise UnitBusyError."""
         host, *others = self.all
-        with host.change(unit, members, readings, beside=others) as passed:
+        with host.change(unit, members, readings, beside=others, anchor=self.anchor) as passed:
             yield passed
 
     def drain(
