@@ -1,6 +1,7 @@
 """A share ends when the API server, the kubelet's record and the processes of the host lack its pod, twice."""
 
 import asyncio
+import errno
 
 import pytest
 
@@ -131,8 +132,17 @@ def test_processes_of_another_namespace_are_no_proof_unless_it_is_the_kubelets(s
     assert read_running_pods(kernel, [P]) == frozenset()
 
 
+def test_the_kubelets_process_is_enough_where_the_namespace_cannot_be_read(simulated: Simulated) -> None:
+    kernel = simulated("vm-2xV100")
+    kernel.faults.fail(NAMESPACE, errno.EACCES)
+    assert isinstance(read_running_pods(kernel, [P]), Unread)
+    kernel.start_process("kubelet")
+    kernel.start_process("pause", pod=P)
+    assert read_running_pods(kernel, [P, Q]) == frozenset({P})
+
+
 def test_a_process_that_cannot_be_read_is_no_proof(simulated: Simulated) -> None:
     kernel = simulated("vm-2xV100")
     process = kernel.start_process("python3")
-    kernel.faults.fail(HostPath(f"/proc/{process.pid}/cgroup"), 13)
+    kernel.faults.fail(HostPath(f"/proc/{process.pid}/cgroup"), errno.EACCES)
     assert isinstance(read_running_pods(kernel, [P]), Unread)
