@@ -1,6 +1,8 @@
 """The real kernel over plain files, and the answers that the real and the simulated kernel share."""
 
+import ctypes
 import errno
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from gpuvirt.errors import LeaseUnavailableError
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import Kernel, RealKernel
-from gpuvirt.hardware.access.openfiles import VFIO_DEVICE
+from gpuvirt.hardware.access.openfiles import VFIO_DEVICE, OpenFile
 from gpuvirt.hardware.access.uevents import concerns_devices, parse
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.hardware.usage.processes import NAMESPACE, read_open_nodes
@@ -129,6 +131,55 @@ def test_open_nodes_of_real_processes_are_found(tmp_path: Path) -> None:
     assert (os.getpid(), "/dev/null", Path("/dev/null").stat().st_rdev) in [
         (found.pid, found.path, found.device) for found in open_files
     ]
+
+
+def test_a_node_that_a_process_has_mapped_and_closed_is_found(tmp_path: Path) -> None:
+    own_folder = tmp_path / f"proc/{os.getpid()}"
+    own_folder.parent.mkdir()
+    own_folder.symlink_to("/proc/self")
+    kernel = RealKernel(HostRoots.under(tmp_path))
+    zero = OpenFile(os.getpid(), HostPath("/dev/zero"), Path("/dev/zero").stat().st_rdev)
+    libc = ctypes.CDLL(None, use_errno=True)  # Python's own mmap keeps a descriptor
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    with Path("/dev/zero").open("rb") as node:
+        address = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_PRIVATE, node.fileno(), 0)
+    try:
+        assert zero not in list(kernel.open_files())
+        assert zero in list(kernel.open_files(mapped=True))
+    finally:
+        libc.munmap(address, mmap.PAGESIZE)
+    assert zero not in list(kernel.open_files(mapped=True))
+
+
+def test_a_process_that_has_ended_has_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "proc/77").mkdir(parents=True)
+    assert list(RealKernel(HostRoots.under(tmp_path)).open_files(mapped=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "is_node"),
+    [
+        ("dri/renderD128", True),
+        ("dri/card0", True),
+        ("nvidia0", True),
+        ("snd/pcmC0D3p", True),
+        ("bus/usb/001/002", True),
+        ("i2c-4", True),
+        ("nvidiactl", False),
+        ("dri/renderD128.txt", False),
+        ("media/nvidia0.iso", False),
+    ],
+)
+def test_nodes_of_native_drivers_in_the_dev_of_a_container_are_read(tmp_path: Path, end: str, is_node: bool) -> None:
+    target, link = tmp_path / "rootless" / end, tmp_path / "proc/77/fd/5"
+    for path in (target, link):
+        path.parent.mkdir(parents=True)
+    target.touch()
+    link.symlink_to(target)
+    found = [(opened.pid, opened.path) for opened in RealKernel(HostRoots.under(tmp_path)).open_files()]
+    assert found == ([(77, str(target))] if is_node else [])
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
