@@ -10,14 +10,17 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, slot_of
+from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.plan import StepScope
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.inventory.inventory import build_inventory
+from gpuvirt.model.reasons import ReasonCode, refusals
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
@@ -387,3 +390,25 @@ def test_devices_can_be_allocated_after_their_change_has_ended() -> None:
     changes.allocate(given, lambda: entries.append(entry_of(FIRST)))
     with change.under_way(), pytest.raises(StalePlanError, match="is allocated to"):
         change.claim(StepScope.of([FIRST]))
+
+
+def test_a_step_that_restores_a_touched_function_is_refused_by_no_account() -> None:
+    """A function without its driver is of no use to the pod, and the account may be of a kubelet that restarts."""
+    entries: list[Entry] = []
+    account = PodAllocations({FIRST: ("cuda/job",)}, unknown=refusals.allocations_unknown(FIRST))
+    change = Change(Changes(lambda: entries), "unit", lambda: True, lambda _: account if entries else PodAllocations())
+    inventory = build_inventory(scan(build_host(load_host("2xA10"))))
+    with change.under_way():
+        change.plan_from(inventory, ())
+        with change.step(StepScope.of([FIRST]), "unbind it"):
+            entries.append(entry_of(FIRST))
+        with pytest.raises(StalePlanError), change.step(StepScope.of([FIRST]), "probe it", restores=True):
+            raise AssertionError("only a rollback restores")
+        change.roll_back()
+        change.claim(StepScope.of([FIRST]), StepScope.of([FIRST]))
+        with change.step(StepScope.of([FIRST]), "probe it", restores=True):
+            pass
+        with pytest.raises(StalePlanError), change.step(StepScope.of([FIRST]), "unbind it again"):
+            raise AssertionError("an unbind takes")
+        with pytest.raises(StalePlanError), change.step(StepScope.of([SECOND]), "probe another", restores=True):
+            raise AssertionError("the change has not touched it")
