@@ -1,13 +1,14 @@
 """Shares of GPUs on a real kubelet and containerd with CDI: containers see the GPUs of their annotations."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -252,14 +253,20 @@ def test_a_pod_that_gets_no_gpu_has_an_event_with_the_reason(shared: Shared) -> 
 
 
 def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_container_has_ended(shared: Shared) -> None:
-    """The kubelet frees the devices of such a pod at once, so its own record is no proof that they are free."""
+    """The kubelet frees the devices of such a pod at once, so its own record is no proof that they are free.
+
+    It shortens the grace period of such a pod to a second. So the pod's shim is stopped, as one that hangs, and can't
+    end the container.
+    """
     node = shared.node
-    with shared.agent():
-        stays = shared.pod("stays", main(1000, f"{SHOW}; sleep 40"), gpu=A, policy="Never", grace_s=300)
+    with shared.agent(), ExitStack() as stack:
+        stays = shared.pod("stays", main(1000), gpu=A, policy="Never", grace_s=300)
         node.apply(stays)
         shared.start("other", main(1000), gpu=B)
         assert (shared.seen("stays"), shared.seen("other")) == (A, B)
-        specs = shared.specs
+        specs, shim = shared.specs, shim_of(shared.metadata("stays").uid)
+        os.kill(shim, signal.SIGSTOP)
+        stack.callback(os.kill, shim, signal.SIGCONT)
         node.delete("stays")
         shared.start("second", main(1000), gpu=A)
         node.until(lambda: node.status("second").phase == "Failed", lambda: node.kubectl("describe", "pod", "second"))
@@ -273,10 +280,22 @@ def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_container_has_en
         shared.start("third", main(1000), gpu=A)
         node.until(lambda: node.status("third").phase == "Failed", lambda: node.kubectl("describe", "pod", "third"))
         assert "NoRoom: nvidia.com/vgpu requests 1000 units" in node.kubectl("describe", "pod", "third")
-        assert shared.used()[A] == 1000
+        assert (shared.specs, shared.used()[A]) == (specs, 1000)
+        os.kill(shim, signal.SIGCONT)
         node.until(lambda: shared.used()[A] == 0, lambda: shared.log)
         shared.start("fourth", main(1000), gpu=A)
         assert shared.seen("fourth") == A
+
+
+def shim_of(uid: str) -> int:
+    """Return the pid of the shim that runs a pod's containers: the parent of their first processes."""
+    parents = {
+        int(path.with_name("stat").read_text().rpartition(")")[2].split()[1])
+        for path in Path("/proc").glob("[0-9]*/cgroup")
+        if any(f"pod{name}" in path.read_text() for name in (uid, uid.replace("-", "_")))
+    }
+    (shim,) = (pid for pid in parents if "containerd-shim" in Path(f"/proc/{pid}/cmdline").read_text())
+    return shim
 
 
 def test_many_equal_pods_at_a_time_beside_a_client_that_lists_pod_resources(shared: Shared) -> None:
@@ -302,7 +321,7 @@ def test_many_equal_pods_at_a_time_beside_a_client_that_lists_pod_resources(shar
     assert listed > 100
     assert max(most.values()) <= 1000, "no GPU ever had more than its units"
     content = checkpoint.parse(KubeletPaths(KUBELET_ROOT).checkpoint.read_bytes())
-    assert content.data.pod_device_entries is not None
+    assert VGPU in (content.data.registered_devices or {})
 
 
 def run_many(shared: Shared, most: dict[str, int]) -> int:
