@@ -5,6 +5,7 @@ from enum import StrEnum
 from errno import errorcode
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
+from gpuvirt.facts.notknown import NotKnown
 from gpuvirt.paths import HostPath
 
 NVIDIA = 0x10DE
@@ -28,7 +29,7 @@ HARMLESS_ATTRIBUTES = frozenset({"numa_node", "subsystem_vendor", "subsystem_dev
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class Unread(NotKnown):
     """A file that exists, but could not be read or understood. It is never treated as absent."""
 
     path: HostPath

@@ -185,13 +185,15 @@ class DeviceReading:
         """Read whether the nodes that VMs open still exist; a group that could be opened has its node."""
         kernel, facts = self._kernel, self._before
         groups = self._unopened & facts.group_nodes
+        # unknown: a node that can't be examined exists, as at the last scan
         self._lost_groups = {group for group in groups if iommu.exists(kernel, iommu.group_node(group)) is False}
         if facts.platform.vfio_container and (self._opened or groups):
-            self._has_container = iommu.exists(kernel, iommu.CONTAINER) is not False
+            self._has_container = iommu.exists(kernel, iommu.CONTAINER) is not False  # unknown: it exists, as before
         if facts.platform.iommufd:
             functions = (self._function(address) for address in self._read)
             names = {name for function in functions if function is not None for name in function.cdevs}
             known = names & facts.cdev_nodes
+            # unknown: a node that can't be examined exists, as at the last scan
             self._lost_cdevs = {name for name in known if iommu.exists(kernel, iommu.cdev_node(name)) is False}
 
     @property
@@ -220,7 +222,7 @@ class DeviceReading:
         """Return the facts with the changes."""
         before = self._before
         users = before.users or {}
-        # Those of the last scan have perhaps ended: with them, a device could be refused for ever.
+        # unknown: `users` has it, which decides; users of the last scan have perhaps ended
         known = {group: () if isinstance(found, UsersUnknown) else found for group, found in self._users.items()}
         changed = {group: found for group, found in known.items() if users.get(group, ()) != found}
         lost = self._lost_groups or self._lost_cdevs or self._has_container != before.platform.vfio_container

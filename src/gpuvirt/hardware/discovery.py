@@ -29,7 +29,8 @@ def discover(kernel: Kernel) -> Discovery:
     gpu = True if True in verdicts else None if unread else False
     os_release = attributes.read_attribute(kernel, OS_RELEASE)
     if not isinstance(os_release.value, str):
-        unread.append(os_release.value or Unread(OS_RELEASE, errno=errno.ENOENT))
+        missing = Unread(OS_RELEASE, errno=errno.ENOENT)
+        unread.append(missing if os_release.value is None else os_release.value)
     return Discovery(gpu, os_release, tuple(unread))
 
 
@@ -38,7 +39,7 @@ def _verdicts(kernel: Kernel) -> Iterator[bool | Unread]:
     names = attributes.names(kernel, PCI_DEVICES)
     if not isinstance(names, list):
         # A kernel without PCI and a folder that was not mounted look the same.
-        yield names or Unread(PCI_DEVICES, errno=errno.ENOENT)
+        yield Unread(PCI_DEVICES, errno=errno.ENOENT) if names is None else names
         return
     for name in names:
         try:

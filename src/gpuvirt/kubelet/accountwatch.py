@@ -182,6 +182,7 @@ class AccountWatch:
         if not isinstance(answer, PodResourcesUnknownError):
             return None
         running = self._kubelets()
+        # unknown: a kubelet may run
         return None if running == () else allocations_unknown(f"{running_text(running)}; {answer}")
 
     def _request_rewrite(self, in_doubt: frozenset[tuple[ResourceName, DeviceId]]) -> bool:
@@ -208,7 +209,7 @@ class AccountWatch:
         try:
             return await self._api.allocatable()
         except PodResourcesUnknownError as error:
-            if self._kubelets() == ():
+            if self._kubelets() == ():  # unknown: a kubelet may run, and count devices
                 return frozenset()
             if (error.is_unimplemented or self._lacks_api) and isinstance(record, Recorded):
                 return frozenset((name, device) for name, devices in record.registered.items() for device in devices)

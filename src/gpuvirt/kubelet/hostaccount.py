@@ -41,7 +41,7 @@ def read_account(
     known = {**without_gone(paths, in_file, in_api or {}), **with_answers(in_api or {}, in_file)}
     if problem is not None:
         raise AccountUnknownError(problem, known)
-    if unknown is not None and kubelets != ():
+    if unknown is not None and kubelets != ():  # unknown: a kubelet may run
         raise AccountUnknownError(f"{running_text(kubelets)}; {unknown}", known)
     if in_checkpoint is None and (in_api is None or any("/" in resource for resource, _ in in_api)):
         raise AccountUnknownError(f"no {paths.checkpoint}, although {paths.root} exists or a kubelet runs", known)
@@ -50,7 +50,7 @@ def read_account(
 
 def has_no_kubelet(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> bool:
     """Return whether a host has no kubelet: neither the kubelet's folder nor a kubelet process."""
-    return kubelets == () and _is_absent(paths.root)
+    return kubelets == () and _is_absent(paths.root)  # unknown: the host may have a kubelet
 
 
 def _read_checkpoint(path: Path, read_node: ReadNode) -> tuple[Consumers | None, str | None]:

@@ -42,8 +42,10 @@ def _exists(path: Path) -> bool | Unread:
 
 def _config(path: Path) -> KubeletConfig | Unread | None:
     found = _exists(path)
-    if found is not True:
-        return None if found is False else found
+    if isinstance(found, Unread):
+        return found
+    if not found:
+        return None
     try:
         return documents.load(path, KubeletConfig, null_is_absent=True)
     except ConfigError as error:

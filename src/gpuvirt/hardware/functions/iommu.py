@@ -2,7 +2,7 @@
 
 from gpuvirt.facts.ids import IommuGroup, parse_iommu_group
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.sysfs import IOMMUFD, device_path, members_path
+from gpuvirt.facts.sysfs import IOMMUFD, members_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.paths import HostPath
@@ -53,12 +53,6 @@ def read_cdevs(kernel: Kernel, device: HostPath) -> tuple[str, ...] | Unread:
     return found if isinstance(found, Unread) else tuple(name for name in found or () if name.startswith("vfio"))
 
 
-def has_vfio_device(kernel: Kernel, member: str) -> bool:
-    """Return whether the kernel lists a VFIO device for a PCI function (kernel 6.1 and later)."""
-    found = read_cdevs(kernel, device_path(member))
-    return bool(found) and not isinstance(found, Unread)
-
-
 def exists(kernel: Kernel, path: HostPath) -> bool | Unread:
     """Return whether a node or folder exists."""
     try:
@@ -74,4 +68,7 @@ def has_iommufd(kernel: Kernel) -> bool | Unread:
     An unprivileged pod doesn't see the host's `/dev/iommu`, but it does see the misc device's folder in `/sys`.
     """
     node = exists(kernel, IOMMUFD)
-    return node if node is True else exists(kernel, IOMMUFD_CLASS) or node
+    if isinstance(node, bool) and node:
+        return True
+    in_class = exists(kernel, IOMMUFD_CLASS)
+    return node if isinstance(in_class, bool) and not in_class else in_class

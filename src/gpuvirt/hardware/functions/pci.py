@@ -97,8 +97,10 @@ def read_reset(kernel: Kernel, address: PciAddress) -> ResetScope | None:
     bus does not depend on it.
     """
     methods = attributes.text(kernel, attribute(address, "reset_method"))
+    if isinstance(methods, Unread):
+        return None
     has_method = iommu.exists(kernel, attribute(address, "reset")) if methods is None else bool(methods)
-    if isinstance(methods, Unread) or isinstance(has_method, Unread):
+    if isinstance(has_method, Unread):
         return None
     if has_method:
         return ResetScope.FUNCTION

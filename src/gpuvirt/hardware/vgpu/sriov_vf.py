@@ -43,7 +43,7 @@ class SriovVf:
             raise VgpuUnavailableError(f"the set of VFs of {parent} has its address as its id; found {vgpu}")
         if not isinstance(total, int):
             raise VgpuUnavailableError(
-                f"{parent} has no SR-IOV: sriov_totalvfs: {total.detail if total else 'missing'}"
+                f"{parent} has no SR-IOV: sriov_totalvfs: {'missing' if total is None else total.detail}"
             )
         count = next((count for count in range(1, total + 1) if vf_type(count) == type_), None)
         if count is None:

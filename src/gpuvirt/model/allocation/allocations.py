@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.facts.notknown import NotKnown
 from gpuvirt.model.allocation.ledger import Consumer, Entry
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer, combine_answers
 from gpuvirt.model.reasons import Reason
@@ -16,7 +17,7 @@ Allocations = Mapping[PciAddress, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(NotKnown):
     """The allocations are unknown: any device may be allocated."""
 
     reason: Reason | None = None

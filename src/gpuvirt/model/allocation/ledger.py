@@ -96,7 +96,7 @@ class KubeletAccount:
     @property
     def surely_counted(self) -> frozenset[tuple[ResourceName, DeviceId]]:
         """The devices that the kubelet counts for sure; it may count more while its answer is missing."""
-        return frozenset() if isinstance(self.counted, Unread) else self.counted
+        return frozenset() if isinstance(self.counted, Unread) else self.counted  # unknown: see the name
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ def _opens_by_cdev(inventory: Inventory, candidate: Candidate) -> bool:
 
 def _group_symptoms(inventory: Inventory, candidate: Candidate, others: Sequence[PciAddress]) -> Iterator[Reason]:
     """Yield the symptoms of the other members of a candidate's group."""
-    if unread := next(_unread_drivers(inventory, others), None):
+    if (unread := next(_unread_drivers(inventory, others), None)) is not None:
         yield refusals.unread(candidate.id, unread)
     if spoiling := group_blockers(inventory.facts.functions, others):
         yield unhealthy.group_not_viable(

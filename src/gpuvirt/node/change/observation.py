@@ -187,6 +187,7 @@ def _read_hidden_names(
     for gpu in sorted(unnamed):
         with suppress(ToolError):  # the types stay unread then, and nothing is planned from them
             found = read_supported(tools, gpu)
+            # unknown: the types stay unread, and nothing is planned from them
             names |= {str(entry.id): entry.name for entry in found} if not isinstance(found, Unread) else {}
     return names
 

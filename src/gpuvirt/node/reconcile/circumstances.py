@@ -24,6 +24,7 @@ def circumstances_of(
     observed: list[object] = [plans, ours, account.allocations.unmapped]
     if drivers:
         users += _users(inventory, unit)
+        # unknown: `users` has it already
         users.append({} if isinstance(pods, Unknown) else {gpu: pods[gpu] for gpu in desired if gpu in pods})
         observed.append([inventory.facts.functions[member] for member in inventory.units[unit]])
         observed.append(sorted(vgpu_id for vgpu_id, vgpu in inventory.vgpus.items() if vgpu.gpu in desired))

@@ -84,6 +84,7 @@ class GpuState:
     @property
     def mixed_sizes(self) -> bool:
         """Whether nvidia-smi reports that vGPUs of several sizes may share the GPU."""
+        # unknown: such a GPU gets vGPUs of one size alone, or is refused (modes.why_refused)
         return self.smi is not None and self.smi.modes.mixed_sizes is True
 
 
@@ -144,7 +145,7 @@ def with_report(gpu_state: GpuState, function: PciFunction, report: SmiReport) -
 
 
 def _supported(report: SmiReport) -> Mapping[str, VgpuType]:
-    return {} if isinstance(report.types, Unread) else report.types
+    return {} if isinstance(report.types, Unread) else report.types  # unknown: the types keep no names
 
 
 def _with_type_name(vgpu: LiveVgpu, names: Mapping[str, VgpuType]) -> LiveVgpu:

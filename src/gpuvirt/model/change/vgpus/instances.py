@@ -60,7 +60,7 @@ def needed_instances(
 def instances_of(gpu_state: GpuState) -> tuple[GpuInstance, ...]:
     """Return the GPU's instances, none if nvidia-smi has not reported them."""
     found = gpu_state.smi.modes.gpu_instances if gpu_state.smi is not None else ()
-    return () if isinstance(found, Unread) else found
+    return () if isinstance(found, Unread) else found  # unknown: refused by `modes`
 
 
 def too_many(gpu_state: GpuState, desired_counts: Counts, desired: Mapping[str, int]) -> Iterator[Reason]:
@@ -90,7 +90,7 @@ def plan(
 
     The instances do not change if no MIG-backed vGPU is desired, or if it is not known which instance a type needs.
     """
-    in_mig_mode = gpu_state.smi is not None and gpu_state.smi.modes.mig is True
+    in_mig_mode = gpu_state.smi is not None and gpu_state.smi.modes.mig is True  # unknown: no instance changes
     if not in_mig_mode or not any(is_mig(name) for name in desired_counts) or not _known(gpu_state, desired_counts):
         return InstanceChanges(), set(), []
     others = [live[vgpu] for vgpu in live if vgpu.id not in kept and vgpu.id in gpu_state.users]

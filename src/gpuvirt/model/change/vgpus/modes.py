@@ -71,6 +71,7 @@ def switches(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus)
     if isinstance(then.mig, bool) and then.mig is not modes.mig:
         steps.append(SetMigMode(gpu, then.mig))
     mixed = desired.sizes is Sizes.MIXED
+    # unknown: `_refuse_mig` and `_refuse_sizes` refuse the plan
     if then.mig is not True and desired.sizes is not None and mixed is not (modes.mixed_sizes is True):
         steps.append(SetMixedSizes(gpu, mixed))
     return tuple(steps)
@@ -80,8 +81,9 @@ def modes_then(modes: GpuModes, desired_counts: Counts, desired: DesiredVgpus) -
     """Return the desired modes of a GPU, with its present ones where the desired vGPUs leave them open."""
     if any(is_mig(vgpu_type) for vgpu_type in desired_counts):
         return replace(modes, mig=True, mixed_sizes=None)
+    # unknown: stays unknown, so that no step changes it
     then = replace(modes, mig=False, gpu_instances=()) if modes.mig is True and desired_counts else modes
-    if desired.sizes is not None and then.mig is not True:
+    if desired.sizes is not None and then.mig is not True:  # unknown: `_refuse_mig` refuses the plan
         then = replace(then, mixed_sizes=desired.sizes is Sizes.MIXED)
     return then
 
@@ -114,13 +116,17 @@ def _refuse_mig(gpu_state: GpuState, modes: GpuModes, desired_counts: Counts) ->
     gpu, on = gpu_state.host.gpu, any(is_mig(vgpu_type) for vgpu_type in desired_counts)
     if not desired_counts:
         return
-    for reported in (modes.mig, modes.mig_pending, modes.gpu_instances):
+    mig = modes.mig
+    if isinstance(mig, Unread):
+        yield refusals.unread(gpu, mig)
+        return
+    for reported in (modes.mig_pending, modes.gpu_instances):
         if isinstance(reported, Unread):
             yield refusals.unread(gpu, reported)
             return
-    if on and modes.mig is None:
+    if on and mig is None:
         yield shortfalls.no_mode(gpu, "MIG mode", "MIG Mode / Current", "N/A")
-    elif bool(modes.mig) is not on and modes.mig_pending is on:
+    elif bool(mig) is not on and modes.mig_pending is on:
         yield shortfalls.mode_pending(gpu, on=on)
 
 
@@ -135,10 +141,11 @@ def _refuse_sizes(
     if desired.sizes is not Sizes.MIXED:
         return
     # In MIG mode nvidia-smi may not report whether the GPU has mixed-size mode; the catalog has it.
+    # unknown: `_refuse_mig` refuses the plan
     by_catalog = modes.mig is True and gpu_state.card is not None and bool(gpu_state.card.mixed_sizes)
-    if modes.can_mix_sizes is False:
+    if modes.can_mix_sizes is False:  # unknown: below
         yield shortfalls.no_mode(
             gpu_state.host.gpu, "mixed-size mode", "Heterogeneous Time-Slice Sizes", "Not Supported"
         )
-    elif modes.mixed_sizes is None and modes.can_mix_sizes is not True and not by_catalog:
+    elif modes.mixed_sizes is None and modes.can_mix_sizes is not True and not by_catalog:  # unknown: counts as no
         yield shortfalls.no_mode(gpu_state.host.gpu, "mixed-size mode", "vGPU Heterogeneous Mode", "N/A")

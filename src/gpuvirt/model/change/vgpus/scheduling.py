@@ -55,7 +55,6 @@ def refuse(modes: GpuModes, desired: Scheduler) -> tuple[Reason, ...]:
 
 
 def _refusals(modes: GpuModes, desired: Scheduler) -> Iterator[Reason]:
-    fixed = desired.policy is SchedulerPolicy.FIXED_SHARE
     if isinstance(modes.mig, Unread):
         yield refusals.unread(modes.gpu, modes.mig)
     elif modes.mig:
@@ -65,9 +64,10 @@ def _refusals(modes: GpuModes, desired: Scheduler) -> Iterator[Reason]:
             "MIG Mode / Current: Enabled",
             f"nvidia-smi -i {modes.gpu} -mig 0, when the GPU carries no vGPU",
         )
-    if fixed and isinstance(modes.mixed_sizes, Unread):
-        yield refusals.unread(modes.gpu, modes.mixed_sizes)
-    elif fixed and modes.mixed_sizes:
+    mixed_sizes = modes.mixed_sizes if desired.policy is SchedulerPolicy.FIXED_SHARE else None
+    if isinstance(mixed_sizes, Unread):
+        yield refusals.unread(modes.gpu, mixed_sizes)
+    elif mixed_sizes:
         yield shortfalls.scheduler_unfit(
             modes.gpu,
             "is in mixed-size mode, which has no fixed share: the shares of vGPUs of several sizes do not add up",

@@ -126,6 +126,7 @@ def _plan_switches(
     if pending or gpu_state.smi is None:
         return VgpuPlan(gpu, removes, tuple(pending), undesired=undesired)
     then = modes.modes_then(gpu_state.smi.modes, desired_counts, desired)
+    # unknown: nvidia-smi was not asked for instances then, so that there are none to destroy
     destroyed = instances.instances_of(gpu_state) if then.mig is not True else ()
     cleared = replace(
         gpu_state,

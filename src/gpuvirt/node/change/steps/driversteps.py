@@ -1,12 +1,11 @@
 """Takes the steps that return a function to its native driver. Each can be repeated after a crash."""
 
-from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.pci import VFIO_DRIVERS
+from gpuvirt.facts.pci import VFIO_DRIVERS, Unread
 from gpuvirt.facts.sysfs import PCI_DRIVERS, device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import ToolError, Tools
-from gpuvirt.hardware.functions import binding, modules
+from gpuvirt.hardware.functions import binding, iommu, modules
 from gpuvirt.model.change.steps import (
     ClearOverride,
     LoadModule,
@@ -86,15 +85,12 @@ def _binds(kernel: Kernel, step: Return, driver: str, prove: Prove) -> bool:
 
 
 def _expect_native(kernel: Kernel, step: Return) -> None:
-    found = modules.driver_of(kernel, step.address)
-    if isinstance(found, str) and (found in VFIO_DRIVERS or _has_vfio_device(kernel, step.address, found)):
+    found, vfio = modules.driver_of(kernel, step.address), iommu.read_cdevs(kernel, device_path(step.address))
+    if isinstance(vfio, Unread):
+        raise RefusedError(refusals.unread(step.address, vfio))
+    if isinstance(found, str) and (found in VFIO_DRIVERS or (vfio and found != "nvidia")):
         raise RefusedError(nativerefusals.taken_by_vfio(step.text, step.address, found))
     if found is None and step.required:
         raise RefusedError(nativerefusals.not_taken(step.text, step.address))
     if found is not None and not isinstance(found, str):
         raise RefusedError(refusals.unread(step.address, found))
-
-
-def _has_vfio_device(kernel: Kernel, address: PciAddress, driver: str) -> bool:
-    names = attributes.names(kernel, device_path(address, "vfio-dev"))
-    return bool(names) and driver != "nvidia"

@@ -120,7 +120,7 @@ def locked(kernel: Kernel, address: PciAddress) -> Iterator[Proof | None]:
         return
     if attributes.text(kernel, lock) != "1":
         clients = read_native_users(kernel, [address])
-        known = () if isinstance(clients, Unread) else clients.get(address, ())
+        known = () if isinstance(clients, Unread) else clients.get(address, ())  # unknown: refused anyway
         raise RefusedError(refusals.locked(address, known))
     proof = Proof(ProofKind.DRIVER, (address,), lasting=True)
     try:

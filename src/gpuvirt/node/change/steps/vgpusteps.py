@@ -193,7 +193,7 @@ def _claims_of_live(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> li
 
 def _verify_mode(step: SetMixedSizes | SetMigMode, modes: GpuModes, *, found: bool | Unread | None) -> None:
     """Verify that a mode was switched: nvidia-smi may exit with 0 without switching it."""
-    if bool(found) is not step.on or isinstance(found, Unread):
+    if isinstance(found, Unread) or bool(found) is not step.on:
         seen = Seen(found.path, found.detail) if isinstance(found, Unread) else Seen("nvidia-smi -q", str(modes))
         raise RefusedError(refusals.failed(step.text, step.gpu, seen))
 
