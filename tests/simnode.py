@@ -25,7 +25,7 @@ from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
-from gpuvirt.node.site import Moving, Site
+from gpuvirt.node.site import Moving, PodStarts, Site
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
@@ -61,9 +61,14 @@ class Record:
     def __init__(self) -> None:
         self.containers: dict[tuple[ResourceName, DeviceId], frozenset[Consumer]] = {}
         self.unread = False
+        self.started: int | None = 0
+        """How many pods of the node have started, None if that can't be read."""
 
     def read(self) -> Recorded | Unknown:
         return Unknown() if self.unread else dict(self.containers)
+
+    def pod_starts(self) -> PodStarts | None:
+        return (0, self.started, 0) if self.started is not None else None
 
 
 class SimNode:
@@ -126,7 +131,8 @@ class SimNode:
         raise AssertionError(f"{containers} of {resource} were allocated")
 
     def hold(self, resource: str, *devices: str, pod: str = "vm-a", answer: PluginAnswer | UnsetType = UNSET) -> None:
-        """Let the kubelet report from now on that a pod has these devices, and that their plugin gave this answer."""
+        """Let the kubelet start a pod with these devices and this answer of their plugin, and report it from now on."""
+        self.recorded.started = self.recorded.started + 1 if self.recorded.started is not None else None
         self.write(resource, *devices, uid=f"uid-of-{pod}", answer=answer)
         for device in devices:
             key = (ResourceName(resource), DeviceId(device))
@@ -200,6 +206,7 @@ async def running_node(
     recorded = Record()
     site = Site(
         recorded=recorded.read,
+        pod_starts=recorded.pod_starts,
         kernel=kernel,
         clock=clock,
         watching=InlineWorker(),

@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import ResetScope
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.offers.health import is_reset
+from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
@@ -152,15 +152,18 @@ async def test_a_gpu_without_a_reset_is_allocated_if_the_settings_require_no_res
 
 
 @pytest.mark.parametrize("path", [methods_of(FIRST), HostPath(f"/sys/bus/pci/devices/{FIRST}/reset")])
-async def test_an_unreadable_reset_method_does_not_withhold_a_gpu(
+async def test_a_gpu_whose_reset_method_cant_be_read_is_withheld_as_one_without(
     simulated: Simulated, tmp_path: Path, path: HostPath
 ) -> None:
     kernel = without_reset(simulated("2xA10"))
     kernel.faults.fail(path, errno.EIO)
     async with running_node(kernel, tmp_path) as node:
         await allocate_and_end(node, A10, FIRST)
-        assert node.offered == {A10: {FIRST: True, SECOND: True}}
-        assert node.allocate(A10, [FIRST])
+        assert node.offered == {A10: {FIRST: False, SECOND: True}}
+        (reason,) = node.gpu(FIRST).reasons
+        assert reason.code is ReasonCode.NO_RESET
+        assert "may have no reset method" in reason.message
+        assert node.refused(A10, [FIRST]) is ReasonCode.NO_RESET
 
 
 async def test_vgpus_are_allocated_again_without_a_reset_of_their_gpu(simulated: Simulated, tmp_path: Path) -> None:
@@ -190,17 +193,16 @@ def behind_a_bridge(driver: str = "vfio-pci") -> SimKernel:
     return kernel
 
 
-def reset_of(kernel: SimKernel, address: PciAddress) -> bool | None:
-    functions = scan(kernel).functions
-    return is_reset(functions, address, functions[address].reset)
+def now_reset(kernel: SimKernel, address: PciAddress) -> Reset:
+    return reset_of(scan(kernel).functions, address)
 
 
 def test_a_gpu_is_reset_with_its_bus_if_vfio_drives_the_whole_bus() -> None:
     kernel = behind_a_bridge()
     assert scan(kernel).functions[GPU].reset is ResetScope.SHARED_BUS
-    assert reset_of(kernel, GPU) is True
+    assert now_reset(kernel, GPU) is Reset.POSSIBLE
     kernel.rebind(AUDIO, "snd_hda_intel")
-    assert reset_of(kernel, GPU) is False
+    assert now_reset(kernel, GPU) is Reset.IMPOSSIBLE
 
 
 def test_a_gpu_alone_on_its_bus_is_reset_with_the_bus_only_if_its_own_methods_are_disabled(
@@ -210,9 +212,9 @@ def test_a_gpu_alone_on_its_bus_is_reset_with_the_bus_only_if_its_own_methods_ar
     kernel = simulated("2xA10")
     path = HostPath(f"{kernel.pci.functions[FIRST].folder}/reset_method")
     kernel.tree.place(path, constant(""))
-    assert reset_of(kernel, FIRST) is True
+    assert now_reset(kernel, FIRST) is Reset.POSSIBLE
     without_reset(kernel)
-    assert reset_of(kernel, FIRST) is False
+    assert now_reset(kernel, FIRST) is Reset.IMPOSSIBLE
 
 
 @pytest.mark.parametrize("disabled", [False, True])
@@ -223,13 +225,13 @@ def test_a_gpu_on_a_root_bus_has_no_bus_reset(disabled: bool) -> None:
     if disabled:
         kernel.tree.place(HostPath(f"{kernel.pci.functions[GPU].folder}/reset_method"), constant(""))
     assert scan(kernel).functions[GPU].reset is ResetScope.NONE
-    assert reset_of(kernel, GPU) is False
+    assert now_reset(kernel, GPU) is Reset.IMPOSSIBLE
 
 
 def test_the_reset_is_unknown_if_a_driver_on_the_bus_is_unknown() -> None:
     kernel = behind_a_bridge()
     kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{AUDIO}/driver"), errno.EIO)
-    assert reset_of(kernel, GPU) is None
+    assert now_reset(kernel, GPU) is Reset.UNKNOWN
 
 
 def test_a_kernel_without_reset_method_shows_a_reset_by_the_file_reset(simulated: Simulated) -> None:
@@ -239,10 +241,10 @@ def test_a_kernel_without_reset_method_shows_a_reset_by_the_file_reset(simulated
 
 
 @pytest.mark.parametrize("name", host_names())
-def test_every_gpu_on_vfio_of_the_simulated_hosts_can_be_reset(simulated: Simulated, name: str) -> None:
+def test_every_gpu_of_the_simulated_hosts_can_be_reset(simulated: Simulated, name: str) -> None:
     facts = scan(simulated(name))
     assert all(
-        function.reset is (ResetScope.FUNCTION if function.on_vfio and function.physfn is None else None)
+        function.reset is ResetScope.FUNCTION
         for function in facts.functions.values()
-        if function.kind == "gpu"
+        if function.kind == "gpu" and (function.on_vfio or (function.physfn is None and function.driver is not None))
     )

@@ -88,6 +88,7 @@ class AdmitOther(Action):
         pod.answered, pod.functions = True, frozenset({self.gpu})
         world.kubelet.take_answer(pod)
         pod.listed = True
+        world.observer.given_natively(pod, self.gpu)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from gpuvirt.model.allocation import ledger
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
+from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change import driverrefusals, drivers, planner
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverjournal import DriverJournal
@@ -30,6 +31,7 @@ from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import Change, Changes
 from gpuvirt.node.change.steps.leasing import Claim, Prove
 from gpuvirt.node.known import ledgerkeeper, state
+from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.reconcile.podaccount import PodAccount
 
 
@@ -221,6 +223,12 @@ GUARDS: Mapping[str, Guard] = {
     ),
     "drivers: a GPU without a driver is not as desired": Guard(
         drivers, "_is_elsewhere", _unless_without_driver, ("a-step-fails-on-the-way-back",)
+    ),
+    "tenants: no GPU with the memory of another tenant": Guard(
+        FormerTenants, "why_withheld", _nothing, ("memory-of-a-vm", "memory-of-a-container")
+    ),
+    "tenants: recorded before the answer of Allocate": Guard(
+        TenancyKeeper, "give", _nothing, ("memory-of-a-vm-after-a-kill",)
     ),
     "drivers: what failed is put back": Guard(driverphase, "_put_back", _none, ("driver-refuses-for-good",)),
 }

@@ -48,6 +48,10 @@ class Observer(Watch):
         """The native users that a process saw when it last read all processes, by their pids."""
         self._walks: dict[Strand, tuple[int, frozenset[int]]] = {}
         """The same of each strand, with the number of its operations up to then."""
+        self._memory: dict[PciAddress, tuple[bool, str]] = {}
+        """The last tenant of each GPU since the host booted: whether it had the GPU whole, by VFIO, and its pod."""
+        self.may_be_given_again: set[PciAddress] = set()
+        """The GPUs of pods that had not ended when the host was rebooted."""
         self.operations = 0
         """The number of checked destructive operations."""
 
@@ -188,6 +192,31 @@ class Observer(Watch):
             if file.pid != OUR_PID:
                 yield f"a VM (pid {file.pid})"
 
+    def reboot(self) -> None:
+        """Reset all GPUs. Pods that have not ended may get theirs again, as soon as the kubelet restarts them."""
+        pods = {pod.name for pod in self._kubelet.pods.values() if pod.has_devices}
+        self.may_be_given_again |= {gpu for gpu, (_, pod) in self._memory.items() if pod in pods}
+        self._memory.clear()
+
+    def given_natively(self, pod: Pod, gpu: PciAddress) -> None:
+        """Check that a pod that just got a GPU by its native driver gets no memory of a VM."""
+        self._verify_reset(pod, gpu, whole=False)
+
+    def _verify_reset(self, pod: Pod, gpu: PciAddress, *, whole: bool) -> None:
+        """Check that a GPU is reset between tenants; those of one native driver follow each other without a reset."""
+        former = self._memory.get(gpu, (whole, pod.name))[1]
+        keeps_memory = self.keeps_memory(gpu, whole=whole)
+        self._memory[gpu] = whole, pod.name
+        if former != pod.name and keeps_memory:
+            self.violated("unreset", f"{pod.name} was given {gpu} with the memory of {former}")
+
+    def keeps_memory(self, gpu: PciAddress, *, whole: bool) -> bool:
+        """Return whether a pod that gets a GPU, whole or not, would get the memory of the last one."""
+        if gpu not in self._memory or not (whole or self._memory[gpu][0]):
+            return False
+        tree, folder = self._now().tree, self._now().pci.functions[gpu].folder
+        return not any(tree.exists(HostPath(f"{folder}/{name}")) for name in ("reset_method", "reset"))
+
     def given(self, pod: Pod, *, disturbed: bool) -> None:
         """Check the devices that a pod just got.
 
@@ -198,8 +227,17 @@ class Observer(Watch):
         for other in self._kubelet.pods.values():
             if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
                 self.violated("shared", f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
+        for _, device in pod.keys:
+            mdev = kernel.mdev.devices.get(device)
+            if mdev is not None or PciAddress(device) in kernel.pci.functions:
+                gpu = self._physical(mdev.slot if mdev is not None else PciAddress(device))
+                self._verify_reset(pod, gpu, whole=mdev is None)
         if not disturbed:
             self._verify_usable(pod, kernel)
+
+    def _physical(self, address: PciAddress) -> PciAddress:
+        """Return the PF of a function: a GPU's VFs have its memory."""
+        return self._now().pci.functions[address].physfn or address
 
     def _verify_usable(self, pod: Pod, kernel: SimKernel) -> None:
         for device in sorted(self.devices_of(pod)):

@@ -83,6 +83,9 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
     for part in parts:
         for user in world.observer.users(part):
             yield user.rpartition("pid ")[2].rstrip(")")
+    is_whole = world.spec.gpus.get(address, world.spec.mode) == "passthrough"
+    if world.observer.keeps_memory(address, whole=is_whole) or address in world.observer.may_be_given_again:
+        yield "NoReset"
     if not world.kubelet.up or world.kubelet.unreadable:
         yield UNKNOWN
     if world.kernel.faults.refusals or world.refusing is not None:

@@ -8,6 +8,7 @@ import msgspec
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.explore.actions import (
     Admit,
@@ -73,6 +74,11 @@ IN_ONE_GROUP = HostSpec(
         SlotSpec(at=GPU, board="A10", group=GROUP, numa=0, driver="vfio-pci"),
         SlotSpec(at=NEXT, board="A10", group=GROUP, numa=0, driver="vfio-pci"),
     ),
+)
+WITHOUT_RESET = PlatformSpec(without_reset=(GPU,))
+KEEPS_MEMORY = msgspec.structs.replace(ON_VFIO, about="one A10 on vfio-pci that can't be reset", platform=WITHOUT_RESET)
+KEEPS_MEMORY_NATIVE = msgspec.structs.replace(
+    NATIVE, about="one A10 on nvidia that can't be reset", platform=WITHOUT_RESET
 )
 PASSTHROUGH, CONTAINER = NodeSpec("passthrough"), NodeSpec("container")
 AWAY, BACK = Want("container"), Want("passthrough")
@@ -186,6 +192,26 @@ SCENARIOS: Mapping[str, Scenario] = {
     "two-agents-killed": Scenario(ON_VFIO, PASSTHROUGH, ((StartBeside(), *RESTART), (Admit("vm"),), (AWAY,))),
     "two-agents-of-a-group": Scenario(IN_ONE_GROUP, PASSTHROUGH, (OVERLAP, (Admit("vm-a"),), (Admit("vm-b"),))),
     "two-agents-of-vgpus": of_vgpus(OVERLAP, (Admit("vm"),), (TO_WHOLE,)),
+    "memory-of-a-vm": Scenario(
+        KEEPS_MEMORY,
+        PASSTHROUGH,
+        ((StartVm("vm"), EndPod("vm"), Admit("vm-b")), (AWAY, AdmitOther("cuda", GPU))),
+        first=(Admit("vm"),),
+        begin_s=33.0,
+    ),
+    "memory-of-a-vm-after-a-kill": Scenario(
+        KEEPS_MEMORY, PASSTHROUGH, ((Admit("vm"), EndPod("vm"), Admit("vm-b")), (Kill(), LoseLedger(), Start()))
+    ),
+    "memory-of-a-container": Scenario(
+        KEEPS_MEMORY_NATIVE,
+        CONTAINER,
+        ((EndPod("cuda"), BACK, Admit("vm")),),
+        first=(AdmitOther("cuda", GPU),),
+        begin_s=33.0,
+    ),
+    "memory-or-a-reboot": Scenario(
+        KEEPS_MEMORY, PASSTHROUGH, ((Admit("vm"), EndPod("vm"), Admit("vm-b")), (Reboot(), Start()))
+    ),
     "unplugged": Scenario(
         ON_VFIO,
         PASSTHROUGH,

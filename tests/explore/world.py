@@ -97,6 +97,7 @@ class World:
         self.disk.lose_power()
         self.boots += 1
         self._boot()
+        self.observer.reboot()
 
     def close(self) -> None:
         """End all that still runs."""

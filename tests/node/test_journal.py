@@ -68,7 +68,12 @@ async def test_a_folder_that_cannot_be_written_is_reported_until_it_can(simulate
     blocked.write_text("a file where the folder should be")
     async with running_node(simulated("2xA10"), blocked) as node:
         notes = {note.code for note in node.view.notes}
-        assert notes == {ReasonCode.LEDGER_NOT_WRITTEN, ReasonCode.CDI_NOT_WRITTEN}
+        assert notes == {
+            ReasonCode.LEDGER_NOT_WRITTEN,
+            ReasonCode.TENANCIES_NOT_WRITTEN,
+            ReasonCode.GATE_FAILED,
+            ReasonCode.CDI_NOT_WRITTEN,
+        }
         assert node.refused(A10, [FIRST]) is ReasonCode.GATE_FAILED, "the gates are below the same folder here"
         blocked.unlink()
         await node.advance(30)

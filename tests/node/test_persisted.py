@@ -95,7 +95,8 @@ class FirstDrivers(msgspec.Struct, frozen=True):
 
 
 def test_the_first_versions_read_the_files_of_this_version(tmp_path: Path) -> None:
-    assert without("allocated_s", first_reader(ledgerstore.encode(LEDGER))) == first_reader(FIRST_LEDGER)
+    ledger = without("allocated_s", first_reader(ledgerstore.encode(LEDGER)))
+    assert ledger == first_reader(FIRST_LEDGER)
     assert desiredstatestore.encode(KEPT) == FIRST_DESIRED
     originaldrivers.update(tmp_path / "drivers.json", lambda _: RECORD)
     found = msgspec.json.decode((tmp_path / "drivers.json").read_bytes(), type=FirstDrivers)

@@ -17,11 +17,12 @@ from gpuvirt.facts.nodes import ReadNode, unread_node
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
-from gpuvirt.hardware.usage.processes import read_kubelets
+from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
 from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins
+from gpuvirt.kubelet.podstarts import PodFolder
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.model.desired.observed import ConfigText
@@ -97,6 +98,8 @@ class NodeOptions:
     """The vGPU configs of the settings' file."""
     moves: change.Site | None = None
     """The host on which the agent changes GPUs; None for an agent that changes none."""
+    pods: Path | None = None
+    """The folder in which the kubelet makes a folder for each pod; None if the agent can't see it."""
 
 
 async def run_until_stopped(options: NodeOptions) -> None:
@@ -267,6 +270,7 @@ def _read_node(options: NodeOptions) -> ReadNode:
 
 
 def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
+    pods = PodFolder(options.pods, lambda: has_usual_root(options.kernel)) if options.pods is not None else None
     return Site(
         kernel=options.kernel,
         clock=options.clock,
@@ -274,6 +278,7 @@ def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
         writing=options.workers("writing"),
         allocating=options.workers("allocating"),
         recorded=recorded.read,
+        pod_starts=pods.read if pods is not None else lambda: None,
         ledger=options.ledger,
         gates=options.gates,
         state_file=options.state_file,

@@ -91,7 +91,7 @@ class PciFunction:
     """Whether the configuration space reads as 0xffff although the kernel still lists the function."""
     unread: tuple[Unread, ...] = ()
     reset: ResetScope | None = None
-    """Read for physical functions on a VFIO driver; None if it is not known."""
+    """Read for functions on a VFIO driver, and for GPUs but VFs on any driver; None if it is not known."""
 
     @property
     def kind(self) -> FunctionKind:

@@ -26,6 +26,7 @@ from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt.node.known.desiredstate import DesiredState
 from gpuvirt.node.known.resourcestates import NameReview
 from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.telemetry import Telemetry
@@ -43,6 +44,7 @@ from gpuvirt.node.reconcile.reconciler import Reconciler
 from gpuvirt.node.shares.gpuclaims import GatedGpus
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.site import Moving, Site
+from gpuvirt.node.store import tenancyfile
 from gpuvirt.node.store.desiredstatestore import DesiredStateStore
 from gpuvirt.node.store.ledgerstore import ledger_store
 from gpuvirt.tasks import keep_going
@@ -88,8 +90,10 @@ class Agent:
             notice=self.notice,
             vgpus_only=site.vgpus_only,
         )
+        self._state.tenancies = TenancyKeeper(tenancyfile.beside(site.ledger), self._ledger_store.value)
         if shares is not None:
             self._state.shared.follow(shares)
+            self._state.tenancies.with_gpus = shares.with_gpus
         self._state.resources.review = self._review
         self._concluding: Timer | None = None
         self._watcher = Watcher(

@@ -13,6 +13,13 @@ from gpuvirt.node.change import site as change
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.published.markers import Markers
 
+PodStarts = tuple[int, int, int]
+"""What the folder of the node's pods shows: another value after a pod has started."""
+
+
+def _no_pod_starts() -> PodStarts | None:
+    return None
+
 
 @dataclass(frozen=True, slots=True)
 class Moving:
@@ -38,6 +45,7 @@ class Site:
     recorded: ReadRecorded
     """Reads the kubelet's record of its allocations."""
     ledger: Path
+    """The ledger; the file with the tenants of GPUs is beside it."""
     gates: Path
     """The folder of the gates that the agent's allocations pass."""
     state_file: Path | None
@@ -64,5 +72,7 @@ class Site:
     """Whether the agent writes the counts of `Notice` into the node's status."""
     may_lack_gates: bool = False
     """Whether the agent offers devices even where it can't write its gates."""
+    pod_starts: Callable[[], PodStarts | None] = _no_pod_starts
+    """Reads whether a pod of the node has started since an earlier reading; None if that is unknown."""
     sees_processes: bool = True
     """Whether `/proc` shows the processes of the host, not only those of the agent's pod."""

@@ -100,6 +100,7 @@ def node(  # noqa: PLR0913  one parameter an option
         markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
         moves=site if settings.manages or cluster is not None else None,
         kubelet=kubelet,
+        pods=None if plugin_only else _pods(roots, kubelet),
         ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
         gates=plugin_gates(kubelet.device_plugins) if plugin_only else site.locks,
         state_file=None if plugin_only else roots.run / statefile.FILE,
@@ -116,6 +117,12 @@ def node(  # noqa: PLR0913  one parameter an option
         listen=address_of(listen),
     )
     asyncio.run(run_until_stopped(run))
+
+
+def _pods(roots: HostRoots, kubelet: KubeletPaths) -> Path | None:
+    """Return the folder of the kubelet's pods, which the agent sees below the host's `/`."""
+    usual = KubeletPaths(Path("/var/lib/kubelet"))
+    return roots.system / usual.pods.relative_to("/") if kubelet == usual else None
 
 
 def _plugin_only_settings(config: Path | None) -> Settings:

@@ -183,8 +183,9 @@ class FunctionReading:
             fell_off_bus=self.fell_off_bus(),
             unread=tuple(self.unread),
         )
-        whole = found.on_vfio and found.physfn is None
-        return replace(found, reset=read_reset(self.kernel, self.address)) if whole else found
+        is_bound_gpu = found.kind is FunctionKind.GPU and found.physfn is None and isinstance(driver, str)
+        has_tenants = found.on_vfio or is_bound_gpu
+        return replace(found, reset=read_reset(self.kernel, self.address)) if has_tenants else found
 
     def or_before(self, found: T | Unread, before: T) -> T:
         """Return a value that was read; `before` if it could not be read."""

@@ -43,6 +43,21 @@ def read_kubelets(kernel: Kernel) -> tuple[int, ...] | Unread:
     return _if_all_visible(kernel, kubelets)
 
 
+def has_usual_root(kernel: Kernel) -> bool:
+    """Return whether it is certain that the running kubelet keeps its files in `/var/lib/kubelet`.
+
+    Only the program `kubelet` gets all its flags on its command line; `--root-dir` has no other source.
+    """
+
+    def roots() -> Iterator[bool]:
+        for name in kernel.listdir(PROC):
+            if name.isascii() and name.isdigit() and (command := command_of(kernel, int(name))) in KUBELETS:
+                yield command == "kubelet" and b"root-dir" not in kernel.read(HostPath(f"/proc/{name}/cmdline"))
+
+    found = _if_all_visible(kernel, roots)
+    return not isinstance(found, Unread) and found != () and all(found)
+
+
 def shows_all(proc: Path) -> bool:
     """Return whether a `/proc` is that of the initial PID namespace, which shows every process of the host."""
     try:

@@ -154,10 +154,6 @@ class FormerTenant:
         return self.consumer.text if self.consumer else "a pod that the kubelet did not name"
 
 
-Former = Mapping[PciAddress, FormerTenant]
-"""The last pods of whole functions that are free now."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """The ledger, as it is kept on disk."""
@@ -171,9 +167,12 @@ class Ledger:
     """The names of vGPU types, by the host's ids of them."""
     boot_id: BootId | None = None
     """The boot in which the entries' groups were observed; the next boot may number groups differently."""
-    former: Former = field(default_factory=dict)
+    former: Mapping[PciAddress, FormerTenant] = field(default_factory=dict)
+    """The last VMs of GPUs, for older versions: this one reads them from `tenancy.json`."""
     resources_without_gpus: tuple[str, ...] | UnsetType = UNSET
     """The resources of other device plugins that are no GPUs by the agent's settings, for commands."""
+    tenancies_of: BootId | UnsetType = UNSET
+    """The boot of which `tenancy.json` has the tenants; not set if an older version has written the ledger."""
 
     @property
     def rules(self) -> ResourceRules:
@@ -206,21 +205,6 @@ def settle(entries: Iterable[Entry], account: KubeletAccount | None) -> tuple[En
     if account is None:
         return entries
     return tuple(after for entry in entries if (after := _after(entry, account)) is not None)
-
-
-def remember(former: Former, before: Iterable[Entry], after: Iterable[Entry], boot_id: BootId | None) -> Former:
-    """Return the last pods of whole functions after entries have ended; entries of an earlier boot do not count."""
-    left = {entry.target for entry in after}
-    ended = [entry for entry in before if entry.target not in left and entry.target.vgpu is None]
-    new = {entry.target.gpu: FormerTenant(entry.consumer, boot_id) for entry in ended if not entry.earlier_boot}
-    return {**former, **new} if new else former
-
-
-def of_boot(former: Former, boot_id: BootId | None) -> Former:
-    """Return the last pods of a boot; a pod whose boot is unknown counts too."""
-    counts = {None, boot_id}
-    same = {gpu: tenant for gpu, tenant in former.items() if boot_id is None or tenant.boot_id in counts}
-    return former if len(same) == len(former) else same
 
 
 def adopt(

@@ -55,8 +55,10 @@ def plan_drivers(state: UnitState, unit: UnitId, desired: DesiredDrivers) -> Dri
 def plan_return(state: UnitState, unit: UnitId, before: Mapping[PciAddress, bool]) -> DriverPlan:
     """Return the plan that gives their former drivers back to the functions that a change has touched, and no others.
 
-    `before` has whether each function was on a VFIO driver.
+    `before` has whether each function was on a VFIO driver. A function gets back the driver, and so the tenants, that
+    it had before the change: no reset is required.
     """
+    state = replace(state, former=replace(state.former, required=False))
     touched = [function for function in sorted(before) if function in state.inventory.facts.functions]
     to_vfio = [function for function in touched if before[function] and not state.function(function).on_vfio]
     to_native = [function for function in touched if not before[function] and _lacks_native_driver(state, function)]

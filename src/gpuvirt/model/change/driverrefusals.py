@@ -8,6 +8,7 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import unmapped_reasons
+from gpuvirt.model.allocation.tenancy import TenantKind
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.change.nativedrivers import native_driver, pinned_to_vfio
 from gpuvirt.model.change.state import UnitState
@@ -125,6 +126,10 @@ def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[R
     """Yield why a native driver must not, or can't, take a function."""
     if function.fell_off_bus:
         yield refusals.fell_off_bus(function.address, function.address)
+    if function.address in state.inventory.gpus:
+        functions = state.inventory.facts.functions
+        if (unreset := state.former.why_withheld(functions, function.address, TenantKind.NATIVE)) is not None:
+            yield unreset
     if (pinned := pinned_to_vfio(state, function.address)) is not None:
         yield nativerefusals.pinned(function.address, pinned)
     for vf in function.virtfns:  # the driver may reset them

@@ -8,6 +8,7 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.podallocations import Allocation
+from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
@@ -45,6 +46,8 @@ class UnitState:
     """Whether a container may still load NVIDIA's driver, whose module loads only while a GPU is free."""
     allowed: frozenset[PciAddress] = frozenset()
     """Functions of other slots that may move with a GPU of their group, by the admin's list."""
+    former: FormerTenants = field(default_factory=FormerTenants)
+    """The last tenants of GPUs in this boot."""
     forced: bool = False
     """Whether functions move although processes use them natively. Pods and users of VFIO always prevent a move."""
     gpu_states: Mapping[PciAddress, GpuState] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from gpuvirt.facts.snapshot import FreshFacts, UsersUnknown
 from gpuvirt.facts.sysfs import MDEVS, PCI_DEVICES, device_path, members_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
-from gpuvirt.model.allocation.ledger import Former
+from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices import candidates
 from gpuvirt.model.devices.candidates import Candidate
@@ -25,12 +25,11 @@ _NO_ALLOCATED_DEVICES = AllocatedDevices({}, {}, frozenset())
 
 
 def why_refused(
-    before: Inventory, now: Inventory, fresh: FreshFacts, settings: Settings, device: Candidate, former: Former
+    before: Inventory, now: Inventory, fresh: FreshFacts, settings: Settings, device: Candidate, former: FormerTenants
 ) -> Reason | None:
     """Return the reason to refuse a device that was offered from the inventory `before` and read again for `now`.
 
-    Nothing is debounced. `former`: the other pods that had whole functions. Whether unknown users are a reason, too,
-    `why_unseen` says.
+    Nothing is debounced. `former`: the last tenants of GPUs. `why_unseen` says whether unknown users are a reason, too.
     """
     changed = None
     if now is not before:

@@ -1,29 +1,24 @@
 """Whether an offered device can be used: the symptoms of each observation, debounced over time.
 
 Some symptoms pass: a device answers 0xffff for a moment while a VM resets it, and a group is not viable while its
-functions change drivers in turn. A whole GPU that is not reset between two VMs is withheld from other pods than its
-last one, since the next VM could read its memory.
+functions change drivers in turn. A GPU that needs a reset between two tenants and can't be reset is withheld.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
-from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, ResetScope, Unread
+from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
-from gpuvirt.model.allocation.ledger import Former
+from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, unhealthy
 
 Key = tuple[ResourceName, DeviceId]
-
-
-NO_RESET_METHOD = "has no reset method that the kernel supports"
-KEEPS_MEMORY = "the next VM may read the memory that the last VM left in it, or hang"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +125,21 @@ def symptoms(
     inventory: Inventory,
     allocated_devices: AllocatedDevices,
     candidate: Candidate,
-    former: Former,
+    former: FormerTenants,
     *,
     allocations_known: bool,
 ) -> Iterator[Reason]:
-    """Yield the symptoms that an inventory shows for a device; `former` are the last pods of whole functions."""
+    """Yield the symptoms that an inventory shows for a device; `former` are the last tenants of GPUs."""
     facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
     if carrier is not None:
         yield from function_symptoms(carrier, candidate.id)
     gpu = facts.functions.get(candidate.target.gpu)
     if gpu is not None and gpu is not carrier:
         yield from function_symptoms(gpu, candidate.id)
-    if carrier is not None and candidate.target not in allocated_devices.by_target:
-        yield from _reset_symptoms(inventory, candidate, carrier, former)
+    if gpu is not None and candidate.target not in allocated_devices.by_target:
+        desired = TenantKind.VM if candidate.target.vgpu is None else TenantKind.NATIVE
+        if (unreset := former.why_withheld(facts.functions, gpu.address, desired)) is not None:
+            yield unreset
     if candidate.group is None:
         return
     missing = _missing_node(inventory, candidate.group)
@@ -169,14 +166,6 @@ def function_symptoms(function: PciFunction, subject: str) -> Iterator[Reason]:
         if unread.path.rpartition("/")[2] not in HARMLESS_ATTRIBUTES:
             yield refusals.unread(subject, unread)
             return
-
-
-def _reset_symptoms(
-    inventory: Inventory, candidate: Candidate, function: PciFunction, former: Former
-) -> Iterator[Reason]:
-    tenant = former.get(function.address) if candidate.target.vgpu is None else None
-    if tenant is not None and is_reset(inventory.facts.functions, function.address, function.reset) is False:
-        yield why_withheld(function.address, tenant.allocated_to)
 
 
 def _missing_node(inventory: Inventory, group: IommuGroup) -> str | None:
@@ -220,25 +209,3 @@ def _other_members(inventory: Inventory, candidate: Candidate) -> list[PciAddres
     """Return the other members of a candidate's group; its own function is left out, as a vGPU's VF stays on nvidia."""
     members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
     return [address for address in members if address != candidate.carrier]
-
-
-def is_reset(functions: Mapping[PciAddress, PciFunction], address: PciAddress, scope: ResetScope | None) -> bool | None:
-    """Return whether VFIO resets a function between two VMs, None where that is unknown.
-
-    vfio-pci resets a function when a VM opens it and when the VM closes it. Where that fails, vfio-pci resets the bus
-    when its last function is closed, and only if it has all functions of that bus.
-    """
-    if scope not in {ResetScope.BUS, ResetScope.SHARED_BUS}:
-        return None if scope is None else scope is ResetScope.FUNCTION
-    bus = address.rpartition(":")[0]
-    others = [function for other, function in functions.items() if other.rpartition(":")[0] == bus and other != address]
-    if not others and scope is ResetScope.SHARED_BUS:
-        return False
-    if all(function.on_vfio for function in others):
-        return True
-    return None if any(isinstance(function.driver, Unread) for function in others) else False
-
-
-def why_withheld(address: PciAddress, tenant: str) -> Reason:
-    """Return why a function that can't be reset is withheld from other pods than its last one."""
-    return unhealthy.not_reset(address, tenant, NO_RESET_METHOD, KEEPS_MEMORY)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices, find_allocated
-from gpuvirt.model.allocation.ledger import Entry, Former
+from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices import candidates as possible
@@ -85,8 +86,8 @@ class OfferInputs:
     """The devices that running changes may touch."""
     blocked: Mapping[PciAddress, str] = field(default_factory=dict)
     """The functions of slots in which the kernel still blocks a step of an ended process, with that step."""
-    former: Former = field(default_factory=dict)
-    """The last pods of whole functions in this boot; empty where the next pod may get a function without a reset."""
+    former: FormerTenants = field(default_factory=FormerTenants)
+    """The last tenants of GPUs in this boot."""
 
 
 def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Offers:

@@ -11,6 +11,7 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.settings import ShareSettings
@@ -46,6 +47,8 @@ class ShareInputs:
     modes: Modes
     settings: ShareSettings
     plugins: OtherPlugins | Unknown
+    former: FormerTenants
+    """The last tenants of GPUs in this boot."""
     changing: Scope = field(default_factory=Scope)
     """The devices that changes under way may touch, by this process or others."""
     blocked: Mapping[PciAddress, str] = field(default_factory=dict)
@@ -57,7 +60,9 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
     modes, settings, plugins = inputs.modes, inputs.settings, inputs.plugins
     resource, whole = ResourceName(settings.resource), Units(settings.units)
     shared = [address for address in inventory.gpus if modes.of(address) is DesiredMode.SHARED]
-    verdict = judge(before, {_key(resource, gpu): tuple(_symptoms(inventory, gpu)) for gpu in shared}, now_s)
+    verdict = judge(
+        before, {_key(resource, gpu): tuple(_symptoms(inventory, gpu, inputs.former)) for gpu in shared}, now_s
+    )
     elsewhere = why_given_elsewhere(inventory, plugins) if isinstance(plugins, OtherPlugins) and shared else {}
     gpus: list[SharedGpu] = []
     for address in shared:
@@ -124,9 +129,11 @@ def _key(resource: ResourceName, address: PciAddress) -> Key:
     return resource, DeviceId(address)
 
 
-def _symptoms(inventory: Inventory, address: PciAddress) -> Iterator[Reason]:
-    function = inventory.facts.functions[address]
-    yield from function_symptoms(function, address)
+def _symptoms(inventory: Inventory, address: PciAddress, former: FormerTenants) -> Iterator[Reason]:
+    functions = inventory.facts.functions
+    yield from function_symptoms(functions[address], address)
+    if (unreset := former.why_withheld(functions, address, TenantKind.NATIVE)) is not None:
+        yield unreset
 
 
 def _sized(inventory: Inventory, address: PciAddress, whole: Units) -> SharedGpu:

@@ -69,6 +69,19 @@ def drivers_lost(path: object, name: str) -> Reason:
     return _lost(ReasonCode.DRIVERS_LOST, path, message, consequence, seen)
 
 
+def tenancies_lost(path: object) -> Reason:
+    """The file with the tenants of GPUs was damaged or deleted in this boot."""
+    message = "was damaged or deleted; who had each GPU in this boot is unknown"
+    consequence = "GPUs that the kernel can't reset are withheld until the host is rebooted"
+    return _lost(ReasonCode.TENANCIES_LOST, path, message, consequence)
+
+
+def tenancies_not_written(path: object, error: str) -> Reason:
+    """A restart of the agent would lose who had a GPU."""
+    message = "can't be written; GPUs that the kernel can't reset are not allocated until it can"
+    return Reason(ReasonCode.TENANCIES_NOT_WRITTEN, str(path), message, (Seen("", error),), FREE_SPACE)
+
+
 def _lost(code: ReasonCode, path: object, message: str, consequence: str, *seen: Seen) -> Reason:
     return Reason(code, str(path), message, seen, f"none is needed: {consequence}")
 

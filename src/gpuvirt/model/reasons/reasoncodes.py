@@ -232,6 +232,13 @@ class ReasonCode(Code):
     DRIVERS_LOST = _agent(
         "DriversLost", "`drivers.json`, the driver journal, was damaged; until the next boot its overrides are unknown"
     )
+    TENANCIES_LOST = _agent(
+        "TenanciesLost", "`tenancy.json`, the tenants of GPUs in this boot, was damaged or deleted; they are unknown"
+    )
+    TENANCIES_NOT_WRITTEN = _agent(
+        "TenanciesNotWritten",
+        "`tenancy.json`, the tenants of GPUs, can't be written; Allocate refuses GPUs that can't be reset",
+    )
     DESIRED_STATE_LOST = _agent("DesiredStateLost", "`wishes.json`, the desired state of vGPUs, was damaged")
     DESIRED_STATE_NOT_WRITTEN = _agent("DesiredStateNotWritten", "`wishes.json`, the desired state, is not writable")
     API_SERVER_AWAY = _agent("ApiServerAway", "the API server does not answer; the agent changes nothing until then")

@@ -44,11 +44,20 @@ def in_use_elsewhere(device: str, users: Sequence[User], *seen: Seen) -> Reason:
     return Reason(ReasonCode.IN_USE_ELSEWHERE, device, message, seen, OPENED_ELSEWHERE)
 
 
-def not_reset(address: str, tenant: str, why: str, danger: str) -> Reason:
-    """The next pod would get the device in the state in which the last one left it."""
+NO_RESET_METHOD = "has no reset method that the kernel supports"
+RESET_UNKNOWN = "may have no reset method that the kernel supports"
+KEEPS_MEMORY = "the next VM may read the memory that the last VM left in it, or hang"
+
+
+def not_reset(address: str, tenant: str, *, is_known: bool) -> Reason:
+    """The next tenant would get the GPU in the state in which the last one left it.
+
+    `is_known`: the kernel can't reset the GPU; else that could not be read.
+    """
+    why, danger = (NO_RESET_METHOD, RESET_UNKNOWN)[not is_known], "the next tenant may read the memory left in it"
     message = f"{why}, and {tenant} has had it since the host booted: {danger}"
     fix = "reboot the host, or bind all functions of its bus to vfio-pci; `require_reset: false` allocates it as it is"
-    seen = (Seen(sysfs.device_path(address, "reset_method"), "lists no method"),)
+    seen = (Seen(sysfs.device_path(address, "reset_method"), "lists no method" if is_known else "not read"),)
     return Reason(ReasonCode.NO_RESET, address, message, seen, fix)
 
 

@@ -17,10 +17,12 @@ from gpuvirt.facts.snapshot import FreshFacts
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.hardware.devicefacts import AskedDevice, read_at_once, read_devices
 from gpuvirt.model.allocation.attachment import Attachment, attach
-from gpuvirt.model.allocation.ledger import Entry, Former, FormerTenant, record
+from gpuvirt.model.allocation.ledger import Entry, record
 from gpuvirt.model.allocation.placement import Place, prefer
+from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
+from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.offers.allocationcheck import why_refused, why_unseen
 from gpuvirt.model.offers.offers import Offer
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, unhealthy
@@ -30,7 +32,7 @@ from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.serialworker import WorkerBlockedError
 from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.node.site import Site
+from gpuvirt.node.site import PodStarts, Site
 
 READ_TIMEOUT_S = 2.0
 """How long a pod's admission waits until its devices are read. The kubelet admits no other pod meanwhile."""
@@ -88,6 +90,8 @@ class Allocator:
         self._name = uuid.uuid4().hex
         """Distinguishes the allocations of this agent from those of earlier ones, independently of the clock."""
         self._numbers = itertools.count(1)
+        self._started: dict[str, PodStarts] = {}
+        """The starts of pods before each allocation of whole GPUs whose entry is in the ledger."""
 
     def prefer(
         self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
@@ -130,9 +134,8 @@ class Allocator:
         allocated = self._allocations.read()
         ids = dict.fromkeys(itertools.chain.from_iterable(request.containers))
         devices = [offer.devices[device].candidate for device in ids if device in offer.devices]
-        former = {
-            device.target.gpu: tenant for device in devices if (tenant := self._former(allocated, device)) is not None
-        }
+        started = self._site.pod_starts() if any(device.target.vgpu is None for device in devices) else None
+        former = self._former(allocated, devices, started)
         asked = [_asked(inventory, allocated, device, former) for device in devices]
         kernel = self._site.kernel
         fresh = read_at_once(kernel, inventory.facts, asked)
@@ -145,7 +148,9 @@ class Allocator:
             allocated = self._allocations.read()
         else:
             checked = self._checked(inventory, fresh, devices, former)
-        return self._give(request, offer, allocated, checked)
+        attachments, added = self._give(request, offer, allocated, checked)
+        self._remember_starts(added, started)
+        return attachments
 
     def _offered(self, resource: ResourceName) -> tuple[Inventory, Offer]:
         """Return the host and the offer of a resource; raise AllocationRefusedError if it is not offered."""
@@ -156,19 +161,19 @@ class Allocator:
             raise AllocationRefusedError(withholding.reason)  # a device stays listed until its pod has ended
         return inventory, offer
 
-    def _former(self, allocated: Allocated, device: Candidate) -> FormerTenant | None:
-        """Return the other pod that had a whole function in this boot; None if there was none or reuse is allowed.
+    def _former(self, allocated: Allocated, devices: Sequence[Candidate], started: PodStarts | None) -> FormerTenants:
+        """Return the last tenants of GPUs; the pod that is being admitted, or was never started, counts as none.
 
-        The kubelet names no pod in its requests. So each request counts as that of another pod than the recorded one.
-        A recent entry without a pod belongs to the admission that is under way: an init container had the device.
+        The kubelet names no pod in its requests. An init container's device goes to the pod's other containers in the
+        same admission: while no pod of the node has started since, the pod with the device has not either.
         """
-        if device.target.vgpu is not None or not self._state.settings.require_reset:
-            return None
-        own = allocated.by_ledger.own(device)
-        if own is None:
-            return self._state.former.get(device.target.gpu)
-        is_new = own.consumer is None and own.may_be_unrecorded(self._site.clock.monotonic_s())
-        return None if is_new or own.earlier_boot else FormerTenant(own.consumer, self._state.ledger.boot_id)
+        entries = (allocated.by_ledger.own(device) for device in devices)
+        same_pod = frozenset(
+            entry.target.gpu
+            for entry in entries
+            if entry is not None and started is not None and self._started.get(entry.allocation) == started
+        )
+        return replace(self._state.former, same_pod=same_pod)
 
     async def _in_worker(self, resource: ResourceName, read: Callable[[], FreshFacts]) -> FreshFacts:
         """Read in a serial worker, since the kernel may block; raise AllocationRefusedError if it does."""
@@ -180,7 +185,7 @@ class Allocator:
             raise AllocationRefusedError(reason) from error
 
     def _checked(
-        self, inventory: Inventory, fresh: FreshFacts, devices: Sequence[Candidate], former: Former
+        self, inventory: Inventory, fresh: FreshFacts, devices: Sequence[Candidate], former: FormerTenants
     ) -> _Checked:
         """Return the reasons against devices, by freshly read facts."""
         now, settings = inventory, self._state.settings
@@ -192,7 +197,10 @@ class Allocator:
         unseen = {device: reason for device, reason in unknown.items() if reason is not None}
         return _Checked(now, unseen | against, {}) if self._site.sees_processes else _Checked(now, against, unseen)
 
-    def _give(self, request: Request, offer: Offer, allocated: Allocated, checked: _Checked) -> tuple[Attachment, ...]:
+    def _give(
+        self, request: Request, offer: Offer, allocated: Allocated, checked: _Checked
+    ) -> tuple[tuple[Attachment, ...], Sequence[Entry]]:
+        """Record an allocation; return its answers and its new entries."""
         resource, entries = request.resource, allocated.entries
         attachments: list[Attachment] = []
         given: list[Candidate] = []
@@ -213,16 +221,33 @@ class Allocator:
         devices_by_slot = by_slot(checked.host.facts.functions, given)
         targets = [(device.id, device.target) for device in given]
         try:
-            self._gate.allocate(
-                resource, devices_by_slot, targets, lambda: self._state.ledger.record_allocation(entries)
-            )
+            self._gate.allocate(resource, devices_by_slot, targets, lambda: self._record(checked.host, given, entries))
         except RefusedError as error:
             raise AllocationRefusedError(error.reason) from error
         self._allocations.add(added, allocated.recorded)
         self._callbacks.allocated()
         unseen = (checked.unseen[device.id] for device in given if device.id in checked.unseen)
         self._callbacks.unseen(next(map(refusals.allocated_unseen, unseen), None))
-        return tuple(attachments)
+        return tuple(attachments), added
+
+    def _record(self, host: Inventory, given: Sequence[Candidate], entries: tuple[Entry, ...]) -> None:
+        """Record the tenants of GPUs on disk, and the allocations; raise RefusedError if a tenant would be forgotten.
+
+        The tenant of a GPU that the kernel can reset may be forgotten.
+        """
+        kinds, functions = {device.target.gpu: _kind(device) for device in given}, host.facts.functions
+        keeps_memory = [gpu for gpu in kinds if reset_of(functions, gpu) is not Reset.POSSIBLE]
+        on_disk = bool(keeps_memory) and self._state.settings.require_reset
+        if (reason := self._state.tenancies.give(kinds, on_disk=on_disk)) is not None:
+            raise RefusedError(replace(reason, subject=keeps_memory[0]))
+        self._state.ledger.record_allocation(entries)
+
+    def _remember_starts(self, added: Sequence[Entry], started: PodStarts | None) -> None:
+        if self._started:
+            known = {entry.allocation for entry in self._state.ledger.entries}
+            self._started = {allocation: before for allocation, before in self._started.items() if allocation in known}
+        if started is not None:
+            self._started |= {entry.allocation: started for entry in added}
 
     def _usable(self, offer: Offer, ids: Sequence[DeviceId], against: Mapping[DeviceId, Reason]) -> Iterator[Candidate]:
         """Yield the devices of a request; raise AllocationRefusedError at the first that can't be allocated."""
@@ -254,7 +279,7 @@ class Allocator:
             yield Entry(resource, device.id, device.target, device.group, allocation, now, allocated_s=now_s)
 
 
-def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former: Former) -> AskedDevice:
+def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former: FormerTenants) -> AskedDevice:
     """Return the request to read a device again."""
     return AskedDevice(
         carrier=device.carrier,
@@ -264,8 +289,13 @@ def _asked(inventory: Inventory, allocated: Allocated, device: Candidate, former
         group=device.group,
         members=inventory.groups.get(device.group, ()) if device.group is not None else (),
         may_open=allocated.allocated_devices.not_started(device, allocated.unfinished),
-        had_tenant=device.target.gpu in former,
+        had_tenant=former.needs_reset(device.target.gpu, _kind(device)),
     )
+
+
+def _kind(device: Candidate) -> TenantKind:
+    """Return how a pod with the device uses its GPU."""
+    return TenantKind.VM if device.target.vgpu is None else TenantKind.NATIVE
 
 
 def by_slot(

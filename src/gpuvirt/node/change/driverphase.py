@@ -9,7 +9,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.driverplanning import plan_return
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.change.steps import DriverStep, LoadModule, RollBack
+from gpuvirt.model.change.steps import DriverStep, LoadModule, RollBack, Unbind
 from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
@@ -41,6 +41,7 @@ def take(
     def begin(step: DriverStep) -> None:
         if not isinstance(step, LoadModule):
             touched.add(step.address)
+        _record_return(site, state, step)
         run.report(step)
 
     failed = _carry_out(site, state, plan, begin, run)
@@ -58,6 +59,23 @@ def take(
     with _despite_errors():
         record.keep(plan, touched)
     return (failed.reason, *reasons)
+
+
+def _record_return(site: Site, state: UnitState, step: DriverStep) -> None:
+    """Record that a GPU leaves its VFIO driver, which has reset it if the kernel can reset it.
+
+    vfio-pci resets a GPU when a VM closes it, and the lease of its group proves that no VM has it open. Without this
+    record the last VM counts as the GPU's tenant, whose memory may still be there.
+    """
+    inventory = state.inventory
+    if not isinstance(step, Unbind) or step.address not in inventory.gpus:
+        return
+    functions, boot_id = inventory.facts.functions, inventory.facts.platform.boot_id
+    if functions[step.address].on_vfio:
+        try:
+            site.tenancies.update(boot_id, lambda records: records.returned(functions, [step.address]))
+        except OSError as error:
+            log.warning("%s: its last tenant counts as present: %s: %s", step.address, site.tenancies.path, error)
 
 
 def settle(site: Site, state: UnitState, plan: DriverPlan, concerned: Iterable[PciAddress]) -> None:

@@ -37,6 +37,8 @@ class Inputs:
     """Functions of other slots whose driver the admin permits to change with a GPU of their IOMMU group."""
     forced: bool = False
     """Whether a GPU may be taken from processes of the host that use it natively."""
+    require_reset: bool = True
+    """Whether a GPU that a VM had returns to the host only if the kernel can reset it."""
     driver_may_come: bool = False
     """Whether a driver container may still load NVIDIA's driver."""
 

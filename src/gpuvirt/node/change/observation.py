@@ -18,6 +18,7 @@ from gpuvirt.hardware.programs.nvidiasmi import read_supported
 from gpuvirt.hardware.programs.smireport import read_report
 from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
 from gpuvirt.hardware.usage import hostuse, nativeusers
+from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.drivers import unmet
 from gpuvirt.model.change.modalias import FALLBACK, best_vfio_driver
@@ -91,15 +92,18 @@ class Observation:
     def vgpu_state(self, vgpus: Mapping[PciAddress, DesiredVgpus]) -> UnitState:
         """Return the state that plans of these GPUs' vGPUs need."""
         states = {gpu: self.asked_state(gpu, target) for gpu, target in vgpus.items()}
+        boot_id = self.inventory.facts.platform.boot_id
+        tenancies = self.site.tenancies.read().stored.value.of_boot(boot_id)
         return UnitState(
             self.inventory,
             frozenset(),
             pods=self.account.pods,
-            journal=originaldrivers.read(self.site.original_drivers).of_boot(self.inventory.facts.platform.boot_id),
+            journal=originaldrivers.read(self.site.original_drivers).of_boot(boot_id),
             unmapped=self.account.allocations.unmapped,
             gpu_states={gpu: state for gpu, state in states.items() if state is not None},
             whole=self.account.allocations.functions,
             unknown=self.account.allocations.unknown,
+            former=FormerTenants(tenancies, self.inputs.require_reset),
         )
 
     def unit_state(self, desired: DesiredUnit) -> UnitState:

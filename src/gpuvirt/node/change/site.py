@@ -17,7 +17,8 @@ from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
 from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.gate import Pass, Read, gate_at
 from gpuvirt.node.change.gate.gates import Gates
-from gpuvirt.node.store import originaldrivers
+from gpuvirt.node.store import originaldrivers, tenancyfile
+from gpuvirt.node.store.tenancyfile import TenancyFile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 ReportStep = Callable[[Step | RollBack], None]
@@ -46,6 +47,11 @@ class Site:
     def gates(self) -> Gates:
         """The gates that each change of this host passes."""
         return Gates(gate_at(self.locks), self.device_plugins, Anchor(self.null or self.locks.with_name("null")))
+
+    @property
+    def tenancies(self) -> TenancyFile:
+        """The tenants of GPUs, beside the driver journal."""
+        return tenancyfile.beside(self.original_drivers)
 
 
 def site_of(kernel: Kernel, roots: HostRoots, kubelet: KubeletPaths, driver: Path | None = None) -> Site:

@@ -6,18 +6,16 @@ from types import MappingProxyType
 
 from msgspec import UNSET
 
-from gpuvirt.facts.ids import BootId, ResourceName, VgpuType
+from gpuvirt.facts.ids import BootId, PciAddress, ResourceName, VgpuType
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.ledger import (
     Entry,
-    Former,
+    FormerTenant,
     Known,
     KubeletAccount,
     Ledger,
     adopt,
     locate,
-    of_boot,
-    remember,
     settle,
     timed,
 )
@@ -36,7 +34,8 @@ class LedgerKeeper:
         self._resources: frozenset[ResourceName] = frozenset(ledger.resources)
         self._type_names = ledger.type_names
         self._boot_id = ledger.boot_id
-        self._former = ledger.former
+        self._former: Mapping[PciAddress, FormerTenant] = {}
+        self._tenancies_of: BootId | None = None
         self._known: Known | None = None
         self._account: KubeletAccount | None = None
 
@@ -52,6 +51,7 @@ class LedgerKeeper:
             self._boot_id,
             self._former,
             self._rules.without_gpus or UNSET,
+            self._tenancies_of or UNSET,
         )
 
     @property
@@ -101,11 +101,6 @@ class LedgerKeeper:
         """The id of the host's boot."""
         return self._boot_id
 
-    @property
-    def former(self) -> Former:
-        """The last pods of whole functions in this boot."""
-        return self._former
-
     def observe_type_names(self, facts: Facts) -> None:
         """Add the host's names of vGPU types."""
         names = {type_id: name for host in facts.vgpu_hosts.values() for type_id, name in host.type_names.items()}
@@ -117,16 +112,13 @@ class LedgerKeeper:
         self._entries = locate(self._entries, known, same_boot=boot_id is None or boot_id == self._boot_id)
         self._entries = adopt(self._entries, self._account, known, self.rules)
         self._boot_id = boot_id or self._boot_id
-        self._former = of_boot(self._former, self._boot_id)
 
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Take the kubelet's account, None if the kubelet did not answer."""
         self._account = account or self._account
         if account is not None:
             self._entries = timed(self._entries, account.at_s)
-        settled = settle(self._entries, account)
-        self._former = remember(self._former, self._entries, settled, self._boot_id)
-        self._entries = settled
+        self._entries = settle(self._entries, account)
         if self._known is not None:
             self._entries = adopt(self._entries, account, self._known, self.rules)
 
@@ -137,6 +129,10 @@ class LedgerKeeper:
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""
         self._entries = entries
+
+    def record_tenants(self, former: Mapping[PciAddress, FormerTenant], tenancies_of: BootId | None) -> None:
+        """Keep the last tenants of GPUs for older versions, and the boot whose tenants have a file of their own."""
+        self._former, self._tenancies_of = former, tenancies_of
 
     def record_offers(self, offers: Offers, waiting: Collection[ResourceName]) -> None:
         """Keep the first names of the offered devices, and the resources except those that are not registered yet."""

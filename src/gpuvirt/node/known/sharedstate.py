@@ -11,6 +11,7 @@ from typing import Protocol
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import Consumer, Entry, KubeletAccount
+from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.settings import ShareSettings
@@ -95,11 +96,14 @@ class SharedState:
         self._plugins = other_plugins(account, ResourceName(self._settings.resource))
         return self._plugins != before
 
-    def conclude(
-        self, inventory: Inventory, modes: Modes, now_s: float, changing: Scope, blocked: Mapping[PciAddress, str]
-    ) -> None:
-        """Conclude the units of each GPU in mode `shared`; `changing` and `blocked` are those of changes under way."""
-        inputs = ShareInputs(modes, self._settings, self._plugins, changing, blocked)
+    def inputs(
+        self, modes: Modes, former: FormerTenants, changing: Scope, blocked: Mapping[PciAddress, str]
+    ) -> ShareInputs:
+        """Return the inputs of shared GPUs; `changing` and `blocked` are those of changes under way."""
+        return ShareInputs(modes, self._settings, self._plugins, former, changing, blocked)
+
+    def conclude(self, inventory: Inventory, inputs: ShareInputs, now_s: float) -> None:
+        """Conclude the units of each GPU in mode `shared`."""
         self.sharing = share_gpus(inventory, inputs, self.sharing.verdict, now_s)
 
     def entries(self, inventory: Inventory | None) -> tuple[Entry, ...]:

@@ -10,7 +10,8 @@ from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.knowndevices import known_devices
-from gpuvirt.model.allocation.ledger import Former, KubeletAccount, Ledger
+from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
+from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.plan import Scope
@@ -34,6 +35,7 @@ from gpuvirt.node.known.invalidstates import InvalidStates
 from gpuvirt.node.known.ledgerkeeper import LedgerKeeper
 from gpuvirt.node.known.resourcestates import ResourceStates
 from gpuvirt.node.known.sharedstate import SharedState
+from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.known.vgpuplans import VgpuPlans
 from gpuvirt.node.known.withdrawal import Withdrawal
 from gpuvirt.node.published.notice import Notice
@@ -58,6 +60,8 @@ class NodeState:
         """
         self.settings = settings
         self.ledger = LedgerKeeper(ledger, settings.resources_without_gpus)
+        self.tenancies = TenancyKeeper(None, ledger)
+        """The tenants of GPUs in this boot; an agent replaces this by one with a file."""
         self.withdrawal = Withdrawal(lambda: self.ledger.rules)
         self.invalid = InvalidStates(addresses_of_settings(settings))
         """The invalid parts of the desired state."""
@@ -118,9 +122,9 @@ class NodeState:
         return drivers_of(self._modes, gpus)
 
     @property
-    def former(self) -> Former:
-        """The last pods of whole functions in this boot; none if the settings allow reuse without a reset."""
-        return self.ledger.former if self.settings.require_reset else {}
+    def former(self) -> FormerTenants:
+        """The last tenants of GPUs in this boot, and whether the settings require a reset between tenants."""
+        return FormerTenants(self.tenancies.value, self.settings.require_reset)
 
     @property
     def observed_since(self) -> bool:
@@ -190,6 +194,8 @@ class NodeState:
         self.ledger.observe_type_names(facts)
         self._inventory = build_inventory(facts, self.ledger.type_names)
         self.ledger.observe_known(known_devices(self._inventory), facts.platform.boot_id)
+        self.tenancies.observe_host(self._inventory, facts.platform.boot_id)
+        self.tenancies.observe_account(self.ledger.account, self.ledger.rules)
         return True
 
     def observe_gates(self, drained: Scope, blocked: Mapping[PciAddress, str]) -> bool:
@@ -203,8 +209,11 @@ class NodeState:
     def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take the kubelet's account, None if the kubelet did not answer; return whether that is a change."""
         before = self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving
+        problem, tenancies = self.tenancies.problem, self.tenancies.value
         self.ledger.observe_account(account)
+        self.tenancies.observe_account(account, self.ledger.rules)
         is_change = self.shared.observe_account(account)
+        is_change = is_change or self.tenancies.value is not tenancies or self.tenancies.problem != problem
         return is_change or (self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving) != before
 
     def set_vgpu_configs(self, config_set: ConfigSet | None, problem: InvalidDesired | None) -> None:
@@ -251,12 +260,14 @@ class NodeState:
         self.withdrawal.conclude(functions, vgpus, passed, now_s, drained=self._drained.functions)
         if not self._vgpus_only:
             self._offers = self.resources.make_offers(inventory, self._offer_inputs(now_s), self._offers)
-        self.shared.conclude(inventory, self._modes, now_s, self._closed, self._blocked)
+        sharing = self.shared.inputs(self._modes, self.former, self._closed, self._blocked)
+        self.shared.conclude(inventory, sharing, now_s)
         account = self.ledger.account
         if self._notice is not None:
             self._notice.conclude(
                 registered(self._offers), going, account.surely_counted if account is not None else ()
             )
+        self.ledger.record_tenants(self.tenancies.for_ledger, self.tenancies.recorded_boot)
         self.ledger.record_offers(self._offers, self.resources.waiting.keys())
         return self._view(inventory, drivers, at)
 
@@ -302,7 +313,8 @@ class NodeState:
     @property
     def _problems(self) -> tuple[Reason, ...]:
         """The problems of the node, the invalid desired state first."""
-        return tuple(dict.fromkeys((*self.invalid.reasons, *self._notes.values())))
+        tenancies = () if self.tenancies.problem is None else (self.tenancies.problem,)
+        return tuple(dict.fromkeys((*self.invalid.reasons, *tenancies, *self._notes.values())))
 
     @property
     def holdings(self) -> tuple[Holding, ...]:

@@ -102,6 +102,7 @@ class PodAccount:
         return Inputs(
             lambda _: account,
             self._state.ledger.type_names,
+            require_reset=self._state.settings.require_reset,
             driver_may_come=self._state.follows_cluster,
             readings=lambda: readings,
         )

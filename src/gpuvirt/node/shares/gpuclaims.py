@@ -5,15 +5,17 @@ records them before it answers. Until then the units are in the kubelet's record
 and a GPU that a change has is no choice.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, slot_of
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions.modules import driver_of
+from gpuvirt.model.allocation.tenancy import TenantKind
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.offers.sharing import addresses_of
 from gpuvirt.model.reasons import Reason, refusals, sharing, withheldshares
 from gpuvirt.model.shares.placement import GpuId
@@ -69,10 +71,25 @@ class GatedGpus:
         def verify_and_record() -> None:
             for address in addresses:
                 self._verify_driver(address)
+            self._record_tenants(addresses)
             record()
 
         targets = [(str(address), Target(address)) for address in addresses]
         self._gate.allocate(", ".join(addresses), slots, targets, verify_and_record)
+
+    def _record_tenants(self, addresses: Sequence[PciAddress]) -> None:
+        """Record that containers have these GPUs; raise RefusedError if they would get a VM's memory."""
+        state = self._state
+        functions = state.inventory.facts.functions if state.inventory is not None else {}
+        for address in addresses:
+            if (unreset := state.former.why_withheld(functions, address, TenantKind.NATIVE)) is not None:
+                raise RefusedError(unreset)
+        on_disk = state.settings.require_reset and any(
+            reset_of(functions, address) is not Reset.POSSIBLE for address in addresses
+        )
+        tenants = dict.fromkeys(addresses, TenantKind.NATIVE)
+        if (reason := state.tenancies.give(tenants, on_disk=on_disk)) is not None:
+            raise RefusedError(reason)
 
     def _address_of(self, gpu: GpuId) -> tuple[Inventory, PciAddress] | Reason:
         inventory = self._state.inventory

@@ -12,9 +12,10 @@ from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.inventory.isolation import group_blockers
-from gpuvirt.model.offers.health import KEEPS_MEMORY, NO_RESET_METHOD, is_reset
+from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
+from gpuvirt.model.reasons.unhealthy import KEEPS_MEMORY, NO_RESET_METHOD
 from gpuvirt.paths import HostPath
 
 SYSFB_INIT = (5, 15)
@@ -263,8 +264,10 @@ def reset_methods(evidence: Evidence) -> Iterator[Finding]:
             resettable.append(method)
         elif method.value is None and isinstance(setup.reset.exists, Unread):
             yield unread(gpu.function.address, "has reset methods that could not be read", setup.reset)
-        elif is_reset(evidence.inventory.facts.functions, gpu.function.address, gpu.function.reset):
+        elif (reset := reset_of(evidence.inventory.facts.functions, gpu.function.address)) is Reset.POSSIBLE:
             resettable.append(method)
+        elif reset is Reset.UNKNOWN:
+            yield unread(gpu.function.address, "has reset methods that could not be read", method)
         else:
             yield Finding(
                 Level.WARNING,
