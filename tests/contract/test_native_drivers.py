@@ -1,22 +1,27 @@
-"""A real native driver that is not NVIDIA's: `gpuvirt_native` of lab/kernel.
+"""A real native driver that is not NVIDIA's: a process that opens its node during a change keeps its device.
 
-It is unbound although its node is open, and its users then read ENODEV.
+The driver is `gpuvirt_native` of lab/kernel. It is unbound although its node is open, and its users then read ENODEV.
+Nothing but a search of the processes tells that the node is open.
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from lab.kernel.modules import NATIVE
+from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.steps import RollBack, Step, Unbind
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.paths import HostPath
+from tests.changes import NOBODY, change_drivers, driver_state, site_in
 from tests.contract.guesthost import GuestHost, Guests
 from tests.contract.hosts import exists, write
-from tests.contract.test_moves import Mover
+from tests.contract.test_moves import NoTools
 
 pytestmark = [pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")]
 
@@ -47,6 +52,18 @@ class Job:
         return self.guest.guest.channel.number("node_user_failure", self.number, str(within_s))
 
 
+class GuestTools(NoTools):
+    """Loads modules in the guest, and calls `then` before."""
+
+    def __init__(self, guest: GuestHost, then: Callable[[], None]) -> None:
+        self._guest, self._then = guest, then
+
+    @override
+    def modprobe(self, module: str) -> None:
+        self._then()
+        self._guest.guest.run("modprobe", module)
+
+
 @pytest.fixture
 def guest(guests: Guests) -> Iterator[GuestHost]:
     """A guest with a card on the native driver, and another one whose audio function is on it."""
@@ -74,18 +91,100 @@ def lost(guest: GuestHost) -> int:
     return int(guest.kernel.read(HostPath(f"/sys/module/{NATIVE}/parameters/lost")))
 
 
+class Change:
+    """A change to vfio-pci, during which a process opens a node."""
+
+    def __init__(self, guest: GuestHost, folder: Path, opened: PciAddress) -> None:
+        self.guest, self.node = guest, node_of(guest, opened)
+        self.job: Job | None = None
+        self.site = site_in(folder, guest.kernel, GuestTools(guest, self._during_modprobe))
+        self.opens_during_modprobe = False
+
+    def open(self) -> None:
+        assert self.job is None
+        self.job = Job(self.guest, self.node)
+
+    def _during_modprobe(self) -> None:
+        if self.opens_during_modprobe:
+            self.open()
+
+    def take(self, gpu: PciAddress, opens_before: Callable[[Step | RollBack], bool]) -> tuple[Reason, ...]:
+        """Bind a GPU to vfio-pci; a process opens the node right before the first step that is selected."""
+
+        def report(step: Step | RollBack) -> None:
+            if self.job is None and opens_before(step):
+                self.open()
+
+        unit = driver_state(self.site, NOBODY).inventory.gpus[gpu].unit
+        return tuple(change_drivers(self.site, unit, {gpu: DesiredDriver.PASSTHROUGH}, NOBODY, report))
+
+    def assert_refused(self, reasons: tuple[Reason, ...]) -> None:
+        """Assert that the change was refused for the process, which has noticed nothing."""
+        assert self.job is not None
+        assert {reason.code for reason in reasons} == {ReasonCode.IN_USE}
+        assert any(f"pid {self.job.pid}" in reason.text for reason in reasons)
+        assert self.job.failure() == 0
+        assert lost(self.guest) == 0
+
+
+@pytest.fixture
+def without_vfio_pci(guest: GuestHost) -> Iterator[None]:
+    guest.guest.run("rmmod", "vfio-pci")
+    yield
+    guest.guest.run("modprobe", "vfio-pci")
+
+
 def test_the_driver_is_unbound_under_its_users_who_lose_their_device(guest: GuestHost) -> None:
+    """The control: it shows that the tests below would notice a lost device."""
     job = Job(guest, node_of(guest, ALONE))
+    before = lost(guest)
     assert job.failure() == 0
 
     assert write(guest, f"{DRIVER}/unbind", ALONE) == 0
 
     assert job.failure(10.0) == errno.ENODEV
-    assert lost(guest) == 1
+    assert lost(guest) == before + 1
 
 
 def test_a_card_without_users_moves_to_vfio(guest: GuestHost, tmp_path: Path) -> None:
-    assert Mover(guest.kernel, tmp_path).move(DesiredDriver.PASSTHROUGH, ALONE) == []
+    change = Change(guest, tmp_path, ALONE)
+
+    assert change.take(ALONE, lambda _: False) == ()
 
     assert exists(guest, f"/sys/bus/pci/drivers/vfio-pci/{ALONE}")
     assert lost(guest) == 0
+
+
+def test_a_node_that_is_opened_before_the_change_refuses_it(guest: GuestHost, tmp_path: Path) -> None:
+    change = Change(guest, tmp_path, ALONE)
+    change.open()
+
+    change.assert_refused(change.take(ALONE, lambda _: False))
+
+
+@pytest.mark.usefixtures("without_vfio_pci")
+def test_a_node_that_is_opened_during_modprobe_keeps_its_driver(guest: GuestHost, tmp_path: Path) -> None:
+    change = Change(guest, tmp_path, ALONE)
+    change.opens_during_modprobe = True
+
+    change.assert_refused(change.take(ALONE, lambda _: False))
+    assert exists(guest, f"{DRIVER}/{ALONE}")
+
+
+def test_a_node_that_is_opened_after_the_override_keeps_its_driver(guest: GuestHost, tmp_path: Path) -> None:
+    change = Change(guest, tmp_path, ALONE)
+
+    change.assert_refused(change.take(ALONE, lambda step: isinstance(step, Unbind)))
+    assert exists(guest, f"{DRIVER}/{ALONE}")
+    assert guest.kernel.read(HostPath(f"/sys/bus/pci/devices/{ALONE}/driver_override")) == b"(null)\n"
+
+
+def test_a_node_that_is_opened_between_two_functions_of_a_unit_keeps_its_driver(
+    guest: GuestHost, tmp_path: Path
+) -> None:
+    """The GPU is unbound by then: it gets its driver again."""
+    change = Change(guest, tmp_path, AUDIO)
+
+    change.assert_refused(change.take(GPU, lambda step: isinstance(step, Unbind) and step.address == AUDIO))
+    assert exists(guest, f"{DRIVER}/{AUDIO}")
+    assert exists(guest, f"/sys/bus/pci/drivers/nvidia/{GPU}")

@@ -177,6 +177,9 @@ GUARDS: Mapping[str, Guard] = {
         leasing, "verify_unused", _nothing, ("vm-about-to-start-before-the-lease",)
     ),
     "executor: NVIDIA's unbindLock": Guard(proving, "locked", _without_lock, ("container-is-taken",)),
+    "executor: the walk right before an unbind": Guard(
+        proving, "walked", _without_walk, ("amdgpu-is-taken", "nvidia-beside-its-audio", "group-of-two-natives")
+    ),
     "executor: the driver after a step is the expected one": Guard(
         driverexecutor._Taking, "_expect", _nothing, ("driver-refuses-for-good",)
     ),
@@ -201,7 +204,7 @@ GUARDS: Mapping[str, Guard] = {
         AllocatedDevices, "conflict", _nothing, ("two-pods-of-one-group",)
     ),
     "account: pods of the checkpoint": Guard(
-        checkpoint, "consumers", lambda _: {}, ("killed-without-ledger-or-api",), (_RECORD, _PARTIAL, _UNSETTLED)
+        checkpoint, "consumers", lambda *_: {}, ("killed-without-ledger-or-api",), (_RECORD, _PARTIAL, _UNSETTLED)
     ),
     "account: pods of the checkpoint that are gone": Guard(
         accountwatch, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)

@@ -44,6 +44,7 @@ from tests.explore.hostactions import (
     StartVm,
     Unplug,
 )
+from tests.explore.nativescenarios import NATIVE_SCENARIOS
 from tests.explore.scenario import Action, Scenario
 
 GPU, NEXT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
@@ -217,4 +218,5 @@ SCENARIOS: Mapping[str, Scenario] = {
         PASSTHROUGH,
         ((Admit("vm"), EndPod("vm")), (Unplug(GPU), PlugIn(GPU)), (StopKubelet(), StartKubelet()) * 2),
     ),
+    **NATIVE_SCENARIOS,
 }

@@ -42,6 +42,8 @@ MENDED = {
     "pod-of-another-plugin:-1.0": "gate: the newest account before each step",
     "a-step-fails-on-the-way-back:0.2": "drivers: a GPU without a driver is not as desired",
     "killed-during-a-change:19.1": "drivers: the record of a change before it is made",
+    "container-is-taken:19.2": "executor: NVIDIA's unbindLock",
+    "amdgpu-is-taken:19.2": "executor: the walk right before an unbind",
     "command-after-the-agent:6.1,7.1": "gate on disk: allocations that no account shows yet",
 }
 """Schedules of fixed findings, each with the guard that fixes it."""
