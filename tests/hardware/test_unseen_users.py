@@ -1,0 +1,66 @@
+"""Users of a device are unknown, and never none, where one file of the search for them can't be read."""
+
+import errno
+
+import pytest
+
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.usage import diskuse
+from gpuvirt.hardware.usage.processes import read_open_nodes
+from gpuvirt.hardware.usage.users import read_users, read_users_of
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.files.tree import constant
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt.sim.kernel import SimKernel
+
+GROUP, CDEVS = IommuGroup(12), {"vfio0": IommuGroup(12)}
+
+
+@pytest.fixture
+def kernel() -> SimKernel:
+    slots = (SlotSpec(at="0000:65:00.0", board="A10", group=12, driver="vfio-pci"),)
+    return build_host(HostSpec(about="an A10 on vfio-pci", iommufd=True, slots=slots))
+
+
+def read(kernel: SimKernel) -> list[object]:
+    return [read_users(kernel, CDEVS), read_users_of(kernel, frozenset({GROUP}), CDEVS).get(GROUP)]
+
+
+def test_all_users_are_seen_while_every_file_can_be_read(kernel: SimKernel) -> None:
+    assert not any(isinstance(found, Unread) for found in read(kernel))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/sys/class/vfio", "/sys/class/vfio/12/dev", "/sys/class/vfio-dev/vfio0/dev"],
+)
+def test_users_are_unknown_while_the_number_of_a_node_is_unread(kernel: SimKernel, path: str) -> None:
+    kernel.faults.fail(HostPath(path), errno.EIO)
+    assert all(isinstance(found, Unread) for found in read(kernel))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_users_are_unknown_while_processes_are_hidden(kernel: SimKernel, number: int) -> None:
+    kernel.faults.fail(HostPath("/proc"), number)
+    assert all(isinstance(found, Unread) for found in read(kernel))
+
+
+def test_users_are_unknown_while_a_group_has_an_odd_name(kernel: SimKernel) -> None:
+    kernel.tree.place(HostPath("/sys/class/vfio/odd/dev"), constant("511:99"))
+    assert all(isinstance(found, Unread) for found in read(kernel))
+
+
+def test_an_unexpected_error_of_the_search_is_not_taken_for_no_users(kernel: SimKernel) -> None:
+    kernel.faults.fail(HostPath("/proc"), errno.EIO)
+    with pytest.raises(OSError, match=r"\[Errno 5\]"):
+        read_open_nodes(kernel)
+
+
+@pytest.mark.parametrize("path", ["/sys/fs/btrfs", "/sys/fs/btrfs/pool", "/sys/fs/btrfs/pool/devices"])
+def test_the_disks_of_a_pool_are_unknown_while_its_folder_is_unread(kernel: SimKernel, path: str) -> None:
+    kernel.tree.place(HostPath("/sys/fs/btrfs/pool/devices/nvme0n1"), constant(""))
+    assert diskuse._pooled(kernel) == {"nvme0n1"}
+    kernel.faults.fail(HostPath(path), errno.EIO)
+    assert isinstance(diskuse._pooled(kernel), Unread)
