@@ -17,7 +17,7 @@ from random import Random
 
 from tests.removals.guards import Removal, removals
 from tests.removals.reach import OPTION
-from tests.removals.trial import RESULTS, TRIALS, Trial, read_results, write_trials
+from tests.removals.trial import ENDLESS, RESULTS, TRIALS, Trial, read_results, write_trials
 from tests.removals.unnoticed import UNNOTICED
 
 ROOT = Path(__file__).parents[2]
@@ -89,13 +89,23 @@ def by_reach(removal: Removal, reach: Reach, killer: str | None, most: int = MOS
     return Trial(removal.key, tuple(dict.fromkeys((*first, *in_turn)))[:most])
 
 
-def by_killers(removal: Removal, known: Mapping[str, Removal], killers: Mapping[str, str]) -> Trial:
-    """Return the trial of a removal without a recorded reach: tests that notice removals of its function and module."""
-    near = sorted(
-        (key for key in killers if key in known and known[key].module == removal.module),
-        key=lambda key: (key != removal.key, abs(known[key].number - removal.number)),
-    )
-    return Trial(removal.key, tuple(dict.fromkeys(killers[key] for key in near if killers[key]))[:MOST_TESTS])
+def by_killers(key: str, killers: Mapping[str, str], most: int = MOST_TESTS) -> Trial:
+    """Return the trial of a removal without a recorded reach: the tests that notice removals near it, nearest first.
+
+    Near are those of the same function, module and package. Removals count whose statements have changed since.
+    """
+    module, function, _ = key.split(": ", 2)
+
+    def distance(other: str) -> int:
+        other_module, other_function, _ = other.split(": ", 2)
+        if other_module != module:
+            return 3
+        return 0 if other == key else 1 if other_function == function else 2
+
+    package = module.rpartition(".")[0]
+    near = sorted((other for other in killers if other.startswith(package)), key=distance)
+    tests = (killers[other] for other in near if killers[other] != ENDLESS)
+    return Trial(key, tuple(dict.fromkeys(tests))[:most])
 
 
 def make(trials: Sequence[Trial]) -> dict[str, str]:
@@ -114,10 +124,11 @@ def make(trials: Sequence[Trial]) -> dict[str, str]:
     return found
 
 
-def sample(number: int, seed: str) -> list[Removal]:
-    """Return removals at random, without those that are listed as unnoticed."""
-    known = [removal for removal in removals().values() if removal.key not in UNNOTICED]
-    return Random(seed).sample(known, min(number, len(known)))
+def sample(number: int, seed: str) -> list[str]:
+    """Return the keys of removals at random, of those that a test noticed before."""
+    known, killers = removals(), read_killers()
+    noticed = sorted(key for key in killers if key in known)
+    return Random(seed).sample(noticed, min(number, len(noticed)))
 
 
 def _file(test: str) -> str:
@@ -163,7 +174,7 @@ def main() -> int:
     trials = [
         by_reach(each, reach, killers.get(each.key), options.tests)
         if each.key in reach
-        else by_killers(each, known, killers)
+        else by_killers(each.key, killers, options.tests)
         for each in chosen
     ]
     for batch in _batches(trials, BATCH):

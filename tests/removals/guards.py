@@ -31,7 +31,7 @@ TARGETS = (
 
 MOST_CHARACTERS = 96
 """The characters of a statement that a key has."""
-_VERIFIES = re.compile(r"_?(ask|check|claim|demand|ensure|expect|refuse|require|verify)(_|\Z)")
+_VERIFIES = re.compile(r"(_?(ask|check|claim|demand|ensure|expect|refuse|require|verify)(_|\Z))|(\w+_)?walked\Z")
 """The names of functions that are called only because they may raise."""
 _UNKNOWN = re.compile(r"\b(Unread|Unknown)\b")
 _EMPTY = ("None", "()", "[]", "{}", "False")

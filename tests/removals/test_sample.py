@@ -1,0 +1,27 @@
+"""A sample of the guards that a test noticed is removed in each run; `make removals` removes all guards."""
+
+import hashlib
+
+import pytest
+
+from tests.removals.__main__ import by_killers, make, read_killers, sample
+from tests.removals.guards import modules, source_of
+
+SAMPLE = 40
+"""The number of removals: a count and not a time, so that each computer makes the same ones."""
+
+
+def seed() -> str:
+    """Return a seed that changes with the code, so that each change of the code has another sample."""
+    digest = hashlib.sha256()
+    for module in modules():
+        digest.update(source_of(module).read_bytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.timeout(600)
+def test_a_test_notices_each_removed_guard_of_a_sample() -> None:
+    killers = read_killers()
+    found = make([by_killers(key, killers) for key in sample(SAMPLE, seed())])
+    survivors = "\n".join(sorted(key for key, test in found.items() if not test))
+    assert not survivors, f"no test notices without these guards; see docs/exploration.md:\n{survivors}"
