@@ -61,6 +61,6 @@ def test_an_unexpected_error_of_the_search_is_not_taken_for_no_users(kernel: Sim
 @pytest.mark.parametrize("path", ["/sys/fs/btrfs", "/sys/fs/btrfs/pool", "/sys/fs/btrfs/pool/devices"])
 def test_the_disks_of_a_pool_are_unknown_while_its_folder_is_unread(kernel: SimKernel, path: str) -> None:
     kernel.tree.place(HostPath("/sys/fs/btrfs/pool/devices/nvme0n1"), constant(""))
-    assert diskuse._pooled(kernel) == {"nvme0n1"}
+    assert diskuse._pooled(kernel) == frozenset({"nvme0n1"})
     kernel.faults.fail(HostPath(path), errno.EIO)
     assert isinstance(diskuse._pooled(kernel), Unread)
