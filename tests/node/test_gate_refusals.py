@@ -1,5 +1,6 @@
 """Each file of a gate refuses by itself: the lock before the record is written, and a record that was just damaged."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import refusals
 from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer
 from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
+from gpuvirt.node.change.gate.gateerrors import GateFailedError
 from gpuvirt.node.change.gate.gaterecord import (
     SETTLED_S,
     Damaged,
@@ -23,6 +25,7 @@ from gpuvirt.node.change.gate.gaterecord import (
     Reading,
     allocation,
 )
+from tests.diskfaults import failing
 from tests.node.test_gate_states import SLOT, draining
 
 OTHER_SLOT = "0000:ca:00"
@@ -94,3 +97,21 @@ def test_a_command_takes_the_agents_refusal_as_its_answer(tmp_path: Path) -> Non
     Gate(tmp_path).answer(SLOT, 1, refusal)
     assert _answer(gate, request) == refusal
     gate.stop_draining((SLOT,))
+
+
+def test_no_change_begins_whose_record_can_not_be_written(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    with gate.allocation({SLOT: ["gpu"]}):
+        pass
+    with failing(tmp_path, errno.EROFS) as faults:
+        faults.only = "json"
+        with pytest.raises(GateFailedError), gate.change("x", lambda: (SLOT,)):
+            pytest.fail("the change has begun without a record")
+
+
+def test_a_change_that_fails_with_an_error_stays_unsettled(tmp_path: Path) -> None:
+    """The host is as its last step left it: nothing is allocated until it was observed."""
+    gate = Gate(tmp_path)
+    with pytest.raises(KeyError), gate.change("x", lambda: (SLOT,)):
+        raise KeyError("a bug")
+    assert gate.state(SLOT) is GateState.SETTLING

@@ -9,7 +9,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,11 +126,13 @@ class _Finder:
     """Whether the statements are inside another statement of the function."""
     assigned: frozenset[str] = frozenset()
     """The names that have a value before these statements."""
+    handled: str = ""
+    """The exception that these statements handle."""
 
     def of_block(self, block: list[ast.stmt]) -> Iterator[Site]:
         assigned = self.assigned
         for index, statement in enumerate(block):
-            here = _Finder(self.path, self.outermost, self.returns, self.inner, assigned)
+            here = replace(self, assigned=assigned)
             yield from here.of_statement(block, index, statement)
             assigned |= _names(statement)
 
@@ -145,9 +147,9 @@ class _Finder:
             if isinstance(statement, ast.If) and any(self._without(each) is not None for each in statement.body):
                 yield from self._of_condition(block, index, statement)
             if (instead := self._without(statement)) is not None:
-                yield self._site(block, index, ast.unparse(statement), partial(block.__setitem__, index, instead))
-        inner = _Finder(self.path, self.outermost, self.returns, self.outermost is not None, self.assigned)
-        for nested in _blocks(statement):
+                yield self._site(block, index, self._text(statement), partial(block.__setitem__, index, instead))
+        for nested, handled in _blocks(statement):
+            inner = replace(self, inner=self.outermost is not None, handled=handled or self.handled)
             yield from inner.of_block(nested)
 
     def _of_function(self, function: Function) -> Iterator[Site]:
@@ -171,6 +173,10 @@ class _Finder:
             test = rest[0] if len(rest) == 1 else ast.BoolOp(statement.test.op, rest)
             text = f"{ast.unparse(part)} [{word} in] if {ast.unparse(statement.test)}"
             yield self._site(block, index, text, partial(setattr, statement, "test", test))
+
+    def _text(self, statement: ast.stmt) -> str:
+        text = ast.unparse(statement)
+        return f"raise [in] except {self.handled}" if text == "raise" else text
 
     def _site(self, block: list[ast.stmt], index: int, text: str, remove: Callable[[], None]) -> Site:
         assert self.outermost is not None
@@ -233,21 +239,22 @@ def _names(statement: ast.stmt) -> frozenset[str]:
     return frozenset(each.id for each in stored)
 
 
-def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks of statements inside a statement."""
+def _blocks(statement: ast.stmt) -> Iterator[tuple[list[ast.stmt], str]]:
+    """Yield the blocks of statements inside a statement, with the exception that a block handles."""
     match statement:
         case ast.Try():
-            yield statement.body
-            yield from (handler.body for handler in statement.handlers)
-            yield statement.orelse
-            yield statement.finalbody
+            yield statement.body, ""
+            for handler in statement.handlers:
+                yield handler.body, ast.unparse(handler.type) if handler.type is not None else "BaseException"
+            yield statement.orelse, ""
+            yield statement.finalbody, ""
         case ast.If() | ast.For() | ast.AsyncFor() | ast.While():
-            yield statement.body
-            yield statement.orelse
+            yield statement.body, ""
+            yield statement.orelse, ""
         case ast.With() | ast.AsyncWith():
-            yield statement.body
+            yield statement.body, ""
         case ast.Match():
-            yield from (case.body for case in statement.cases)
+            yield from ((case.body, "") for case in statement.cases)
         case _:
             return
 
