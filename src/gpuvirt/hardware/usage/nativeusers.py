@@ -1,8 +1,9 @@
 """Finds the processes that use a function through its native driver: they have a device node of that driver open.
 
 A function's nodes are all devices with a number below its own folder, which `/sys/dev` lists by number: those of DRM,
-sound, USB, I2C, input and disks. NVIDIA's driver shows the number of `/dev/nvidia0` in /proc alone. Nodes that serve
-all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`, `/dev/kfd`) do not identify a GPU; their users open a GPU's node, too.
+sound, USB, I2C, input and disks. Those of a partition of an AMD GPU lie elsewhere (`amdpartitions`). NVIDIA's driver
+shows the number of `/dev/nvidia0` in /proc alone. Nodes that serve all GPUs (`/dev/nvidiactl`, `/dev/nvidia-uvm`,
+`/dev/kfd`) do not identify a GPU; their users open a GPU's node, too.
 """
 
 import errno
@@ -17,14 +18,13 @@ from gpuvirt.facts.snapshot import User
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions.deviceids import MINOR, read_information
+from gpuvirt.hardware.usage import amdpartitions
+from gpuvirt.hardware.usage.devicenodes import FOLDERS
 from gpuvirt.hardware.usage.processes import command_of, read_open_nodes
 from gpuvirt.paths import HostPath
 
 NVIDIA_MAJOR = 195
 """Documentation/admin-guide/devices.txt; each GPU has its own minor number."""
-
-DEVICE_NUMBERS = (HostPath("/sys/dev/char"), HostPath("/sys/dev/block"))
-"""One link for each device with a number, `226:128`, to the device's folder (device_create_sys_dev_entry)."""
 
 _NUMBER = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 _FUNCTION = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])(?=/)")
@@ -37,49 +37,52 @@ def read_native_users(
 
     With `mapped`, processes that have only mapped a node count as well; that reads more of each process.
     """
-    owner = _read_owners(kernel, addresses)
-    if isinstance(owner, Unread):
-        return owner
+    owners = _read_owners(kernel, addresses)
+    if isinstance(owners, Unread):
+        return owners
     opened = read_open_nodes(kernel, mapped=mapped)
     if isinstance(opened, Unread):
         return opened
     found: defaultdict[PciAddress, dict[int, User]] = defaultdict(dict)
     for file in opened:
-        owned = owner.get(file.device)
-        if owned is not None and file.pid not in found[owned]:
-            found[owned][file.pid] = User(file.pid, command_of(kernel, file.pid), file.path)
+        for owner in owners.get(file.device, ()):
+            if file.pid not in found[owner]:
+                found[owner][file.pid] = User(file.pid, command_of(kernel, file.pid), file.path)
     return {address: tuple(found[address][pid] for pid in sorted(found[address])) for address in sorted(found)}
 
 
-def _read_owners(kernel: Kernel, addresses: Collection[PciAddress]) -> dict[int, PciAddress] | Unread:
-    """Return the functions by the numbers of their nodes."""
-    owner: dict[int, PciAddress] = {}
-    for folder in DEVICE_NUMBERS:
+def _read_owners(kernel: Kernel, addresses: Collection[PciAddress]) -> Mapping[int, frozenset[PciAddress]] | Unread:
+    """Return the functions by the numbers of their nodes. A character and a block device can have one number."""
+    owners: defaultdict[int, frozenset[PciAddress]] = defaultdict(frozenset)
+    for folder in FOLDERS:
         names = attributes.names(kernel, folder)
-        if names is None and folder == DEVICE_NUMBERS[0]:  # each kernel has character devices
+        if names is None and folder == FOLDERS[0]:  # each kernel has character devices
             return Unread(folder, errno=errno.ENOENT)
         if isinstance(names, Unread):
             return names
         for name in names or ():
-            found = _read_owner(kernel, HostPath(f"{folder}/{name}"), addresses)
+            match = _NUMBER.fullmatch(name)
+            found = _read_owner(kernel, HostPath(f"{folder}/{name}"), addresses) if match is not None else frozenset()
             if isinstance(found, Unread):
                 return found
-            if found is not None and (match := _NUMBER.fullmatch(name)) is not None:
-                owner[os.makedev(int(match[1]), int(match[2]))] = found
+            if match is not None and found:
+                owners[os.makedev(int(match[1]), int(match[2]))] |= found
     for address in addresses:
         information = read_information(kernel, address)
         if isinstance(information, Unread):
             return information
         if information is not None and (minor := MINOR.search(information)):
-            owner[os.makedev(NVIDIA_MAJOR, int(minor[1]))] = address
-    return owner
+            owners[os.makedev(NVIDIA_MAJOR, int(minor[1]))] |= {address}
+    return owners
 
 
-def _read_owner(kernel: Kernel, link: HostPath, addresses: Collection[PciAddress]) -> PciAddress | Unread | None:
-    """Return the function that a device belongs to, if it is one of these; None also for a device that is gone."""
+def _read_owner(kernel: Kernel, link: HostPath, addresses: Collection[PciAddress]) -> frozenset[PciAddress] | Unread:
+    """Return the functions, of these, that a device belongs to; none also for a device that is gone."""
     try:
         target = kernel.readlink(link)
     except OSError as error:
-        return None if error.errno in attributes.ABSENT else Unread(link, errno=error.errno)
+        return frozenset() if error.errno in attributes.ABSENT else Unread(link, errno=error.errno)
+    if (node := amdpartitions.NODE.search(target)) is not None:
+        return amdpartitions.read_owners(kernel, int(node[1]) if node[1] else None, addresses)
     functions = _FUNCTION.findall(target)
-    return PciAddress(functions[-1]) if functions and functions[-1] in addresses else None
+    return frozenset({PciAddress(functions[-1])} & set(addresses)) if functions else frozenset()

@@ -1,0 +1,56 @@
+"""A job in a partition of an AMD GPU is a user of that GPU, or of each, where the GPU is not known."""
+
+import pytest
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.usage.nativeusers import read_native_users
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.files.tree import DeviceNode, constant
+from gpuvirt.sim.hostspec import load_host
+from gpuvirt.sim.kernel import SimKernel
+
+FIRST, SECOND = PciAddress("0000:03:00.0"), PciAddress("0000:83:00.0")
+AUDIO = PciAddress("0000:03:00.1")
+MAJOR, MINOR = 226, 140
+
+
+@pytest.fixture
+def kernel() -> SimKernel:
+    """Return a host with a partition of the first GPU, in which a job runs."""
+    kernel = build_host(load_host("2xW7900"))
+    kernel.tree.place(
+        HostPath(f"/sys/devices/platform/amdgpu_xcp_1/drm/renderD{MINOR}/dev"), constant(f"{MAJOR}:{MINOR}")
+    )
+    kernel.tree.place(HostPath(f"/dev/dri/renderD{MINOR}"), DeviceNode(MAJOR << 8 | MINOR))
+    kernel.start_process("python3", f"/dev/dri/renderD{MINOR}")
+    return kernel
+
+
+def topology(kernel: SimKernel, render_minor: int, location: int, domain: int = 0) -> None:
+    properties = f"cpu_cores_count 0\nlocation_id {location}\ndomain {domain}\ndrm_render_minor {render_minor}"
+    kernel.tree.place(HostPath("/sys/class/kfd/kfd/topology/nodes/2/properties"), constant(properties))
+
+
+def users(kernel: SimKernel) -> list[PciAddress]:
+    found = read_native_users(kernel, [FIRST, SECOND, AUDIO])
+    assert not isinstance(found, Unread)
+    return list(found)
+
+
+def test_the_topology_names_the_gpu_of_a_partition(kernel: SimKernel) -> None:
+    topology(kernel, MINOR, 0x1000_0300)
+    assert users(kernel) == [FIRST]
+    topology(kernel, MINOR, 0x8300)
+    assert users(kernel) == [SECOND]
+    topology(kernel, MINOR, 0x8300, domain=1)
+    assert users(kernel) == [], "a GPU that was not asked for"
+
+
+def test_each_gpu_of_the_driver_may_have_a_partition_that_the_topology_lacks(kernel: SimKernel) -> None:
+    assert users(kernel) == [FIRST, SECOND]
+    topology(kernel, MINOR + 1, 0x0300)
+    assert users(kernel) == [FIRST, SECOND]
+    kernel.rebind(SECOND, None)
+    assert users(kernel) == [FIRST]
