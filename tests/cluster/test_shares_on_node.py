@@ -289,11 +289,11 @@ def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_container_has_en
 
 def shim_of(uid: str) -> int:
     """Return the pid of the shim that runs a pod's containers: the parent of their first processes."""
-    parents = {
-        int(path.with_name("stat").read_text().rpartition(")")[2].split()[1])
-        for path in Path("/proc").glob("[0-9]*/cgroup")
-        if any(f"pod{name}" in path.read_text() for name in (uid, uid.replace("-", "_")))
-    }
+    parents: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/mountinfo"):
+        with suppress(OSError):  # the process has ended meanwhile
+            if f"/pods/{uid}/etc-hosts" in path.read_text():
+                parents.add(int(path.with_name("stat").read_text().rpartition(")")[2].split()[1]))
     (shim,) = (pid for pid in parents if "containerd-shim" in Path(f"/proc/{pid}/cmdline").read_text())
     return shim
 

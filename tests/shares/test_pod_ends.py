@@ -20,7 +20,7 @@ from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.shares.podends import Accounts, PodEnds
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath
-from gpuvirt.sim.files.tree import constant
+from gpuvirt.sim.files.tree import Link, constant
 from tests.simulated import Simulated
 
 P, Q = PodUid("8a5c0001-0000-4000-8000-000000000001"), PodUid("8a5c0001-0000-4000-8000-000000000002")
@@ -119,6 +119,21 @@ def test_the_control_groups_of_both_drivers_name_the_pod(simulated: Simulated, g
     kernel.tree.place(HostPath(f"/proc/{process.pid}/cgroup"), constant(group.format(Q)))
     assert read_running_pods(kernel, [P, Q]) == frozenset({Q})
     kernel.end_vm(process)
+    assert read_running_pods(kernel, [P, Q]) == frozenset()
+
+
+def test_the_mounts_of_a_container_name_its_pod_where_control_groups_do_not(simulated: Simulated) -> None:
+    kernel = simulated("vm-2xV100")
+    other, container = kernel.start_process("ssh"), kernel.start_process("python3")
+    folder = "/var/lib/kubelet/pods"
+    volume = f"35 22 0:43 / {folder}/{Q}/volumes/secret/x rw - tmpfs tmpfs rw\n"
+    subpath = f"36 22 254:1 {folder}/{Q}/volumes/empty-dir/x {folder}/{Q}/volume-subpaths/x rw - ext4 v rw\n"
+    hosts = f"613 601 254:1 {folder}/{P}/etc-hosts /etc/hosts rw,relatime - ext4 /dev/vda1 rw\n"
+    for process, namespace, content in ((other, 1, volume + subpath), (container, 2, volume + hosts)):
+        kernel.tree.place(HostPath(f"/proc/{process.pid}/ns/mnt"), Link(f"mnt:[{namespace}]"))
+        kernel.tree.place(HostPath(f"/proc/{process.pid}/mountinfo"), constant(content))
+    assert read_running_pods(kernel, [P, Q]) == frozenset({P})
+    kernel.end_vm(container)
     assert read_running_pods(kernel, [P, Q]) == frozenset()
 
 

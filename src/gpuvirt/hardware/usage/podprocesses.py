@@ -1,22 +1,27 @@
-"""Finds the pods whose processes run on this host, by the control groups of all processes.
+"""Finds the pods whose processes run on this host, by the control groups and the mounts of all processes.
 
 The kubelet creates one control group for each pod, named by the pod's UID: `/kubepods/burstable/pod8a5c...`, or with
-systemd `kubepods-burstable-pod8a5c....slice` with underscores for hyphens (kubelet/cm, `GetPodContainerName`). It
-removes the group after the last process has ended. The group also has the process that keeps the pod's namespaces,
-which runs before the first container and after the last one.
+systemd `kubepods-burstable-pod8a5c....slice` with underscores for hyphens (kubelet/cm, `GetPodContainerName`). The
+group also has the process that keeps the pod's namespaces, which runs before the first container and after the last
+one. With `cgroupsPerQOS: false` there is no such group. Then the mounts of a container tell its pod: `/etc/hosts` and
+the file of the termination message are in the pod's folder, `/var/lib/kubelet/pods/UID/`.
 """
 
 import errno
+import re
 from collections.abc import Collection
 from contextlib import suppress
 
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.pci import Unread
-from gpuvirt.hardware.access.attributes import ABSENT
+from gpuvirt.hardware.access.attributes import ABSENT, FILE_BYTES
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.processes import INITIAL_NAMESPACE, KUBELETS, NAMESPACE, PROC, command_of
 from gpuvirt.paths import HostPath
 
+_OWN_FILES = re.compile(r"^\S+ \S+ \S+ \S*/pods/([^/\s]+)/(?:etc-hosts|containers/)", re.MULTILINE)
+"""The root of a mount of `/etc/hosts` or of a termination message (proc_pid_mountinfo(5), field 4). The volumes of a
+pod are mounted on the host and in other pods, too."""
 _ENDED = ABSENT | {errno.ESRCH}
 """The errors for a process that has ended meanwhile."""
 
@@ -33,9 +38,15 @@ def read_running_pods(kernel: Kernel, pods: Collection[PodUid]) -> frozenset[Pod
         pids = [int(name) for name in kernel.listdir(PROC) if name.isascii() and name.isdigit()]
         if not _shows_pods(kernel, pids):
             return Unread(NAMESPACE, seen="neither the host's processes nor the kubelet")
+        seen: set[str] = set()
         for pid in pids:
-            groups = _groups_of(kernel, pid)
-            found.update(uid for name, uid in by_name.items() if name in groups)
+            groups = _content(kernel, pid, "cgroup")
+            named = {uid for name, uid in by_name.items() if name in groups}
+            if not named and (namespace := _mount_namespace(kernel, pid)) not in seen:
+                seen.add(namespace)
+                mounts = _content(kernel, pid, "mountinfo")
+                named = {PodUid(uid) for uid in _OWN_FILES.findall(mounts)} & {*pods}
+            found |= named
     except OSError as error:
         path = error.filename if isinstance(error.filename, str) else PROC
         return Unread(HostPath(path), errno=error.errno or errno.EIO)
@@ -49,10 +60,18 @@ def _shows_pods(kernel: Kernel, pids: Collection[int]) -> bool:
     return any(command_of(kernel, pid) in KUBELETS for pid in pids)
 
 
-def _groups_of(kernel: Kernel, pid: int) -> str:
-    """Return the control groups of a process, none for one that has ended."""
+def _mount_namespace(kernel: Kernel, pid: int) -> str:
+    """Return the mount namespace of a process, which many processes share; its pid where it can't be read."""
     try:
-        return kernel.read(HostPath(f"/proc/{pid}/cgroup")).decode(errors="replace")
+        return kernel.readlink(HostPath(f"/proc/{pid}/ns/mnt"))
+    except OSError:
+        return str(pid)
+
+
+def _content(kernel: Kernel, pid: int, name: str) -> str:
+    """Return a file of a process, nothing for a process that has ended."""
+    try:
+        return kernel.read(HostPath(f"/proc/{pid}/{name}"), limit=FILE_BYTES).decode(errors="replace")
     except OSError as error:
         if error.errno in _ENDED:
             return ""
