@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.ids import DeviceId, PciAddress
+from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.tenancy import TenancyState, TenantKind, tenant
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.store import ledgerstore, tenancyfile
 from gpuvirt.node.store.ledgerstore import decode
 from gpuvirt.node.store.stateformat import Stored
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.programs.tools import SimTools
 from tests.allocation.test_resets import (
     A10,
     FIRST,
@@ -27,6 +33,7 @@ from tests.allocation.test_resets import (
     report_account,
     without_reset,
 )
+from tests.changes import NOBODY, change_drivers, site_in
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 
@@ -142,6 +149,47 @@ async def test_no_vgpu_is_given_of_a_gpu_that_a_vm_had_whole_without_a_reset(
     async with running_node(kernel, tmp_path, Settings(require_reset=False)) as node:
         await report_account(node)
         assert node.allocate(name, [vgpu])
+
+
+async def test_shares_are_claimed_only_of_gpus_without_the_memory_of_a_vm(simulated: Simulated, tmp_path: Path) -> None:
+    gpu, unit = PciAddress("0000:02:00.0"), DeviceId("u7")
+    kernel, uuid = without_reset(simulated("vm-2xV100"), gpu), GpuId(gpu_uuid(gpu))
+    file = tenancyfile.TenancyFile(tmp_path / tenancyfile.NAME)
+    claimed: list[TenantKind | None] = []
+
+    def record() -> None:
+        claimed.append(file.read().stored.value.of(gpu).kind)  # type: ignore[union-attr]
+
+    async with running_node(kernel, tmp_path, Settings(mode=DesiredMode.SHARED)) as node:
+        await report_account(node)
+        node.agent.gpu_claims.claim([uuid], unit, record)
+        assert claimed == [TenantKind.NATIVE], "the tenant is on disk before the share is recorded"
+        node.agent.gpu_claims.claim([uuid], unit, record)
+        found = file.read().stored.value
+        file.update(found.boot_id, lambda records: records.with_tenants({gpu: tenant(TenantKind.VM)}))
+        with pytest.raises(RefusedError) as refused:
+            node.agent.gpu_claims.claim([uuid], unit, record)
+        assert refused.value.reason.code is ReasonCode.NO_RESET
+        assert len(claimed) == 2
+
+
+@pytest.mark.parametrize("plugin_only", [False, True])
+def test_a_command_returns_no_gpu_to_the_host_with_the_memory_of_a_vm(
+    simulated: Simulated, tmp_path: Path, plugin_only: bool
+) -> None:
+    kernel = without_reset(simulated("2xA10"))
+    site = site_in(tmp_path, kernel, SimTools(kernel))
+    folder = site.device_plugins / "gpuvirt" if plugin_only else tmp_path
+    records = tenancyfile.TenancyFile(folder / tenancyfile.NAME)
+    boot_id = scan(kernel).platform.boot_id
+    records.update(boot_id, lambda found: found.with_tenants({FIRST: tenant(TenantKind.VM)}))
+    unit = build_inventory(scan(kernel)).gpus[FIRST].unit
+    (reason,) = change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE})
+    assert reason.code is ReasonCode.NO_RESET
+    assert driver(kernel) == "vfio-pci"
+    as_it_is = replace(NOBODY, require_reset=False)
+    assert change_drivers(site, unit, {FIRST: DesiredDriver.NATIVE}, as_it_is) == ()
+    assert driver(kernel) == "nvidia"
 
 
 # A container, then a VM.

@@ -59,6 +59,15 @@ Force = Annotated[
 ]
 
 
+WithoutReset = Annotated[
+    bool,
+    typer.Option(
+        "--without-reset",
+        help="Also return a GPU that a VM had and that the kernel can't reset: its memory is still in it.",
+    ),
+]
+
+
 @app.command("status")
 def status(
     *,
@@ -107,6 +116,7 @@ def unbind(  # noqa: PLR0913  a command's options
     every: Every = False,
     nvswitches: Switches = False,
     dry_run: options.DryRun = False,
+    without_reset: WithoutReset = False,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     assume_unallocated: options.AssumeUnallocated = False,
@@ -116,9 +126,8 @@ def unbind(  # noqa: PLR0913  a command's options
 
     A GPU that a pod or a VM has stays on its VFIO driver.
     """
-    here = vfiohost.host(
-        vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
-    )
+    known = vfiohost.account(HostRoots.under(host_root), kubelet_dir, assume_unallocated=assume_unallocated)
+    here = vfiohost.host(known, require_reset=not without_reset)
     desired = DesiredGpu(DesiredDriver.NATIVE)
     change(here, desired, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
 

@@ -48,14 +48,15 @@ def account(roots: HostRoots, kubelet_dir: Path | None, *, assume_unallocated: b
     return PodAccount(RealKernel(roots), roots, kubelet, ledgers, assume_unallocated)
 
 
-def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False) -> Host:
+def host(account: PodAccount, *, also: Iterable[str] = (), force: bool = False, require_reset: bool = True) -> Host:
     """Return a host, with the modes and vGPU configs that its agent keeps."""
     site = site_of(account.kernel, account.roots, account.kubelet)
     view = _view(account.roots, account.kubelet, site)
     managed = {gpu.address: gpu.desired for gpu in view.gpus if gpu.desired is not None and view.agent is not None}
     vgpu_configs = {gpu.address: gpu.vgpu_config for gpu in view.gpus if gpu.vgpu_config is not None}
     names = snapshot.read_ledger(*account.ledgers).type_names
-    inputs = Inputs(account.account, names, frozenset(parsed(also)), force, readings=account.readings)
+    allowed = frozenset(parsed(also))
+    inputs = Inputs(account.account, names, allowed, force, require_reset, readings=account.readings)
     return Host(site, inputs, managed, vgpu_configs, account.roots.local(options.LEDGER).parent)
 
 

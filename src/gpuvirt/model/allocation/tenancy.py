@@ -134,6 +134,14 @@ class Tenancies:
         """Return the records after these tenants got GPUs."""
         return self.with_records({gpu: replace(self.record_of(gpu), tenancy=new) for gpu, new in tenants.items()})
 
+    def with_tenants_of(self, other: "Tenancies") -> "Tenancies":
+        """Return these records with the tenants of others whose memory a native driver must not get.
+
+        Another agent of the host has kept the others.
+        """
+        found = {gpu: record.tenancy for gpu, record in other.records.items() if record.tenancy is not None}
+        return self.with_tenants({gpu: last for gpu, last in found.items() if last.needs_reset(TenantKind.NATIVE)})
+
     def returned(self, functions: Mapping[PciAddress, PciFunction], gpus: Iterable[PciAddress]) -> "Tenancies":
         """Return the records before GPUs leave their VFIO drivers, which have reset those that the kernel can reset.
 

@@ -56,7 +56,10 @@ def not_reset(address: str, tenant: str, *, is_known: bool) -> Reason:
     """
     why, danger = (NO_RESET_METHOD, RESET_UNKNOWN)[not is_known], "the next tenant may read the memory left in it"
     message = f"{why}, and {tenant} has had it since the host booted: {danger}"
-    fix = "reboot the host, or bind all functions of its bus to vfio-pci; `require_reset: false` allocates it as it is"
+    fix = (
+        "reboot the host, or bind all functions of its bus to vfio-pci; `require_reset: false`, and the option"
+        " --without-reset of gpuvirt vfio unbind, give it to the next tenant as it is"
+    )
     seen = (Seen(sysfs.device_path(address, "reset_method"), "lists no method" if is_known else "not read"),)
     return Reason(ReasonCode.NO_RESET, address, message, seen, fix)
 

@@ -93,7 +93,7 @@ class Observation:
         """Return the state that plans of these GPUs' vGPUs need."""
         states = {gpu: self.asked_state(gpu, target) for gpu, target in vgpus.items()}
         boot_id = self.inventory.facts.platform.boot_id
-        tenancies = self.site.tenancies.read().stored.value.of_boot(boot_id)
+        tenancies = self.site.read_tenancies(boot_id)
         return UnitState(
             self.inventory,
             frozenset(),

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import HostTools, Tools
 from gpuvirt.hardware.access.writerkernel import writing
 from gpuvirt.hardware.scan import scan, scan_some
+from gpuvirt.model.allocation.tenancy import Tenancies
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
@@ -52,6 +53,12 @@ class Site:
     def tenancies(self) -> TenancyFile:
         """The tenants of GPUs, beside the driver journal."""
         return tenancyfile.beside(self.original_drivers)
+
+    def read_tenancies(self, boot_id: BootId | None) -> Tenancies:
+        """Return the tenants of GPUs in a boot, also those that an unprivileged device plugin has recorded."""
+        plugins = TenancyFile(self.device_plugins / "gpuvirt" / tenancyfile.NAME)
+        own, others = (file.read().stored.value.of_boot(boot_id) for file in (self.tenancies, plugins))
+        return own.with_tenants_of(others)
 
 
 def site_of(kernel: Kernel, roots: HostRoots, kubelet: KubeletPaths, driver: Path | None = None) -> Site:
