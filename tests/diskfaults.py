@@ -3,7 +3,7 @@
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,14 +18,14 @@ _open, _write, _flock = os.open, os.write, fcntl.flock
 class Faults:
     """The faults of a folder; the files that fail may be narrowed down while they last."""
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self._folder = str(folder)
+    def __init__(self, folders: Sequence[Path], number: int) -> None:
+        self._folders = tuple(map(str, folders))
         self.number = number
         self.only = ""
         """The end of the names of the files that fail; empty for all."""
 
     def fails(self, path: str) -> bool:
-        return path.startswith(self._folder) and path.removesuffix(".new").endswith(self.only)
+        return path.startswith(self._folders) and path.removesuffix(".new").endswith(self.only)
 
     def open(self, path: "str | os.PathLike[str]", flags: int, mode: int = 0o777, **more: int) -> int:
         """Fail as the kernel does: a full disk still opens files that exist, a read-only one still reads."""
@@ -55,13 +55,14 @@ class Faults:
 
 
 @contextmanager
-def failing(folder: Path, number: int) -> Iterator[Faults]:
-    """Let the files of a folder fail with an errno for as long as the context lasts."""
-    faults = Faults(folder, number)
+def failing(folder: Path, number: int, *more: Path) -> Iterator[Faults]:
+    """Let the files of folders fail with an errno for as long as the context lasts."""
+    faults = Faults((folder, *more), number)
     before = os.open, os.write, fcntl.flock
     setattr(os, "open", faults.open)  # noqa: B010
     setattr(os, "write", faults.write)  # noqa: B010
-    setattr(fcntl, "flock", faults.flock)  # noqa: B010
+    if number == errno.ENOLCK:
+        setattr(fcntl, "flock", faults.flock)  # noqa: B010
     try:
         yield faults
     finally:

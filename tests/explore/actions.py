@@ -169,7 +169,7 @@ class Start(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        return world.agents.running is None and not world.is_dying
+        return world.agents.running is None and not world.is_dying and world.agents.can_start
 
     @override
     def act(self, world: World) -> None:

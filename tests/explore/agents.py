@@ -1,14 +1,20 @@
 """The agents of a world: each is a process with its own event loop, started and killed by the schedule."""
 
 import asyncio
+import errno
+import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.usage.processes import NAMESPACE
 from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.model.offers.view import AgentView, NodeView
@@ -17,14 +23,17 @@ from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.gaterecord import Owner
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.change.site import Site as ChangeSite
+from gpuvirt.node.guard import only_agent
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.tasks import keep_going
 from tests.explore.intervals import INTERVALS
 from tests.explore.jobs import ExploredWorker
 from tests.explore.loop import ExploredLoop
+from tests.explore.scenario import Program
 from tests.explore.scheduler import Process
 from tests.explore.seam import ExploredKernel, ExploredTools
+from tests.explore.unprivileged import UnprivilegedKernel
 from tests.simnode import IDS
 
 if TYPE_CHECKING:
@@ -65,6 +74,8 @@ class Agents:
         self._gates: dict[Process, tuple[Path, Path]] = {}
         """The two folders of the gates, by the paths of each process."""
         self._loops: list[ExploredLoop] = []
+        self._locked: dict[Process, list[int]] = {}
+        """The folders that running agents have locked."""
 
     @property
     def all(self) -> Iterator[Running]:
@@ -87,13 +98,9 @@ class Agents:
 
     def seen_by(self, process: Process) -> tuple[ExploredKernel, ExploredTools]:
         """Return the kernel and the programs of a process."""
-        kernel = ExploredKernel(
-            lambda: self._world.kernel,
-            self._world.scheduler,
-            process,
-            self._world.observer,
-            whole=self._world.scenario.whole,
-        )
+        world, is_agent = self._world, process.name.startswith("agent")
+        kind = UnprivilegedKernel if is_agent and world.scenario.program.is_unprivileged else ExploredKernel
+        kernel = kind(lambda: world.kernel, world.scheduler, process, world.observer, whole=world.scenario.whole)
         return kernel, ExploredTools(lambda: self._world.tools, self._world.scheduler, process, self._world.observer)
 
     def host_of(self, process: Process) -> ChangeSite:
@@ -134,6 +141,8 @@ class Agents:
             return ExploredWorker(name, world.scheduler, process, loop)
 
         recorded = RecordedAllocations(world.kubelet.paths)
+        program = world.scenario.program
+        self._lock_folders(process)
         site = Site(
             recorded=recorded.read,
             kernel=host.kernel,
@@ -142,17 +151,27 @@ class Agents:
             writing=worker("writing"),
             allocating=worker("allocating"),
             ledger=world.disk.folder / ledger,
-            gates=host.locks,
+            gates=self._gates_of_agent(process, program),
             state_file=None,
             desired_by_gpu=(world.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
             watches_gpu_node=True,
-            moving=Moving(host, worker),
+            moving=Moving(host, worker) if not program.is_unprivileged else None,
+            sees_processes=not program.is_unprivileged,
+            may_lack_gates=program.is_unprivileged,
         )
         agent_view = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
         agent = Agent(site, world.scenario.settings, IDS, agent_view, INTERVALS)
         kubelets = world.kubelet.pids
-        account = AccountWatch(world.kubelet.paths, recorded, kubelets, world.clock, INTERVALS, lambda: None)
+        account = AccountWatch(
+            world.kubelet.paths,
+            recorded,
+            kubelets if not program.is_unprivileged else lambda: Unread(NAMESPACE),
+            world.clock,
+            INTERVALS,
+            lambda: None,
+            lacks_api=program.is_unprivileged,
+        )
 
         async def live() -> None:
             async with asyncio.TaskGroup() as group:
@@ -174,9 +193,55 @@ class Agents:
             self.older = None
             self._end(older)
 
+    @property
+    def can_start(self) -> bool:
+        """Whether no command has the folders that an agent locks."""
+        try:
+            with ExitStack() as stack:
+                for folder in self._folders:
+                    folder.mkdir(exist_ok=True)
+                    stack.enter_context(only_agent(folder))
+        except AlreadyRunningError:
+            return False
+        return True
+
+    @property
+    def folder(self) -> Path:
+        """The folder that an agent locks, unless it has no access to it."""
+        return self._world.disk.folder / "state of the agent"
+
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        device_plugins = self._world.kubelet.paths.device_plugins
+        return (device_plugins,) if self._world.scenario.program.is_unprivileged else (self.folder, device_plugins)
+
+    def _lock_folders(self, process: Process) -> None:
+        """Lock the folders of an agent. The second of two agents has folders of its own, which no command knows."""
+        for folder in self._folders:
+            folder.mkdir(exist_ok=True)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB) if self.older is None else None
+            self._locked.setdefault(process, []).append(fd)
+
+    def _gates_of_agent(self, process: Process, program: Program) -> Path:
+        """Return the folder of the gates of an agent's allocations."""
+        host, plugin = self._gates[process]
+        return Path("/proc/gates") if program is Program.WITHOUT_GATES else plugin if program.is_unprivileged else host
+
+    def files_of_agent(self, number: int, *, gates: bool) -> tuple[Path, ...]:
+        """Return the files of the running agent that fail: its gates, or its ledger and journal."""
+        if self.running is None or not gates:
+            return (self._world.disk.folder / "state",)
+        if number == errno.EMFILE:
+            return self._gates[self.running.process]
+        return self._world.disk.volatile / "units", plugin_gates(self._world.kubelet.paths.device_plugins)
+
     def _end(self, running: Running) -> None:
         self._dead.append(running.process)
         self._world.scheduler.kill(running.process)
+        running.agent._gates._membership.leave()
+        for fd in self._locked.pop(running.process):
+            os.close(fd)
         for gates in self._gates[running.process]:
             close_drains(gates)
         if self.serving in {running, None}:
@@ -187,6 +252,10 @@ class Agents:
         """Close the event loops, and the files by which processes drained slots."""
         for loop in self._loops:
             loop.close()
+        for agent in self.all:
+            agent.agent._gates._membership.leave()
+        for fd in chain.from_iterable(self._locked.values()):
+            os.close(fd)
         for gates in chain.from_iterable(self._gates.values()):
             close_drains(gates)
 

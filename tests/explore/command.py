@@ -1,18 +1,17 @@
 """A command beside the agent: `gpuvirt vfio bind` and `unbind`, as a separate process."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from typing_extensions import override
 
 from gpuvirt.cli.changes.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
-from gpuvirt.model.inventory.isolation import slots_of
-from gpuvirt.model.reasons import Reason
-from gpuvirt.node.change.gate.drainrequest import DrainRequest, desires_of, drained
-from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, gate_at
+from gpuvirt.model.inventory.isolation import UnitId, slots_of
+from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
+from gpuvirt.node.change.gate.gateerrors import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.steps.changes import by_hand
@@ -23,13 +22,6 @@ from tests.explore.reduction import STRANDS
 from tests.explore.scenario import Action
 from tests.explore.scheduler import Process, Strand
 from tests.explore.world import World
-
-
-@contextmanager
-def without_agent(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
-    """Continue without an agent to answer."""
-    del gate, request
-    yield None
 
 
 @dataclass(frozen=True)
@@ -57,9 +49,9 @@ class Command(Action):
             desired = {self.gpu: DesiredGpu(self.desired)}
             slots = slots_of(inventory.facts.functions, inventory.units[unit])
             request = DrainRequest(unit, slots, f"{process.name} {self.gpu}", desires_of(desired))
-            asks = drained if world.agents.running is not None else without_agent
+            agents = Agents(world.agents.folder, lambda: _why_listed(world, unit))
             try:
-                with asks(gate_at(site.locks), request) as refusal:
+                with beside_agents(site.gates, agents, request) as refusal:
                     if refusal is not None:
                         outcome = Outcome.everywhere(refusal, desired)
                     else:
@@ -71,3 +63,14 @@ class Command(Action):
                 world.scheduler.add_line(f"  {process.name}: {reason.text}")
 
         world.scheduler.spawn(Strand(process, process.name, run))
+
+
+def _why_listed(world: World, unit: UnitId) -> Reason | None:
+    """Return a reason if the running plugin lists a device of the unit on its socket."""
+    running = world.agents.running
+    if running is None:
+        return None
+    view = running.agent.views.get()
+    listed = {str(device.id) for one in view.resources for device in one.devices if device.healthy}
+    members = set(scan(world.kernel).functions) & listed
+    return refusals.still_listed(unit, "its socket", min(members)) if members else None

@@ -3,8 +3,11 @@
 import fcntl
 import os
 import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from tests.diskfaults import failing
 from tests.explore.scheduler import Scheduler
 
 _flock = fcntl.flock
@@ -21,6 +24,7 @@ class Disk:
         self.volatile = folder / "run"
         """Folders that a reboot empties."""
         self._scheduler = scheduler
+        self._faults = ExitStack()
         self._contents: dict[int, bytes] = {}
         """The synced content of each file, by its inode."""
         self._names: dict[Path, dict[str, int]] = {}
@@ -51,6 +55,15 @@ class Disk:
             _flock(fd, operation)
             return
         self._scheduler.wait(lambda: _is_locked(fd))
+
+    def fail(self, folders: Sequence[Path], number: int) -> None:
+        """Let the files of these folders fail from now on."""
+        self.mend()
+        self._faults.enter_context(failing(folders[0], number, *folders[1:]))
+
+    def mend(self) -> None:
+        """Let no file fail any more."""
+        self._faults.close()
 
     def lose_power(self) -> None:
         """Restore the last synced state of all files."""

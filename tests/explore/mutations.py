@@ -1,7 +1,7 @@
 """The guards of the shipped code, each with its replacement when it is removed: exploration must detect the removal."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
@@ -22,14 +22,17 @@ from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation import allocator
 from gpuvirt.node.change import driverphase
+from gpuvirt.node.change.allocationgate import AllocationGate, DevicesBySlot
 from gpuvirt.node.change.gate import drainrequest, gate
 from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt.node.change.steps import driverexecutor, leasing, proving, vgpusteps
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import Change, Changes
-from gpuvirt.node.change.steps.leasing import Claim, Prove
+from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError
 from gpuvirt.node.known import ledgerkeeper, state
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.reconcile.podaccount import PodAccount
@@ -154,7 +157,35 @@ _GOES_ON = Guard(drainrequest, "_answer", _nothing, ())
 _PARTIAL = Guard(PodAccount, "_unknown", property(_unless_unknown), ())
 """A change waits while the kubelet's account is partial."""
 
+_WITHDRAWN = Guard(state.NodeState, "observe_gates", lambda *_: False, (), (_DRAINS,))
+"""An agent withdraws what others change or drain, and allocates none of it."""
+
+
+def _passed_or_failed(gate: AllocationGate, subject: str, devices: DevicesBySlot) -> AbstractContextManager[None]:
+    try:
+        return _passed(gate, subject, devices)
+    except RefusedError as error:
+        if error.reason.code is ReasonCode.GATE_FAILED:
+            return nullcontext()
+        raise
+
+
+_passed = AllocationGate._passed
+
 GUARDS: Mapping[str, Guard] = {
+    "gates: those of an unprivileged plugin": Guard(
+        Gates, "all", property(lambda gates: (gates.host,)), ("plugin-or-command",), (_WITHDRAWN, _GOES_ON, _NEWEST)
+    ),
+    "gates: what a plugin without gates lists": Guard(
+        drainrequest, "_why_listed", _nothing, ("older-plugin-or-command",), (_NEWEST,)
+    ),
+    "gates: a file that fails refuses": Guard(
+        AllocationGate,
+        "_passed",
+        _passed_or_failed,
+        ("command-or-admission-with-EMFILE-of-gates",),
+        (_USERS, _NEWEST, _GOES_ON, _DRAINED),
+    ),
     "gate: the newest account before each step": Guard(Change, "_ask_account", _nothing, ("pod-of-another-plugin",)),
     "gate on disk: its lock": Guard(
         gate, "try_lock", _always, ("command-or-admission",), (_USERS, _NEWEST, _DRAINS, _GOES_ON)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
@@ -11,6 +12,19 @@ from tests.explore.reduction import ALL, Touches
 
 if TYPE_CHECKING:
     from tests.explore.world import World
+
+
+class Program(Enum):
+    """The agent of a scenario."""
+
+    NODE = "gpuvirt node"
+    PLUGIN_ONLY = "gpuvirt node --plugin-only"
+    WITHOUT_GATES = "gpuvirt node --plugin-only, which may not write its gates, or of an older version"
+
+    @property
+    def is_unprivileged(self) -> bool:
+        """Whether the agent has the kubelet's folder alone."""
+        return self is not Program.NODE
 
 
 class Action:
@@ -51,6 +65,7 @@ class Scenario:
     """Whether each destructive step must lead to the desired state: no step fails or times out."""
     begin_s: float = 3.0
     """How long the agent runs before the actors begin."""
+    program: Program = Program.NODE
     whole: bool = False
     """Whether each operation of the kernel is a point, and each ready handle may be the next."""
 

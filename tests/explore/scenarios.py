@@ -28,6 +28,7 @@ from tests.explore.actions import (
     Want,
 )
 from tests.explore.command import Command
+from tests.explore.gatescenarios import GATE_SCENARIOS
 from tests.explore.hostactions import (
     Close,
     DriverAccepts,
@@ -219,4 +220,5 @@ SCENARIOS: Mapping[str, Scenario] = {
         ((Admit("vm"), EndPod("vm")), (Unplug(GPU), PlugIn(GPU)), (StopKubelet(), StartKubelet()) * 2),
     ),
     **NATIVE_SCENARIOS,
+    **GATE_SCENARIOS,
 }

@@ -35,6 +35,9 @@ QUICKLY_NOTICED = (
     "planning: pods of vGPUs",
     "vGPUs: what pods have",
     "vGPUs: VFs are switched on below nobody",
+    "gates: those of an unprivileged plugin",
+    "gates: what a plugin without gates lists",
+    "gates: a file that fails refuses",
 )
 
 MOST_SCHEDULES_OF_KNOWN = 400

@@ -102,6 +102,7 @@ class World:
     def close(self) -> None:
         """End all that still runs."""
         self.scheduler.stop()
+        self.disk.mend()
         self.agents.close()
 
     @property

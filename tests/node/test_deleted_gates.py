@@ -132,13 +132,14 @@ def test_a_change_stops_before_the_next_step_when_its_files_are_deleted(simulate
 class Deletes:
     """Deletes the file of each lock between its open and its lock, a number of times."""
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times: int, *kinds: str) -> None:
         self._left = times
+        self._kinds = kinds or (".lock",)
         self._flock = fcntl.flock
 
     def flock(self, fd: int, operation: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115  a descriptor's
-        if self._left and path.suffix == ".lock":
+        if self._left and path.suffix in self._kinds:
             self._left -= 1
             path.unlink()
         self._flock(fd, operation)
@@ -159,7 +160,7 @@ def test_the_line_of_an_allocation_is_in_the_present_file(tmp_path: Path, monkey
 
 
 def test_a_change_locks_the_present_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "flock", Deletes(1).flock)
+    monkeypatch.setattr(fcntl, "flock", Deletes(2, ".lock", ".owner").flock)
     gate, other = Gate(tmp_path), Gate(tmp_path)
     with gate.change("x", lambda: (SLOT,)), pytest.raises(UnitBusyError), other.change("x", lambda: (SLOT,)):
         pass

@@ -85,7 +85,12 @@ def beside_agents(gates: Gates, agents: Agents, request: DrainRequest) -> Iterat
             if (refusal := _answer(gate, request)) is not None:
                 yield refusal
                 return
-        yield agents.why_listed() if offers and not members else None
+        yield _why_listed(agents) if offers and not members else None
+
+
+def _why_listed(agents: Agents) -> Reason | None:
+    """Return why a device plugin that can't be asked could still allocate the devices."""
+    return agents.why_listed()
 
 
 @contextmanager
