@@ -50,12 +50,12 @@ async def kubevirt_offers(
 
 
 @contextmanager
-def kubevirt_offers_beside(folder: Path, resource: ResourceName) -> Iterator[None]:
+def kubevirt_offers_beside(folder: Path, resource: ResourceName, ids: Sequence[str] = GROUPS) -> Iterator[None]:
     """Run the plugin in a thread, beside tests that wait for programs."""
     ready, over = threading.Event(), threading.Event()
 
     async def offer() -> None:
-        async with kubevirt_offers(folder, resource):
+        async with kubevirt_offers(folder, resource, ids):
             ready.set()
             while not over.is_set():
                 await RealClock().sleep(0.05)

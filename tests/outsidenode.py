@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 
 from gpuvirt.clock import RealClock
-from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
+from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.mounted.record import Begun, parse_line
 from tests.certificates import Authority, Pair

@@ -55,6 +55,18 @@ class KubeletPaths:
     """The kubelet's folder (`/var/lib/kubelet`), and the files in it that gpuvirt uses."""
 
     root: Path
+    host: Path | None = None
+    """The same folder on the host's file system, where only some of its folders are mounted at `root`."""
+
+    @classmethod
+    def seen_through(cls, root: Path, system: Path) -> Self:
+        """Return the paths of a kubelet's folder, which is seen as a whole below the host's root at `system`."""
+        host = system / str(root).lstrip("/")
+        return cls(root, host if not (root / "pods").is_dir() and (host / "pods").is_dir() else None)
+
+    @property
+    def _whole(self) -> Path:
+        return self.host or self.root
 
     @property
     def device_plugins(self) -> Path:
@@ -74,7 +86,22 @@ class KubeletPaths:
     @property
     def pods(self) -> Path:
         """The folder with a folder for each pod of the node, named by the pod's UID."""
-        return self.root / "pods"
+        return self._whole / "pods"
+
+    @property
+    def claims(self) -> Path:
+        """The record of the kubelet's DRA manager, with the resource claims of each pod."""
+        return self._whole / "dra_manager_state"
+
+    @property
+    def plugins_registry(self) -> Path:
+        """The folder of the sockets by which DRA drivers and CSI drivers register."""
+        return self._whole / "plugins_registry"
+
+    @property
+    def plugins(self) -> Path:
+        """The folder with a folder for each DRA driver and CSI driver."""
+        return self._whole / "plugins"
 
     @property
     def pod_resources_socket(self) -> Path:

@@ -22,6 +22,7 @@ from gpuvirt.facts.ids import ConfigMapName, NodeName
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.published.notice import Notice
 from gpuvirt.node.shares.nodeshares import NodeShares
@@ -93,6 +94,7 @@ class Listener:
     views: Cell[NodeView] = field(default_factory=lambda: Cell(NodeView(at=BEGINNING)))
     operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
     notice: Notice | None = None
+    pod_inquiry: PodInquiry = field(default_factory=PodInquiry)
     shares: NodeShares | None = None
     operands: OperandsObserved | None = None
     problems: dict[str, Reason] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from gpuvirt.kubelet.podresources import PodResources
 from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.kubelet.checkpoint import checksum
-from gpuvirt.sim.kubelet.kubelet import Container
+from gpuvirt.sim.kubelet.containers import Container
 from tests.cluster.clusterlab import LabNode, PodRequest
 from tests.kubeletnode import cluster_on, until, until_so
 

@@ -19,7 +19,7 @@ from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.hostspec import host_names
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import Container
+from gpuvirt.sim.kubelet.containers import Container
 from tests.kubeletnode import CLOCK, Cluster, cluster_on, until_so
 from tests.sickhost import around, evidence, host, simulated
 

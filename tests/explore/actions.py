@@ -131,6 +131,46 @@ class StartKubelet(Action):
 
 
 @dataclass(frozen=True)
+class DeleteCheckpoint(Action):
+    """The kubelet's checkpoint is deleted: a running kubelet writes it again from its memory, at its next write."""
+
+    @override
+    def act(self, world: World) -> None:
+        world.kubelet.paths.checkpoint.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class RegisterOther(Action):
+    """Another device plugin registers: the kubelet writes its checkpoint."""
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.kubelet.up
+
+    @override
+    def act(self, world: World) -> None:
+        world.kubelet.write()
+
+
+@dataclass(frozen=True)
+class Silence(Action):
+    """GetAllocatableResources fails from now on while List answers, and the kubelet takes no list of a plugin."""
+
+    @override
+    def act(self, world: World) -> None:
+        world.kubelet.is_silent = True
+
+
+@dataclass(frozen=True)
+class Answer(Action):
+    """GetAllocatableResources answers again."""
+
+    @override
+    def act(self, world: World) -> None:
+        world.kubelet.is_silent = False
+
+
+@dataclass(frozen=True)
 class LoseAccount(Action):
     """Neither account of the kubelet can be read until it writes its checkpoint again."""
 

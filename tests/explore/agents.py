@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage.processes import NAMESPACE
 from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.checkpoint import RecordedAllocations
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.gate.gate import gate_at
@@ -24,7 +25,9 @@ from gpuvirt.node.change.gate.gaterecord import Owner
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.guard import only_agent
+from gpuvirt.node.known import snapshot
 from gpuvirt.node.site import Moving, Site
+from gpuvirt.node.store.recordhistorystore import history_store
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.tasks import keep_going
 from tests.explore.intervals import INTERVALS
@@ -140,11 +143,15 @@ class Agents:
         def worker(name: str) -> ExploredWorker:
             return ExploredWorker(name, world.scheduler, process, loop)
 
-        recorded = RecordedAllocations(world.kubelet.paths)
+        history = history_store(world.disk.folder / ledger, worker("record history"), world.clock)
+        history.load()
+        boot_id = snapshot.boot_id(world.kernel)
+        recorded = RecordedAllocations(world.kubelet.paths, unread_node, history.value, boot_id, history.save)
         program = world.scenario.program
         self._lock_folders(process)
         site = Site(
             recorded=recorded.read,
+            lost=recorded.lost,
             kernel=host.kernel,
             clock=world.clock,
             watching=worker("watching"),
@@ -176,6 +183,7 @@ class Agents:
         async def live() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(agent.run())
+                group.create_task(history.run(lambda problem: agent.report_problem("record history", problem)))
                 group.create_task(keep_going("holders", lambda: account.run(agent), world.clock))
 
         self.running = Running(process, loop, agent, main_task=loop.create_task(live()))

@@ -44,6 +44,8 @@ class Pod:
     """The kubelet has recorded the plugin's answer."""
     listed: bool = False
     """The kubelet's API lists the pod."""
+    forgotten: bool = False
+    """The kubelet has started without a checkpoint, and does not know the pod's devices any more."""
     ended: bool = False
 
     @property
@@ -67,6 +69,8 @@ class Kubelet:
     up: bool = True
     unreadable: bool = False
     """Whether the accounts of a running kubelet can't be read."""
+    is_silent: bool = False
+    """Whether GetAllocatableResources fails while List answers."""
     pods: dict[str, Pod] = field(default_factory=dict)
     lists: dict[ResourceName, Mapping[DeviceId, bool]] = field(default_factory=dict)
     """The devices of each resource and their health, as plugins have listed them."""
@@ -85,7 +89,7 @@ class Kubelet:
         """Yield the devices with which the kubelet could admit a pod now."""
         if not self.up:
             return
-        taken = {key for pod in self.pods.values() if not pod.ended for key in pod.keys}
+        taken = {key for pod in self.pods.values() if not (pod.ended or pod.forgotten) for key in pod.keys}
         for resource, devices in self.lists.items():
             for device, healthy in devices.items():
                 if healthy and (resource, device) not in taken:
@@ -141,8 +145,13 @@ class Kubelet:
         """Start the kubelet again: it has its checkpoint, and gets its pods from the API server later."""
         self.up = True
         self.paths.pod_resources_socket.touch()
+        self.paths.registration_socket.touch()
+        self._stamp(self.paths.registration_socket)
         for pod in [pod for pod in self.pods.values() if pod.asked is not None]:
             self.reject(pod)
+        if not self.paths.checkpoint.exists():
+            for pod in self.pods.values():
+                pod.forgotten = True
 
     def write(self) -> None:
         """Write the checkpoint, without the pods that have ended."""
@@ -157,7 +166,7 @@ class Kubelet:
                 "AllocResp": None,
             }
             for pod in self.pods.values()
-            if pod.known
+            if pod.known and not pod.forgotten
             for resource, device in pod.keys
         ]
         data = {"PodDeviceEntries": entries, "RegisteredDevices": {one: sorted(two) for one, two in self.lists.items()}}
@@ -176,7 +185,7 @@ class Kubelet:
             if pod.answered and not pod.known and not pod.ended:
                 take = partial(self.take_answer, pod)
                 yield Option(f"the kubelet takes the answer for {pod.name}", take, ("answer", pod.name))
-            elif pod.known and not pod.listed and not pod.ended and self.up and not pod.functions:
+            elif pod.known and not (pod.listed or pod.ended or pod.forgotten) and self.up and not pod.functions:
                 yield Option(f"the kubelet's API lists {pod.name}", partial(_list, pod), ("lists", pod.name))
 
     # --- the answers of its API
@@ -187,13 +196,15 @@ class Kubelet:
         return {
             key: Consumer(namespace="default", pod=pod.name, container="main")
             for pod in self.pods.values()
-            if pod.listed
+            if pod.listed and not pod.forgotten
             for key in pod.keys
         }
 
     def allocatable(self) -> Devices:
         """Return the devices that the kubelet counts as allocatable."""
         self._verify_up()
+        if self.is_silent:
+            raise PodResourcesUnknownError("GetAllocatableResources: RESOURCE_EXHAUSTED")
         return frozenset(
             (resource, device)
             for resource, devices in self.lists.items()

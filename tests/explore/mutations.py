@@ -5,16 +5,19 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, FreshFacts
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.devicefacts import AskedDevice, DeviceReading
-from gpuvirt.kubelet import accountwatch, checkpoint
-from gpuvirt.kubelet.checkpoint import RecordedAllocations
+from gpuvirt.kubelet import accountwatch, recordedallocations
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation import ledger
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
+from gpuvirt.model.allocation.podallocations import PodAllocations
+from gpuvirt.model.allocation.resourcerules import ResourceRules
 from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change import driverrefusals, drivers, planner
 from gpuvirt.model.change.desired import DesiredDriver
@@ -33,7 +36,7 @@ from gpuvirt.node.change.steps import driverexecutor, leasing, proving, vgpustep
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import Change, Changes
 from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError
-from gpuvirt.node.known import ledgerkeeper, state
+from gpuvirt.node.known import ledgerkeeper, state, withdrawal
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.reconcile.podaccount import PodAccount
 
@@ -110,6 +113,14 @@ def _unless_without_driver(
 ) -> bool:
     is_idle = inventory.facts.functions[address].is_idle
     return not is_idle and _is_elsewhere(inventory, address, desired, journal)
+
+
+_counted_by = withdrawal.counted_by
+
+
+def _counted_if_answered(inventory: Inventory, account: KubeletAccount | None, rules: ResourceRules) -> object:
+    found = _counted_by(inventory, account, rules)
+    return PodAllocations() if isinstance(found, Unread) else found
 
 
 def _unlocked(*_: object) -> "nullcontext[None]":
@@ -235,10 +246,23 @@ GUARDS: Mapping[str, Guard] = {
         AllocatedDevices, "conflict", _nothing, ("two-pods-of-one-group",)
     ),
     "account: pods of the checkpoint": Guard(
-        checkpoint, "consumers", lambda *_: {}, ("killed-without-ledger-or-api",), (_RECORD, _PARTIAL, _UNSETTLED)
+        recordedallocations,
+        "_content",
+        lambda *_: recordedallocations.Content(),
+        ("killed-without-ledger-or-api",),
+        (_RECORD, _PARTIAL, _UNSETTLED),
     ),
     "account: pods of the checkpoint that are gone": Guard(
         accountwatch, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
+    ),
+    "account: a checkpoint that was lost": Guard(
+        RecordedAllocations, "judge", _nothing, ("checkpoint-of-another-plugin-is-deleted",)
+    ),
+    "allocation: a device that the kubelet has forgotten": Guard(
+        RecordedAllocations, "lost", lambda _: {}, ("checkpoint-is-deleted",)
+    ),
+    "account: what the kubelet counts is unread": Guard(
+        withdrawal, "counted_by", _counted_if_answered, ("count-fails",)
     ),
     "ledger: pods that another agent has served": Guard(
         ledgerkeeper, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)

@@ -39,11 +39,14 @@ class Observer(Watch):
         kubelet: Kubelet,
         scheduler: Scheduler,
         desired_by: Callable[[Process], str | None],
+        *,
+        judges_count: bool = False,
     ) -> None:
         self._now = kernel
         self._kubelet = kubelet
         self._scheduler = scheduler
         self._desired_by = desired_by
+        self._judges_count = judges_count
         self._seen_open: dict[Process, frozenset[int]] = {}
         """The native users that a process saw when it last read all processes, by their pids."""
         self._walks: dict[Strand, tuple[int, frozenset[int]]] = {}
@@ -145,6 +148,8 @@ class Observer(Watch):
         comes between the read and the write: that is no harm if the write is the first operation after the read.
         """
         self.operations += 1
+        if self._judges_count:
+            self._judge_count(process, operation, devices)
         for pod in self._kubelet.pods.values():
             if pod.has_devices and (taken := self.devices_of(pod) & devices):
                 self.violated("harm", f"{process.name}: {operation}, while {pod.name} has {', '.join(sorted(taken))}")
@@ -162,6 +167,13 @@ class Observer(Watch):
         strand = self._scheduler.current
         operations, users = self._walks.get(strand, (None, frozenset[int]()))
         return users if operations is not None and strand.operations == operations + 1 else None
+
+    def _judge_count(self, process: Process, operation: str, devices: set[str]) -> None:
+        """Assert that the kubelet admits no pod by its count with a device that an operation removes."""
+        for resource, counted in self._kubelet.lists.items() if self._kubelet.up else ():
+            for device, is_healthy in counted.items():
+                if is_healthy and device in devices:
+                    self.violated("counted", f"{process.name}: {operation}, while the kubelet counts it as {resource}")
 
     def devices_of(self, pod: Pod) -> set[str]:
         """Return the devices of a pod and all members of their groups."""

@@ -86,8 +86,12 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
     is_whole = world.spec.gpus.get(address, world.spec.mode) == "passthrough"
     if world.observer.keeps_memory(address, whole=is_whole) or address in world.observer.may_be_given_again:
         yield "NoReset"
-    if not world.kubelet.up or world.kubelet.unreadable:
+    if not world.kubelet.up or world.kubelet.unreadable or not world.kubelet.paths.checkpoint.exists():
         yield UNKNOWN
+    if any(pod.forgotten and pod.has_devices for pod in world.kubelet.pods.values()):
+        yield UNKNOWN
+    if world.kubelet.is_silent:
+        yield "StillAllocatable"
     if world.kernel.faults.refusals or world.refusing is not None:
         yield "StepFailed"
 

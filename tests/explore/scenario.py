@@ -63,6 +63,8 @@ class Scenario:
     """The number of vGPUs of each type that each config creates on the host."""
     judges_desired: bool = False
     """Whether each destructive step must lead to the desired state: no step fails or times out."""
+    judges_count: bool = False
+    """Whether the kubelet must not count a device any more when a destructive step begins."""
     begin_s: float = 3.0
     """How long the agent runs before the actors begin."""
     program: Program = Program.NODE

@@ -14,6 +14,8 @@ from tests.explore.actions import (
     Admit,
     AdmitOther,
     AdmitUnknown,
+    Answer,
+    DeleteCheckpoint,
     EndOlder,
     EndPod,
     Kill,
@@ -21,6 +23,8 @@ from tests.explore.actions import (
     LoseLedger,
     MendAccount,
     Pause,
+    RegisterOther,
+    Silence,
     Start,
     StartBeside,
     StartKubelet,
@@ -107,6 +111,7 @@ def of_vfs(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scena
 
 
 RESTART = (Kill(), Start())
+RESTARTED = (StopKubelet(), StartKubelet())
 OVERLAP = (StartBeside(), EndOlder())
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -146,6 +151,25 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "kubelet-restarts": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (StopKubelet(), StartKubelet()), (AWAY,))),
     "account-is-lost": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (LoseAccount(), MendAccount()), (AWAY,))),
+    "checkpoint-is-deleted": Scenario(
+        ON_VFIO, PASSTHROUGH, ((Admit("vm"), Admit("vm-b")), (DeleteCheckpoint(), *RESTARTED, RegisterOther()), (AWAY,))
+    ),
+    "checkpoint-of-another-plugin-is-deleted": Scenario(
+        NATIVE,
+        CONTAINER,
+        ((BACK,), (EndPod("cuda"),), (DeleteCheckpoint(), *RESTARTED, RegisterOther())),
+        first=(AdmitOther("cuda", GPU),),
+    ),
+    "checkpoint-is-deleted-while-the-agent-is-away": Scenario(
+        NATIVE,
+        CONTAINER,
+        ((BACK,), (Kill(), DeleteCheckpoint(), *RESTARTED, RegisterOther(), Start())),
+        first=(AdmitOther("cuda", GPU),),
+        begin_s=33.0,
+    ),
+    "count-fails": Scenario(
+        ON_VFIO, PASSTHROUGH, ((Silence(), Pause(40.0), Answer()), (AWAY,), (Admit("vm"),)), judges_count=True
+    ),
     "killed": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), RESTART, (AWAY,))),
     "killed-without-ledger": Scenario(
         ON_VFIO, PASSTHROUGH, ((Kill(), LoseLedger(), Start()), (AWAY,)), first=(Admit("vm"),)

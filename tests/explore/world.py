@@ -76,7 +76,13 @@ class World:
         """Start the host, the kubelet and the agent, after the world's seams are installed."""
         self._boot()
         self.kubelet = Kubelet(KubeletPaths(self.disk.folder / "kubelet"), self.disk.keep)
-        self.observer = Observer(self._observed, self.kubelet, self.scheduler, self._desired_by)
+        self.observer = Observer(
+            self._observed,
+            self.kubelet,
+            self.scheduler,
+            self._desired_by,
+            judges_count=self.scenario.judges_count,
+        )
         self.agents.start()
 
     def _observed(self) -> SimKernel:
@@ -160,7 +166,7 @@ class World:
                 soon.append(
                     Option(f"{agent.process.name} observes the desired state", observe, ("desired", agent.process))
                 )
-        if running is not None and kubelet.up and self._lists() != kubelet.lists:
+        if running is not None and kubelet.up and not kubelet.is_silent and self._lists() != kubelet.lists:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
         soon += kubelet.possible_events()
         next_s = self.clock.next_s

@@ -14,7 +14,7 @@ from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.checkpoint import RecordedAllocations
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.loops.intervals import Intervals
@@ -206,15 +206,16 @@ async def test_a_partial_account_is_reported_as_partial(
 
 
 @pytest.mark.parametrize(
-    ("folder", "kubelets", "known"), [(False, (), True), (True, (), False), (False, (812,), False)]
+    ("folder", "kubelets", "known"),
+    [("", (), True), ("kubelet", (), True), ("kubelet/pods", (), False), ("", (812,), False)],
 )
 async def test_a_host_without_a_kubelet_has_no_allocations(
-    tmp_path: Path, *, folder: bool, kubelets: tuple[int, ...], known: bool
+    tmp_path: Path, *, folder: str, kubelets: tuple[int, ...], known: bool
 ) -> None:
-    """A folder without a checkpoint, or a process without a folder, is a kubelet with unknown allocations."""
+    """A used folder without a checkpoint, or a process without a folder, is a kubelet with unknown allocations."""
     paths, listener = KubeletPaths(tmp_path / "kubelet"), Listener(0)
     if folder:
-        paths.root.mkdir()
+        (tmp_path / folder).mkdir(parents=True)
     watch = AccountWatch(paths, RecordedAllocations(paths), lambda: kubelets, RealClock(), Intervals(), lambda: None)
     await watch.ask(listener)
     (observed,) = listener.observed

@@ -11,7 +11,8 @@ from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
+from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from tests.kubeletnode import CLOCK, FAST, agent_on, options_for, until
 

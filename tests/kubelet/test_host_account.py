@@ -9,10 +9,11 @@ import pytest
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.paths import HostPath, KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.kubelet import Claim
+from gpuvirt.sim.kubelet.containers import Claim
 from tests.givingkubelet import kubelet_with_pod
 
 ENTRY = {"PodUID": "u1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ["GPU-1"]}}
@@ -33,7 +34,7 @@ def written(*entries: object) -> str:
 
 
 def test_a_host_without_folder_and_process_has_no_kubelet(tmp_path: Path) -> None:
-    assert read_account(paths(tmp_path), STOPPED) is None
+    assert read_account(RecordedAllocations(paths(tmp_path)), STOPPED) is None
 
 
 @pytest.mark.parametrize("kubelets", [RUNS, BLIND])
@@ -41,30 +42,36 @@ def test_the_account_is_unknown_without_a_folder_if_a_kubelet_may_run(
     tmp_path: Path, kubelets: tuple[int, ...] | Unread
 ) -> None:
     with pytest.raises(AccountUnknownError, match=r"pid 812|is unknown whether a kubelet"):
-        read_account(paths(tmp_path), kubelets)
+        read_account(RecordedAllocations(paths(tmp_path)), kubelets)
+
+
+def test_an_empty_folder_is_no_kubelet(tmp_path: Path) -> None:
+    """A package or a mount may have created it; a kubelet that has run leaves files."""
+    (tmp_path / "k").mkdir()
+    assert read_account(RecordedAllocations(paths(tmp_path)), STOPPED) is None
 
 
 def test_the_account_is_unknown_without_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "k").mkdir()
-    with pytest.raises(AccountUnknownError, match=r"no .*kubelet_internal_checkpoint"):
-        read_account(paths(tmp_path), STOPPED)
+    (tmp_path / "k/pods").mkdir(parents=True)
+    with pytest.raises(AccountUnknownError, match=r"kubelet_internal_checkpoint: it does not exist yet"):
+        read_account(RecordedAllocations(paths(tmp_path)), STOPPED)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"Data":{}}', '{"data":{"PodDeviceEntries":null}}'])
 def test_the_account_is_unknown_with_a_damaged_checkpoint(tmp_path: Path, content: str) -> None:
     with pytest.raises(AccountUnknownError, match="kubelet_internal_checkpoint"):
-        read_account(paths(tmp_path, content), STOPPED)
+        read_account(RecordedAllocations(paths(tmp_path, content)), STOPPED)
 
 
 def test_the_account_is_unknown_if_the_checkpoint_is_a_folder(tmp_path: Path) -> None:
     found = paths(tmp_path)
     found.checkpoint.mkdir(parents=True)
     with pytest.raises(AccountUnknownError, match="Is a directory"):
-        read_account(found, STOPPED)
+        read_account(RecordedAllocations(found), STOPPED)
 
 
 def test_the_checkpoint_of_a_stopped_kubelet_is_the_account(tmp_path: Path) -> None:
-    account = read_account(paths(tmp_path, written(ENTRY)), STOPPED)
+    account = read_account(RecordedAllocations(paths(tmp_path, written(ENTRY))), STOPPED)
     assert {device: who.pod_uid for (_, device), who in (account or {}).items()} == {"GPU-1": "u1"}
 
 
@@ -73,7 +80,7 @@ def test_the_account_of_a_running_kubelet_is_unknown_without_its_api(
     tmp_path: Path, kubelets: tuple[int, ...] | Unread
 ) -> None:
     with pytest.raises(AccountUnknownError, match=r"no .*pod-resources/kubelet.sock") as caught:
-        read_account(paths(tmp_path, written(ENTRY)), kubelets)
+        read_account(RecordedAllocations(paths(tmp_path, written(ENTRY))), kubelets)
     assert len(caught.value.known) == 1, "the checkpoint's allocations count even without the API"
 
 
@@ -82,9 +89,9 @@ def test_a_stale_socket_matters_only_while_the_kubelet_runs(short_path: Path) ->
         pass
     found = KubeletPaths(short_path / "k")
     found.pod_resources_socket.touch()
-    assert len(read_account(found, STOPPED) or ()) == 1
+    assert len(read_account(RecordedAllocations(found), STOPPED) or ()) == 1
     with pytest.raises(AccountUnknownError, match="UNAVAILABLE"):
-        read_account(found, RUNS)
+        read_account(RecordedAllocations(found), RUNS)
 
 
 def test_the_account_has_the_api_and_the_checkpoint(short_path: Path) -> None:
@@ -92,15 +99,16 @@ def test_the_account_has_the_api_and_the_checkpoint(short_path: Path) -> None:
     with kubelet_with_pod(short_path / "k", "nvidia.com/gpu", "GPU-1", claims=[claim]):
         found = KubeletPaths(short_path / "k")
         found.checkpoint.write_text(written({**ENTRY, "DeviceIDs": {"-1": ["GPU-2"]}}))
-        account = read_account(found, RUNS) or {}
+        (found.pods / "u1").mkdir()
+        account = read_account(RecordedAllocations(found), RUNS) or {}
         assert {device: who.text for (_, device), who in account.items()} == {
             "GPU-1": "pod default/cuda",
             "GPU-2": "pod u1",
             "gpu-0": "pod default/dra",
         }
         found.checkpoint.unlink()
-        with pytest.raises(AccountUnknownError, match=r"no .*checkpoint"):
-            read_account(found, RUNS)
+        with pytest.raises(AccountUnknownError, match=r"checkpoint: it does not exist yet"):
+            read_account(RecordedAllocations(found), RUNS)
 
 
 def test_kubelet_processes_are_unread_where_processes_are_hidden() -> None:

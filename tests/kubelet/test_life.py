@@ -13,7 +13,8 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.client import PluginClient
-from gpuvirt.sim.kubelet.kubelet import Container, running
+from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt.sim.kubelet.kubelet import running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until
 

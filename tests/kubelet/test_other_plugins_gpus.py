@@ -7,7 +7,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.sim.devices.nvidia import gpu_uuid
-from gpuvirt.sim.kubelet.kubelet import Container
+from gpuvirt.sim.kubelet.containers import Container
 from tests.foreignplugin import kubevirt_offers
 from tests.kubeletnode import Cluster, cluster_on, until
 

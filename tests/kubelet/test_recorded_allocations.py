@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
-from gpuvirt.kubelet.checkpoint import RecordedAllocations
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.store.files import replace_file
@@ -37,7 +37,9 @@ def paths_in(folder: Path) -> KubeletPaths:
 def test_every_container_counts_and_every_write_is_read(tmp_path: Path) -> None:
     paths = paths_in(tmp_path)
     record = RecordedAllocations(paths)
-    assert record.read() == {}, "no plugin has registered yet"
+    record.owns_pods = True
+    paths.pods.mkdir()
+    assert record.read() == {}, "no plugin has registered yet, and no pod runs"
     for pod in ("a", "b", "c"):
         replace_file(paths.checkpoint, content(pod), durable=False)
         os.utime(paths.checkpoint, ns=(0, 1_000_000_000))  # within one tick of the file system's clock

@@ -14,7 +14,8 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
-from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
+from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from tests.foreignplugin import kubevirt_offers
 from tests.kubeletnode import CLOCK, Cluster, agent_on, cluster_on, options_for, until

@@ -17,7 +17,8 @@ from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import Container, SimKubelet, running
+from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import site_in
 from tests.kubeletnode import CLOCK, agent_on, options_for, until

@@ -32,7 +32,8 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.files.processes import Process
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet, running
+from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt.sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt.sim.kubelet.starting import Started, start_container
 from tests.kubeletnode import CLOCK, FAST, until
 from tests.shares.opengpus import OpenGpus

@@ -27,7 +27,8 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet, running
+from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt.sim.kubelet.kubelet import Pod, SimKubelet, running
 from gpuvirt.sim.kubelet.starting import StartError, start_container
 from tests.kubeletnode import CLOCK, agent_on, options_for, until
 from tests.shares.sharednode import VGPU, nvidia_spec

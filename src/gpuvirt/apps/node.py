@@ -19,10 +19,10 @@ from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
 from gpuvirt.kubelet.accountwatch import AccountWatch
-from gpuvirt.kubelet.checkpoint import RecordedAllocations
 from gpuvirt.kubelet.hostaccount import has_no_kubelet
 from gpuvirt.kubelet.plugins import Plugins
 from gpuvirt.kubelet.podstarts import PodFolder
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
 from gpuvirt.model.desired.observed import ConfigText
@@ -33,6 +33,8 @@ from gpuvirt.node.agent import Agent
 from gpuvirt.node.change import site as change
 from gpuvirt.node.configfile import ConfigFile
 from gpuvirt.node.guard import only_agent
+from gpuvirt.node.known import snapshot
+from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
 from gpuvirt.node.published.markers import Markers
@@ -43,6 +45,7 @@ from gpuvirt.node.shares.shareallocator import Dependencies
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.store import desiredstatestore
+from gpuvirt.node.store.recordhistorystore import history_store
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import agentmetrics as metrics
@@ -115,7 +118,10 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
     if not options.labels_only and not has_no_kubelet(options.kubelet, read_kubelets(options.kernel)):
         await _wait_for(options.kubelet.device_plugins, options.clock)
     with _only_agent(options):
-        recorded = RecordedAllocations(options.kubelet, _read_node(options))
+        store = history_store(options.ledger, options.workers("record history"), options.clock)
+        store.load()
+        boot_id = snapshot.boot_id(options.kernel)
+        recorded = RecordedAllocations(options.kubelet, _read_node(options), store.value, boot_id, store.save)
         shares = _shares(options, options.cdi_folder) if options.cdi_folder and not options.vgpus_only else None
         agent = Agent(
             _site(options, recorded), options.settings, options.ids, _who_we_are(options), options.intervals, shares
@@ -126,6 +132,7 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
             group.create_task(_settle_memory(options.clock))
             group.create_task(agent.run())
             if not options.labels_only:
+                group.create_task(store.run(lambda problem: agent.report_problem("record history", problem)))
                 _follow_kubelet(group, agent, options, recorded)
             if (cluster := options.cluster) is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
@@ -154,6 +161,14 @@ def _follow_kubelet(
         lacks_api=options.plugin_only,
     )
     group.create_task(keep_going("account watch", lambda: account.run(agent), options.clock))
+    group.create_task(_pass_answers(agent, recorded.inquiry))
+
+
+async def _pass_answers(agent: Agent, inquiry: PodInquiry) -> None:
+    """Read the kubelet's accounts again at each answer of the API server."""
+    while True:
+        await inquiry.answered.wait()
+        agent.allocated.set()
 
 
 PRIVATE = 0o700
@@ -293,6 +308,8 @@ def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
         watches_gpu_node=options.cluster is not None and not options.vgpus_only,
         awaits_controller=options.awaits_controller and options.cluster is not None and not options.vgpus_only,
         writes_node_counts=options.cluster is not None and not options.vgpus_only,
+        pod_inquiry=recorded.inquiry,
+        lost=recorded.lost,
         sees_processes=not options.plugin_only,
     )
 

@@ -2,24 +2,17 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuvirt.clock import Clock, Signal, until_tick_s
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.pci import Unread
-from gpuvirt.kubelet import checkpoint
-from gpuvirt.kubelet.checkpoint import (
-    RecordedAllocations,
-    Registered,
-    allocations_unknown,
-    gone,
-    with_answers,
-    without_gone,
-)
+from gpuvirt.kubelet.checkpoint import allocations_unknown, gone, with_answers, without_gone
+from gpuvirt.kubelet.claims import ClaimedDevice
 from gpuvirt.kubelet.hostaccount import has_no_kubelet, running_text
 from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
+from gpuvirt.kubelet.recordedallocations import Content, Look, RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Counted, KubeletAccount
 from gpuvirt.model.reasons import Reason
@@ -49,14 +42,6 @@ class Listener(Protocol):
     def report_problem(self, who: str, problem: Reason | None) -> None:
         """Store the current problem of a part, None where it has none."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """The content of the kubelet's checkpoint."""
-
-    consumers: Consumers = field(default_factory=dict)
-    registered: Registered = field(default_factory=dict)
 
 
 class AccountWatch:
@@ -134,51 +119,43 @@ class AccountWatch:
         """Read the allocations once; return whether another reading is useful soon."""
         at, at_s = self._clock.now(), self._clock.monotonic_s()
         # The checkpoint is read first, since a pod that is admitted after that has no folder yet.
-        record = self._read_checkpoint()
-        answer, problems = await self._ask_api(), ""
-        if isinstance(answer, PodResourcesUnknownError) and isinstance(record, OSError | DamagedError):
-            problems = f"{answer}; {record}"
-        if problems and has_no_kubelet(self._paths, self._kubelets()):
-            record, answer, problems = Recorded(), {}, ""
-        partial = None if problems else self._partial(answer, record)
+        look = self._recorded.look()
+        answer = await self._ask_api()
+        self._recorded.has_kubelet = not has_no_kubelet(self._paths, self._kubelets())
+        self._recorded.settle(look, answered=not isinstance(answer, PodResourcesUnknownError))
+        problems = ""
+        if isinstance(answer, PodResourcesUnknownError) and not isinstance(look.checkpoint, Content):
+            problems = f"{answer}; {self._paths.checkpoint}: {look.checkpoint}" if self._recorded.has_kubelet else ""
+            answer = answer if problems else {}
+        partial = None if problems else self._partial(answer, look)
         in_api: Consumers = {} if isinstance(answer, PodResourcesUnknownError) else answer
-        in_checkpoint = {} if isinstance(record, OSError | DamagedError) else record.consumers
+        record = look.checkpoint if isinstance(look.checkpoint, Content) else Content()
+        in_checkpoint = {**self._recorded.lost(), **_by_device(look.claims), **record.consumers}
         in_file = without_gone(self._paths, in_checkpoint, in_api)
-        recorded = not isinstance(record, OSError | DamagedError)
+        recorded = isinstance(look.checkpoint, Content) or self._recorded.why_unknown(look) is None
         if recorded:
             missing = gone(in_checkpoint, in_file)
             self._recorded.gone, self._missing = missing & self._missing, missing
-        counted = await self._counted(record)
+        counted = await self._counted(look.checkpoint)
         self._reports_counted = not isinstance(counted, Unread)
-        account = KubeletAccount(
-            at,
-            at_s,
-            {**in_file, **with_answers(in_api, in_checkpoint)},
-            counted,
-            record.registered if isinstance(record, Recorded) else {},
-            recorded,
-            partial,
-        )
+        devices = {**in_file, **with_answers(in_api, in_checkpoint)}
+        account = KubeletAccount(at, at_s, devices, counted, record.registered, recorded, partial)
         listener.observe_account(None if problems else account)
         if not listener.unsettled:
             self._early = 0
         listener.report_problem("holders", allocations_unknown(problems) if problems else partial)
         if isinstance(answer, PodResourcesUnknownError):
             return False
-        return self._request_rewrite(frozenset(in_checkpoint.keys() - in_api.keys()))
+        return self._request_rewrite(frozenset(record.consumers.keys() & in_file.keys() - in_api.keys()))
 
-    def _partial(
-        self,
-        answer: Consumers | PodResourcesUnknownError,
-        record: Recorded | OSError | DamagedError,
-    ) -> Reason | None:
+    def _partial(self, answer: Consumers | PodResourcesUnknownError, look: Look) -> Reason | None:
         """Return why the allocations may be incomplete, by the same rules as `hostaccount`.
 
-        Of a kubelet that does not run, the checkpoint is enough. Of a kubelet that runs, both sources are needed: the
-        checkpoint lacks claims (DRA), the API lacks init containers.
+        Of a kubelet that does not run, the record is enough. Of a kubelet that runs, both sources are needed: the
+        checkpoint lacks claims (DRA) of kubelets without a record of them, the API lacks init containers.
         """
-        if isinstance(record, OSError | DamagedError):
-            return allocations_unknown(str(record))
+        if (unknown := self._recorded.why_unknown(look)) is not None:
+            return unknown
         if not isinstance(answer, PodResourcesUnknownError):
             return None
         running = self._kubelets()
@@ -199,7 +176,7 @@ class AccountWatch:
         except PodResourcesUnknownError as unknown:
             return unknown
 
-    async def _counted(self, record: Recorded | OSError | DamagedError) -> Counted:
+    async def _counted(self, record: Content | OSError | DamagedError) -> Counted:
         """Return the devices that the kubelet counts, Unread while it may count any.
 
         A kubelet that does not run counts nothing, and nothing either when it has started, until plugins register. A
@@ -211,16 +188,10 @@ class AccountWatch:
         except PodResourcesUnknownError as error:
             if self._kubelets() == ():  # unknown: a kubelet may run, and count devices
                 return frozenset()
-            if (error.is_unimplemented or self._lacks_api) and isinstance(record, Recorded):
+            if (error.is_unimplemented or self._lacks_api) and isinstance(record, Content):
                 return frozenset((name, device) for name, devices in record.registered.items() for device in devices)
             return Unread(HostPath(str(self._paths.pod_resources_socket)), seen=str(error))
 
-    def _read_checkpoint(self) -> Recorded | OSError | DamagedError:
-        try:
-            content = checkpoint.parse(self._paths.checkpoint.read_bytes())
-            return Recorded(checkpoint.consumers(content, self._recorded.read_node), checkpoint.registered(content))
-        except FileNotFoundError as error:
-            # The kubelet first writes it when a plugin registers: without it, no pod has a device of a plugin.
-            return Recorded() if self._paths.registration_socket.exists() else error
-        except (OSError, DamagedError) as error:
-            return error
+
+def _by_device(claims: tuple[ClaimedDevice, ...] | OSError | DamagedError) -> Consumers:
+    return dict(claims) if isinstance(claims, tuple) else {}

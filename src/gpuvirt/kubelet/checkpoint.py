@@ -9,7 +9,6 @@ takes microseconds and no call, so gpuvirt reads it before each destructive step
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.nodes import ReadNode, unread_node
 from gpuvirt.kubelet import wire
-from gpuvirt.model.allocation.allocations import Consumers, Recorded, Unknown
+from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.allocation.ledger import Consumer
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.reasons import Reason, Seen, refusals
@@ -77,19 +76,18 @@ def parse(content: bytes) -> Checkpoint:
 
 
 def consumers(checkpoint: Checkpoint, read_node: ReadNode = unread_node) -> Consumers:
-    """Return the container that has each device; `read_node` reads the nodes in the answers of plugins."""
-    return dict(_allocations(checkpoint, read_node))
+    """Return one container of each device; `read_node` reads the nodes in the answers of plugins."""
+    return dict(allocations(checkpoint, read_node))
 
 
-def _allocations(
-    checkpoint: Checkpoint, read_node: ReadNode, gone: frozenset[PodUid] = frozenset()
+def allocations(
+    checkpoint: Checkpoint, read_node: ReadNode
 ) -> Iterator[tuple[tuple[ResourceName, DeviceId], Consumer]]:
-    """Yield each device with its container, without the devices of pods that have `gone`."""
+    """Yield each device with each of its containers."""
     for entry in checkpoint.data.pod_device_entries or ():
         uid = PodUid(entry.pod_uid)
-        if uid not in gone:
-            consumer = Consumer(pod_uid=uid, container=entry.container_name, answer=_answer(entry, read_node))
-            yield from (((ResourceName(entry.resource_name), device), consumer) for device in entry.ids())
+        consumer = Consumer(pod_uid=uid, container=entry.container_name, answer=_answer(entry, read_node))
+        yield from (((ResourceName(entry.resource_name), device), consumer) for device in entry.ids())
 
 
 def _answer(entry: PodDevices, read_node: ReadNode) -> PluginAnswer | UnsetType:
@@ -155,57 +153,9 @@ def with_answers(in_api: Consumers, in_file: Consumers) -> Consumers:
     }
 
 
-Version = tuple[int, int, int, frozenset[PodUid]]
-"""The file's inode, time and size, and the ended pods that were left out."""
-
-
-class RecordedAllocations:
-    """The allocations in one kubelet's checkpoint."""
-
-    def __init__(self, paths: KubeletPaths, read_node: ReadNode = unread_node) -> None:
-        self.gone: frozenset[PodUid] = frozenset()
-        """Pods that have ended, although the checkpoint still has them. The caller finds them, because a missing
-        folder alone is no proof: a pod that is being admitted has no folder yet."""
-        self._path = paths.checkpoint
-        self.read_node = read_node
-        """Reads the device nodes in the answers of plugins."""
-        self._lacks_nodes = False
-        """Whether a node in a plugin's answer did not exist at the last reading: it may exist by now."""
-        self._last: tuple[Version, Recorded] | None = None
-
-    def read(self) -> Recorded | Unknown:
-        """Return the containers that have each device.
-
-        A kubelet first writes its checkpoint when its first plugin registers. Where the file existed before and is
-        missing now, the allocations are unknown.
-        """
-        path, gone = self._path, self.gone
-        try:
-            # The kubelet replaces the file while the old one still exists, so the new file has another inode.
-            found = path.stat()
-            version = found.st_ino, found.st_mtime_ns, found.st_size, gone
-            if self._last is None or self._last[0] != version or self._lacks_nodes:
-                recorded = _containers(path.read_bytes(), gone, self.read_node)
-                self._last, self._lacks_nodes = (version, recorded), _lacks_nodes(recorded)
-            return self._last[1]
-        except FileNotFoundError:
-            missing = f"no {path}, which existed before"
-            return {} if self._last is None else Unknown(allocations_unknown(missing))
-        except OSError as error:
-            return Unknown(allocations_unknown(f"{path}: {error.strerror}"))
-        except DamagedError as error:
-            return Unknown(allocations_unknown(f"{path}: {error}"))
-
-
-def _containers(content: bytes, gone: frozenset[PodUid], read_node: ReadNode) -> Recorded:
-    found: defaultdict[tuple[ResourceName, DeviceId], set[Consumer]] = defaultdict(set)
-    for key, consumer in _allocations(parse(content), read_node, gone):
-        found[key].add(consumer)
-    return {key: frozenset(consumers) for key, consumers in found.items()}
-
-
-def _lacks_nodes(recorded: Recorded) -> bool:
-    answers = {consumer.answer for consumers in recorded.values() for consumer in consumers}
+def lacks_nodes(consumers: Iterable[Consumer]) -> bool:
+    """Return whether a node in a plugin's answer did not exist when it was read: it may exist by now."""
+    answers = {consumer.answer for consumer in consumers}
     return any(node.number is None for answer in answers if isinstance(answer, PluginAnswer) for node in answer.nodes)
 
 

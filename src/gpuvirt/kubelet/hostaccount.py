@@ -1,19 +1,18 @@
 """Reads once, for a command, the devices of pods from the kubelet's checkpoint and its pod-resources API.
 
-A host without the kubelet's folder and without a kubelet process has no kubelet. Of a kubelet that does not run, the
-checkpoint is read. Of a kubelet that runs, the checkpoint and the API must be read. A missing checkpoint means that no
-device plugin has ever registered, provided that the API lists no device of a plugin. In all other cases the allocations
-are unknown.
+A host without a kubelet process, whose kubelet's folder is missing or empty, has no kubelet. Of a kubelet that does not
+run, its record is read. Of a kubelet that runs, the record and the API must be read. A missing checkpoint is unknown,
+unless an agent has found in this boot that no pod had a device before the kubelet writes it (`recordhistory`). In all
+other cases the allocations are unknown.
 """
 
 from pathlib import Path
 
-from gpuvirt.errors import DamagedError, GpuvirtError
-from gpuvirt.facts.nodes import ReadNode, unread_node
+from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.pci import Unread
-from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.checkpoint import with_answers, without_gone
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_consumers
+from gpuvirt.kubelet.recordedallocations import Content, RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.paths import KubeletPaths
 
@@ -26,43 +25,44 @@ class AccountUnknownError(GpuvirtError):
         self.known = known
 
 
-def read_account(
-    paths: KubeletPaths, kubelets: tuple[int, ...] | Unread, read_node: ReadNode = unread_node
-) -> Consumers | None:
+def read_account(recorded: RecordedAllocations, kubelets: tuple[int, ...] | Unread) -> Consumers | None:
     """Return the devices of pods, None on a host without a kubelet; raise AccountUnknownError.
 
-    `kubelets` are the pids of the running kubelets; `read_node` reads the nodes in the answers of plugins.
+    `kubelets` are the pids of the running kubelets.
     """
-    in_checkpoint, problem = _read_checkpoint(paths.checkpoint, read_node)
-    if problem is None and in_checkpoint is None and has_no_kubelet(paths, kubelets):
+    paths = recorded.paths
+    recorded.has_kubelet = not has_no_kubelet(paths, kubelets)
+    look = recorded.look()
+    if look.is_missing and not recorded.has_kubelet:
         return None
     in_api, unknown = _ask_api(paths.pod_resources_socket)
-    in_file = in_checkpoint or {}
+    recorded.owns_pods = in_api is not None
+    recorded.judge(look)
+    listed = look.checkpoint.consumers if isinstance(look.checkpoint, Content) else {}
+    claims = dict(look.claims) if isinstance(look.claims, tuple) else {}
+    in_file = {**recorded.lost(), **claims, **listed}
     known = {**without_gone(paths, in_file, in_api or {}), **with_answers(in_api or {}, in_file)}
-    if problem is not None:
-        raise AccountUnknownError(problem, known)
+    problems: list[str] = []
     if unknown is not None and kubelets != ():  # unknown: a kubelet may run
-        raise AccountUnknownError(f"{running_text(kubelets)}; {unknown}", known)
-    if in_checkpoint is None and (in_api is None or any("/" in resource for resource, _ in in_api)):
-        raise AccountUnknownError(f"no {paths.checkpoint}, although {paths.root} exists or a kubelet runs", known)
+        problems.append(f"{running_text(kubelets)}; {unknown}")
+    if (reason := recorded.why_unknown(look)) is not None:
+        problems.append(reason.seen or reason.message)
+    if problems:
+        raise AccountUnknownError("; ".join(problems), known)
     return known
 
 
 def has_no_kubelet(paths: KubeletPaths, kubelets: tuple[int, ...] | Unread) -> bool:
-    """Return whether a host has no kubelet: neither the kubelet's folder nor a kubelet process."""
-    return kubelets == () and _is_absent(paths.root)  # unknown: the host may have a kubelet
+    """Return whether no kubelet has run on a host: it has no kubelet process, and no file in the kubelet's folder."""
+    return kubelets == () and (_is_absent(paths.root) or _is_empty(paths.root))  # unknown: the host may have a kubelet
 
 
-def _read_checkpoint(path: Path, read_node: ReadNode) -> tuple[Consumers | None, str | None]:
-    """Return the allocations in the checkpoint, None without one, and the reason why it could not be read."""
+def _is_empty(folder: Path) -> bool:
+    """Return whether a folder is empty; False where that is unknown. A package or a mount may have created it."""
     try:
-        return checkpoint.consumers(checkpoint.parse(path.read_bytes()), read_node), None
-    except FileNotFoundError:
-        return None, None
-    except OSError as error:
-        return None, f"{path}: {error.strerror}"
-    except DamagedError as error:
-        return None, f"{path}: {error}"
+        return next(folder.iterdir(), None) is None
+    except OSError:
+        return False
 
 
 def _ask_api(socket: Path) -> tuple[Consumers | None, str | None]:

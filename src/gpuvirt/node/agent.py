@@ -24,6 +24,7 @@ from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt.node.known.desiredstate import DesiredState
+from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.known.resourcestates import NameReview
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
@@ -211,6 +212,11 @@ class Agent:
             self.allocated.set()  # the kubelet is asked again soon
         if self._operands is not None:
             self._operands.stir()
+
+    @property
+    def pod_inquiry(self) -> PodInquiry:
+        """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
+        return self._site.pod_inquiry
 
     @property
     def operands_away(self) -> Cell[bool]:

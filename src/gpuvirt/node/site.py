@@ -1,15 +1,16 @@
 """The site of an agent: the host, the serial workers, the agent's own files, and its permissions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
-from gpuvirt.model.allocation.allocations import ReadRecorded
+from gpuvirt.model.allocation.allocations import Consumers, ReadRecorded
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.node.change import site as change
+from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.published.markers import Markers
 
@@ -74,5 +75,9 @@ class Site:
     """Whether the agent offers devices even where it can't write its gates."""
     pod_starts: Callable[[], PodStarts | None] = _no_pod_starts
     """Reads whether a pod of the node has started since an earlier reading; None if that is unknown."""
+    pod_inquiry: PodInquiry = field(default_factory=PodInquiry)
+    """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
+    lost: Callable[[], Consumers] = dict
+    """Returns the devices of running pods that the kubelet has forgotten, and may request for other pods."""
     sees_processes: bool = True
     """Whether `/proc` shows the processes of the host, not only those of the agent's pod."""

@@ -14,6 +14,7 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.processes import read_kubelets
 from gpuvirt.kubelet.hostaccount import AccountUnknownError, read_account
+from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers, Unknown
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle, timed
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
@@ -23,6 +24,7 @@ from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.change.gate.gaterecord import Reading
 from gpuvirt.node.change.inputs import Account
 from gpuvirt.node.known import snapshot
+from gpuvirt.node.store.recordhistorystore import read_history
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
@@ -82,7 +84,10 @@ class PodAccount:
     def _by_kubelet(self) -> tuple[Consumers | None, Reason | None]:
         """Return the kubelet's allocations, None without a kubelet, and the reason if they are incomplete."""
         try:
-            return read_account(self.kubelet, read_kubelets(self.kernel), partial(read_node, self.kernel)), None
+            boot_id = snapshot.boot_id(self.kernel)
+            history = read_history(self.ledgers, boot_id)
+            recorded = RecordedAllocations(self.kubelet, partial(read_node, self.kernel), history, boot_id)
+            return read_account(recorded, read_kubelets(self.kernel)), None
         except AccountUnknownError as error:
             return error.known, _unknown(str(error))
 

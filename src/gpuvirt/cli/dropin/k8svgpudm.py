@@ -153,7 +153,7 @@ def run(  # noqa: PLR0913  one parameter an option
         _parsed("--default-vgpu-config", default, str),
         roots,
         driver_root,
-        KubeletPaths(kubelet_dir or roots.local(options.KUBELET)),
+        KubeletPaths.seen_through(kubelet_dir or roots.local(options.KUBELET), roots.system),
     )
     _run(arguments, kubeconfig)
 

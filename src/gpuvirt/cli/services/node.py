@@ -88,7 +88,8 @@ def node(  # noqa: PLR0913  one parameter an option
         observer = labelling_agent(HostRoots.under(host_root), options.read_settings(config), side)
         asyncio.run(run_until_stopped(replace(observer, listen=address_of(listen))))
         return
-    roots, kubelet = HostRoots.under(host_root, system_root), KubeletPaths(kubelet_dir)
+    roots = HostRoots.under(host_root, system_root)
+    kubelet = KubeletPaths.seen_through(kubelet_dir, roots.system)
     settings = _plugin_only_settings(config) if plugin_only else options.read_settings(config)
     kernel = RealKernel(roots)
     site = site_of(kernel, roots, kubelet)

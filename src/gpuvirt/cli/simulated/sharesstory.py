@@ -12,7 +12,8 @@ from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.overview import PodShare, SharesOverview, overview, short_ids
 from gpuvirt.model.shares.sharedgpus import SharedGpu
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.sim.kubelet.kubelet import Container, Pod
+from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt.sim.kubelet.kubelet import Pod
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.kubelet.starting import Started, start_container
 

@@ -20,7 +20,8 @@ from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.node.agent import Agent
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import Container, Pod, SimKubelet
+from gpuvirt.sim.kubelet.containers import Container
+from gpuvirt.sim.kubelet.kubelet import Pod, SimKubelet
 
 PATIENCE_S = 15.0
 POLL_S = 0.05

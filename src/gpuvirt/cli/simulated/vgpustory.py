@@ -12,7 +12,7 @@ from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.sim.devices.vfs import Carrier
 from gpuvirt.sim.devices.vgpu import VgpuTypeSpec
 from gpuvirt.sim.kernel import SimKernel
-from gpuvirt.sim.kubelet.kubelet import Container
+from gpuvirt.sim.kubelet.containers import Container
 
 MORE_THAN_DEFAULT = 3
 """The config `default` creates two vGPUs on a GPU; the label then requests at least this number."""

@@ -17,6 +17,7 @@ from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
 from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.podevents import PodEvents
+from gpuvirt.cluster.agent.podrequests import answer_inquiry
 from gpuvirt.cluster.agent.podshares import PodShares, node_pods
 from gpuvirt.cluster.agent.sharedkeys import shared_claim
 from gpuvirt.cluster.cache import Delta
@@ -31,6 +32,7 @@ from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.published.notice import Notice
 from gpuvirt.node.shares.nodeshares import NodeShares
@@ -70,6 +72,11 @@ class Follower(Protocol):
     @property
     def operands_away(self) -> Cell[bool]:
         """Whether NVIDIA's operands that offer the same devices must stop."""
+        ...
+
+    @property
+    def pod_inquiry(self) -> PodInquiry:
+        """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
         ...
 
     @property
@@ -143,6 +150,9 @@ class _Run:
             self._keep_gpu_node()
         if agent.shares is not None:
             self._keep_shares(agent.shares)
+        if not side.labels_only:
+            report = self._reporter("pods of the node", "to list the pods of its node")
+            self._start("pods of the node", lambda: answer_inquiry(agent.pod_inquiry, self._dependencies, report))
 
     def _keep_node(self, claims: Sequence[Claim]) -> None:
         node_labels, key, notice = NodeLabels(self._dependencies), self._dependencies.key, self._agent.notice

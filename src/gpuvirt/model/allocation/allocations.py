@@ -16,6 +16,10 @@ Allocations = Mapping[PciAddress, tuple[str, ...]]
 """The pods that each GPU, or a part of it, is allocated to; a GPU that is missing is not allocated."""
 
 
+Recorded = Mapping[tuple[ResourceName, DeviceId], frozenset[Consumer]]
+"""The containers that have each device; an init container and an app container of one pod may share a device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unknown(NotKnown):
     """The allocations are unknown: any device may be allocated."""
@@ -24,14 +28,13 @@ class Unknown(NotKnown):
     """Why they are unknown; None if the kubelet has not reported since devices were last withdrawn."""
     known: Allocations = field(default_factory=dict)
     """The allocations that are known; there may be more."""
+    listed: Recorded = field(default_factory=dict)
+    """The allocations that an incomplete record has."""
 
     def reason_for(self, subject: str) -> Reason | None:
         """Return the reason with a device or an isolation unit as its subject."""
         return None if self.reason is None else replace(self.reason, subject=subject)
 
-
-Recorded = Mapping[tuple[ResourceName, DeviceId], frozenset[Consumer]]
-"""The containers that have each device; an init container and an app container of one pod may share a device."""
 
 Consumers = Mapping[tuple[ResourceName, DeviceId], Consumer]
 """One container of each device."""

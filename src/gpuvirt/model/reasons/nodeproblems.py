@@ -55,6 +55,12 @@ def ledger_lost(path: object, what: str) -> Reason:
     return _lost(ReasonCode.LEDGER_LOST, path, what, consequence)
 
 
+def record_history_lost(path: object, what: str) -> Reason:
+    """The file about the kubelet's checkpoint could not be used."""
+    consequence = "a checkpoint that exists counts; without one the allocations are unknown"
+    return _lost(ReasonCode.LEDGER_LOST, path, what, consequence)
+
+
 def desired_state_lost(path: object, what: str) -> Reason:
     """The file with the desired state could not be used."""
     consequence = "the API server has the desired state; until it answers, vGPUs stay as they are"
@@ -89,6 +95,12 @@ def _lost(code: ReasonCode, path: object, message: str, consequence: str, *seen:
 def ledger_not_written(path: object, error: str) -> Reason:
     """A restart of the agent would lose the latest allocations."""
     return _not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, error, "only the kubelet reports names and allocations")
+
+
+def record_history_not_written(path: object, error: str) -> Reason:
+    """A restart of the agent would lose whether the kubelet's checkpoint existed."""
+    source = "the agent does not know whether the kubelet's checkpoint was lost"
+    return _not_written(ReasonCode.LEDGER_NOT_WRITTEN, path, error, source)
 
 
 def desired_state_not_written(path: object, error: str) -> Reason:

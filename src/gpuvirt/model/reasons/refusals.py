@@ -158,6 +158,25 @@ def allocations_unknown(subject: str = "a device of this host", *seen: Seen, by_
     )
 
 
+def record_incomplete(path: str, text: str) -> Reason:
+    """The kubelet's checkpoint is missing or was lost: pods that run may have devices that no account shows."""
+    return Reason(
+        ReasonCode.ALLOCATIONS_UNKNOWN,
+        "a device of this host",
+        "may be allocated to a pod: the kubelet's checkpoint does not have all pods that run",
+        (Seen(path, text),),
+        "let the agent list the pods of its node (verb list of pods), or delete those that have devices (kubectl get"
+        " pods -A --field-selector spec.nodeName=NODE): gpuvirt continues when the checkpoint has the devices of all"
+        " pods; for commands: --assume-unallocated (a pod that has the device loses it)",
+    )
+
+
+def forgotten(device: str, pod: str) -> Reason:
+    """The kubelet has lost its record of a pod that runs."""
+    message = f"is allocated to {pod}, which the kubelet has forgotten: its checkpoint was lost"
+    return Reason(ReasonCode.ALLOCATIONS_UNKNOWN, device, message, fix=WAIT_FOR_POD)
+
+
 def allocation_unmapped(address: PciAddress, pod: str, what: str) -> Reason:
     """Any GPU of the vendor may be the one that is allocated to the pod."""
     message = f"may be allocated to {pod}, which has {what}; gpuvirt can't map this id to a GPU of this host"

@@ -85,9 +85,8 @@ class Allocations:
     def _adopt(
         self, entries: Entries, recorded: Recorded | Unknown, known: Known, rules: ResourceRules
     ) -> tuple[Entries, Consumers]:
-        if isinstance(recorded, Unknown):
-            return entries, {}
-        consumers = any_consumer({key: pods for key, pods in recorded.items() if _may_be_vms(key[1], pods, known)})
+        listed = recorded.listed if isinstance(recorded, Unknown) else recorded
+        consumers = any_consumer({key: pods for key, pods in listed.items() if _may_be_vms(key[1], pods, known)})
         if not consumers:
             return entries, {}
         return adopt(

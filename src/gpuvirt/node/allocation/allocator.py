@@ -270,6 +270,9 @@ class Allocator:
             return withheld
         if device is None:
             return unhealthy.unknown_device(device_id, offer.resource, tuple(offer.devices))
+        # A kubelet that has lost its checkpoint requests the devices of pods that run.
+        if (consumer := self._site.lost().get((offer.resource, device_id))) is not None:
+            return refusals.forgotten(device_id, consumer.text)
         return against.get(device_id) if device.health.healthy else device.health.against[0]
 
     def _entries(self, resource: ResourceName, devices: Sequence[Candidate]) -> Iterator[Entry]:

@@ -25,29 +25,13 @@ from gpuvirt.kubelet.proto import deviceplugin_pb2 as pb
 from gpuvirt.kubelet.proto import podresources_pb2 as pods_pb
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.paths import KubeletPaths
+from gpuvirt.sim.kubelet import claims
 from gpuvirt.sim.kubelet.client import PluginClient
+from gpuvirt.sim.kubelet.containers import Container
 from gpuvirt.sim.kubelet.manager import AdmissionError, Consumers, DeviceManager
 from gpuvirt.sim.kubelet.servers import Servers, pod_resources, registration
 
 NAMESPACE = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A device that a container has by a ResourceClaim (DRA); the kubelet's device checkpoint does not contain it."""
-
-    driver: str
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Container:
-    """A container, with the resources that it requests and the devices that it has by claims."""
-
-    name: str
-    limits: Mapping[str, int]
-    init: bool = False
-    claims: Sequence[Claim] = ()
 
 
 @dataclass(slots=True)
@@ -101,7 +85,10 @@ class SimKubelet:
         """Start, or start again: read the checkpoint, delete the sockets of plugins, listen."""
         folder = self.paths.device_plugins
         folder.mkdir(parents=True, exist_ok=True)
-        self.paths.pod_resources_socket.parent.mkdir(parents=True, exist_ok=True)
+        for other in (self.paths.pod_resources_socket.parent, self.paths.pods, self.paths.plugins_registry):
+            other.mkdir(parents=True, exist_ok=True)
+        if not self.paths.claims.exists():
+            self._write_claims()
         stored = self.paths.checkpoint.read_bytes() if self.paths.checkpoint.exists() else None
         self.manager = DeviceManager(stored, self._clock.monotonic_s())
         for entry in folder.iterdir():
@@ -154,12 +141,18 @@ class SimKubelet:
             self.manager.free_all_but(self._uids_of_pods())
             raise
         self.pods[name] = pod
+        (self.paths.pods / pod.uid).mkdir(exist_ok=True)
+        if any(container.claims for container in containers):
+            self._write_claims()
         return pod
 
     def end_pod(self, name: str) -> None:
         """End a pod. Its devices are free at once, but stay in the checkpoint until it is next written."""
-        del self.pods[name]
+        folder = self.paths.pods / self.pods.pop(name).uid
+        if folder.exists():
+            folder.rmdir()
         self.manager.free_all_but(self._uids_of_pods())
+        self._write_claims()
 
     def capacity(self) -> Mapping[str, int]:
         """Return the node's capacity."""
@@ -248,6 +241,9 @@ class SimKubelet:
 
     def _write_checkpoint(self) -> None:
         replace_file(self.paths.checkpoint, self.manager.checkpoint(), durable=False)
+
+    def _write_claims(self) -> None:
+        replace_file(self.paths.claims, claims.encode(self.pods.values()), durable=False)
 
     def _uids_of_pods(self) -> list[str]:
         return [pod.uid for pod in self.pods.values()]

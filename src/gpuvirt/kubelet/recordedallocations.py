@@ -1,0 +1,257 @@
+"""Reads the kubelet's record of allocations, and judges whether it is complete: its checkpoint and its claims.
+
+The kubelet writes the checkpoint when it has allocated all devices of a container, before it admits the next one.
+Reading it takes microseconds and no call, so gpuvirt reads it before each destructive step and at each Allocate.
+"""
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import BootId, DeviceId, PodUid, ResourceName
+from gpuvirt.facts.nodes import ReadNode, unread_node
+from gpuvirt.kubelet import checkpoint, claims
+from gpuvirt.kubelet.checkpoint import Registered, allocations_unknown, lacks_nodes
+from gpuvirt.kubelet.claims import ClaimedDevice
+from gpuvirt.model.allocation import recordhistory
+from gpuvirt.model.allocation.allocations import Consumers, Recorded, Unknown
+from gpuvirt.model.allocation.ledger import Consumer
+from gpuvirt.model.allocation.recordhistory import History, PodRequests, Reading, RecordedDevice
+from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.known.podinquiry import PodInquiry
+from gpuvirt.paths import KubeletPaths
+
+Version = tuple[int, int, int]
+"""A file's inode, time and size."""
+
+
+Allocations = Sequence[tuple[tuple[ResourceName, DeviceId], Consumer]]
+"""Each device with each of its containers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Content:
+    """The content of the checkpoint, as it was read once."""
+
+    allocations: Allocations = ()
+    registered: Registered = field(default_factory=dict)
+    devices: tuple[RecordedDevice, ...] = ()
+    lacks_nodes: bool = False
+    """Whether a node in a plugin's answer did not exist yet."""
+
+    @property
+    def consumers(self) -> Consumers:
+        """One container of each device."""
+        return dict(self.allocations)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The record as it was read at one moment."""
+
+    number: int
+    checkpoint: Content | OSError | DamagedError
+    claims: tuple[ClaimedDevice, ...] | OSError | DamagedError
+    kubelet_before: str
+    kubelet_after: str
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no checkpoint."""
+        return isinstance(self.checkpoint, FileNotFoundError)
+
+
+Answer = tuple[tuple[object, ...], Recorded | Unknown]
+"""What an answer was made of, and the answer; an answer that has not changed is the same object."""
+
+
+class RecordedAllocations:
+    """The allocations in one kubelet's record."""
+
+    def __init__(
+        self,
+        paths: KubeletPaths,
+        read_node: ReadNode = unread_node,
+        history: History | None = None,
+        boot_id: BootId | None = None,
+        keep: Callable[[History], object] = lambda _: None,
+    ) -> None:
+        """`read_node` reads the device nodes in the answers of plugins.
+
+        `history` is what was known of the record before this process, from the disk; `keep` writes it there.
+        """
+        self._read_node = read_node
+        self.inquiry = PodInquiry()
+        """The question for the pods of the node, by which a doubt ends."""
+        self._keep = keep
+        self.gone: frozenset[PodUid] = frozenset()
+        """Pods that have ended, although the checkpoint still has them. The caller finds them, because a missing
+        folder alone is no proof: a pod that is being admitted has no folder yet."""
+        self.has_kubelet = True
+        """Whether the host has a kubelet, by its processes and its folder."""
+        self.owns_pods = False
+        """Whether the folder of pods is known to be this kubelet's."""
+        self.history = history if history is not None else History()
+        self.paths = paths
+        self._boot_id = boot_id
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._judged = 0
+        """The number of the newest look that was judged."""
+        self._checkpoint: tuple[Version, Content] | None = None
+        self._claims: tuple[Version, tuple[ClaimedDevice, ...]] | None = None
+        self._answer: Answer | None = None
+
+    def read(self) -> Recorded | Unknown:
+        """Return the containers that have each device; any thread calls it."""
+        look = self.look()
+        self.judge(look)
+        with self._lock:
+            return self._answered(look)
+
+    def look(self) -> Look:
+        """Read the record."""
+        with self._lock:
+            before = _kubelet(self.paths)
+            found = self._read_checkpoint()
+            return Look(next(self._numbers), found, self._read_claims(), before, _kubelet(self.paths))
+
+    def judge(self, look: Look) -> None:
+        """Conclude from a look whether the record is complete; an older look than the last one says nothing."""
+        with self._lock:
+            content = look.checkpoint
+            if look.number < self._judged or not (isinstance(content, Content) or look.is_missing):
+                return
+            self._judged = look.number
+            devices = content.devices if isinstance(content, Content) else None
+            history = self.history
+            is_settled = history.doubt is None and not history.is_missing and not history.lost
+            known = history.devices, history.kubelet, history.boot_id
+            if is_settled and history.is_seen and known == (devices, look.kubelet_after, self._boot_id):
+                return
+            if look.is_missing and not self.has_kubelet:
+                return
+            pods = self._pods(devices or ())
+            reading = Reading(self._boot_id, devices, look.kubelet_before, look.kubelet_after, pods)
+            self.history = recordhistory.observe(history, reading)
+
+    def settle(self, look: Look, *, answered: bool) -> None:
+        """Conclude from a look whether the record is complete, with the API server's pods if there is a doubt.
+
+        `answered`: the kubelet has answered at the socket in this folder, so the folder of pods is this kubelet's.
+        """
+        self.owns_pods = self.owns_pods or answered
+        self.judge(look)
+        if self._is_in_doubt and (pods := self.inquiry.take()) is not None:
+            self._ask(pods, look)
+        if self._is_in_doubt:
+            self.inquiry.ask()
+        self._keep(self.history)
+
+    @property
+    def _is_in_doubt(self) -> bool:
+        return self.history.doubt is not None
+
+    def _ask(self, pods: Sequence[PodRequests], look: Look) -> None:
+        """Conclude whether the record is complete from the pods of this node, by the API server."""
+        with self._lock:
+            with_claims = look.claims if isinstance(look.claims, tuple) else ()
+            uids = frozenset(consumer.pod_uid for _, consumer in with_claims if consumer.pod_uid is not None)
+            self.history = recordhistory.ask(self.history, pods, uids)
+
+    def lost(self) -> Consumers:
+        """Return the devices that the record lacks, although their pods have not ended."""
+        return {device.key: _consumer(device) for device in self.history.lost}
+
+    def why_unknown(self, look: Look) -> Reason | None:
+        """Return why the record is not complete, None if it is."""
+        for path, found in ((self.paths.checkpoint, look.checkpoint), (self.paths.claims, look.claims)):
+            if isinstance(found, DamagedError):
+                return allocations_unknown(f"{path}: {found}")
+            if isinstance(found, OSError) and not isinstance(found, FileNotFoundError):
+                return allocations_unknown(f"{path}: {found.strerror}")
+        history = self.history
+        if look.is_missing and not self.has_kubelet:
+            return None
+        if history.doubt is None and not (look.is_missing and history.is_seen):
+            return None
+        text = history.doubt.seen if history.doubt is not None else recordhistory.MISSING
+        return refusals.record_incomplete(str(self.paths.checkpoint), text)
+
+    def _answered(self, look: Look) -> Recorded | Unknown:
+        made_of = (look.checkpoint, look.claims, self.gone, self.history.lost, self.why_unknown(look))
+        if self._answer is None or made_of != self._answer[0]:
+            self._answer = made_of, self._new_answer(look, made_of[-1])
+        return self._answer[1]
+
+    def _new_answer(self, look: Look, unknown: Reason | None) -> Recorded | Unknown:
+        found: defaultdict[tuple[ResourceName, DeviceId], set[Consumer]] = defaultdict(set)
+        listed = look.checkpoint.allocations if isinstance(look.checkpoint, Content) else ()
+        lost = ((device.key, _consumer(device)) for device in self.history.lost)
+        for key, consumer in (*listed, *lost):
+            if consumer.pod_uid not in self.gone:
+                found[key].add(consumer)
+        for key, consumer in look.claims if isinstance(look.claims, tuple) else ():
+            found[key].add(consumer)
+        recorded = {key: frozenset(consumers) for key, consumers in found.items()}
+        return recorded if unknown is None else Unknown(unknown, listed=recorded)
+
+    def _read_checkpoint(self) -> Content | OSError | DamagedError:
+        path = self.paths.checkpoint
+        try:
+            # The kubelet replaces the file while the old one still exists, so the new file has another inode.
+            stat = path.stat()
+            version = stat.st_ino, stat.st_mtime_ns, stat.st_size
+            known = self._checkpoint
+            if known is None or known[0] != version or known[1].lacks_nodes:
+                known = self._checkpoint = version, _content(path.read_bytes(), self._read_node)
+            return known[1]
+        except (OSError, DamagedError) as error:
+            return error
+
+    def _read_claims(self) -> tuple[ClaimedDevice, ...] | OSError | DamagedError:
+        try:
+            try:
+                stat = self.paths.claims.stat()
+                version = stat.st_ino, stat.st_mtime_ns, stat.st_size
+            except FileNotFoundError:
+                return claims.read(self.paths)
+            if self._claims is None or self._claims[0] != version:
+                self._claims = version, claims.read(self.paths)
+            return self._claims[1]
+        except (OSError, DamagedError) as error:
+            return error
+
+    def _pods(self, devices: Iterable[RecordedDevice]) -> frozenset[PodUid] | None:
+        """Return the pods that have a folder, None where the folder of pods may be another kubelet's."""
+        try:
+            found = frozenset(PodUid(entry.name) for entry in self.paths.pods.iterdir())
+        except OSError:
+            return None
+        return found if self.owns_pods or any(device.pod in found for device in devices) else None
+
+
+def _content(content: bytes, read_node: ReadNode) -> Content:
+    parsed = checkpoint.parse(content)
+    allocations = tuple(checkpoint.allocations(parsed, read_node))
+    devices = tuple(
+        RecordedDevice(consumer.pod_uid or PodUid(""), consumer.container or "", *key) for key, consumer in allocations
+    )
+    consumers = [consumer for _, consumer in allocations]
+    return Content(allocations, checkpoint.registered(parsed), devices, lacks_nodes(consumers))
+
+
+def _consumer(device: RecordedDevice) -> Consumer:
+    return Consumer(pod_uid=device.pod, container=device.container)
+
+
+def _kubelet(paths: KubeletPaths) -> str:
+    """Return what distinguishes the running kubelet from those before: it makes its socket again when it starts."""
+    try:
+        found = paths.registration_socket.stat()
+    except OSError:
+        return ""
+    return f"{found.st_ino}:{found.st_mtime_ns}"

@@ -1,0 +1,43 @@
+"""The question for the pods of this node and their requests: the account watch asks, the API server answers.
+
+It is asked only while the kubelet's record of allocations may be incomplete.
+"""
+
+from collections.abc import Sequence
+
+from gpuvirt.clock import Signal
+from gpuvirt.model.allocation.recordhistory import PodRequests
+
+
+class PodInquiry:
+    """One node's question."""
+
+    def __init__(self) -> None:
+        self.asked = Signal()
+        """Set at each question."""
+        self.answered = Signal()
+        """Set at each answer."""
+        self._number = 0
+        self._begun = 0
+        self._answer: tuple[int, Sequence[PodRequests]] | None = None
+
+    def ask(self) -> None:
+        """Ask for the pods as they are from now on: the answer to a question that was begun before does not count."""
+        if self._begun == self._number:
+            self._number += 1
+            self.asked.set()
+
+    def begin(self) -> int:
+        """Return the number of the newest question, for which the pods are listed now."""
+        self._begun = self._number
+        return self._number
+
+    def answer(self, number: int, pods: Sequence[PodRequests]) -> None:
+        """Answer the question of this number with all pods of the node."""
+        self._answer = number, pods
+        self.answered.set()
+
+    def take(self) -> Sequence[PodRequests] | None:
+        """Return the answer to the newest question, once; None if there is none yet."""
+        found, self._answer = self._answer, None
+        return found[1] if found is not None and found[0] == self._number else None
