@@ -28,7 +28,9 @@ def read_again(kernel: Kernel, before: PciFunction, *, reset: bool, own_nodes: b
     if isinstance(identity, MalformedEntry):
         return identity
     function = _read_state(reading, before, *identity, is_lost=is_lost, own_nodes=own_nodes)
-    return replace(function, reset=read_reset(kernel, before.address)) if reset else function
+    if not reset or (now := read_reset(kernel, before.address)) == function.reset:
+        return function  # the facts stay the same object: nothing is derived from them again
+    return replace(function, reset=now)
 
 
 def _read_state(

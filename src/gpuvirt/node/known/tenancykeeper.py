@@ -43,8 +43,9 @@ class TenancyKeeper:
 
     @property
     def value(self) -> Tenancies:
-        """The records, with the changes that commands have written meanwhile."""
-        if self._inventory is not None:
+        """The records, with the changes that commands have written meanwhile. Allocate asks: it costs one `stat`."""
+        file = self._file
+        if file is not None and (self._unwritten or file.version() != self._version) and self._inventory is not None:
             self._update(lambda found: found)
         return self._value
 
@@ -95,7 +96,7 @@ class TenancyKeeper:
         Nothing is written where the last tenant was of the same kind: the kubelet names the new one later. Without
         `on_disk` it is enough that memory has the tenants.
         """
-        last = self.value
+        last = self._value
         new = {gpu: tenant(kind) for gpu, kind in gpus.items() if not _is_of_kind(last, gpu, kind)}
         if not new and not self._unwritten:
             return None
