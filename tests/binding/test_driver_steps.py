@@ -1,0 +1,91 @@
+"""Each step of a return to the native driver refuses where its effect is missing or can't be read."""
+
+import errno
+
+import pytest
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.access.tools import ToolError
+from gpuvirt.model.change.steps import ClearOverride, LoadModule, Return
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.change.steps.driversteps import _expect_native, clear_override, load
+from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.programs.tools import SimTools
+
+GPU = PciAddress("0000:65:00.0")
+FOLDER = f"/sys/bus/pci/devices/{GPU}"
+
+
+def host(driver: str) -> SimKernel:
+    return build_host(HostSpec(about="an A10", slots=(SlotSpec(at=GPU, board="A10", group=12, driver=driver),)))
+
+
+def unread(kernel: SimKernel, name: str) -> SimKernel:
+    kernel.faults.fail(HostPath(f"{FOLDER}/{name}"), errno.EIO)
+    return kernel
+
+
+def test_a_module_that_modprobe_cannot_load_stops_the_change() -> None:
+    kernel = host("vfio-pci")
+    with pytest.raises(ToolError):
+        load(kernel, SimTools(kernel, ()), LoadModule("nvidia"))
+    with pytest.raises(ToolError):
+        load(kernel, SimTools(kernel, ()), LoadModule("nvidia", may_need_device=True))
+
+
+def test_a_module_that_registers_no_such_driver_stops_the_change() -> None:
+    kernel = host("vfio-pci")
+    with pytest.raises(RefusedError) as refused:
+        load(kernel, SimTools(kernel), LoadModule("nvidia", provides=("another",)))
+    assert refused.value.reason.code is ReasonCode.STEP_FAILED
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_an_unread_override_stops_the_change(required: bool) -> None:
+    with pytest.raises(RefusedError) as refused:
+        clear_override(
+            unread(host("vfio-pci"), "driver_override"), ClearOverride(GPU, frozenset({"vfio-pci"}), required=required)
+        )
+    assert refused.value.reason.code is ReasonCode.UNREAD
+
+
+def test_an_override_of_another_program_stops_only_a_required_step() -> None:
+    kernel = host("vfio-pci")
+    kernel.pci.functions[GPU].override = "pci-stub"
+    clear_override(kernel, ClearOverride(GPU, frozenset(), required=False))
+    with pytest.raises(RefusedError) as refused:
+        clear_override(kernel, ClearOverride(GPU, frozenset()))
+    assert refused.value.reason.code is ReasonCode.DRIVER_PINNED
+    kernel.pci.functions[GPU].override = None
+    clear_override(kernel, ClearOverride(GPU, frozenset()))
+    assert kernel.writes == []
+
+
+@pytest.mark.parametrize(
+    ("kernel", "code"),
+    [
+        (unread(host("native"), "driver"), ReasonCode.UNREAD),
+        (unread(host("vfio-pci"), "vfio-dev"), ReasonCode.UNREAD),
+        (host("vfio-pci"), ReasonCode.STEP_FAILED),
+        (host("none"), ReasonCode.STEP_FAILED),
+    ],
+)
+def test_a_gpu_that_is_on_no_native_driver_after_its_return_is_a_failure(kernel: SimKernel, code: ReasonCode) -> None:
+    with pytest.raises(RefusedError) as refused:
+        _expect_native(kernel, Return(GPU, ("nvidia",)))
+    assert refused.value.reason.code is code
+
+
+def test_a_sibling_function_may_stay_without_a_driver() -> None:
+    _expect_native(host("none"), Return(GPU, ("nvidia",), required=False))
+    _expect_native(host("native"), Return(GPU, ("nvidia",)))
+
+
+def test_a_function_without_the_attribute_has_no_override() -> None:
+    kernel = host("vfio-pci")
+    kernel.faults.fail(HostPath(f"{FOLDER}/driver_override"), errno.ENOENT)
+    clear_override(kernel, ClearOverride(GPU, frozenset()))
