@@ -15,7 +15,7 @@ from gpuvirt.cli.changes import podaccount
 from gpuvirt.kubelet import accountwatch, hostaccount
 from gpuvirt.kubelet.podresources import Devices
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.node.change.gate import gate, gatelock, gatepass
+from gpuvirt.node.change.gate import damageage, gate, gatelock, gatepass
 from gpuvirt.node.change.gate.gaterecord import Owner
 from gpuvirt.sim import builder, hostspec
 
@@ -134,6 +134,7 @@ _PLACES: Sequence[tuple[object, str, object]] = (
     (uuid, "uuid4", _new_id),
     (gate, "monotonic", _monotonic),
     (gatelock, "monotonic", _monotonic),
+    (damageage, "monotonic", _monotonic),
     (gatelock, "sleep", _sleep),
     (gate, "this_process", _this_process),
     (gatepass, "this_process", _this_process),

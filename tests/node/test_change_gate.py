@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic  # noqa: TID251  the age of damage is noted by it
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.model.inventory.isolation import Slots, slots_of
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.change.gate import damageage
 from gpuvirt.node.change.gate.gate import (
     MOST_BYTES,
     Gate,
@@ -223,7 +225,9 @@ with Gate(Path(folder)).allocation({slot: [device]}):
 """
 
 
-def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_process(tmp_path: Path) -> None:
+def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, lock = Gate(tmp_path), tmp_path / f"{SLOT}.lock"
     subprocess.run([sys.executable, "-c", ALLOCATOR, str(tmp_path), SLOT, "gpu a"], check=True)
     with pytest.raises(UnitUnsettledError, match=r"gpu a was allocated [0-9.]+ s ago"), gate.change("x", one_slot):
@@ -247,7 +251,11 @@ def test_a_change_waits_until_the_kubelet_has_recorded_allocations_of_another_pr
     lock.write_text("torn")
     with pytest.raises(UnitUnsettledError, match="an unreadable entry"), gate.change("x", one_slot):
         pass
-    os.utime(lock, (1, 1))
+    os.utime(lock)
+    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + SETTLED_S)
+    with pytest.raises(UnitUnsettledError, match="an unreadable entry"), gate.change("x", one_slot):
+        pass
+    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + 2 * SETTLED_S)
     with gate.change("x", one_slot):
         pass
 
@@ -282,13 +290,19 @@ def test_slots_that_join_a_unit_while_locks_are_taken_are_locked_too(tmp_path: P
         pass
 
 
-def test_a_recently_damaged_record_refuses_a_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written_at", [1.0, 1e11])
+def test_a_recently_damaged_record_refuses_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_at: float
+) -> None:
+    """How long ago it was damaged does not follow from its time: the wall clock may have stepped since."""
     gate, path = Gate(tmp_path), tmp_path / f"{SLOT}.json"
     path.write_bytes(b"torn")
-    with pytest.raises(UnitUnsettledError, match="can't be decoded"), gate.change("x", one_slot):
-        pass
+    os.utime(path, (written_at, written_at))
+    for _ in range(2):
+        with pytest.raises(UnitUnsettledError, match="can't be decoded"), gate.change("x", one_slot):
+            pass
     assert path.read_bytes() == b"torn"
-    os.utime(path, (1, 1))
+    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + SETTLED_S)
     with gate.change("x", one_slot):
         assert gate.state(SLOT) is GateState.APPLYING
     found = gate.read(SLOT)

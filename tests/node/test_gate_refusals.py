@@ -12,6 +12,7 @@ import pytest
 
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import refusals
+from gpuvirt.node.change.gate import damageage
 from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer
 from gpuvirt.node.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.change.gate.gateerrors import GateFailedError
@@ -61,13 +62,13 @@ def test_a_drain_of_several_slots_drains_all_or_none(tmp_path: Path) -> None:
         assert (gate.state(SLOT), gate.draining) == (GateState.OPEN, {})
 
 
-def test_a_record_that_was_just_damaged_is_not_settled(tmp_path: Path) -> None:
+def test_a_record_that_was_just_damaged_is_not_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have recorded an allocation or a change that nothing else shows yet."""
     gate, path = Gate(tmp_path), tmp_path / f"{SLOT}.json"
     path.write_bytes(b"torn")
     gate.settle(SLOT)
     assert isinstance(gate.read(SLOT), Damaged)
-    os.utime(path, (1, 1))
+    monkeypatch.setattr(damageage, "monotonic", lambda: monotonic() + SETTLED_S)
     gate.settle(SLOT)
     assert gate.state(SLOT) is GateState.OPEN
 

@@ -45,7 +45,7 @@ def gather(kernel: Kernel, around: Surroundings) -> Evidence:
     view = None
     if around.state_file is not None:
         boot_id = facts.platform.boot_id
-        view = statefile.read(around.state_file, around.clock.now(), boot_id, around.procs)
+        view = statefile.read(around.state_file, around.clock.monotonic_s(), boot_id, around.procs)
     if view is None:
         view = snapshot.view_of(facts, around.settings, around.ids, around.clock, around.ledger)
     return Evidence(

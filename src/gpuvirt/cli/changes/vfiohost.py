@@ -64,7 +64,7 @@ def _view(roots: HostRoots, kubelet: KubeletPaths, site: Site) -> NodeView:
     """Return the agent's view of the node, or a new one with the allocations of the agent's ledger."""
     clock = RealClock()
     procs = (roots.proc, HostRoots.under(options.ROOT).proc)
-    view = statefile.read(roots.run / statefile.FILE, clock.now(), snapshot.boot_id(site.kernel), procs)
+    view = statefile.read(roots.run / statefile.FILE, clock.monotonic_s(), snapshot.boot_id(site.kernel), procs)
     if view is not None:
         return view
     ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))

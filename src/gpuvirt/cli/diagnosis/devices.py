@@ -38,7 +38,7 @@ def devices(
     kernel, clock = RealKernel(roots), RealClock()
     # An agent of a simulated host runs in this host's /proc.
     procs = (roots.proc, HostRoots.under(options.ROOT).proc)
-    view = statefile.read(roots.run / statefile.FILE, clock.now(), snapshot.boot_id(kernel), procs)
+    view = statefile.read(roots.run / statefile.FILE, clock.monotonic_s(), snapshot.boot_id(kernel), procs)
     if view is None:
         ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
         view = snapshot.take(kernel, settings, ids, clock, ledger)

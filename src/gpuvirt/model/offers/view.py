@@ -129,6 +129,7 @@ class NodeView:
     """The view of a node."""
 
     at: datetime
+    """When it was written, by the wall clock: for people."""
     gpus: tuple[GpuView, ...] = ()
     functions: tuple[GpuView, ...] = ()
     """Other functions that are offered or could be: audio, USB, NVSwitches."""
@@ -150,6 +151,8 @@ class NodeView:
     """The vGPU type of a node that is a VM; None where it is unknown."""
     looked: bool = True
     """Whether the host has been observed; an empty view from before that says nothing about the host."""
+    at_s: float | None = None
+    """When it was written, by the host's monotonic clock of that boot; None in a view of an older agent."""
     version: int = VERSION
 
 

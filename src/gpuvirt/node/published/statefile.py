@@ -4,7 +4,6 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 FILE = "gpuvirt/node.json"
 """The path, relative to the host's `/run`."""
 
-LIFE = timedelta(seconds=90)
+LIFE_S = 90.0
 """The age from which on a view has no running agent. A running agent renews it every 30 seconds."""
 
 
@@ -50,7 +49,8 @@ class StateFile:
 
     def _write(self, view: NodeView) -> None:
         try:
-            content = msgspec.json.format(msgspec.json.encode(replace(view, at=self._clock.now())), indent=1)
+            written = replace(view, at=self._clock.now(), at_s=self._clock.monotonic_s())
+            content = msgspec.json.format(msgspec.json.encode(written), indent=1)
             replace_file(self._path, content, durable=False, mode=0o644)
         except OSError as error:
             if not self._failed:
@@ -60,15 +60,17 @@ class StateFile:
             self._failed = False
 
 
-def read(path: Path, now: datetime, boot_id: str | None, procs: Iterable[Path]) -> NodeView | None:
+def read(path: Path, now_s: float, boot_id: str | None, procs: Iterable[Path]) -> NodeView | None:
     """Return the view of a running agent; None if there is no view, or none of this boot and of the last 90 seconds.
 
+    `now_s` is by the host's monotonic clock, as the view's time of a boot: the wall clock may have stepped since.
     `procs` are the `/proc` folders in which a running agent is visible: a killed agent leaves its file behind.
     """
     try:
         view = from_json(path.read_bytes(), NodeView)
     except (OSError, DamagedError):
         return None
-    fresh = now - view.at <= LIFE and view.boot_id == boot_id
+    is_late = view.at_s is not None and now_s - view.at_s > LIFE_S
+    fresh = not is_late and view.boot_id == boot_id
     pid = view.agent.pid if view.agent is not None else None
     return view if fresh and any((proc / str(pid)).exists() for proc in procs) else None

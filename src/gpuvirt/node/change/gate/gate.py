@@ -18,11 +18,11 @@ from pathlib import Path
 from time import monotonic  # noqa: TID251  the lines of allocations carry it, since processes share it
 from types import MappingProxyType
 
-from gpuvirt.clock import RealClock
 from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.anchor import Anchor
+from gpuvirt.node.change.gate.damageage import is_new
 from gpuvirt.node.change.gate.gateerrors import (
     GateFailedError,
     UnitBlockedError,
@@ -244,7 +244,7 @@ class Gate(GateFiles):
             self._refuse_damaged(unit, slot)
             return
         for device, age_s in gaterecord.unsettled(content, this_process(), monotonic(), readings()).items():
-            if device == gaterecord.UNREADABLE and not _was_just_written(self.path_of(slot, "lock")):
+            if device == gaterecord.UNREADABLE and not is_new(self.path_of(slot, "lock")):
                 continue
             raise UnitUnsettledError(
                 f"{unit}: {device} was allocated {age_s:.1f} s ago; gpuvirt waits until the kubelet's two accounts show"
@@ -261,9 +261,9 @@ class Gate(GateFiles):
 
     def _refuse_damaged(self, unit: str, slot: str) -> None:
         found, path = self.read(slot), self.path_of(slot, "json")
-        if isinstance(found, Damaged) and _was_just_written(path):
+        if isinstance(found, Damaged) and is_new(path):
             problem = f"{unit}: the gate's record {path} can't be decoded: {found.error}"
-            raise UnitUnsettledError(f"{problem}; gpuvirt ignores it {SETTLED_S:g} s after it was written")
+            raise UnitUnsettledError(f"{problem}; gpuvirt ignores it {SETTLED_S:g} s after it was first seen")
 
     @contextmanager
     def _locked(self, unit: str, slot: str, patience_s: float = PATIENCE_S) -> Iterator[tuple[int, int]]:
@@ -325,14 +325,6 @@ def _copied(fd: int) -> int:
 def gate_at(folder: Path) -> Gate:
     """Return the gates of a folder, one object for the whole process."""
     return Gate(folder)
-
-
-def _was_just_written(path: Path) -> bool:
-    """Return whether a damaged file may have recorded something that the kubelet's accounts don't show yet."""
-    try:
-        return abs(RealClock().now().timestamp() - path.stat().st_mtime) < SETTLED_S
-    except OSError as error:
-        raise GateFailedError(path, error) from error
 
 
 __all__ = [

@@ -1,0 +1,103 @@
+"""Finds who reads the wall clock, or compares its times: only what stands below may, with the reason.
+
+The wall clock steps: by NTP, by an administrator, after a suspended VM. Decisions use monotonic times.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent.parent / "src/gpuvirt"
+LEFT_OUT = ("sim/", "cli/simulated/")
+"""Simulated hosts."""
+
+ALLOWED: Mapping[str, str] = {
+    "apps/logs.py": "lines of the log",
+    "apps/node.py": "when the agent started, for people",
+    "archive.py": "times in the archive, for people",
+    "cli/changes/podaccount.py": "the time of new entries of the ledger, for people",
+    "clock.py": "has the wall clock",
+    "cluster/access/execcredential.py": "the end of a credential, which its issuer names by the wall clock",
+    "cluster/access/execplugin.py": "the end of a credential; after a step it is asked for again, or refused once",
+    "cluster/agent/gpunode.py": "times in the GpuNode's status, for people",
+    "cluster/agent/gpunodekeeper.py": "times in the GpuNode's status and in events, for people",
+    "cluster/agent/podevents.py": "times of events, for people",
+    "cluster/election.py": "times in the Lease, for people; who leads follows from monotonic times",
+    "cluster/events.py": "times of events, for people",
+    "cluster/operator/announcer.py": "times of events, for people",
+    "cluster/operator/controller.py": "times of statuses, and of the history of reverts",
+    "cluster/operator/decisions.py": "times of statuses, and of the history of reverts",
+    "cluster/operator/kubevirt/decisions.py": "the times of the history of reverts",
+    "cluster/operator/kubevirt/history.py": "reverts of the last day, kept in the cluster: an hour does not matter",
+    "cluster/operator/kubevirt/planning.py": "the times of the history of reverts",
+    "cluster/operator/policy/status.py": "times of conditions, for people",
+    "kubelet/accountwatch.py": "the time of new entries of the ledger, for people",
+    "kubelet/checkpoint.py": "two files of the kubelet are compared by their times; a wrong order keeps allocations",
+    "model/allocation/ledger.py": "the times of entries, for people",
+    "model/offers/view.py": "the times of the view, for people",
+    "model/offers/viewmaking.py": "the time of the view, for people",
+    "node/agent.py": "the time of the view, for people",
+    "node/allocation/allocated.py": "the time of new entries of the ledger, for people",
+    "node/allocation/allocator.py": "the time of new entries of the ledger, for people",
+    "node/known/sharedstate.py": "the time of an account that was not asked for, which nobody shows",
+    "node/known/snapshot.py": "the time of the view, for people",
+    "node/known/state.py": "the time of the view, for people",
+    "node/published/statefile.py": "the time of the view, for people",
+    "support/packing.py": "the time of the archive, for people",
+    "support/sections.py": "the time of the archive, for people",
+}
+TIMES = frozenset({"datetime", "timedelta", "time", "time_ns", "st_mtime", "st_mtime_ns", "st_ctime", "timestamp"})
+IDENTITY = frozenset(
+    {
+        "kubelet/podstarts.py",
+        "kubelet/recordedallocations.py",
+        "node/change/gate/damageage.py",
+        "node/shares/specfiles.py",
+        "node/store/tenancyfile.py",
+        "web/certificates.py",
+    }
+)
+"""Modules that compare a file's time with itself, to find that it was replaced."""
+
+
+def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield where a module reads the wall clock or names a time of it."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(clock, "now"), [], []) if "clock" in ast.unparse(clock).lower():
+                yield node.lineno, f"{ast.unparse(clock)}.now()"
+            case ast.ImportFrom("datetime" | "time", names):
+                yield from ((node.lineno, name.name) for name in names if name.name in TIMES)
+            case ast.Attribute(_, name) if name in TIMES and not isinstance(node.ctx, ast.Store):
+                yield node.lineno, name
+            case _:
+                pass
+
+
+def find_faults(sources: Path, allowed: Mapping[str, str]) -> list[str]:
+    """Return the places that may not read the wall clock, and the modules that may although they do not."""
+    faults, users = [], set[str]()
+    for path in sorted(sources.rglob("*.py")):
+        name = path.relative_to(sources).as_posix()
+        if name.startswith(LEFT_OUT) or name in IDENTITY:
+            continue
+        uses = list(_uses(ast.parse(path.read_text())))
+        if uses:
+            users.add(name)
+        if name not in allowed:
+            faults += [f"{name}:{line}: {what} is a time of the wall clock, which steps" for line, what in uses]
+    return faults + [f"{name}: does not read the wall clock" for name in sorted(allowed.keys() - users)]
+
+
+def main() -> int:
+    """Check the package, or the folder of another."""
+    is_other = len(sys.argv) > 1
+    faults = find_faults(Path(sys.argv[1]) if is_other else SOURCES, {} if is_other else ALLOWED)
+    for fault in faults:
+        print(fault)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
