@@ -70,6 +70,11 @@ def opened_as_a_service(unit: HostUnit, function: PciAddress) -> Process:
     return unit.kernel.open_native(function, "dcgm-exporter")
 
 
+def opened_as_a_partition(unit: HostUnit, function: PciAddress) -> Process:
+    """Start a process that has the last partition of an accelerator open, as a job in mode CPX has."""
+    return unit.kernel.open_native(function, "python3", unit.kernel.nodes_of(function)[-1])
+
+
 def mapped(unit: HostUnit, function: PciAddress) -> Process:
     """Start a process that has closed the node after it has mapped it."""
     process = unit.kernel.start_process("python3")
@@ -115,6 +120,24 @@ def test_a_function_that_a_process_has_opened_since_the_plan_keeps_its_driver(
     assert change(unit, PASSTHROUGH, at, lambda: opens(unit, function)) == [ReasonCode.IN_USE]
     assert unit.kernel.native_nodes.unbound_in_use == []
     assert {address: found.driver for address, found in functions.items()} == drivers
+
+
+@pytest.mark.parametrize("at", [before_the_module, before_its_unbind(MI300X)], ids=["modprobe", "overrides"])
+def test_a_job_in_a_partition_of_an_accelerator_keeps_its_driver(at: Moment, tmp_path: Path) -> None:
+    """No link connects the node of a partition with its GPU, so without a topology it counts for each on amdgpu."""
+    unit = on_native_drivers("8xMI300X", MI300X, tmp_path)
+    other = PciAddress(load_host("8xMI300X").slots[1].at)
+
+    assert change(unit, PASSTHROUGH, at, lambda: opened_as_a_partition(unit, other)) == [ReasonCode.IN_USE]
+    assert unit.kernel.native_nodes.unbound_in_use == []
+
+
+def test_a_partition_that_is_open_keeps_no_gpu_of_another_driver(tmp_path: Path) -> None:
+    unit = on_native_drivers("8xMI300X", MI300X, tmp_path)
+    opened_as_a_partition(unit, MI300X)
+    unit.kernel.write(HostPath("/sys/bus/pci/drivers/amdgpu/unbind"), MI300X.encode())
+
+    assert read_native_users(unit.kernel, [MI300X]) == {}
 
 
 def test_a_change_stops_before_the_first_function_of_a_card_of_which_one_is_open(tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ def test_a_node_under_another_name_maps_by_its_number(simulated: Simulated) -> N
     assert set(mapped(kernel, SMARTER, "x", answered(kernel, "/dev/dri/card7")).functions) == {SECOND}
 
 
+def test_an_answer_with_a_partition_of_an_amd_gpu_is_unmapped(simulated: Simulated) -> None:
+    """The kernel links its node with a platform device, and that with no GPU."""
+    kernel = host(simulated, "2xW7900")
+    add_node(kernel, "/dev/dri/renderD135", (226, 135), "/sys/devices/platform/amdgpu_xcp_3/drm/renderD135")
+    for nodes in (["/dev/dri/renderD135"], ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD135"]):
+        assert mapped(kernel, "amd.com/gpu", "amdgpu_xcp_3", answered(kernel, *nodes)).unmapped
+
+
 @pytest.mark.parametrize(
     "nodes", [["/dev/fuse"], ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0"], ["/dev/infiniband/uverbs0"]]
 )

@@ -69,6 +69,17 @@ def test_the_second_card_has_numbers_of_its_own(simulated: Simulated) -> None:
     }
 
 
+def test_the_partitions_of_an_accelerator_have_nodes_below_platform_devices() -> None:
+    kernel = build_host(HostSpec(about="an MI300X", slots=(SlotSpec(at=AMD, board="MI300X", group=1),)))
+
+    assert kernel.nodes_of(AMD)[:2] == ("/dev/dri/renderD128", "/dev/dri/card0")
+    assert kernel.nodes_of(AMD)[2:] == tuple(f"/dev/dri/renderD{number}" for number in range(129, 136))
+    assert dev_files(kernel, AMD) == {"drm/card0/dev 226:0", "drm/renderD128/dev 226:128"}
+    assert kernel.read(HostPath("/sys/devices/platform/amdgpu_xcp_2/drm/renderD131/dev")) == b"226:131\n"
+    unbind(kernel, AMD)
+    assert not kernel.tree.exists(HostPath("/sys/devices/platform/amdgpu_xcp_2"))
+
+
 def test_each_sibling_function_has_nodes_of_its_own() -> None:
     kernel = a_turing_card()
 

@@ -23,6 +23,8 @@ NVIDIAS_SHARED_MINORS = frozenset({254, 255})
 _GROUP_NODE = re.compile(r"/vfio/(?:noiommu-)?([0-9]{1,9})\Z")
 _OWN_NODE = re.compile(r"/vfio-dev/(vfio[0-9]+)\Z")
 _SHARED_BY_AMDS_GPUS = re.compile(r"/kfd\Z")
+_PARTITION = re.compile(r"/platform/amdgpu_xcp[._][0-9]+/")
+"""A partition of one of AMD's accelerators, which no link connects with its GPU (amdgpu_xcp_drm_dev_alloc)."""
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _NVIDIAS = re.compile(rf"(GPU|MIG(?:-GPU)?)-({_UUID})(?![0-9a-z])", re.IGNORECASE)
 """Other plugins that share GPUs append a number to the UUID: `-3`, `-_-0`. In drivers before 470 the id of a MIG device
@@ -145,6 +147,8 @@ def _of_path(inventory: Inventory, device: str) -> _Named:
             return VgpuId(part)
         if is_pci_address(part):
             return PciAddress(part) if part in inventory.facts.functions else _Other.UNKNOWN
+    if _PARTITION.search(device):
+        return _Other.UNKNOWN
     return _Other.SHARED if _SHARED_BY_AMDS_GPUS.search(device) else _Other.NO_GPU
 
 

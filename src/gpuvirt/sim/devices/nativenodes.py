@@ -18,9 +18,10 @@ from gpuvirt.sim.files.processes import Process, Processes
 from gpuvirt.sim.files.tree import DeviceNode, Tree, constant
 
 ACCEL, AUX, DRM, EVENT, HWMON, I2C = "accel", "drm_dp_aux_dev", "drm", "input", "hwmon", "i2c-dev"
-RENDER, SOUND, USB = "render", "sound", "usb"
+RENDER, SOUND, USB, XCP = "render", "sound", "usb", "amdgpu_xcp"
 ACCEL_MAJOR, DRM_MAJOR, INPUT_MAJOR, I2C_MAJOR, SOUND_MAJOR, USB_MAJOR = 261, 226, 13, 89, 116, 189
 """Documentation/admin-guide/devices.txt, include/drm/drm_accel.h"""
+PLATFORM = "/sys/devices/platform"
 AUX_MAJOR = 508
 """A dynamic major (drm_dp_aux_dev_init)."""
 FIRST_RENDER, FIRST_EVENT = 128, 64
@@ -29,8 +30,10 @@ SOUND_MINORS, HWDEP_MINOR, PLAYBACK_MINOR = 32, 4, 16
 USB_MINORS = 128
 HDMI = 3
 """The number of the first HDMI output of a graphics card's sound card."""
-DISPLAY = 0x0300
-"""The class of graphics cards with outputs; others, such as 0302 and 1200, have none."""
+DISPLAY, ACCELERATOR = 0x0300, 0x1200
+"""The classes of graphics cards with outputs, and of accelerators; 0302 and others have no outputs."""
+PARTITIONS = 8
+"""The partitions of an AMD accelerator in mode CPX (MAX_XCP); the first has the nodes of the GPU itself."""
 
 Take = Callable[[str], int]
 """Takes the lowest free number of a kind of device."""
@@ -41,7 +44,7 @@ class NativeNode:
     """A device node of a function."""
 
     folder: str
-    """The folder of the device below the function's: `drm/card0`."""
+    """The folder of the device below the function's, or its whole path: `drm/card0`."""
     path: str
     """The node: `/dev/dri/card0`."""
     number: int
@@ -69,6 +72,15 @@ def _graphics(function: SimFunction, take: Take) -> Iterator[NativeNode]:
         output, aux, bus = f"drm/card{card}/card{card}-DP-1", take(AUX), take(I2C)
         yield NativeNode(f"{output}/drm_dp_aux{aux}", f"/dev/drm_dp_aux{aux}", os.makedev(AUX_MAJOR, aux))
         yield _i2c(f"{output}/i2c-{bus}", bus)
+
+
+def _amdgpu(function: SimFunction, take: Take) -> Iterator[NativeNode]:
+    """Yield the nodes of a GPU, and of an accelerator's partitions, which are below platform devices."""
+    yield from _graphics(function, take)
+    for _ in range(PARTITIONS - 1 if function.class_code >> 8 == ACCELERATOR else 0):
+        platform, render = f"{PLATFORM}/amdgpu_xcp_{take(XCP)}", FIRST_RENDER + take(RENDER)
+        number = os.makedev(DRM_MAJOR, render)
+        yield NativeNode(f"{platform}/drm/renderD{render}", f"/dev/dri/renderD{render}", number)
 
 
 def _i2c(folder: str, bus: int) -> NativeNode:
@@ -105,8 +117,9 @@ def _usb_c(function: SimFunction, take: Take) -> Iterator[NativeNode]:
 
 
 _NODES: Mapping[str, Callable[[SimFunction, Take], Iterator[NativeNode]]] = {
-    **dict.fromkeys(("amdgpu", "ast", "i915", "nouveau", "xe"), _graphics),
+    **dict.fromkeys(("ast", "i915", "nouveau", "xe"), _graphics),
     **dict.fromkeys(("habanalabs", "intel_vpu"), _accelerator),
+    "amdgpu": _amdgpu,
     "nvidia-gpu": _usb_c,
     "snd_hda_intel": _sound_card,
     "xhci_hcd": _usb_controller,
@@ -190,7 +203,7 @@ class NativeNodes:
         return number
 
     def _place(self, function: SimFunction, node: NativeNode) -> None:
-        folder, class_folder = f"{function.folder}/{node.folder}", _class_folder(node)
+        folder, class_folder = _folder(function.folder, node), _class_folder(node)
         major, minor = os.major(node.number), os.minor(node.number)
         name = node.path.removeprefix("/dev/")
         self._tree.place(HostPath(f"{folder}/dev"), constant(f"{major}:{minor}"))
@@ -208,7 +221,11 @@ class NativeNodes:
             self._processes.delete_node(node.path, node.number)
             self._tree.remove(HostPath(f"{_class_folder(node)}/{_name(node)}"))
             self._tree.remove(HostPath(node.path))
-        for name in {node.folder.partition("/")[0] for node in nodes} | ({HWMON} if nodes else set()):
+            if node.folder.startswith(PLATFORM):
+                self._tree.remove(HostPath("/".join(node.folder.split("/")[:5])))
+        for name in {node.folder.partition("/")[0] for node in nodes if not node.folder.startswith(PLATFORM)} | (
+            {HWMON} if nodes else set()
+        ):
             self._tree.remove(HostPath(f"{self._folders[slot]}/{name}"))
         self._lingering.append((nodes, self._numbers.pop(slot, [])))
         self._free_numbers()
@@ -227,6 +244,10 @@ class NativeNodes:
         return self._processes.has_deleted(node.number)
 
 
+def _folder(function: HostPath, node: NativeNode) -> str:
+    return node.folder if node.folder.startswith(PLATFORM) else f"{function}/{node.folder}"
+
+
 def _name(node: NativeNode) -> str:
     return node.folder.rpartition("/")[2]
 
@@ -235,6 +256,8 @@ def _class_folder(node: NativeNode) -> str:
     name = _name(node)
     if name.startswith("usb"):
         return "/sys/bus/usb/devices"
+    if node.folder.startswith(PLATFORM):
+        return f"/sys/class/{DRM}"
     if node.folder.count("/") == 1:
         return f"/sys/class/{node.folder.partition('/')[0]}"
     kinds = {"drm_dp_aux": AUX, "event": EVENT, "i2c": I2C}
