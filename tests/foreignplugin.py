@@ -13,20 +13,25 @@ from gpuvirt.kubelet.registrar import register
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
 from gpuvirt.node.allocation.allocator import Request
-from gpuvirt.paths import KubeletPaths
+from gpuvirt.paths import HostPath, KubeletPaths
 
 GROUPS = ("12", "22")
 
 
 class GroupAllocator:
-    """Answers Allocate, and records the devices."""
+    """Answers Allocate as KubeVirt's plugin does, with the nodes of groups, and records the devices."""
 
     def __init__(self) -> None:
         self.allocated: list[Sequence[DeviceId]] = []
 
     async def allocate(self, request: Request) -> tuple[Attachment, ...]:
         self.allocated += request.containers
-        return tuple(Attachment({}, ()) for _ in request.containers)
+        return tuple(Attachment({}, _nodes(ids)) for ids in request.containers)
+
+
+def _nodes(ids: Sequence[DeviceId]) -> tuple[HostPath, ...]:
+    groups = [HostPath(f"/dev/vfio/{device}") for device in ids if device.isdigit()]
+    return (HostPath("/dev/vfio/vfio"), *groups) if groups else ()
 
 
 @asynccontextmanager

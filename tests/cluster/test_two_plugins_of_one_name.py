@@ -7,9 +7,12 @@ import pytest
 from lab.cluster.cluster import KUBELET_ROOT
 
 from gpuvirt.facts.ids import ResourceName
-from tests.cluster.clusterlab import PATIENCE_S, LabNode
+from gpuvirt.kubelet.podresources import ask_allocatable
+from tests.cluster.clusterlab import PATIENCE_S, POD_RESOURCES, LabNode, PodRequest
 from tests.cluster.test_gpunodes import HALF, reporting, row, set_spec
 from tests.foreignplugin import GROUPS, kubevirt_offers_beside
+
+A10 = ResourceName("nvidia.com/GA102GL_A10")
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
@@ -45,3 +48,24 @@ def test_ending_the_agent_unregisters_kubevirts_plugin_of_the_same_resource(node
             agent.send_signal(signal.SIGTERM)
             agent.wait(PATIENCE_S)
             node.until_allocatable(HALF, 0)
+
+
+def test_a_gpu_that_kubevirts_plugin_gave_by_its_group_is_not_given_again(node: LabNode) -> None:
+    """gpuvirt takes over the resource name of a plugin whose ids are groups, while a pod of that plugin runs."""
+
+    def groups() -> set[str]:
+        return set(node.output("theirs")) & set(GROUPS)
+
+    with node.simulated_host("2xA10"):
+        with kubevirt_offers_beside(KUBELET_ROOT, A10):
+            node.until_allocatable(A10, len(GROUPS))
+            node.start("theirs", PodRequest({A10: 1}, "ls /dev/vfio; sleep 1000"))
+            node.until(lambda: bool(groups()), lambda: f"{node.status('theirs')}, {node.output('theirs')}")
+        (group,) = groups()
+        other = {"12": "0000:ca:00.0", "22": "0000:65:00.0"}[group]
+        with node.agent():
+            node.until_allocatable(A10, 1)
+            assert {device for resource, device in ask_allocatable(POD_RESOURCES) if resource == A10} == {other}
+            node.delete("theirs")
+            node.until_allocatable(A10, 2)
+            node.run("ours", PodRequest({A10: 2}))

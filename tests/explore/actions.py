@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.desired.observed import NodeSpec
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from tests.explore.kubelet import Key
@@ -77,18 +77,49 @@ class AdmitOther(Action):
 
     @override
     def enabled(self, world: World) -> bool:
-        if world.clock.monotonic_s() < self.after_s or self.gpu in world.kernel.nvidia._locked:
-            return False
-        return world.kernel.pci.functions[self.gpu].driver == "nvidia"
+        return world.clock.monotonic_s() >= self.after_s and _serves_containers(world, self.gpu)
 
     @override
     def act(self, world: World) -> None:
         key = ResourceName("nvidia.com/gpu"), DeviceId(gpu_uuid(self.gpu))
-        pod = world.kubelet.begin(self.pod, (key,))
-        pod.answered, pod.functions = True, frozenset({self.gpu})
-        world.kubelet.take_answer(pod)
-        pod.listed = True
+        pod = world.kubelet.admit_by_other(self.pod, key, frozenset({self.gpu}), frozenset())
         world.observer.given_natively(pod, self.gpu)
+
+
+def _serves_containers(world: World, gpu: PciAddress) -> bool:
+    """Return whether a container of another plugin could start with a GPU now."""
+    is_native = world.kernel.pci.functions[gpu].driver == "nvidia" and gpu not in world.kernel.nvidia._locked
+    return is_native and not world.kubelet.is_admitting
+
+
+@dataclass(frozen=True)
+class AdmitByGroup(Action):
+    """The kubelet admits a pod of KubeVirt's own plugin, whose ids are groups, under the resource name of gpuvirt.
+
+    Neither the kubelet nor KubeVirt's plugin knows that gpuvirt may give the device to another pod.
+    """
+
+    pod: str
+    resource: str = "nvidia.com/GA102GL_A10"
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.kubelet.up and not world.kubelet.is_admitting and self._group(world) is not None
+
+    @override
+    def act(self, world: World) -> None:
+        group = self._group(world)
+        assert group is not None
+        members = frozenset(world.kernel.vfio.groups[IommuGroup(group)].members)
+        key = ResourceName(self.resource), DeviceId(str(group))
+        world.kubelet.admit_by_other(self.pod, key, members, frozenset({group}))
+
+    def _group(self, world: World) -> int | None:
+        """Return the first group with a VFIO device that no pod has."""
+        taken = {device for pod in world.kubelet.pods.values() for device in world.observer.devices_of(pod)}
+        groups = world.kernel.vfio.groups
+        used = (number for number in sorted(groups) if groups[number].vfio_devices)
+        return next((number for number in used if not groups[number].members & taken), None)
 
 
 @dataclass(frozen=True)
@@ -248,13 +279,16 @@ class AdmitUnknown(Action):
 
     pod: str
     gpu: PciAddress
+    resource: str = "nvidia.com/gpu"
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return _serves_containers(world, self.gpu)
 
     @override
     def act(self, world: World) -> None:
-        pod = world.kubelet.begin(self.pod, ((ResourceName("nvidia.com/gpu"), DeviceId("MIG-4fd9f0a2")),))
-        pod.answered, pod.functions = True, frozenset({self.gpu})
-        world.kubelet.take_answer(pod)
-        pod.listed = True
+        key = ResourceName(self.resource), DeviceId("MIG-4fd9f0a2" if self.resource == "nvidia.com/gpu" else "7")
+        world.kubelet.admit_by_other(self.pod, key, frozenset({self.gpu}), frozenset())
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage.processes import NAMESPACE
 from gpuvirt.kubelet.accountwatch import AccountWatch
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
+from gpuvirt.model.allocation.allocations import Recorded, Unknown
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.gate.gate import gate_at
@@ -149,8 +150,13 @@ class Agents:
         recorded = RecordedAllocations(world.kubelet.paths, unread_node, history.value, boot_id, history.save)
         program = world.scenario.program
         self._lock_folders(process)
+
+        def read_recorded() -> Recorded | Unknown:
+            world.observer.read_account()
+            return recorded.read()
+
         site = Site(
-            recorded=recorded.read,
+            recorded=read_recorded,
             lost=recorded.lost,
             kernel=host.kernel,
             clock=world.clock,

@@ -35,6 +35,8 @@ class Pod:
     groups: frozenset[int] = frozenset()
     functions: frozenset[str] = frozenset()
     """Its devices of another plugin, whose ids are no addresses."""
+    by_other: bool = False
+    """Whether another plugin has given the devices."""
     asked: Callable[[], None] | None = None
     """Calls the plugin's Allocate, until it is answered."""
     answered: bool = False
@@ -106,6 +108,19 @@ class Kubelet:
         """Return whether a pod has its devices, and has not ended."""
         pod = self.pods.get(name)
         return pod is not None and pod.known and not pod.ended
+
+    @property
+    def is_admitting(self) -> bool:
+        """Whether a pod's admission is not complete: the kubelet admits one pod at a time."""
+        return any(not (pod.known or pod.ended) for pod in self.pods.values())
+
+    def admit_by_other(self, name: str, key: Key, functions: frozenset[str], groups: frozenset[int]) -> Pod:
+        """Admit a pod whose device another plugin gives at once."""
+        pod = self.begin(name, (key,))
+        pod.answered, pod.by_other, pod.functions, pod.groups = True, True, functions, groups
+        self.take_answer(pod)
+        pod.listed = self.up
+        return pod
 
     def reject(self, pod: Pod) -> None:
         """Reject a pod whose Allocate was refused."""

@@ -12,7 +12,7 @@ from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.devicefacts import AskedDevice, DeviceReading
 from gpuvirt.kubelet import accountwatch, recordedallocations
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.allocation import ledger
+from gpuvirt.model.allocation import allocateddevices, ledger
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
@@ -32,7 +32,7 @@ from gpuvirt.node.change.allocationgate import AllocationGate, DevicesBySlot
 from gpuvirt.node.change.gate import drainrequest, gate
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.gate.gates import Gates
-from gpuvirt.node.change.steps import driverexecutor, leasing, proving, vgpusteps
+from gpuvirt.node.change.steps import changes, driverexecutor, leasing, proving, vgpusteps
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import Change, Changes
 from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError
@@ -244,6 +244,12 @@ GUARDS: Mapping[str, Guard] = {
     ),
     "allocation: a group is not given to two pods": Guard(
         AllocatedDevices, "conflict", _nothing, ("two-pods-of-one-group",)
+    ),
+    "allocation: a device is not given under a second id": Guard(
+        allocateddevices, "is_same_id", _always, ("pods-of-kubevirts-plugin", "vgpus-of-kubevirts-plugin")
+    ),
+    "gate: new allocations without a device before each step": Guard(
+        changes, "unmapped_reasons", _none, ("pods-of-an-unknown-plugin",)
     ),
     "account: pods of the checkpoint": Guard(
         recordedallocations,

@@ -55,6 +55,8 @@ class Observer(Watch):
         """The last tenant of each GPU since the host booted: whether it had the GPU whole, by VFIO, and its pod."""
         self.may_be_given_again: set[PciAddress] = set()
         """The GPUs of pods that had not ended when the host was rebooted."""
+        self._pods_at_read: dict[Strand, frozenset[str]] = {}
+        """The pods in the kubelet's account when each strand last read it, until its next destructive operation."""
         self.operations = 0
         """The number of checked destructive operations."""
 
@@ -118,6 +120,11 @@ class Observer(Watch):
         self._seen_open[process] = users
         self._walks[strand] = strand.operations, users
 
+    def read_account(self) -> None:
+        """Note that the running strand reads the kubelet's account."""
+        known = frozenset(pod.name for pod in self._kubelet.pods.values() if pod.known)
+        self._pods_at_read[self._scheduler.current] = known
+
     def own(self, address: PciAddress) -> set[str]:
         """Return a function with its VFs and its vGPUs: what it takes with it."""
         kernel = self._now()
@@ -145,12 +152,16 @@ class Observer(Watch):
         VFIO's users lose their device with any of its group, native users only with a device of their `own`. A program
         that `locks` a GPU by its native driver fails while the driver has clients, and harms none of them: it may only
         not be started after the last read of /proc has found a client. No read of /proc can exclude a native user that
-        comes between the read and the write: that is no harm if the write is the first operation after the read.
+        comes between the read and the write: that is no harm if the write is the first operation after the read. The
+        same holds for a pod of another plugin that gets its device after the kubelet's account was read for the step.
         """
         self.operations += 1
+        known = self._pods_at_read.pop(self._scheduler.current, None)
         if self._judges_count:
             self._judge_count(process, operation, devices)
         for pod in self._kubelet.pods.values():
+            if pod.by_other and known is not None and pod.name not in known:
+                continue
             if pod.has_devices and (taken := self.devices_of(pod) & devices):
                 self.violated("harm", f"{process.name}: {operation}, while {pod.name} has {', '.join(sorted(taken))}")
         seen = self._seen_open.get(process, frozenset()) if locks else self._just_seen()
@@ -238,7 +249,8 @@ class Observer(Watch):
         kernel = self._now()
         for other in self._kubelet.pods.values():
             if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
-                self.violated("shared", f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
+                kind = "given twice" if other.by_other else "shared"
+                self.violated(kind, f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
         for _, device in pod.keys:
             mdev = kernel.mdev.devices.get(device)
             if mdev is not None or PciAddress(device) in kernel.pci.functions:

@@ -12,6 +12,7 @@ from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.explore.actions import (
     Admit,
+    AdmitByGroup,
     AdmitOther,
     AdmitUnknown,
     Answer,
@@ -88,6 +89,7 @@ KEEPS_MEMORY_NATIVE = msgspec.structs.replace(
 )
 PASSTHROUGH, CONTAINER = NodeSpec("passthrough"), NodeSpec("container")
 AWAY, BACK = Want("container"), Want("passthrough")
+VCUDA, T4_HALF = "tencent.com/vcuda-core", "nvidia.com/GRID_T4-8Q"
 PROBE = "/sys/bus/pci/drivers_probe"
 
 T4 = HostSpec(about="one T4 for vGPUs", slots=(SlotSpec(at=GPU, board="T4", group=GROUP, numa=0),))
@@ -145,6 +147,33 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "pod-with-an-unknown-id": Scenario(
         NATIVE, CONTAINER, ((BACK,), (EndPod("mig"),)), first=(AdmitUnknown("mig", GPU),), begin_s=33.0
+    ),
+    "pods-of-another-plugin": Scenario(
+        NATIVE,
+        CONTAINER,
+        ((BACK,), (AdmitOther("cuda-a", GPU), EndPod("cuda-a"), AdmitOther("cuda-b", GPU), EndPod("cuda-b"))),
+        begin_s=33.0,
+    ),
+    "pods-of-an-unknown-plugin": Scenario(
+        NATIVE,
+        CONTAINER,
+        ((BACK,), (AdmitUnknown("core-a", GPU, VCUDA), EndPod("core-a"), AdmitUnknown("core-b", GPU, VCUDA))),
+        begin_s=33.0,
+    ),
+    "pods-of-kubevirts-plugin": Scenario(
+        ON_VFIO,
+        PASSTHROUGH,
+        (
+            (Admit("ours"), EndPod("ours")),
+            (AdmitByGroup("theirs"), EndPod("theirs"), AdmitByGroup("theirs-too")),
+            (AWAY,),
+        ),
+    ),
+    "group-of-kubevirts-plugin": Scenario(
+        IN_ONE_GROUP, PASSTHROUGH, ((Admit("ours"),), (AdmitByGroup("theirs"), EndPod("theirs")), RESTART)
+    ),
+    "vgpus-of-kubevirts-plugin": of_vgpus(
+        (Admit("ours-a"), Admit("ours-b")), (AdmitByGroup("theirs", T4_HALF), EndPod("theirs")), (TO_WHOLE,)
     ),
     "slow-change": Scenario(
         NATIVE, CONTAINER, ((BACK,), (Want("container", after_s=80.0), AdmitOther("cuda", GPU, after_s=80.0)))

@@ -55,4 +55,5 @@ class WorldSurroundings:
 
     def ask_now(self) -> Consumers:
         self._world.scheduler.point("ask the kubelet's API who has what")
+        self._world.observer.read_account()
         return self._world.kubelet.account()

@@ -25,6 +25,8 @@ QUICKLY_NOTICED = (
     "allocation check: devices are read again",
     "allocation check: who uses the device",
     "allocation: a group is not given to two pods",
+    "allocation: a device is not given under a second id",
+    "gate: new allocations without a device before each step",
     "account: pods of the checkpoint",
     "account: a checkpoint that was lost",
     "account: what the kubelet counts is unread",

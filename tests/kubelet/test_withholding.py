@@ -67,6 +67,25 @@ async def test_the_agent_does_not_replace_kubevirts_list_of_the_same_name(short_
         assert next(iter(pod.env().values())) in {FIRST, SECOND}
 
 
+async def test_a_gpu_that_kubevirts_plugin_gave_by_its_group_is_not_given_again(short_path: Path) -> None:
+    """gpuvirt takes over the resource name of a plugin whose ids are groups, while a VM of that plugin runs."""
+    async with running(short_path, CLOCK) as kubelet:
+        async with kubevirt_offers(short_path, A10):
+            await until(lambda: A10 in kubelet.manager.resources and bool(kubelet.manager.resources[A10].healthy))
+            theirs = await kubelet.run_pod("theirs", Container("compute", {A10: 1}))
+            assert theirs.held[0].devices == ["12"]
+        async with agent_on(options_for(build_host(load_host("2xA10")), short_path)):
+            await until(lambda: kubelet.manager.resources[A10].healthy == {SECOND})
+            ours = await kubelet.run_pod("ours", Container("compute", {A10: 1}))
+            assert list(ours.env().values()) == [SECOND]
+            with pytest.raises(AdmissionError):
+                await kubelet.run_pod("too-many", Container("compute", {A10: 1}))
+            kubelet.end_pod("theirs")
+            await until(lambda: kubelet.manager.resources[A10].healthy == {FIRST, SECOND})
+            following = await kubelet.run_pod("next", Container("compute", {A10: 1}))
+            assert list(following.env().values()) == [FIRST]
+
+
 async def test_a_withheld_resource_is_not_allocated_before_kubevirt_registers_it(short_path: Path) -> None:
     async with cluster_on("2xA10", short_path) as node:
         withhold(node, SAME)

@@ -21,7 +21,7 @@ class AllocatedDevices:
 
     def own(self, candidate: Candidate) -> Entry | None:
         """Return the entry of a device under its own id, None where it has none; one of gpuvirt's resources first."""
-        entries = [entry for entry in self.by_target.get(candidate.target, ()) if entry.device == candidate.id]
+        entries = [entry for entry in self.by_target.get(candidate.target, ()) if is_same_id(entry, candidate)]
         return next((entry for entry in entries if entry.resource in self.ours), entries[0] if entries else None)
 
     def given_by_us(self) -> Iterator[Entry]:
@@ -64,7 +64,7 @@ class AllocatedDevices:
         candidates = [(candidate, self.own(candidate)) for candidate in desired]
         for candidate, _ in candidates:
             for entry in self.by_target.get(candidate.target, ()):
-                if entry.resource != resource or entry.device != candidate.id:
+                if entry.resource != resource or not is_same_id(entry, candidate):
                     return _held_elsewhere(candidate, entry)
         for candidate, own in candidates:
             for entry in self._in_group(candidate):
@@ -95,6 +95,11 @@ class AllocatedDevices:
 
     def _in_group(self, candidate: Candidate) -> tuple[Entry, ...]:
         return self.by_group.get(candidate.group, ()) if candidate.group is not None else ()
+
+
+def is_same_id(entry: Entry, candidate: Candidate) -> bool:
+    """Return whether an entry of a device has the id that gpuvirt offers it under; KubeVirt's plugin has another."""
+    return entry.device == candidate.id
 
 
 def _held_elsewhere(candidate: Candidate, entry: Entry) -> Reason:
