@@ -3,6 +3,7 @@
 A command reads these lists beside a device plugin of gpuvirt that it can't ask to drain devices.
 """
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import grpc
 
 from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.ids import DeviceId
-from gpuvirt.kubelet import podresources, sockets, wire
+from gpuvirt.kubelet import podresources, wire
 
 METHOD = "/v1beta1.DevicePlugin/ListAndWatch"
 TIMEOUT_S = 5.0
@@ -25,7 +26,22 @@ class ListUnknownError(GpuvirtError):
 def read_lists(folder: Path) -> Mapping[Path, frozenset[DeviceId]]:
     """Return the healthy devices by socket; raise ListUnknownError. A socket without a listener lists nothing."""
     paths = sorted(path for name in NAMES for path in folder.glob(name))
-    return {path: _read_list(path) for path in paths if sockets.is_listened_at(path)}
+    return {path: _read_list(path) for path in paths if _has_listener(path)}
+
+
+def _has_listener(path: Path) -> bool:
+    """Return whether a process listens; raise ListUnknownError where that is unknown: a path may be too long."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # a listener whose queue is full
+            return True
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError as error:
+            raise ListUnknownError(f"{path}: {error}") from error
+        return True
 
 
 def _read_list(path: Path) -> frozenset[DeviceId]:

@@ -1,0 +1,88 @@
+"""What device plugins list now, read from their sockets, and a command beside a plugin that can't be asked."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gpuvirt.cli.changes.inworker import ChangeSite, beside
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.hardware.scan import scan
+from gpuvirt.kubelet import livelists
+from gpuvirt.kubelet.livelists import ListUnknownError, read_lists
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
+from gpuvirt.model.inventory.inventory import build_inventory
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.change.gate.gates import plugin_gates
+from gpuvirt.node.loops.serialworker import ThreadWorker
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.hostspec import load_host
+from gpuvirt.sim.kernel import SimKernel
+from gpuvirt.sim.kubelet.kubelet import running
+from gpuvirt.sim.programs.tools import SimTools
+from tests.changes import NOBODY, site_in
+from tests.kubeletnode import CLOCK, agent_on, options_for, until
+
+T = TypeVar("T")
+
+GPU, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
+A10, SOCKET = "nvidia.com/GA102GL_A10", "kubevirt-GA102GL_A10.sock"
+
+
+async def in_thread(job: Callable[[], T]) -> T:
+    return await ThreadWorker("command").run(job, name="command", timeout_s=30.0)
+
+
+def refusal(kernel: SimKernel, folder: Path) -> Reason | None:
+    """Return why `gpuvirt vfio unbind` of the first GPU is refused beside the host's agents."""
+    site, seen = site_in(folder, kernel, SimTools(kernel)), build_inventory(scan(kernel))
+    own = folder / "command"  # by a path of its own it shares no state in memory with the agent
+    if not own.is_symlink():
+        own.symlink_to(folder / "device-plugins")
+    change_site = ChangeSite(replace(site, device_plugins=own), NOBODY, folder / "agent")
+    desired = {GPU: DesiredGpu(DesiredDriver.NATIVE)}
+    with beside(change_site, seen.gpus[GPU].unit, desired, seen, f"unbind {GPU}") as found:
+        return found
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+async def test_a_command_asks_a_plugin_or_reads_its_lists(short_path: Path, *, may_write: bool) -> None:
+    kernel, folder = build_host(load_host("2xA10")), short_path / "device-plugins"
+    gates = plugin_gates(folder) if may_write else Path("/proc/gates")
+    options = replace(options_for(kernel, short_path), gates=gates, plugin_only=True)
+    async with running(short_path, CLOCK) as kubelet, agent_on(options) as agent:
+        await until(lambda: kubelet.allocatable() == {A10: 2})
+        await until(lambda: agent.looked)
+        lists = await in_thread(lambda: read_lists(folder))
+        assert {path.name: set(map(str, ids)) for path, ids in lists.items()} == {SOCKET: {str(GPU), str(SECOND)}}
+        notes = {note.code for note in agent.views.get().notes}
+        assert (ReasonCode.GATE_FAILED in notes) != may_write
+        found = await in_thread(lambda: refusal(kernel, short_path))
+        if may_write:
+            assert found is None, "the plugin has withdrawn the GPU, and the kubelet's checkpoint has it no longer"
+        else:
+            assert found is not None
+            assert (found.code, Path(found.places[0].path).name) == (ReasonCode.AGENT_SILENT, SOCKET)
+        await until(lambda: kubelet.allocatable() == {A10: 2})
+    assert await in_thread(lambda: refusal(kernel, short_path)) is None, "no plugin listens any more"
+
+
+def test_a_socket_that_cannot_be_connected_to_is_unknown(short_path: Path) -> None:
+    folder = short_path / ("deep" * 30)
+    folder.mkdir()
+    (folder / "kubevirt-A10.sock").touch()
+    with pytest.raises(ListUnknownError, match="too long"):
+        read_lists(folder)
+
+
+def test_a_plugin_that_does_not_say_what_it_lists_is_unknown(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(livelists, "TIMEOUT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_path / "kubevirt-silent.sock"))
+        assert read_lists(short_path) == {}, "nobody listens"
+        silent.listen()
+        with pytest.raises(ListUnknownError, match=r"kubevirt-silent\.sock"):
+            read_lists(short_path)
