@@ -18,6 +18,8 @@ from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.gate.gatefiles import GateFiles
+from gpuvirt.node.change.gate.gatepass import Pass
 from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.change.observation import Observation, observe
 from gpuvirt.node.change.site import Site
@@ -27,6 +29,10 @@ from gpuvirt.node.change.unitchange import apply
 
 ReportStep = Callable[[Step | RollBack], None]
 NO_PODS: Allocations = {}
+
+
+UNGATED = Pass(GateFiles(Path("/nonexistent")), (), ())
+"""The pass of a change of no slots, in a test that nothing else changes."""
 
 
 def site_in(folder: Path, kernel: Kernel, tools: Tools) -> Site:

@@ -33,7 +33,7 @@ from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import Process, SimKernel
 from gpuvirt.sim.programs.tools import SimTools
-from tests.changes import NOBODY, change_drivers, driver_state, site_in
+from tests.changes import NOBODY, UNGATED, change_drivers, driver_state, site_in
 from tests.nodewithvgpus import VGPU
 from tests.pacedworker import OPERATION_S
 from tests.simnode import SimNode, Workers, running_node
@@ -373,7 +373,7 @@ def test_devices_can_be_allocated_after_their_change_has_ended() -> None:
     changes = Changes(lambda: entries)
     given = [(DeviceId(FIRST), Target(FIRST))]
     change = Change(changes, "unit", lambda: True, None)
-    with change.under_way():
+    with change.under_way(UNGATED):
         changes.allocate(given, lambda: None)  # nothing is claimed yet
         change.claim(StepScope.of([FIRST]))
         with pytest.raises(RefusedError) as refused:
@@ -388,7 +388,7 @@ def test_devices_can_be_allocated_after_their_change_has_ended() -> None:
         with change.step(StepScope.of([FIRST]), "a step that puts back"):
             pass
     changes.allocate(given, lambda: entries.append(entry_of(FIRST)))
-    with change.under_way(), pytest.raises(StalePlanError, match="is allocated to"):
+    with change.under_way(UNGATED), pytest.raises(StalePlanError, match="is allocated to"):
         change.claim(StepScope.of([FIRST]))
 
 
@@ -398,7 +398,7 @@ def test_a_step_that_restores_a_touched_function_is_refused_by_no_account() -> N
     account = PodAllocations({FIRST: ("cuda/job",)}, unknown=refusals.allocations_unknown(FIRST))
     change = Change(Changes(lambda: entries), "unit", lambda: True, lambda _: account if entries else PodAllocations())
     inventory = build_inventory(scan(build_host(load_host("2xA10"))))
-    with change.under_way():
+    with change.under_way(UNGATED):
         change.plan_from(inventory, ())
         with change.step(StepScope.of([FIRST]), "unbind it"):
             entries.append(entry_of(FIRST))

@@ -30,6 +30,7 @@ from gpuvirt.node.shares.refusals import ShareRefusedError
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.kernel import SimKernel
+from tests.changes import UNGATED
 from tests.shares.sharednode import nvidia_spec
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
@@ -135,7 +136,7 @@ async def test_a_gpu_that_a_command_drains_is_no_choice(simulated: Simulated, tm
 async def test_a_gpu_that_the_agent_itself_changes_is_no_choice(simulated: Simulated, tmp_path: Path) -> None:
     async with shared(simulated("vm-2xV100"), tmp_path) as node:
         change, scope = node.change(FIRST)
-        with change.under_way():
+        with change.under_way(UNGATED):
             change.claim(scope)
             assert node.choice.why_refused(Units(1000)) is None, "the other GPU can give them"
             assert await node.choose(A) == B
@@ -178,15 +179,15 @@ async def test_a_change_sees_a_share_before_it_is_on_disk(simulated: Simulated, 
             choosing = group.create_task(node.choose(A))
             await worker.waits.wait()
             change, scope = node.change(FIRST)
-            with change.under_way(), pytest.raises(StalePlanError, match="allocated to pod default/p"):
+            with change.under_way(UNGATED), pytest.raises(StalePlanError, match="allocated to pod default/p"):
                 change.claim(scope)
             other, free = node.change(SECOND)
-            with other.under_way():
+            with other.under_way(UNGATED):
                 other.claim(free)
             worker.may_run.set()
         assert choosing.result() == A
         assert not node.shares.pending.get()
-        with change.under_way(), pytest.raises(StalePlanError, match="allocated to pod default/p"):
+        with change.under_way(UNGATED), pytest.raises(StalePlanError, match="allocated to pod default/p"):
             change.claim(scope)
 
 
@@ -196,7 +197,7 @@ async def test_a_share_that_could_not_be_recorded_keeps_no_gpu(simulated: Simula
         assert await node.choose(A) == ReasonCode.LEDGER_NOT_WRITTEN
         assert not node.shares.records.pods
         change, scope = node.change(FIRST)
-        with change.under_way():
+        with change.under_way(UNGATED):
             change.claim(scope)
 
 
@@ -226,7 +227,7 @@ async def test_a_gpu_that_is_drained_or_blocked_offers_no_units(simulated: Simul
 async def test_a_gpu_that_the_agent_changes_offers_no_units(simulated: Simulated, tmp_path: Path) -> None:
     async with shared(simulated("vm-2xV100"), tmp_path) as node:
         change, scope = node.change(SECOND)
-        with change.under_way():
+        with change.under_way(UNGATED):
             change.claim(scope)
             node.node.agent.conclude()
             assert dict(node.node.view.shared.capacity) == {A: 1000}

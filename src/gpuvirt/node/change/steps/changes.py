@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
@@ -21,16 +20,12 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.gate.gateerrors import GateFailedError, UnitBusyError, why_not_passed
-from gpuvirt.node.change.gate.gatefiles import GateFiles
 from gpuvirt.node.change.gate.gatepass import Pass
+from gpuvirt.node.change.gate.gaterecord import IllegalMoveError
 from gpuvirt.node.change.steps.leasing import RefusedError
 
 ReadAllocations = Callable[[Inventory], PodAllocations]
 """Returns the newest allocations of a host's devices to pods; any thread calls it."""
-
-
-NO_GATES = Pass(GateFiles(Path("/run")), (), ())
-"""The pass of a change that needs no gates, since no other process can change the host."""
 
 
 class StalePlanError(RefusedError):
@@ -99,7 +94,14 @@ class Change:
         self._begun = Scope()
         self._blocked_at: str | None = None
         self._rolling_back = False
-        self._passed = NO_GATES
+        self._pass: Pass | None = None
+
+    @property
+    def _passed(self) -> Pass:
+        """The pass through the gates; raise IllegalMoveError for a change that has passed none."""
+        if self._pass is None:
+            raise IllegalMoveError(f"a change of {self._subject} has not passed the gates, so it can take no step")
+        return self._pass
 
     @property
     def expired(self) -> bool:
@@ -107,10 +109,10 @@ class Change:
         return self._blocked_at is not None
 
     @contextmanager
-    def under_way(self, passed: Pass = NO_GATES) -> Iterator[None]:
+    def under_way(self, passed: Pass) -> Iterator[None]:
         """Register the change as under way while the context lasts, with the gates that it has passed."""
         with self._changes.lock:
-            self._passed = passed
+            self._pass = passed
             self._changes.under_way.append(self)
         try:
             yield
