@@ -248,3 +248,9 @@ def test_every_gpu_of_the_simulated_hosts_can_be_reset(simulated: Simulated, nam
         for function in facts.functions.values()
         if function.kind == "gpu" and (function.on_vfio or (function.physfn is None and function.driver is not None))
     )
+
+
+@pytest.mark.parametrize("reset", Reset)
+def test_a_reset_is_no_truth_value(reset: Reset) -> None:
+    with pytest.raises(TypeError, match="compare with a member"):
+        bool(reset)

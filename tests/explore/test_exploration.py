@@ -43,6 +43,8 @@ QUICKLY_NOTICED = (
     "gates: those of an unprivileged plugin",
     "gates: what a plugin without gates lists",
     "gates: a file that fails refuses",
+    "tenants: no GPU with the memory of another tenant",
+    "tenants: recorded before the answer of Allocate",
 )
 
 MOST_SCHEDULES_OF_KNOWN = 400
