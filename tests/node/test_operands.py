@@ -229,14 +229,11 @@ async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubele
         agent.take_request(NodeRequest(config=Observed(None)))
         await until(lambda: operator.runs and kubelet.allocatable().get(T4_8Q) == 8)
         pod = await kubelet.run_pod("vm", Container("compute", {T4_8Q: 1}))
-        folder = short_path / "pods" / pod.uid
-        folder.mkdir(parents=True)
         agent.take_request(NodeRequest(config=Observed("T4-4Q")))
         await until(lambda: operator.runs and kubelet.allocatable().get(T4_4Q) == 12)
         await until(lambda: kubelet.allocatable()[T4_8Q] == 1)
         assert pod.held[0].devices[0] in types_by_id(kernel)
         kubelet.end_pod("vm")
-        folder.rmdir()
         await until(lambda: operator.runs and kubelet.allocatable().get(T4_4Q) == 16)
         (tmp_path / "config.yaml").write_text(
             "version: v1\nvgpu-configs: {mine: [{devices: all, vgpu-devices: {T4-16Q: 1}}]}\n"
