@@ -5,4 +5,12 @@ Where a guard protects against harm, it has a test instead of a line here. A lin
 
 from collections.abc import Mapping
 
-UNNOTICED: Mapping[str, str] = {}
+UNNOTICED: Mapping[str, str] = {
+    "node.change.driverphase: _put_back: back.refusals [or in] if back.refusals or not back.steps": "A plan with refusals has no steps, so the other part of the condition is true as well.",
+    "node.change.driverphase: _put_back: not back.steps [or in] if back.refusals or not back.steps": "A rollback without steps records and takes nothing.",
+    "node.change.gate.gate: Gate._locked: raise self.busy(unit, slot)": "The lock of the slot refuses it, too, 0.2 s later: locks belong to the open file, not to the process.",
+    "node.change.gate.gate: Gate._refuse_unless_allocatable: isinstance(found, GateRecord) [and in] if isinstance(found, GateRecord) and found.state is Gate…": "A damaged record then raises AttributeError, which refuses the allocation as well.",
+    "node.change.steps.driversteps: _expect_native: isinstance(found, str) [and in] if isinstance(found, str) and (found in VFIO_DRIVERS or (vfio a…": "A driver that could not be read is refused either way, only with another text.",
+    "model.offers.allocationcheck: _identity_change: was is not None [and in] if was is not None and function is not None and (function.id != was.id)": "An offered device is among the functions of the inventory that it was offered from.",
+    "model.offers.allocationcheck: _vgpu_change: function is None [or in] if device.framework is not Framework.VENDOR_VFIO or function is None": "The next line fails for a parent that is gone, which refuses the allocation as well.",
+}
