@@ -222,6 +222,17 @@ class MendAccount(Action):
 
 
 @dataclass(frozen=True)
+class StepClock(Action):
+    """The wall clock is set forward or back; no time passes."""
+
+    seconds: float
+
+    @override
+    def act(self, world: World) -> None:
+        world.clock.step(self.seconds)
+
+
+@dataclass(frozen=True)
 class Kill(Action):
     """The agent is killed."""
 

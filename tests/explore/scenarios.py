@@ -29,6 +29,7 @@ from tests.explore.actions import (
     Start,
     StartBeside,
     StartKubelet,
+    StepClock,
     StopKubelet,
     Want,
 )
@@ -179,6 +180,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         NATIVE, CONTAINER, ((BACK,), (Want("container", after_s=80.0), AdmitOther("cuda", GPU, after_s=80.0)))
     ),
     "kubelet-restarts": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (StopKubelet(), StartKubelet()), (AWAY,))),
+    "clock-steps": Scenario(
+        ON_VFIO,
+        PASSTHROUGH,
+        ((StartVm("vm"), EndPod("vm")), (AWAY,), (StepClock(7200.0), StepClock(-10800.0))),
+        first=(Admit("vm"),),
+    ),
     "account-is-lost": Scenario(ON_VFIO, PASSTHROUGH, ((Admit("vm"),), (LoseAccount(), MendAccount()), (AWAY,))),
     "checkpoint-is-deleted": Scenario(
         ON_VFIO, PASSTHROUGH, ((Admit("vm"), Admit("vm-b")), (DeleteCheckpoint(), *RESTARTED, RegisterOther()), (AWAY,))
