@@ -7,6 +7,7 @@ from lab.cluster.cluster import KUBELET_ROOT
 from lab.cluster.settings import NODE
 
 from gpuvirt.facts.ids import PciAddress, ResourceName
+from gpuvirt.node.store.recordhistorystore import FILE
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from tests.cluster.clusterlab import LabNode, PodRequest
@@ -48,7 +49,10 @@ def test_no_gpu_is_bound_while_a_pod_has_one_that_the_kubelet_has_forgotten(node
             node.until_allocatable(NVIDIAS, 1)
             node.start("cuda", PodRequest({NVIDIAS: 1}, "sleep 1000"))
             node.until(lambda: node.status("cuda").phase == "Running", lambda: str(node.status("cuda")))
+        is_for(node, "container")
         with node.agent("workload_label: true", asks):
+            history = node.host / "var/lib/gpuvirt" / FILE
+            node.until(history.exists, lambda: "the agent has not read the checkpoint")
             forget_devices(node)
             if registers:
                 with kubevirt_offers_beside(KUBELET_ROOT, NVIDIAS, ids):

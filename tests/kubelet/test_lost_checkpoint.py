@@ -163,6 +163,24 @@ async def test_a_missing_checkpoint_is_unknown_until_the_same_kubelet_writes_it_
         assert await agent.read() is None
 
 
+async def test_a_missing_checkpoint_is_known_again_when_no_pod_of_before_has_devices(short_path: Path) -> None:
+    """Nothing registers any more, so the kubelet does not write it again: the agent must not wait for that."""
+    async with running(short_path / "k", RealClock()) as kubelet:
+        agent = Agent(kubelet, short_path / FILE)
+        await kubelet.run_pod("proxy", Container("main", {}))
+        await give(kubelet, GPU, [ID])
+        assert await agent.read() is None
+        await kubelet.stop()
+        kubelet.paths.checkpoint.unlink()
+        await kubelet.start()
+        assert "is missing" in (await agent.read() or "")
+        assert "default/cuda" in (await agent.ask_api_server(cuda(kubelet), proxy(kubelet)) or "")
+        kubelet.end_pod("cuda")
+        assert await agent.read() is not None
+        assert await agent.ask_api_server(proxy(kubelet)) is None
+        assert await agent.read() is None
+
+
 def proxy_of_node() -> PodRequests:
     return PodRequests(PodUid("another"), "kube-system/proxy", has_ended=False)
 

@@ -116,9 +116,9 @@ def _missing(history: History, reading: Reading) -> History:
         return history
     # A pod in doubt that has ended has no folder any more, so the present pods are all of them.
     pods = before.pods if before is not None and reading.pods is None else _sorted(reading.pods)
+    if pods == ():
+        return _without_devices(history)
     if not history.is_seen:
-        if pods == ():
-            return replace(history, doubt=None, is_absence_known=True)
         return replace(history, doubt=Doubt(before.seen if before is not None else NEVER_WRITTEN, pods))
     lost = _still_running((*history.lost, *history.devices), reading)
     whole = history.kubelet if before is None else before.kubelet
@@ -170,7 +170,7 @@ def ask(history: History, pods: Sequence[PodRequests], claims: frozenset[PodUid]
     """Return the history after the API server's answer to a doubt; `claims` are the pods with recorded claims.
 
     The record is complete if it has an entry for each resource of each container of the node's pods, and if the API
-    server knows all pods in doubt. A record that was lost and is still missing stays unknown.
+    server knows all pods in doubt. While the record is missing, no pod may request a resource.
     """
     doubt = history.doubt
     if doubt is None:
@@ -178,7 +178,8 @@ def ask(history: History, pods: Sequence[PodRequests], claims: frozenset[PodUid]
     ended = {pod.uid for pod in pods if pod.has_ended}
     lost = tuple(device for device in history.lost if device.pod not in ended)
     history = replace(history, lost=lost)
-    entries = {(device.pod, device.container, device.resource) for device in (*history.devices, *lost)}
+    listed = () if history.is_missing else (*history.devices, *lost)
+    entries = {(device.pod, device.container, device.resource) for device in listed}
     missing = [pod for pod in pods if not pod.has_ended and _lacks(entries, claims, pod)]
     known = {pod.uid for pod in pods}
     unknown = [pod for pod in doubt.pods or () if pod not in known]
@@ -188,7 +189,12 @@ def ask(history: History, pods: Sequence[PodRequests], claims: frozenset[PodUid]
         return replace(history, doubt=replace(doubt, seen=found))
     if not history.is_missing:
         return replace(history, doubt=None)
-    return history if history.is_seen else replace(history, doubt=None, is_absence_known=True)
+    return _without_devices(history)
+
+
+def _without_devices(history: History) -> History:
+    """Return the history once no pod can have a device while there is no record: as before the first one."""
+    return replace(history, is_seen=False, is_absence_known=True, devices=(), lost=(), doubt=None)
 
 
 def _lacks(entries: set[tuple[PodUid, str, ResourceName]], claims: frozenset[PodUid], pod: PodRequests) -> bool:
