@@ -277,3 +277,8 @@ async def test_a_gpu_whose_vfio_node_a_pod_has_is_withheld_under_any_id(simulate
         text = (tmp_path / "ledger.json").read_text()
         assert "vm-gpu" in text
         assert "answer" not in text, "an older gpuvirt reads the file"
+
+
+def test_no_text_of_an_answer_has_the_values_of_its_variables() -> None:
+    answer = PluginAnswer(env=(("LICENCE_TOKEN", "s3cret"),))
+    assert "s3cret" not in repr(Allocation(ResourceName("example.com/x"), DeviceId("x"), "pod a/b", answer))

@@ -6,7 +6,7 @@ their numbers, and ids of GPUs in the environment, in mounts (NVIDIA's strategy 
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, is_mdev_uuid, is_pci_address
@@ -43,7 +43,8 @@ class PluginAnswer:
 
     nodes: tuple[DeviceNode, ...] = ()
     """The device nodes, and the mounted files under `/dev`."""
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Variables, which may have tokens of other programs as values: no log or message shows them."""
     mounts: tuple[str, ...] = ()
     """The places of mounts in the container."""
     cdi_devices: tuple[str, ...] = ()

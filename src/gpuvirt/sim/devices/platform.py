@@ -16,6 +16,7 @@ from gpuvirt.sim.devices.pci import PciBus
 from gpuvirt.sim.files.tree import DeviceNode, File, Folder, Link, Tree, constant
 
 MODULES = "/sys/module"
+NULL = 1 << 8 | 3
 KVM = 10 << 8 | 232
 CPUS_OF_A_NODE = 16
 FLAGS = "fpu vme de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat clflush mmx fxsr sse sse2 ht syscall nx lm"
@@ -151,6 +152,7 @@ def place_platform(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) 
             ),
         },
     )
+    tree.place(HostPath("/dev/null"), DeviceNode(NULL))
     if spec.kvm:
         tree.place(HostPath("/dev/kvm"), DeviceNode(KVM))
     _place_modules(tree, bus, spec)
