@@ -266,7 +266,7 @@ def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_container_has_en
         assert (shared.seen("stays"), shared.seen("other")) == (A, B)
         specs, shim = shared.specs, shim_of(shared.metadata("stays").uid)
         os.kill(shim, signal.SIGSTOP)
-        stack.callback(os.kill, shim, signal.SIGCONT)
+        stack.callback(resume, shim)
         node.delete("stays")
         shared.start("second", main(1000), gpu=A)
         node.until(lambda: node.status("second").phase == "Failed", lambda: node.kubectl("describe", "pod", "second"))
@@ -281,7 +281,7 @@ def test_a_pod_that_is_deleted_by_force_keeps_its_gpu_until_its_container_has_en
         node.until(lambda: node.status("third").phase == "Failed", lambda: node.kubectl("describe", "pod", "third"))
         assert "NoRoom: nvidia.com/vgpu requests 1000 units" in node.kubectl("describe", "pod", "third")
         assert (shared.specs, shared.used()[A]) == (specs, 1000)
-        os.kill(shim, signal.SIGCONT)
+        resume(shim)
         node.until(lambda: shared.used()[A] == 0, lambda: shared.log)
         shared.start("fourth", main(1000), gpu=A)
         assert shared.seen("fourth") == A
@@ -296,6 +296,12 @@ def shim_of(uid: str) -> int:
                 parents.add(int(path.with_name("stat").read_text().rpartition(")")[2].split()[1]))
     (shim,) = (pid for pid in parents if "containerd-shim" in Path(f"/proc/{pid}/cmdline").read_text())
     return shim
+
+
+def resume(pid: int) -> None:
+    """Let a stopped process continue, if it still exists."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_many_equal_pods_at_a_time_beside_a_client_that_lists_pod_resources(shared: Shared) -> None:

@@ -6,31 +6,35 @@ No GPU ever runs more than its units, and no container that runs loses its CDI s
 import asyncio
 import itertools
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from typing_extensions import override
 
-from gpuvirt.facts.ids import PodUid
+from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units, most_at_a_time
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
+from gpuvirt.model.shares.node.keptshares import KeptShare, why_kept
+from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.node.unitids import unit_id
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import InlineWorker
-from gpuvirt.node.shares import recordstore
+from gpuvirt.node.shares import podends, recordstore
 from gpuvirt.node.shares.nodepods import NodePods
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.shares.podends import Accounts
+from gpuvirt.node.shares.podends import Accounts, PodEnds
 from gpuvirt.node.shares.recordstore import RecordStore
 from gpuvirt.node.shares.refusals import ShareRefusedError
 from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
@@ -38,7 +42,6 @@ from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.clock import SimClock
-from tests.shares.opengpus import OpenGpus
 from tests.shares.sharednode import BOTH, GPUS, MINORS, nvidia_spec, spec_env
 
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
@@ -59,11 +62,28 @@ class Pod:
     """Whether the kubelet's record lacks it: it was deleted by force."""
 
 
+class Changes:
+    """The GPUs that changes have, as the gate of each GPU knows them."""
+
+    def __init__(self) -> None:
+        self.changed: set[GpuId] = set()
+
+    def why_closed(self, gpu: GpuId) -> Reason | None:
+        del gpu  # a change by another process: only the gate knows it
+        return None
+
+    def claim(self, gpus: Collection[GpuId], unit: DeviceId, record: Callable[[], None]) -> None:
+        for gpu in self.changed.intersection(gpus):
+            raise RefusedError(refusals.busy(gpu, f"for {unit}"))
+        record()
+
+
 class Shares(RuleBasedStateMachine):
-    """A node with two GPUs, whose kubelet, API server and agent fail at any time."""
+    """A node with two GPUs, whose kubelet, API server and agent fail at any time, and whose GPUs are changed."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.claims = Changes()
         self.folder = Path(mkdtemp())
         (self.folder / "cdi").mkdir()
         (self.folder / "cdi/nvidia.yaml").write_text(nvidia_spec(MINORS))
@@ -94,7 +114,7 @@ class Shares(RuleBasedStateMachine):
         self.api = NodePods()
         self.shares = NodeShares(store, files, self.api, self.capacity, runtime, self.capacity, Cell(()))
         accounts = Accounts(self.recorded, self.running)
-        on = Dependencies(self.shares, SimClock(), InlineWorker(), accounts, OpenGpus(), room_s=0, pod_s=0)
+        on = Dependencies(self.shares, SimClock(), InlineWorker(), accounts, self.claims, room_s=0, pod_s=0)
         self.allocator = ShareAllocator(on)
         self.names = itertools.count(1)
 
@@ -173,6 +193,7 @@ class Shares(RuleBasedStateMachine):
         if not path.exists():
             return  # another container with these ids could start, and this one can't
         seen = dict(text.split("=", 1) for text in spec_env(path))["GPUVIRT_GPUS"]
+        assert seen not in self.claims.changed, "a container starts with a GPU that a change has"
         before = pod.running.get(allocation.container)
         assert before is None or before == seen, "a container keeps its GPU"
         pod.running[allocation.container] = GpuId(seen)
@@ -190,6 +211,20 @@ class Shares(RuleBasedStateMachine):
             pod = self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
             pod.reported, pod.forgotten = False, forgotten
             self.report()
+
+    @rule(gpu=st.sampled_from(GPUS))
+    def begin_change(self, gpu: GpuId) -> None:
+        """A change begins, unless the agent's records or the kubelet's show that a pod has the GPU or may get it."""
+        started = self.shares.records.pods
+        recorded = self.recorded()
+        if isinstance(recorded, Unknown) or any(one.pod not in started for one in recorded):
+            return
+        if not any(gpu in pod.placement.used for pod in started.values()):
+            self.claims.changed.add(gpu)
+
+    @rule()
+    def end_changes(self) -> None:
+        self.claims.changed.clear()
 
     @rule(visible=st.booleans())
     def hide_or_show_processes(self, visible: bool) -> None:
@@ -220,6 +255,11 @@ class Shares(RuleBasedStateMachine):
             assert record is not None or not pod.running
             assert all(list(record.containers[name].gpus) == [gpu] for name, gpu in pod.running.items() if record)
 
+    @invariant()
+    def no_change_has_the_gpu_of_a_container(self) -> None:
+        for pod in self.pods.values():
+            assert not self.claims.changed.intersection(pod.running.values())
+
     @staticmethod
     def used(pod: Pod, gpu: GpuId) -> int:
         """Return the most units of a GPU that the started containers of a pod run at a time."""
@@ -231,3 +271,40 @@ class Shares(RuleBasedStateMachine):
 
 Shares.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestShares = pytest.mark.filterwarnings("ignore::ResourceWarning")(Shares.TestCase)
+
+
+async def _by_the_api_server_alone(
+    _: PodEnds, records: ShareRecords, pods: Mapping[PodUid, PodOnNode] | None
+) -> frozenset[PodUid]:
+    return frozenset(uid for uid in records.pods if pods is not None and (uid not in pods or pods[uid].ended))
+
+
+def _without_running(
+    gone: frozenset[PodUid], in_kubelet: frozenset[PodUid] | Unknown, running: frozenset[PodUid] | Unread
+) -> Mapping[PodUid, KeptShare]:
+    del running
+    return why_kept(gone, in_kubelet, frozenset())
+
+
+def _claim_anyway(_: Changes, gpus: Collection[GpuId], unit: DeviceId, record: Callable[[], None]) -> None:
+    del gpus, unit
+    record()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    ("owner", "name", "instead"),
+    [
+        (PodEnds, "read", _by_the_api_server_alone),
+        (podends, "why_kept", _without_running),
+        (Changes, "claim", _claim_anyway),
+    ],
+    ids=["the kubelet's account and the processes", "the processes", "the gate"],
+)
+def test_the_removal_of_a_guard_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, instead: object
+) -> None:
+    monkeypatch.setattr(owner, name, instead)
+    quickly = settings(max_examples=2000, stateful_step_count=40, phases=[Phase.generate], derandomize=True)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        run_state_machine_as_test(Shares, settings=quickly)
