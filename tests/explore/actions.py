@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.shares.node.unitids import is_unit_id
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from tests.explore.kubelet import Key
 from tests.explore.reduction import DESIRED
@@ -309,3 +310,55 @@ class LoseLedger(Action):
     @override
     def act(self, world: World) -> None:
         (world.disk.folder / "state/ledger.json").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class AdmitShare(Action):
+    """The kubelet admits a pod with units that it counts as free."""
+
+    pod: str
+    units: int
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.agents.running is not None and len(self._free(world)) >= self.units
+
+    @override
+    def act(self, world: World) -> None:
+        world.shares.admit(self.pod, tuple(self._free(world)[: self.units]))
+
+    def _free(self, world: World) -> list[Key]:
+        return [key for key in world.kubelet.free() if is_unit_id(key[1])]
+
+
+@dataclass(frozen=True)
+class DeleteByForce(Action):
+    """A pod is deleted by force: API server and kubelet forget it, and its container runs on."""
+
+    pod: str
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.kubelet.runs(self.pod)
+
+    @override
+    def act(self, world: World) -> None:
+        world.kubelet.pods[self.pod].deleted = True
+        world.shares.forget(self.pod)
+
+
+@dataclass(frozen=True)
+class EndSharer(Action):
+    """The container of a pod with a share ends, and the pod with it."""
+
+    pod: str
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return self.pod in world.processes
+
+    @override
+    def act(self, world: World) -> None:
+        world.kernel.end_vm(world.processes.pop(self.pod))
+        world.kubelet.end(world.kubelet.pods[self.pod])
+        world.shares.forget(self.pod)

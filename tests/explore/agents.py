@@ -38,6 +38,7 @@ from tests.explore.scenario import Program
 from tests.explore.scheduler import Process
 from tests.explore.seam import ExploredKernel, ExploredTools
 from tests.explore.unprivileged import UnprivilegedKernel
+from tests.explore.sharing import Sharing, open_shares, run_shares, sharing_of
 from tests.simnode import IDS
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Running:
     process: Process
     loop: ExploredLoop
     agent: Agent
+    sharing: Sharing | None
     observed: int = -1
     """The number of the desired state that the agent has observed."""
     mode: str | None = None
@@ -174,7 +176,9 @@ class Agents:
             may_lack_gates=program.is_unprivileged,
         )
         agent_view = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
-        agent = Agent(site, world.scenario.settings, IDS, agent_view, INTERVALS)
+        shares = open_shares(world, Path(ledger).name, worker) if world.scenario.shares else None
+        agent = Agent(site, world.scenario.settings, IDS, agent_view, INTERVALS, shares)
+        sharing = sharing_of(world, agent, host.kernel, worker("shares"))
         kubelets = world.kubelet.pids
         account = AccountWatch(
             world.kubelet.paths,
@@ -191,8 +195,10 @@ class Agents:
                 group.create_task(agent.run())
                 group.create_task(history.run(lambda problem: agent.report_problem("record history", problem)))
                 group.create_task(keep_going("holders", lambda: account.run(agent), world.clock))
+                if sharing is not None:
+                    group.create_task(run_shares(world, sharing))
 
-        self.running = Running(process, loop, agent, main_task=loop.create_task(live()))
+        self.running = Running(process, loop, agent, sharing, main_task=loop.create_task(live()))
 
     def end(self) -> None:
         """Kill the agent, or the newer of two agents."""

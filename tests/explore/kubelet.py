@@ -49,6 +49,12 @@ class Pod:
     forgotten: bool = False
     """The kubelet has started without a checkpoint, and does not know the pod's devices any more."""
     ended: bool = False
+    answer: bytes | None = None
+    """The plugin's answer to Allocate, where it is recorded."""
+    starting: Callable[[], None] | None = None
+    """Calls PreStartContainer, until it has answered."""
+    deleted: bool = False
+    """The API server has deleted the pod by force, so that the kubelet has freed its devices; its container runs on."""
 
     @property
     def taken_by_s(self) -> float:
@@ -91,7 +97,7 @@ class Kubelet:
         """Yield the devices with which the kubelet could admit a pod now."""
         if not self.up:
             return
-        taken = {key for pod in self.pods.values() if not (pod.ended or pod.forgotten) for key in pod.keys}
+        taken = {key for pod in self.pods.values() if not (pod.ended or pod.forgotten or pod.deleted) for key in pod.keys}
         for resource, devices in self.lists.items():
             for device, healthy in devices.items():
                 if healthy and (resource, device) not in taken:
@@ -177,12 +183,12 @@ class Kubelet:
                 "PodUID": pod.uid,
                 "ContainerName": "main",
                 "ResourceName": resource,
-                "DeviceIDs": {"0": [device]},
-                "AllocResp": None,
+                "DeviceIDs": {"0": [device for other, device in pod.keys if other == resource]},
+                "AllocResp": pod.answer,
             }
             for pod in self.pods.values()
-            if pod.known and not pod.forgotten
-            for resource, device in pod.keys
+            if pod.known and not (pod.forgotten or pod.deleted)
+            for resource in dict.fromkeys(resource for resource, _ in pod.keys)
         ]
         data = {"PodDeviceEntries": entries, "RegisteredDevices": {one: sorted(two) for one, two in self.lists.items()}}
         beside = self.paths.checkpoint.with_name(".checkpoint")
@@ -197,6 +203,8 @@ class Kubelet:
         for pod in self.pods.values():
             if pod.asked is not None:
                 yield Option(f"the request for {pod.name} reaches the agent", pod.asked, ("request", pod.name))
+            if pod.known and pod.starting is not None and not pod.deleted and self.up:
+                yield Option(f"the kubelet starts {pod.name}", pod.starting, ("start", pod.name))
             if pod.answered and not pod.known and not pod.ended:
                 take = partial(self.take_answer, pod)
                 yield Option(f"the kubelet takes the answer for {pod.name}", take, ("answer", pod.name))
@@ -211,7 +219,7 @@ class Kubelet:
         return {
             key: Consumer(namespace="default", pod=pod.name, container="main")
             for pod in self.pods.values()
-            if pod.listed and not pod.forgotten
+            if pod.listed and not (pod.forgotten or pod.deleted)
             for key in pod.keys
         }
 

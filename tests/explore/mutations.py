@@ -39,6 +39,7 @@ from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError
 from gpuvirt.node.known import ledgerkeeper, state, withdrawal
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.reconcile.podaccount import PodAccount
+from gpuvirt.node.shares import podends
 
 
 @dataclass(frozen=True)
@@ -294,5 +295,6 @@ GUARDS: Mapping[str, Guard] = {
     "tenants: recorded before the answer of Allocate": Guard(
         TenancyKeeper, "give", _nothing, ("memory-of-a-vm-after-a-kill",)
     ),
+    "shares: all accounts but the API server's": Guard(podends, "why_kept", lambda *_: {}, ("share-of-a-deleted-pod",)),
     "drivers: what failed is put back": Guard(driverphase, "_put_back", _none, ("driver-refuses-for-good",)),
 }

@@ -22,6 +22,10 @@ CURRENT_TYPE = "nvidia/current_vgpu_type"
 """The attribute of a VF that removes its vGPU when 0 is written (vendor VFIO)."""
 
 
+UNITS = 2
+"""The units of a GPU that is shared."""
+
+
 class ViolationError(Exception):
     """An invariant was violated; `kind` names it."""
 
@@ -262,6 +266,20 @@ class Observer(Watch):
     def _physical(self, address: PciAddress) -> PciAddress:
         """Return the PF of a function: a GPU's VFs have its memory."""
         return self._now().pci.functions[address].physfn or address
+
+    def given_share(self, pod: Pod) -> None:
+        """Check the GPU of a container that just started: it has its driver, and units for all that run."""
+        kernel = self._now()
+        for gpu in sorted(pod.functions):
+            function = kernel.pci.functions.get(PciAddress(gpu))
+            if function is None or function.driver != "nvidia":
+                found = "is not there" if function is None else f"is on {function.driver or 'no driver'}"
+                self.violated("given", f"{pod.name} starts with {gpu}, which {found}")
+            sharers = [other for other in self._kubelet.pods.values() if gpu in other.functions and not other.ended]
+            units = sum(len(other.keys) for other in sharers)
+            if units > UNITS:
+                names = ", ".join(sorted(other.name for other in sharers))
+                self.violated("shared", f"{names} run with {units} units of {gpu}, which has {UNITS}")
 
     def _verify_usable(self, pod: Pod, kernel: SimKernel) -> None:
         for device in sorted(self.devices_of(pod)):

@@ -77,7 +77,8 @@ def _blockers(world: World, address: PciAddress) -> Iterator[str]:
     """Yield the words with which a reason would name the true obstacles to a change of a GPU."""
     parts = world.observer.with_dependents(address)
     for pod in world.kubelet.pods.values():
-        if pod.has_devices and world.observer.devices_of(pod) & parts:
+        may_get_it = pod.answer is not None and not pod.functions
+        if pod.has_devices and (may_get_it or world.observer.devices_of(pod) & parts):
             yield pod.name
             yield pod.uid
     for part in parts:

@@ -68,6 +68,8 @@ class Scenario:
     begin_s: float = 3.0
     """How long the agent runs before the actors begin."""
     program: Program = Program.NODE
+    shares: bool = False
+    """Whether the agent can share GPUs."""
     whole: bool = False
     """Whether each operation of the kernel is a point, and each ready handle may be the next."""
 

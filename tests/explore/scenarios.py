@@ -8,17 +8,21 @@ import msgspec
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.sim.devices.platform import PlatformSpec
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec, shared_cards
 from tests.explore.actions import (
     Admit,
     AdmitByGroup,
     AdmitOther,
+    AdmitShare,
     AdmitUnknown,
     Answer,
     DeleteCheckpoint,
+    DeleteByForce,
     EndOlder,
     EndPod,
+    EndSharer,
     Kill,
     LoseAccount,
     LoseLedger,
@@ -52,6 +56,7 @@ from tests.explore.hostactions import (
     Unplug,
 )
 from tests.explore.nativescenarios import NATIVE_SCENARIOS
+from tests.explore.observer import UNITS
 from tests.explore.scenario import Action, Scenario
 
 GPU, NEXT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
@@ -113,8 +118,15 @@ def of_vfs(*actors: tuple[Action, ...], first: tuple[Action, ...] = ()) -> Scena
     )
 
 
+def of_shares(*actors: tuple[Action, ...]) -> Scenario:
+    """Return a scenario of an A10 that pods share by halves."""
+    settings = Settings(shares=ShareSettings(units=UNITS))
+    return Scenario(NATIVE, NodeSpec("shared"), actors, settings=settings, shares=True, begin_s=20.0)
+
+
 RESTART = (Kill(), Start())
 RESTARTED = (StopKubelet(), StartKubelet())
+SHARER = (AdmitShare("sharer-p", 1), EndSharer("sharer-p"))
 OVERLAP = (StartBeside(), EndOlder())
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -273,6 +285,18 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "memory-or-a-reboot": Scenario(
         KEEPS_MEMORY, PASSTHROUGH, ((Admit("vm"), EndPod("vm"), Admit("vm-b")), (Reboot(), Start()))
+    ),
+    "share-or-change": of_shares(SHARER, (BACK,)),
+    "share-and-back": of_shares(SHARER, (BACK, Want("shared"))),
+    "share-or-command": of_shares(SHARER, (Command(GPU, DesiredDriver.PASSTHROUGH),)),
+    "share-and-restart": of_shares(SHARER, (BACK,), RESTART),
+    "share-of-a-deleted-pod": of_shares(
+        (AdmitShare("sharer-p", 2), DeleteByForce("sharer-p"), AdmitShare("sharer-q", 2)),
+        (EndSharer("sharer-p"),),
+        RESTART,
+    ),
+    "deleted-sharer-or-change": of_shares(
+        (AdmitShare("sharer-p", 2), DeleteByForce("sharer-p")), (EndSharer("sharer-p"),), (BACK,)
     ),
     "unplugged": Scenario(
         ON_VFIO,

@@ -35,6 +35,7 @@ QUICKLY_NOTICED = (
     "ledger: an allocation counts before the kubelet lists it",
     "executor: the driver after a step is the expected one",
     "drivers: what failed is put back",
+    "shares: all accounts but the API server's",
     "drivers: a GPU without a driver is not as desired",
     "gate: the newest account before each step",
     "planning: pods of vGPUs",

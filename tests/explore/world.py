@@ -25,6 +25,7 @@ from tests.explore.observer import Observer
 from tests.explore.reduction import DESIRED, KERNEL
 from tests.explore.scenario import Action, Scenario
 from tests.explore.scheduler import KilledError, Process, Scheduler
+from tests.explore.sharing import ShareKubelet
 from tests.explore.strategies import Strategy
 
 Lists = Mapping[ResourceName, Mapping[DeviceId, bool]]
@@ -46,6 +47,7 @@ class World:
         """The times until which time may pass: at any step, and if no other event is possible."""
         self.actors = [deque(actions) for actions in scenario.actors]
         self.agents = Agents(self)
+        self.shares = ShareKubelet(self)
         self.kernel: SimKernel
         self.tools: SimTools
         self.kubelet: Kubelet
@@ -208,9 +210,15 @@ class World:
         running.agent.take_request(NodeRequest(spec=Observed(self.spec)).updated(self.scenario.request))
 
     def _lists(self) -> Lists:
-        view = self.agents.view
-        if view is None or not view.looked:
+        view, running = self.agents.view, self.agents.running
+        if view is None or running is None or not view.looked:
             return self.kubelet.lists
+        if running.sharing is not None:
+            units = {running.sharing.shares.resource: running.sharing.units()}
+            return {**self._devices(view), **units}
+        return self._devices(view)
+
+    def _devices(self, view: NodeView) -> Lists:
         if self._listed is None or self._listed[0] is not view:
             lists = {
                 one.name: {device.id: device.healthy for device in one.devices} for one in view.resources if one.devices

@@ -1,0 +1,173 @@
+"""Shares in exploration: the agent's part for units, pods that request them, and what their containers see."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuvirt.facts.ids import DeviceId, PodUid
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.usage.podprocesses import read_running_pods
+from gpuvirt.kubelet import wire
+from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.node.choice import PodOnNode
+from gpuvirt.model.shares.node.unitids import unit_ids
+from gpuvirt.node.agent import Agent
+from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
+from gpuvirt.node.shares.podends import Accounts
+from gpuvirt.node.shares.refusals import ShareRefusedError
+from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
+from gpuvirt.node.shares.specfiles import SpecFiles
+from gpuvirt.sim.devices.nvidia import gpu_uuid
+from tests.explore.kubelet import Key, Pod
+from tests.explore.scheduler import KilledError
+
+if TYPE_CHECKING:
+    from tests.explore.world import World
+
+MAIN = ContainerName("main")
+SPECS_S = 5.0
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The shares of one agent."""
+
+    shares: NodeShares
+    allocator: ShareAllocator
+    accounts: Accounts
+
+    def units(self) -> Mapping[DeviceId, bool]:
+        """Return the units that the agent lists, all healthy."""
+        capacity = self.shares.node.get().capacity
+        recorded = self.accounts.recorded()
+        taken = [one.ids for one in recorded] if not isinstance(recorded, Unknown) else []
+        count = sum(capacity.values()) + self.shares.records.used_beside(capacity)
+        return dict.fromkeys(unit_ids(count, frozenset().union(*taken)), True)
+
+
+def open_shares(world: "World", name: str, worker: Callable[[str], SerialWorker]) -> NodeShares:
+    """Return the shares of an agent that starts; NVIDIA's CDI spec names all GPUs of the host."""
+    cdi = world.disk.volatile / "cdi"
+    cdi.mkdir(exist_ok=True)
+    gpus = sorted(gpu_uuid(address) for address in world.kernel.pci.functions)
+    edits = [{"name": gpu, "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}} for gpu in gpus]
+    spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": edits, "containerEdits": {}}
+    (cdi / "nvidia.json").write_text(json.dumps(spec))
+    path = world.disk.folder / f"state/shares of {name}.json"
+    shares = stored_shares(path, SpecFiles(cdi, (cdi,)), worker("shares.json"), world.scenario.settings.shares)
+    shares.observe_runtime("containerd://2.1.3")
+    shares.pods.observe(world.shares.reported())
+    return shares
+
+
+def sharing_of(world: "World", agent: Agent, kernel: Kernel, worker: SerialWorker) -> Sharing | None:
+    """Return the part for units of an agent that can share GPUs."""
+    if (shares := agent.shares) is None:
+        return None
+    recorded = RecordedUnits(world.kubelet.paths, shares.resource)
+    accounts = Accounts(recorded.read, lambda pods: read_running_pods(kernel, pods))
+    dependencies = Dependencies(shares, world.clock, worker, accounts, agent.gpu_claims)
+    return Sharing(shares, ShareAllocator(dependencies), accounts)
+
+
+async def run_shares(world: "World", sharing: Sharing) -> None:
+    """Run the loops of an agent's shares; the kubelet writes its record when the agent has it do so."""
+
+    async def renew() -> None:
+        while True:
+            await sharing.accounts.outdated.wait()
+            if world.kubelet.up:
+                world.kubelet.write()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(sharing.allocator.run())
+        group.create_task(sharing.allocator.judge(SPECS_S))
+        group.create_task(renew())
+
+
+def on_node(pod: Pod) -> PodOnNode:
+    """Return a pod as the API server reports it."""
+    demand = Demand((ContainerDemand(MAIN, ContainerKind.APP, Units(len(pod.keys))),))
+    return PodOnNode(PodUid(pod.uid), "default", pod.name, demand)
+
+
+class ShareKubelet:
+    """The kubelet's calls for pods with units, and the API server's pods."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.pods: dict[str, Pod] = {}
+        """The pods that the API server has."""
+
+    def reported(self) -> Mapping[PodUid, PodOnNode]:
+        """Return the pods as the API server reports them."""
+        return {PodUid(pod.uid): on_node(pod) for pod in self.pods.values()}
+
+    def report(self) -> None:
+        """Report the pods to each agent."""
+        for running in self._world.agents.all:
+            if running.sharing is not None:
+                running.loop.call_soon(running.sharing.shares.pods.observe, self.reported())
+
+    def admit(self, name: str, keys: tuple[Key, ...]) -> None:
+        """Have the kubelet call Allocate for a pod with units, and PreStartContainer after the record."""
+        world = self._world
+        running = world.agents.serving or world.agents.running
+        if running is None or running.sharing is None:
+            return
+        pod, allocator = world.kubelet.begin(name, keys), running.sharing.allocator
+        self.pods[name] = pod
+        self.report()
+
+        async def ask() -> None:
+            try:
+                (answer,) = await allocator.allocate([[device for _, device in keys]])
+            except (ShareRefusedError, KilledError, asyncio.CancelledError) as error:
+                world.scheduler.add_line(f"  {name} is refused: {error}")
+                world.kubelet.reject(pod)
+                self.forget(name)
+                return
+            pod.answered_s = world.clock.monotonic_s()
+            pod.answer = wire.allocate_response((answer,)).container_responses[0].SerializeToString()
+            pod.answered, pod.starting = True, self._start(pod)
+            world.scheduler.add_line(f"  {name} has {len(keys)} units")
+
+        def reach() -> None:
+            pod.asked = None
+            self._asking = running.loop.create_task(ask())
+
+        pod.asked = reach
+
+    def forget(self, name: str) -> None:
+        """Remove a pod from the API server."""
+        self.pods.pop(name, None)
+        self.report()
+
+    def _start(self, pod: Pod) -> Callable[[], None]:
+        def start() -> None:
+            running = self._world.agents.serving
+            if running is None or running.sharing is None:
+                return
+            pod.starting = None
+            self._starting = running.loop.create_task(self._call(pod, running.sharing))
+
+        return start
+
+    async def _call(self, pod: Pod, sharing: Sharing) -> None:
+        world = self._world
+        try:
+            await sharing.allocator.pre_start([device for _, device in pod.keys])
+        except (ShareRefusedError, KilledError, asyncio.CancelledError) as error:
+            world.scheduler.add_line(f"  {pod.name} does not start: {error}")
+            return
+        used = sharing.shares.store.records.get().pods[PodUid(pod.uid)].placement.used
+        gpus = {gpu_uuid(address): address for address in world.kernel.pci.functions}
+        pod.functions = frozenset(gpus[gpu] for gpu in used)
+        world.processes[pod.name] = world.kernel.start_process("train", pod=pod.uid)
+        world.scheduler.add_line(f"  {pod.name} starts with {', '.join(pod.functions)}")
+        world.observer.given_share(pod)
