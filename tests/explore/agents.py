@@ -37,8 +37,8 @@ from tests.explore.loop import ExploredLoop
 from tests.explore.scenario import Program
 from tests.explore.scheduler import Process
 from tests.explore.seam import ExploredKernel, ExploredTools
-from tests.explore.unprivileged import UnprivilegedKernel
 from tests.explore.sharing import Sharing, open_shares, run_shares, sharing_of
+from tests.explore.unprivileged import UnprivilegedKernel
 from tests.simnode import IDS
 
 if TYPE_CHECKING:

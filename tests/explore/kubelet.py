@@ -51,8 +51,8 @@ class Pod:
     ended: bool = False
     answer: bytes | None = None
     """The plugin's answer to Allocate, where it is recorded."""
-    starting: Callable[[], None] | None = None
-    """Calls PreStartContainer, until it has answered."""
+    may_start: bool = False
+    """Whether the kubelet has yet to call PreStartContainer for its container with units."""
     deleted: bool = False
     """The API server has deleted the pod by force, so that the kubelet has freed its devices; its container runs on."""
 
@@ -97,7 +97,9 @@ class Kubelet:
         """Yield the devices with which the kubelet could admit a pod now."""
         if not self.up:
             return
-        taken = {key for pod in self.pods.values() if not (pod.ended or pod.forgotten or pod.deleted) for key in pod.keys}
+        taken = {
+            key for pod in self.pods.values() if not (pod.ended or pod.forgotten or pod.deleted) for key in pod.keys
+        }
         for resource, devices in self.lists.items():
             for device, healthy in devices.items():
                 if healthy and (resource, device) not in taken:
@@ -203,8 +205,6 @@ class Kubelet:
         for pod in self.pods.values():
             if pod.asked is not None:
                 yield Option(f"the request for {pod.name} reaches the agent", pod.asked, ("request", pod.name))
-            if pod.known and pod.starting is not None and not pod.deleted and self.up:
-                yield Option(f"the kubelet starts {pod.name}", pod.starting, ("start", pod.name))
             if pod.answered and not pod.known and not pod.ended:
                 take = partial(self.take_answer, pod)
                 yield Option(f"the kubelet takes the answer for {pod.name}", take, ("answer", pod.name))

@@ -18,8 +18,8 @@ from tests.explore.actions import (
     AdmitShare,
     AdmitUnknown,
     Answer,
-    DeleteCheckpoint,
     DeleteByForce,
+    DeleteCheckpoint,
     EndOlder,
     EndPod,
     EndSharer,
@@ -288,7 +288,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "share-or-change": of_shares(SHARER, (BACK,)),
     "share-and-back": of_shares(SHARER, (BACK, Want("shared"))),
-    "share-or-command": of_shares(SHARER, (Command(GPU, DesiredDriver.PASSTHROUGH),)),
+    "share-or-command": of_shares(SHARER, (Kill(), Command(GPU, DesiredDriver.PASSTHROUGH), Start())),
     "share-and-restart": of_shares(SHARER, (BACK,), RESTART),
     "share-of-a-deleted-pod": of_shares(
         (AdmitShare("sharer-p", 2), DeleteByForce("sharer-p"), AdmitShare("sharer-q", 2)),

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuvirt.facts.ids import DeviceId, PodUid
@@ -23,10 +24,12 @@ from gpuvirt.node.shares.refusals import ShareRefusedError
 from gpuvirt.node.shares.shareallocator import Dependencies, ShareAllocator
 from gpuvirt.node.shares.specfiles import SpecFiles
 from gpuvirt.sim.devices.nvidia import gpu_uuid
+from tests.explore.agenda import Option
 from tests.explore.kubelet import Key, Pod
 from tests.explore.scheduler import KilledError
 
 if TYPE_CHECKING:
+    from tests.explore.agents import Running
     from tests.explore.world import World
 
 MAIN = ContainerName("main")
@@ -134,7 +137,7 @@ class ShareKubelet:
                 return
             pod.answered_s = world.clock.monotonic_s()
             pod.answer = wire.allocate_response((answer,)).container_responses[0].SerializeToString()
-            pod.answered, pod.starting = True, self._start(pod)
+            pod.answered = pod.may_start = True
             world.scheduler.add_line(f"  {name} has {len(keys)} units")
 
         def reach() -> None:
@@ -148,15 +151,20 @@ class ShareKubelet:
         self.pods.pop(name, None)
         self.report()
 
-    def _start(self, pod: Pod) -> Callable[[], None]:
-        def start() -> None:
-            running = self._world.agents.serving
-            if running is None or running.sharing is None:
-                return
-            pod.starting = None
-            self._starting = running.loop.create_task(self._call(pod, running.sharing))
+    def possible_events(self) -> Iterator[Option]:
+        """Yield the starts of containers whose units the kubelet has recorded."""
+        serving, kubelet = self._world.agents.serving, self._world.kubelet
+        if serving is None or serving.sharing is None or not kubelet.up:
+            return
+        for pod in kubelet.pods.values():
+            if pod.known and pod.may_start and not (pod.deleted or pod.ended):
+                start = partial(self._start, pod, serving)
+                yield Option(f"the kubelet starts {pod.name}", start, ("start", pod.name))
 
-        return start
+    def _start(self, pod: Pod, running: "Running") -> None:
+        assert running.sharing is not None
+        pod.may_start = False
+        self._starting = running.loop.create_task(self._call(pod, running.sharing))
 
     async def _call(self, pod: Pod, sharing: Sharing) -> None:
         world = self._world

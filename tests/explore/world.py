@@ -171,6 +171,7 @@ class World:
         if running is not None and kubelet.up and not kubelet.is_silent and self._lists() != kubelet.lists:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
         soon += kubelet.possible_events()
+        soon += self.shares.possible_events()
         next_s = self.clock.next_s
         if next_s is not None and next_s > min((pod.taken_by_s for pod in kubelet.pods.values()), default=next_s):
             next_s = None
