@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from typing_extensions import override
 
 from gpuvirt.facts.ids import DeviceId, PodUid
@@ -306,5 +306,6 @@ def test_the_removal_of_a_guard_is_noticed(
 ) -> None:
     monkeypatch.setattr(owner, name, instead)
     quickly = settings(max_examples=2000, stateful_step_count=40, phases=[Phase.generate], derandomize=True)
+    monkeypatch.setattr(Shares.TestCase, "settings", quickly)
     with pytest.raises((AssertionError, ExceptionGroup)):
-        run_state_machine_as_test(Shares, settings=quickly)
+        Shares.TestCase().runTest()
