@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
@@ -23,7 +24,7 @@ from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import Outcome, apply
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
 from gpuvirt.sim.programs.tools import SimTools
 from tests.changes import change_drivers, driver_state, inputs, site_in
 
@@ -35,8 +36,8 @@ WHOLE = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True))
 class HostUnit:
     """The isolation unit of one GPU of a simulated host."""
 
-    def __init__(self, host: str, gpu: PciAddress, folder: Path) -> None:
-        self.kernel = build_host(load_host(host))
+    def __init__(self, host: str | HostSpec, gpu: PciAddress, folder: Path) -> None:
+        self.kernel = build_host(load_host(host) if isinstance(host, str) else host)
         self.tools = SimTools(self.kernel)
         self.site = site_in(folder, self.kernel, self.tools)
         self.gpu = gpu
@@ -224,3 +225,15 @@ def test_a_gpu_that_moves_to_another_unit_is_not_changed(tmp_path: Path) -> None
         apply(site, UnitId(second), desired, inputs(), run, before)
     assert kernel.writes == []
     assert {kernel.pci.functions[gpu].driver for gpu in (first, second)} == {"nvidia"}
+
+
+def test_the_only_gpu_of_vendor_vfio_switches_its_type_while_it_is_full(tmp_path: Path) -> None:
+    """Its VFs list what fits beside its vGPUs, which is nothing, and no other GPU names the type."""
+    card = msgspec.structs.replace(shared_cards()["L40S"], total_vfs=4)
+    host = HostSpec(about="an L40S", boards={"L40S": card}, slots=(SlotSpec(at=L40S, board="L40S", group=12, numa=0),))
+    unit = HostUnit(host, L40S, tmp_path)
+    unit.fill(L40S_24Q=2)
+    assert all(not types for types in scan(unit.kernel).vgpu_hosts[L40S].creatable.values())
+    unit.fill(L40S_48Q=1)
+    (carrier,) = unit.kernel.vfs.carriers.values()
+    assert [spec.name for spec, _ in carrier.vgpu_host.live.values()] == ["NVIDIA L40S-48Q"]

@@ -259,9 +259,13 @@ class Observer(Watch):
             mdev = kernel.mdev.devices.get(device)
             if mdev is not None or PciAddress(device) in kernel.pci.functions:
                 gpu = self._physical(mdev.slot if mdev is not None else PciAddress(device))
-                self._verify_reset(pod, gpu, whole=mdev is None)
+                self._verify_reset(pod, gpu, whole=not self._is_vgpu(device))
         if not disturbed:
             self._verify_usable(pod, kernel)
+
+    def _is_vgpu(self, device: str) -> bool:
+        """Return whether a device is a vGPU: a mediated device, or a VF with a type of vendor VFIO."""
+        return any(device in carrier.vgpu_host.live for carrier in self._now().vfs.carriers.values())
 
     def _physical(self, address: PciAddress) -> PciAddress:
         """Return the PF of a function: a GPU's VFs have its memory."""
@@ -291,7 +295,8 @@ class Observer(Watch):
                 self.violated("given", f"{pod.name} was given the group of {member}, which is on {near.driver}")
         for _, device in pod.keys:
             function = kernel.pci.functions.get(PciAddress(device))
-            if function is not None and (function.driver is None or "vfio" not in function.driver):
+            on_vfio = function is not None and function.driver is not None and "vfio" in function.driver
+            if function is not None and not on_vfio and not self._is_vgpu(device):
                 self.violated("given", f"{pod.name} was given {device}, which is on {function.driver or 'no driver'}")
             if function is None and device not in kernel.mdev.devices:
                 self.violated("given", f"{pod.name} was given {device}, which is not there")

@@ -59,7 +59,8 @@ def _is_reached(world: World, function: SimFunction, mode: str) -> bool:
         return False
     if mode == "vgpu" and world.spec.vgpu_config is not None:
         desired = world.scenario.vgpus[world.spec.vgpu_config]
-        found = Counter(one.spec.name.rpartition(" ")[2] for one in world.kernel.mdev.devices.values())
+        hosts = (carrier.vgpu_host for carrier in world.kernel.vfs.carriers.values())
+        found = Counter(spec.name.rpartition(" ")[2] for host in hosts for spec, _ in host.live.values())
         return found == Counter(desired)
     return True
 

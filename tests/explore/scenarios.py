@@ -58,6 +58,7 @@ from tests.explore.hostactions import (
 from tests.explore.nativescenarios import NATIVE_SCENARIOS
 from tests.explore.observer import UNITS
 from tests.explore.scenario import Action, Scenario
+from tests.explore.vendorscenarios import VENDOR_SCENARIOS
 
 GPU, NEXT = PciAddress("0000:65:00.0"), PciAddress("0000:66:00.0")
 GROUP = 12
@@ -305,4 +306,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     **NATIVE_SCENARIOS,
     **GATE_SCENARIOS,
+    **VENDOR_SCENARIOS,
 }

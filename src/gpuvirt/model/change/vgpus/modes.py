@@ -41,8 +41,11 @@ def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus)
     profiles = [profile for name in names if (profile := profile_of(name)) is not None]
     live = [profile for vgpu in gpu_state.host.live if (profile := profile_of(str(vgpu.type))) is not None]
     unnamed = any(isinstance(vgpu.type, Unread) and vgpu.type_id is not None for vgpu in gpu_state.host.live)
+    known = gpu_state.known_types
+    unresolved = any(resolve_type(name, known) is None for name in names)
     needed = (
         unnamed
+        or (unresolved and gpu_state.host.framework is Framework.VENDOR_VFIO)  # names only what fits
         or desired.sizes is not None
         or desired.scheduler is not None
         or any(profile.is_mig for profile in profiles)
@@ -52,8 +55,7 @@ def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus)
     )
     if not needed:
         return None
-    known = gpu_state.known_types
-    return Questions(unnamed or any(resolve_type(name, known) is None for name in names), desired.scheduler is not None)
+    return Questions(unnamed or unresolved, desired.scheduler is not None)
 
 
 def _may_have_mig(function: PciFunction, gpu_state: GpuState) -> bool:
