@@ -79,7 +79,7 @@ def main() -> None:
     arguments = read_arguments()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     results = Results(arguments.verbose)
-    with tempfile.TemporaryDirectory(prefix="gvb-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="gvb-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         work = Path(folder)
         logging.basicConfig(filename=work / "log")  # for the agents in this process
         if "plugin" in arguments.only:

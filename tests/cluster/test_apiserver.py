@@ -214,7 +214,7 @@ async def test_a_server_with_an_unknown_certificate_is_refused(api: ApiLab) -> N
     ("resource", "name", "rule"),
     [
         (Resource("secrets", namespace=NAMESPACE), None, '{apiGroups: [""], resources: [secrets], verbs: [list]}'),
-        (Resource("pods"), None, '{apiGroups: [""], resources: [pods], verbs: [list]}'),
+        (Resource("services"), None, '{apiGroups: [""], resources: [services], verbs: [list]}'),
         (config_maps(NAMESPACE), None, '{apiGroups: [""], resources: [configmaps], verbs: [list]}'),
         (config_maps(NAMESPACE), "other", '{apiGroups: [""], resources: [configmaps], verbs: [list]}'),
         (config_maps("kube-system"), MAPS, '{apiGroups: [""], resources: [configmaps], verbs: [list]}'),

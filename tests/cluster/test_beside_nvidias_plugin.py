@@ -32,6 +32,7 @@ kind: ClusterRole
 metadata: {name: nvidia-vgpu-device-manager}
 rules:
   - {apiGroups: [""], resources: [nodes], verbs: [get, list, watch, update]}
+  - {apiGroups: [""], resources: [pods], verbs: [list]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -136,7 +137,8 @@ class Operated:
     def reported(self) -> str:
         """Output for a failed test."""
         logs = self.node.cluster.kubectl("--namespace", NAMESPACE, "logs", "daemonset/nvidia-vgpu-device-manager")
-        return f"{[(key, self.label(key)) for key in KEYS]}\n{self.plugin()}\n{logs.stdout}{logs.stderr}"
+        notes = self.node.kubectl("get", "node", NODE, "-o", "jsonpath={.metadata.annotations}")
+        return f"{notes}\n{[(key, self.label(key)) for key in KEYS]}\n{self.plugin()}\n{logs.stdout}{logs.stderr}"
 
     def until(self, key: str, value: str) -> None:
         self.node.until(lambda: self.label(key) == value, self.reported)

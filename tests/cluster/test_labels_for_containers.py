@@ -19,12 +19,14 @@ from gpuvirt.cluster.operator.operands.site import Site
 from gpuvirt.facts.ids import ResourceName
 from tests.cluster.apilab import NAMESPACE, NODE, ROOT, ApiLab
 from tests.cluster.clusterlab import BOX, LabNode
-from tests.foreignplugin import GROUPS, kubevirt_offers_beside
+from tests.foreignplugin import kubevirt_offers_beside
 from tests.operands.policies import policy_of
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 GPU, TYPE = ResourceName("nvidia.com/gpu"), "vgpu.type"
+IDS = ("vgpu-a", "vgpu-b")
+"""The ids of a plugin whose answers name no nodes: the real runtime would look for them."""
 AGENTS = "gpuvirt-node-labels"
 HOST = {"name": "host", "mountPath": "/host", "readOnly": True, "mountPropagation": "HostToContainer"}
 
@@ -66,8 +68,8 @@ class Worker:
 def worker(node: LabNode, tmp_path: Path) -> Iterator[Worker]:
     found = Worker(node)
     ApiLab(node.cluster, tmp_path).apply_roles()
-    with node.simulated_host("vm-V100-8Q") as host, kubevirt_offers_beside(KUBELET_ROOT, GPU):
-        node.until_allocatable(GPU, len(GROUPS))
+    with node.simulated_host("vm-V100-8Q") as host, kubevirt_offers_beside(KUBELET_ROOT, GPU, IDS):
+        node.until_allocatable(GPU, len(IDS))
         try:
             node.apply(agents_on(host))
             yield found
