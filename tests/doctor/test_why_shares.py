@@ -22,6 +22,17 @@ VGPU = "nvidia.com/vgpu"
 PENDING = ConditionSeen("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
 
 
+def books_of(
+    capacity: Mapping[str, int], pods: Mapping[str, Mapping[str, int]], priorities: Mapping[str, int] | None = None
+) -> NodeBooks:
+    books = NodeBooks()
+    books.set_capacity({GpuId(gpu): Units(units) for gpu, units in capacity.items()})
+    for name, used in pods.items():
+        shares = {GpuId(gpu): Units(units) for gpu, units in used.items()}
+        books.put(PodUid(name), shares, Units(sum(used.values())), (priorities or {}).get(name, 0))
+    return books
+
+
 def explained(
     requested: int,
     capacity: Mapping[str, int],
@@ -31,11 +42,7 @@ def explained(
     priorities: Mapping[str, int] | None = None,
 ) -> Explanation:
     """Explain a pending pod on one node, whose GPUs have the units of `capacity`, with these pods on them."""
-    books = NodeBooks()
-    books.set_capacity({GpuId(gpu): Units(units) for gpu, units in capacity.items()})
-    for name, used in pods.items():
-        shares = {GpuId(gpu): Units(units) for gpu, units in used.items()}
-        books.put(PodUid(name), shares, Units(sum(used.values())), (priorities or {}).get(name, 0))
+    books = books_of(capacity, pods, priorities)
     demand = demand_of([ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(requested))])
     running = [
         PodSeen(name, "ml", "Running", "node01", requests={VGPU: sum(used.values())}) for name, used in pods.items()
@@ -99,6 +106,84 @@ def test_pods_that_kube_scheduler_preempts_or_may_not_preempt_are_named_alone() 
         found = explained(requested, {"GPU-a": 1000, "GPU-b": 1000}, full, priority=priority)
         assert found.blocker is not None
         assert found.blocker.fix == ("it fits when ml/a ends; gpuvirt shares shows all GPUs",)
+
+
+GPU = {"GPU-a": 1000}
+QUARTERS = {f"q{number}": {"GPU-a": 250} for number in range(4)}
+
+
+def on_nodes(
+    nodes: Mapping[str, NodeBooks], *, cordoned: str = "", priority: int = 0, requested: int = 1000
+) -> Explanation:
+    """Explain a pending pod on several nodes with one GPU each."""
+    demand = demand_of([ContainerDemand(ContainerName("main"), ContainerKind.APP, Units(requested))])
+    names = {pod: PodShare(f"ml/{pod}", 250) for books in nodes.values() for pod in books.all_pods}
+    running = [
+        PodSeen(pod, "ml", "Running", node, requests={VGPU: sum(books.used(pod).values())})
+        for node, books in nodes.items()
+        for pod in books.all_pods
+    ]
+    return explain(
+        VmEvidence(
+            target=ObjectRef(ObjectKind.POD, "new", "ml"),
+            pod=PodSeen("new", "ml", "Pending", requests={VGPU: requested}, conditions=(PENDING,)),
+            nodes=tuple(NodeSeen(name, allocatable={VGPU: 1000}, unschedulable=name == cordoned) for name in nodes),
+            pods=tuple(running),
+            shares=SharesSeen(
+                VGPU,
+                demand,
+                nodes={NodeName(name): books for name, books in nodes.items()},
+                pods=names,
+                priority=priority,
+            ),
+        )
+    )
+
+
+def test_the_node_where_the_fewest_pods_have_to_end_is_named_first() -> None:
+    nodes = {
+        "node01": books_of(GPU, QUARTERS),
+        "node02": books_of(GPU, {"b1": {"GPU-a": 500}, "b2": {"GPU-a": 400}}),
+        "node03": books_of(GPU, {"c1": {"GPU-a": 100}}),
+    }
+    found = on_nodes(nodes)
+    assert found.blocker is not None
+    assert found.blocker.subject == "node03"
+    assert found.blocker.fix[0].startswith("it fits when ml/c1 ends;")
+    assert [verdict.node for verdict in found.nodes] == ["node03", "node02", "node01"]
+
+
+def test_a_node_where_a_more_important_pod_would_have_to_end_comes_later() -> None:
+    nodes = {
+        "node01": books_of(GPU, {"high": {"GPU-a": 1000}}, {"high": 9}),
+        "node02": books_of(GPU, QUARTERS),
+    }
+    assert [verdict.node for verdict in on_nodes(nodes, priority=5).nodes] == ["node02", "node01"]
+    assert [verdict.node for verdict in on_nodes(nodes, priority=9).nodes] == ["node01", "node02"]
+
+
+def test_a_cordoned_node_comes_after_nodes_where_the_end_of_pods_is_enough() -> None:
+    nodes = {"node01": books_of(GPU, {"a1": {"GPU-a": 100}}), "node02": books_of(GPU, QUARTERS)}
+    assert [verdict.node for verdict in on_nodes(nodes, cordoned="node01").nodes] == ["node02", "node01"]
+
+
+def test_of_nodes_whose_gpus_are_all_allocated_the_one_with_the_fewest_users_is_named_first() -> None:
+    gpu = "nvidia.com/A10"
+    counts = {"node01": (1, 1, 1, 1), "node02": (2, 2), "node03": (1, 2, 1)}
+    pods = [
+        PodSeen(f"p{number}", "ml", "Running", node, requests={gpu: count})
+        for node, of_pods in counts.items()
+        for number, count in enumerate(of_pods)
+    ]
+    found = explain(
+        VmEvidence(
+            target=ObjectRef(ObjectKind.POD, "new", "ml"),
+            pod=PodSeen("new", "ml", "Pending", requests={gpu: 4}, conditions=(PENDING,)),
+            nodes=tuple(NodeSeen(name, allocatable={gpu: 4}) for name in counts),
+            pods=tuple(pods),
+        )
+    )
+    assert [verdict.node for verdict in found.nodes] == ["node02", "node03", "node01"]
 
 
 def test_a_share_larger_than_the_gpus_of_a_node_says_what_they_have() -> None:

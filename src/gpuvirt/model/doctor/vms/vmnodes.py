@@ -1,11 +1,11 @@
 """The nodes that could run a VM or pod that requests devices, and the first obstacle on each."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuvirt.model.doctor.findings import Finding, listed
 from gpuvirt.model.doctor.vms import vmshares
-from gpuvirt.model.doctor.vms.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, VmEvidence
+from gpuvirt.model.doctor.vms.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, PodSeen, VmEvidence
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
@@ -28,9 +28,20 @@ class NodeVerdict:
 
 def judge_nodes(evidence: VmEvidence) -> tuple[NodeVerdict, ...]:
     """Return a verdict for each node that has GPUs or a requested resource, in order of how easily it could run it."""
-    judges = [_Judge(evidence, node) for node in evidence.nodes or () if _concerns(evidence, node)]
-    judged = [(judge.rank(), judge.verdict()) for judge in judges]
-    return tuple(verdict for _, verdict in sorted(judged, key=lambda pair: (-pair[0], pair[1].node)))
+    pods = None if evidence.pods is None else _by_node(evidence.pods)
+    judges = [
+        _Judge(evidence, node, None if pods is None else pods.get(node.name, ()))
+        for node in evidence.nodes or ()
+        if _concerns(evidence, node)
+    ]
+    return tuple(judge.verdict() for judge in sorted(judges, key=_Judge.order))
+
+
+def _by_node(pods: Iterable[PodSeen]) -> Mapping[str, Sequence[PodSeen]]:
+    by_node: dict[str, list[PodSeen]] = {}
+    for pod in pods:
+        by_node.setdefault(pod.node, []).append(pod)
+    return by_node
 
 
 def _concerns(evidence: VmEvidence, node: NodeSeen) -> bool:
@@ -40,17 +51,40 @@ def _concerns(evidence: VmEvidence, node: NodeSeen) -> bool:
 class _Judge:
     """The obstacles of one node: those that make it useless first, those that are easy to remove last."""
 
-    def __init__(self, evidence: VmEvidence, node: NodeSeen) -> None:
+    def __init__(self, evidence: VmEvidence, node: NodeSeen, here: Sequence[PodSeen] | None) -> None:
+        """`here` has the pods of the node; None where the cluster's pods could not be read."""
         self._evidence = evidence
         self._node = node
         self._agent = node.gpu_node or GpuNodeSeen()
-        pods = evidence.pods
-        self._here = None if pods is None else [pod for pod in pods if pod.node == node.name]
+        self._here = here
+        shares = evidence.shares
+        self._to_end = vmshares.pods_to_end(node.name, shares) if shares is not None else ()
         self._against = list(self._obstacles())
 
-    def rank(self) -> int:
-        """Return the rank of the first obstacle; a higher rank is easier to remove."""
-        return len(ORDER) if not self._against else self._against[0][0]
+    def order(self) -> tuple[int, int, int, int, str]:
+        """Return how easily the node could run it, less is easier.
+
+        The first obstacle decides, then how many obstacles remain once pods have ended, then the pods that have to end:
+        those of a higher priority, and how many.
+        """
+        ranks = [rank for rank, _ in self._against]
+        first = ranks[0] if ranks else len(ORDER)
+        remain = sum(ORDER[rank] not in {_Judge.no_piece, _Judge.allocated} for rank in ranks)
+        own = self._evidence.shares.priority if self._evidence.shares is not None else 0
+        ends = self._to_end or ()
+        return -first, remain, sum(pod.priority > own for pod in ends), len(ends) or self._users(), self._node.name
+
+    def _users(self) -> int:
+        """Return how many pods have to end so that each requested resource is free, at the least."""
+        most = 0
+        for name, count in self._evidence.requests.items():
+            free, number = self._free(name), 0
+            for used in sorted((pod.requests.get(name, 0) for pod in self._here or ()), reverse=True):
+                if free >= count:
+                    break
+                free, number = free + used, number + 1
+            most = max(most, number)
+        return most
 
     def verdict(self) -> NodeVerdict:
         names = self._evidence.requests
@@ -149,7 +183,7 @@ class _Judge:
 
     def no_piece(self) -> Finding | None:
         shares = self._evidence.shares
-        return vmshares.no_piece(self._node.name, shares) if shares is not None else None
+        return vmshares.no_piece(self._node.name, shares, self._to_end) if shares is not None else None
 
     def allocated(self) -> Finding | None:
         if self._here is None:

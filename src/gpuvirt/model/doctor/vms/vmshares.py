@@ -46,8 +46,19 @@ def invalid_request(subject: str, shares: SharesSeen | None) -> Finding | None:
     )
 
 
-def no_piece(node: str, shares: SharesSeen) -> Finding | None:
-    """Return the finding for a node on which no GPU has the requested units left, None where the pod fits."""
+def pods_to_end(node: str, shares: SharesSeen) -> tuple[Candidate, ...] | None:
+    """Return the pods of a node whose end makes room, none where the pod fits; None where no end makes room."""
+    books, demand = shares.nodes.get(NodeName(node)), shares.demand
+    if books is None or demand is None:
+        return ()
+    return victims(books, demand, [Candidate(pod, books.priority(pod)) for pod in books.all_pods], shares.whole)
+
+
+def no_piece(node: str, shares: SharesSeen, to_end: tuple[Candidate, ...] | None) -> Finding | None:
+    """Return the finding for a node on which no GPU has the requested units left, None where the pod fits.
+
+    `to_end` has the pods whose end makes room.
+    """
     books, demand = shares.nodes.get(NodeName(node)), shares.demand
     if books is None or demand is None or place(demand, books.free, whole=shares.whole) is not None:
         return None
@@ -68,18 +79,19 @@ def no_piece(node: str, shares: SharesSeen) -> Finding | None:
         node,
         f"has no GPU with {units} left; the largest free piece has {books.largest}, of {in_all} units in all",
         tuple(_seen(shares, books, gpu) for gpu in sorted(books.capacity)),
-        fix=tuple(_ways_out(shares, books, demand)),
+        fix=tuple(_ways_out(shares, demand, in_all, to_end or ())),
     )
 
 
-def _ways_out(shares: SharesSeen, books: NodeBooks, demand: Demand) -> Iterator[str]:
-    """Yield which pods must end, and, where kube-scheduler preempts none although it could, how to delete them."""
-    pods = [Candidate(pod, books.priority(pod)) for pod in books.all_pods]
-    chosen = victims(books, demand, pods, shares.whole) or ()
+def _ways_out(shares: SharesSeen, demand: Demand, in_all: int, chosen: tuple[Candidate, ...]) -> Iterator[str]:
+    """Yield which pods must end, and, where kube-scheduler preempts none although it could, how to delete them.
+
+    `in_all` is the number of free units of the node.
+    """
     ends = [_named(shares, victim.pod) for victim in chosen]
     yield f"it fits when {listed(ends)} {'ends' if len(ends) == 1 else 'end'}; gpuvirt shares shows all GPUs"
     is_lower = all(victim.priority < shares.priority for victim in chosen)
-    if is_lower and sum(books.free.values()) >= demand.total:
+    if is_lower and in_all >= demand.total:
         yield "kube-scheduler preempts none: the node has the units in total"
         for namespace, _, name in (end.partition("/") for end in ends):
             yield f"kubectl delete pod {name} -n {namespace}"
