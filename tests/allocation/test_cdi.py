@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,9 +50,17 @@ def test_a_spec_has_the_resource_as_its_kind_and_the_kubelets_ids_as_names(simul
         "kind": "nvidia.com/GA102GL_A10",
     }
     assert nodes(specs[FILE]) == {
-        "0000:65:00.0": ["/dev/vfio/vfio", "/dev/vfio/12"],
-        "0000:ca:00.0": ["/dev/vfio/vfio", "/dev/vfio/22"],
+        "0000:65:00.0": ["/dev/vfio/12"],
+        "0000:ca:00.0": ["/dev/vfio/22"],
     }
+
+
+@pytest.mark.parametrize("name", host_names())
+def test_each_node_of_a_spec_is_a_device_of_its_own(simulated: Simulated, name: str) -> None:
+    """Kata's runtime-rs takes each node of a spec for a group or a device; VFIO's container node is neither."""
+    found = [paths for spec in specs_of(simulated(name)).values() for paths in nodes(spec).values()]
+    assert all(len(paths) == 1 for paths in found)
+    assert all(re.fullmatch(r"/dev/vfio/(?:[0-9]+|devices/vfio[0-9]+)", path) for (path,) in found)
 
 
 def test_specs_name_only_device_nodes_where_the_host_has_iommufd(simulated: Simulated) -> None:

@@ -53,17 +53,18 @@ def attach(
 
 
 def vm_nodes(inventory: Inventory, device: Candidate) -> tuple[HostPath, ...]:
-    """Return the nodes by which a VM opens one device: the device's own node, or VFIO's container and the group.
+    """Return the node by which a VM opens one device: the device's own node, or that of its group.
 
-    Kata plugs in every node that it gets, so the result has one of the two, and no nodes of other devices. Kata opens
-    `/dev/iommu` by itself. A device that is gone has no nodes, since another group may have its group's number by now.
+    Kata plugs in every node that it gets: runtime-rs takes also `/dev/vfio/vfio` for a device, and fails. It opens that
+    node and `/dev/iommu` by itself. A device that is gone has no node, since another group may have its group's number
+    by now.
     """
     facts, function = inventory.facts, inventory.facts.functions.get(device.carrier)
     if function is None or (device.target.vgpu is not None and device.target.vgpu not in inventory.vgpus):
         return ()
     if not device.is_mdev and facts.platform.iommufd and function.cdevs[:1] and function.cdevs[0] in facts.cdev_nodes:
         return (HostPath(f"/dev/vfio/devices/{function.cdevs[0]}"),)
-    return tuple(_group_nodes(facts, device))
+    return tuple(node for node in _group_nodes(facts, device) if node != CONTAINER)
 
 
 def _function_nodes(inventory: Inventory, devices: Sequence[Candidate]) -> Iterator[HostPath]:
