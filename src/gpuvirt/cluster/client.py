@@ -226,12 +226,13 @@ class Client:
         """Create a subresource of one object, such as a pod's `binding`; raises ApiError.
 
         `may_send` is asked right before the request is sent; NotSentError says that it was not. The API server gives
-        the request up `within_s` seconds after its receipt (apiserver/pkg/endpoints/filters/request_deadline.go).
+        the request up `within_s` seconds after its receipt (apiserver/pkg/endpoints/filters/request_deadline.go), and
+        the kernel when it could not deliver it for as long.
         """
         asked = Asked("create", resource, name, part)
         headers = {"Content-Type": "application/json"}
         path = f"{resource.path_of(name)}/{part}?timeout={within_s:.6f}s"
-        await self._call(asked, Request("POST", path, headers, msgspec.json.encode(content), may_send))
+        await self._call(asked, Request("POST", path, headers, msgspec.json.encode(content), may_send, within_s))
 
     async def update(
         self, resource: Resource, name: str, content: object, shape: type[D], *, may_send: MaySend | None = None

@@ -3,12 +3,17 @@
 A connection for each request costs a handshake (5 ms), and avoids connections that have died unnoticed. Only watches
 last long. While a watch is quiet, TCP keepalive detects a dead API server within a minute. A client that writes
 hundreds of times a second keeps its connections for the next requests (`keptconnections`).
+
+A connection whose request is given up is reset: a connection that is closed otherwise delivers, after a network
+partition, what the kernel still has to send. The kernel itself gives up after the same time, since a process that is
+stopped cannot reset anything.
 """
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import h11
@@ -26,6 +31,8 @@ READ_BYTES = 1 << 16
 UNAUTHORIZED = 401
 MOST_BYTES = 32 << 20
 """The most bytes of an answer or a line of a watch. A page of 500 nodes with all their images has a third of that."""
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: a connection that is closed is reset, and the kernel sends nothing of it any more."""
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
@@ -39,6 +46,8 @@ class Request:
     body: bytes = b""
     may_send: Callable[[], bool] | None = None
     """Asked when the connection is there, right before the request is sent."""
+    within_s: float = ANSWER_S
+    """How long the kernel tries to deliver the request."""
 
 
 class Answer:
@@ -107,6 +116,7 @@ class Transport:
                     f"{request.method} {request.target}: not sent, since this process may no longer write"
                 )
             with self._broken():
+                _limit(writer, request.within_s)
                 async with asyncio.timeout(ANSWER_S):
                     writer.write(_head(credentials, http, request, keeps=self._kept is not None))
                     await writer.drain()
@@ -117,7 +127,7 @@ class Transport:
             yield Answer(head.status_code, headers, self._parts(http, reader, quiet_s))
         finally:
             if self._kept is None or not self._kept.keep(KeptConnection(reader, writer, http)):
-                writer.transport.abort()
+                _end(writer, http)
 
     async def _connect(self, credentials: Credentials) -> Streams:
         try:
@@ -151,6 +161,20 @@ class Transport:
             raise UnreachableError(f"{self._where}: the API server did not answer in time") from error
         except (OSError, ValueError, h11.ProtocolError) as error:
             raise UnreachableError(f"{self._where}: {str(error) or type(error).__name__}") from error
+
+
+def _limit(writer: asyncio.StreamWriter, within_s: float) -> None:
+    """Have the kernel give up what it cannot deliver within a time; raises OSError."""
+    tcp = writer.get_extra_info("socket")
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(within_s * 1000))
+
+
+def _end(writer: asyncio.StreamWriter, http: h11.Connection) -> None:
+    """Close a connection; reset it if its request was not answered completely."""
+    if http.their_state not in {h11.DONE, h11.MUST_CLOSE, h11.CLOSED}:
+        with suppress(OSError):
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
 
 
 async def _opened(credentials: Credentials) -> Streams:
