@@ -33,7 +33,7 @@ class Server:
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:
         self.requests += 1
-        self.connections |= set(self.http._busy)
+        self.connections |= self.http.connections.being_answered
         await self.answers_slowly.wait()
         return HttpAnswer(201 if request.method == "POST" else 200, NODE, closes=self.closes)
 

@@ -13,7 +13,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.extender import Extender
 from gpuvirt.cluster.shares.sharing import Sharing
-from gpuvirt.web import httpserver
+from gpuvirt.web import connections, httpserver
 from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.httpserver import HttpServer
 from tests.extender.pods import pod
@@ -186,10 +186,59 @@ async def test_chunks_are_limited_too(port: int, monkeypatch: pytest.MonkeyPatch
 async def test_silent_clients_are_closed_and_keep_nobody_out(
     port: int, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(httpserver, "MOST_CONNECTIONS", 10)
+    monkeypatch.setattr(connections, "MANY_NEWCOMERS", 10)
+    monkeypatch.setattr(connections, "MOST_NEWCOMERS", 20)
     silent = [await connect() for _ in range(30)]
     assert (await ask(port, request("/healthz", b"", method="GET")))[0] == 200
     assert await silent[0].is_closed()
+
+
+async def test_half_sent_requests_keep_nobody_out(port: int, connect: Connect) -> None:
+    kept = await connect()
+    await kept.send(request("/healthz", b"", method="GET"))
+    assert (await kept.answer())[0] == 200
+    for _ in range(connections.MOST_NEWCOMERS + 44):
+        await (await connect()).send(request()[:-10])
+    for _ in range(5):
+        async with asyncio.timeout(2):
+            assert (await ask(port, request()))[0] == 200, "a newcomer is answered at once"
+    await kept.send(request("/healthz", b"", method="GET"))
+    assert (await kept.answer())[0] == 200, "a connection that was answered before is kept"
+
+
+async def test_a_half_sent_request_is_finished_while_others_come(connect: Connect) -> None:
+    client = await connect()
+    await client.send(request()[:-10])
+    for _ in range(200):
+        await connect()
+    await client.send(request()[-10:])
+    assert (await client.answer())[0] == 200
+
+
+async def test_connections_that_were_answered_make_room_for_others_that_were_answered(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST_ANSWERED", 10)
+    clients = [await connect() for _ in range(11)]
+    for client in clients:
+        await client.send(request("/healthz", b"", method="GET"))
+        assert (await client.answer())[0] == 200
+    assert await clients[0].is_closed()
+    await clients[1].send(request("/healthz", b"", method="GET"))
+    assert (await clients[1].answer())[0] == 200
+
+
+async def test_half_sent_bodies_take_no_more_memory_than_allowed(
+    port: int, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST_PENDING_BYTES", 1000)
+    small, large = await connect(), await connect()
+    await small.send(request(body=b"x" * 400)[:-1])
+    await large.send(request(body=b"x" * 900)[:-1])
+    assert await large.is_closed()
+    assert (await ask(port, request()))[0] == 200
+    await small.send(b"x")
+    assert (await small.answer())[0] == 200
 
 
 async def test_a_slow_request_is_given_up(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ class Process:
         """Keeps the Service's route while this process leads and has a Service."""
         self._certificate = ServerCertificate(options.tls) if options.tls is not None else None
         self.pages = ExtenderPages(self, options.clock)
-        self.server = HttpServer(self.pages.answer)
+        self.server = HttpServer(self.pages.answer, options.clock)
 
     @property
     def missing(self) -> str | None:

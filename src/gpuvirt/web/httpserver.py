@@ -9,10 +9,13 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 
 import h11
 
+from gpuvirt.clock import Clock, RealClock
+from gpuvirt.web.connections import Connection, Connections
 from gpuvirt.web.listening import listen
 
 log = logging.getLogger(__name__)
@@ -24,8 +27,8 @@ IDLE_S = 120.0
 closes one that a client is about to use."""
 REQUEST_S = 30.0
 """How long a request may take to arrive, and an answer to be read."""
-MOST_CONNECTIONS = 256
-"""With more connections, the one that has been silent longest is closed."""
+CLOSE_S = 2.0
+"""How long a client may take to read the rest and to close its side, too."""
 READ_BYTES = 1 << 18
 
 
@@ -66,13 +69,12 @@ class _ConnectionEndedError(Exception):
 class HttpServer:
     """Serves requests by one handler."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, clock: Clock | None = None) -> None:
         self.port: int | None = None
         """The port of the server; None before it listens."""
+        self.connections = Connections()
         self._handler = handler
-        self._waiting: dict[asyncio.StreamWriter, None] = {}
-        """Connections between two requests, the one that is silent longest first."""
-        self._busy: set[asyncio.StreamWriter] = set()
+        self._clock = clock or RealClock()
 
     async def run(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         """Serve at an address until cancelled; raises OSError if the server can't listen there."""
@@ -88,95 +90,102 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
+        now_s = self._clock.monotonic_s()
+        is_verified = bool(writer.get_extra_info("peercert"))
+        connection = Connection(writer.transport.abort, now_s, is_verified=is_verified)
+        self.connections.add(connection, now_s)
         try:
-            http = h11.Connection(h11.SERVER)
-            while await self._answer(http, reader, writer):
-                http.start_next_cycle()
+            client = _Client(h11.Connection(h11.SERVER), reader, writer, partial(self.connections.received, connection))
+            while await self._answer(client, connection):
+                client.http.start_next_cycle()
+            self.connections.remove(connection)
             writer.close()
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(CLOSE_S):
                 await writer.wait_closed()
         except (TimeoutError, OSError, h11.LocalProtocolError, _ConnectionEndedError):
             pass  # the client has closed the connection, or does not send or read
         except Exception:
             log.exception("a request failed")
         finally:
-            self._waiting.pop(writer, None)
-            self._busy.discard(writer)
+            self.connections.remove(connection)
             writer.transport.abort()
 
-    async def _answer(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(self, client: "_Client", connection: Connection) -> bool:
         """Answer one request; return whether the connection goes on."""
-        self._wait(writer)
+        http = client.http
         try:
             async with asyncio.timeout(IDLE_S):
-                head = await _next(http, reader, writer)
-            self._waiting.pop(writer, None)
-            self._busy.add(writer)
+                head = await client.next()
             if not isinstance(head, h11.Request):
                 raise _ConnectionEndedError
             async with asyncio.timeout(REQUEST_S):
-                request = await _request(head, http, reader, writer)
+                request = await client.request(head)
         except h11.RemoteProtocolError as error:
-            await _send(http, writer, HttpAnswer(400, f"{error}\n".encode(), "text/plain", closes=True), "GET")
+            await client.send(HttpAnswer(400, f"{error}\n".encode(), "text/plain", closes=True), "GET")
             return False
+        self.connections.begin(connection)
         answer = await self._handler(request)
         async with asyncio.timeout(REQUEST_S):
-            await _send(http, writer, answer, request.method)
-        self._busy.discard(writer)
-        return http.our_state is h11.DONE and http.their_state is h11.DONE and not answer.closes
-
-    def _wait(self, writer: asyncio.StreamWriter) -> None:
-        """Count a connection as waiting for a request, and close the oldest such connection if there are too many."""
-        self._waiting[writer] = None
-        if len(self._waiting) + len(self._busy) > MOST_CONNECTIONS:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            oldest.transport.abort()
+            await client.send(answer, request.method)
+        goes_on = http.our_state is h11.DONE and http.their_state is h11.DONE and not answer.closes
+        if goes_on:
+            self.connections.answered(connection)
+        return goes_on
 
 
-async def _next(http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> h11.Event:
-    """Return the next event of a request; raises h11.RemoteProtocolError for what is not HTTP, and for a torn body."""
-    while True:
-        event = http.next_event()
-        if isinstance(event, h11.Event):
-            return event
-        if event is h11.PAUSED:
-            raise h11.RemoteProtocolError("data after the end of the connection")
-        if http.they_are_waiting_for_100_continue:
-            writer.write(http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-        http.receive_data(await reader.read(READ_BYTES))
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """The client of one connection."""
 
+    http: h11.Connection
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    received: Callable[[int], None]
+    """Gets the numbers of bytes of a body that arrive."""
 
-async def _request(
-    head: h11.Request, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> HttpRequest:
-    """Return a request whose head has arrived."""
-    headers = {name: value.decode("latin-1") for name, value in head.headers}
-    kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
-    method, path = head.method.decode("latin-1"), head.target.decode("latin-1").partition("?")[0]
-    parts: list[bytes] = []
-    size = int(headers.get(b"content-length", "0"))
-    while size <= MOST_BODY_BYTES:
-        event = await _next(http, reader, writer)
-        if isinstance(event, h11.Data):
-            parts.append(bytes(event.data))
-            size = max(size, sum(map(len, parts)) if b"content-length" not in headers else 0)
-        else:
-            return HttpRequest(method, path, kind, b"".join(parts))
-    return HttpRequest(method, path, kind, fault=f"the body is larger than {MOST_BODY_BYTES >> 20} MiB")
+    async def next(self) -> h11.Event:
+        """Return the next event of a request; raise h11.RemoteProtocolError for what is not HTTP, or a torn body."""
+        http = self.http
+        while True:
+            event = http.next_event()
+            if isinstance(event, h11.Event):
+                return event
+            if event is h11.PAUSED:
+                raise h11.RemoteProtocolError("data after the end of the connection")
+            if http.they_are_waiting_for_100_continue:
+                self.writer.write(http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+            http.receive_data(await self.reader.read(READ_BYTES))
 
+    async def request(self, head: h11.Request) -> HttpRequest:
+        """Return a request whose head has arrived."""
+        headers = {name: value.decode("latin-1") for name, value in head.headers}
+        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        method, path = head.method.decode("latin-1"), head.target.decode("latin-1").partition("?")[0]
+        parts: list[bytes] = []
+        size = int(headers.get(b"content-length", "0"))
+        while size <= MOST_BODY_BYTES:
+            event = await self.next()
+            if isinstance(event, h11.Data):
+                parts.append(bytes(event.data))
+                self.received(len(parts[-1]))
+                size = max(size, sum(map(len, parts)) if b"content-length" not in headers else 0)
+            else:
+                return HttpRequest(method, path, kind, b"".join(parts))
+        return HttpRequest(method, path, kind, fault=f"the body is larger than {MOST_BODY_BYTES >> 20} MiB")
 
-async def _send(http: h11.Connection, writer: asyncio.StreamWriter, answer: HttpAnswer, method: str) -> None:
-    if http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
-        return
-    headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body)))]
-    if answer.closes:
-        headers.append(("Connection", "close"))
-    if answer.allow:
-        headers.append(("Allow", answer.allow))
-    reason = HTTPStatus(answer.status).phrase.encode()
-    writer.write(http.send(h11.Response(status_code=answer.status, headers=headers, reason=reason)) or b"")
-    if method != "HEAD":
-        writer.write(http.send(h11.Data(data=answer.body)) or b"")
-    writer.write(http.send(h11.EndOfMessage()) or b"")
-    await writer.drain()
+    async def send(self, answer: HttpAnswer, method: str) -> None:
+        """Send an answer to a request of a method."""
+        http, writer = self.http, self.writer
+        if http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            return
+        headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body)))]
+        if answer.closes:
+            headers.append(("Connection", "close"))
+        if answer.allow:
+            headers.append(("Allow", answer.allow))
+        reason = HTTPStatus(answer.status).phrase.encode()
+        writer.write(http.send(h11.Response(status_code=answer.status, headers=headers, reason=reason)) or b"")
+        if method != "HEAD":
+            writer.write(http.send(h11.Data(data=answer.body)) or b"")
+        writer.write(http.send(h11.EndOfMessage()) or b"")
+        await writer.drain()

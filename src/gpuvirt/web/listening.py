@@ -8,6 +8,8 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
+HANDSHAKE_S = 5.0
+"""How long a client may take to negotiate TLS. asyncio's default is a minute, for which silent clients would stay."""
 Accept = Callable[[asyncio.TaskGroup, asyncio.StreamReader, asyncio.StreamWriter], None]
 """Starts the tasks of a new connection in a group."""
 
@@ -33,7 +35,10 @@ async def listen(
             accept(group, reader, writer)
 
     host, port = address
-    server = await asyncio.start_server(connected, host, port, ssl=context, limit=limit, start_serving=False)
+    handshake_s = HANDSHAKE_S if context is not None else None
+    server = await asyncio.start_server(
+        connected, host, port, ssl=context, limit=limit, ssl_handshake_timeout=handshake_s, start_serving=False
+    )
     async with asyncio.TaskGroup() as group:
         await server.start_serving()
         started(server.sockets[0].getsockname()[1])

@@ -1,0 +1,93 @@
+"""The connections of an HTTP server, and which of them is closed to make room for another.
+
+A client that sends half a request, or nothing, keeps no other out: a newcomer, from which no whole request has arrived
+yet, makes room for the next one, the oldest newcomer first. A connection that was answered is closed only where too
+many others were answered, too. One whose client has a verified certificate is never closed for another.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MANY_NEWCOMERS = 256
+"""With more connections that were never answered, those that have not sent their request in time are closed."""
+MOST_NEWCOMERS = 512
+"""The most of them. The computer's limit of open files can be 1,024."""
+GRACE_S = 2.0
+"""How long a newcomer has for its request while there are not yet the most."""
+MOST_ANSWERED = 256
+"""The most connections that were answered and wait for their next request."""
+MOST_PENDING_BYTES = 64 << 20
+"""The most bytes of the incomplete requests of all newcomers, and of all that were answered."""
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One connection."""
+
+    close: Callable[[], None]
+    """Closes the connection at once."""
+    since_s: float = 0.0
+    """When it was opened."""
+    is_verified: bool = False
+    """Whether the client has a verified certificate."""
+    is_answered: bool = False
+    """Whether a request of the connection was answered."""
+    pending_bytes: int = 0
+    """The bytes that have arrived of an incomplete request's body."""
+
+
+class Connections:
+    """The open connections of a server."""
+
+    def __init__(self) -> None:
+        self.being_answered: set[Connection] = set()
+        """Those whose request has arrived, so that they are not closed."""
+        self._newcomers: dict[Connection, None] = {}
+        """Those without a certificate from which no whole request has arrived yet, the oldest first."""
+        self._answered: dict[Connection, None] = {}
+        """Those without a certificate that wait for their next request, the one that waits longest first."""
+
+    def add(self, connection: Connection, now_s: float) -> None:
+        """Add a new connection, and close newcomers if there are too many; at the worst, this one."""
+        if connection.is_verified:
+            return
+        self._newcomers[connection] = None
+        first = sum(not (other.is_answered or other.is_verified) for other in self.being_answered)
+        while (count := len(self._newcomers) + first) > MANY_NEWCOMERS and self._newcomers:
+            oldest = next(iter(self._newcomers))
+            if count <= MOST_NEWCOMERS and now_s - oldest.since_s < GRACE_S:
+                break
+            self._close(oldest)
+
+    def received(self, connection: Connection, count: int) -> None:
+        """Count bytes of a body; of connections with too many in all, close the one with the most."""
+        connection.pending_bytes += count
+        others = self._newcomers if connection in self._newcomers else self._answered
+        if sum(other.pending_bytes for other in others) > MOST_PENDING_BYTES:
+            self._close(max(others, key=lambda other: other.pending_bytes))
+
+    def begin(self, connection: Connection) -> None:
+        """Note that a whole request has arrived."""
+        self.remove(connection)
+        self.being_answered.add(connection)
+
+    def answered(self, connection: Connection) -> None:
+        """Note that a request was answered; if too many connections wait, close the one that waits longest."""
+        self.remove(connection)
+        connection.is_answered = True
+        if connection.is_verified:
+            return
+        self._answered[connection] = None
+        if len(self._answered) > MOST_ANSWERED:
+            self._close(next(iter(self._answered)))
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
+        connection.pending_bytes = 0
+        self.being_answered.discard(connection)
+        self._newcomers.pop(connection, None)
+        self._answered.pop(connection, None)
+
+    def _close(self, connection: Connection) -> None:
+        self.remove(connection)
+        connection.close()
