@@ -50,6 +50,7 @@ def set_up(log_format: LogFormat, *, verbose: bool = False) -> None:
     """Send all log lines to standard error."""
     # No line shows threads and processes, and each record would look them up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # noqa: SLF001  nor the line of code (logging's "Optimization")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if log_format is LogFormat.JSON else TextLines())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)

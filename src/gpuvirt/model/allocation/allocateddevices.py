@@ -21,8 +21,13 @@ class AllocatedDevices:
 
     def own(self, candidate: Candidate) -> Entry | None:
         """Return the entry of a device under its own id, None where it has none; one of gpuvirt's resources first."""
-        entries = [entry for entry in self.by_target.get(candidate.target, ()) if is_same_id(entry, candidate)]
-        return next((entry for entry in entries if entry.resource in self.ours), entries[0] if entries else None)
+        found = None
+        for entry in self.by_target.get(candidate.target, ()):
+            if is_same_id(entry, candidate):
+                if entry.resource in self.ours:
+                    return entry
+                found = found or entry
+        return found
 
     def given_by_us(self) -> Iterator[Entry]:
         """Yield the entries of devices that gpuvirt has offered, under its resources and ids."""

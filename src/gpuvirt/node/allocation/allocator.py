@@ -167,11 +167,13 @@ class Allocator:
         The kubelet names no pod in its requests. An init container's device goes to the pod's other containers in the
         same admission: while no pod of the node has started since, the pod with the device has not either.
         """
+        if started is None or not self._started:
+            return self._state.former
         entries = (allocated.by_ledger.own(device) for device in devices)
         same_pod = frozenset(
             entry.target.gpu
             for entry in entries
-            if entry is not None and started is not None and self._started.get(entry.allocation) == started
+            if entry is not None and self._started.get(entry.allocation) == started
         )
         return replace(self._state.former, same_pod=same_pod)
 
