@@ -185,8 +185,10 @@ def test_a_label_changes_the_resources_of_nvidias_device_plugin(node: LabNode, i
         node.until_allocatable(resource("4Q"), 6)
         print(f"a label beside another's plugin took {time.monotonic() - began:.1f} s")  # noqa: T201, TID251
         assert existing.plugin() != before, "the plugin was stopped during the change"
-        assert (existing.label(PLUGIN), existing.label(VALIDATOR)) == ("true", "true")
+        # The other GPU's vGPU was allocated a moment ago. Its change may come later, which stops the plugin once more.
         existing.until(f"{CONFIG}.state", "pending")
+        existing.until(PLUGIN, "true")
+        existing.until(VALIDATOR, "true")
         assert node.status("keeps").phase == "Running"
         node.delete("keeps")
         node.until_allocatable(resource("4Q"), 12)
