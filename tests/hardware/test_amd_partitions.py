@@ -1,5 +1,7 @@
 """A job in a partition of an AMD GPU is a user of that GPU, or of each, where the GPU is not known."""
 
+import errno
+
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
@@ -54,3 +56,21 @@ def test_each_gpu_of_the_driver_may_have_a_partition_that_the_topology_lacks(ker
     assert users(kernel) == [FIRST, SECOND]
     kernel.rebind(SECOND, None)
     assert users(kernel) == [FIRST]
+
+
+def test_a_node_of_a_partition_that_is_no_render_node_may_be_any_gpus(kernel: SimKernel) -> None:
+    """A processor has a node in the topology, too, which has no minor."""
+    kernel.tree.place(
+        HostPath("/sys/class/kfd/kfd/topology/nodes/0/properties"), constant("cpu_cores_count 64\nlocation_id 0")
+    )
+    kernel.tree.place(HostPath("/sys/devices/platform/amdgpu_xcp_1/drm/card9/dev"), constant(f"{MAJOR}:9"))
+    kernel.tree.place(HostPath("/dev/dri/card9"), DeviceNode(MAJOR << 8 | 9))
+    topology(kernel, MINOR, 0x0300)
+    assert users(kernel) == [FIRST]
+    kernel.start_process("python3", "/dev/dri/card9")
+    assert users(kernel) == [FIRST, SECOND]
+
+
+def test_the_users_of_a_partition_are_unknown_while_the_driver_of_a_gpu_is_unread(kernel: SimKernel) -> None:
+    kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{SECOND}/driver"), errno.EIO)
+    assert isinstance(read_native_users(kernel, [FIRST, SECOND]), Unread)

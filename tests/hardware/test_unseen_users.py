@@ -4,18 +4,20 @@ import errno
 
 import pytest
 
-from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.usage import diskuse
-from gpuvirt.hardware.usage.processes import read_open_nodes
+from gpuvirt.hardware.usage.nativeusers import read_native_users
+from gpuvirt.hardware.usage.processes import NAMESPACE, read_open_nodes
 from gpuvirt.hardware.usage.users import read_users, read_users_of
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.files.tree import constant
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host
 from gpuvirt.sim.kernel import SimKernel
 
 GROUP, CDEVS = IommuGroup(12), {"vfio0": IommuGroup(12)}
+T4 = PciAddress("0000:3b:00.0")
 
 
 @pytest.fixture
@@ -45,6 +47,21 @@ def test_users_are_unknown_while_the_number_of_a_node_is_unread(kernel: SimKerne
 def test_users_are_unknown_while_processes_are_hidden(kernel: SimKernel, number: int) -> None:
     kernel.faults.fail(HostPath("/proc"), number)
     assert all(isinstance(found, Unread) for found in read(kernel))
+
+
+def test_a_kernel_without_pid_namespaces_shows_all_processes(kernel: SimKernel) -> None:
+    kernel.tree.remove(NAMESPACE)
+    assert not any(isinstance(found, Unread) for found in read(kernel))
+
+
+@pytest.mark.parametrize(
+    "path", ["/sys/dev/char", "/sys/dev/block", "/sys/dev/char/{}", f"/proc/driver/nvidia/gpus/{T4}/information"]
+)
+def test_users_of_a_native_driver_are_unknown_while_the_number_of_a_node_is_unread(path: str) -> None:
+    kernel = build_host(load_host("4xT4"))
+    assert read_native_users(kernel, [T4]) == {}
+    kernel.faults.fail(HostPath(path.format(kernel.listdir(HostPath("/sys/dev/char"))[0])), errno.EIO)
+    assert isinstance(read_native_users(kernel, [T4]), Unread)
 
 
 def test_users_are_unknown_while_a_group_has_an_odd_name(kernel: SimKernel) -> None:

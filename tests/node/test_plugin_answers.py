@@ -1,5 +1,6 @@
 """What another device plugin answered shows which GPU its pod has: by device numbers, never by names alone."""
 
+import errno
 import os
 from functools import partial
 from pathlib import Path
@@ -100,6 +101,15 @@ def test_an_answer_with_a_partition_of_an_amd_gpu_is_unmapped(simulated: Simulat
     add_node(kernel, "/dev/dri/renderD135", (226, 135), "/sys/devices/platform/amdgpu_xcp_3/drm/renderD135")
     for nodes in (["/dev/dri/renderD135"], ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD135"]):
         assert mapped(kernel, "amd.com/gpu", "amdgpu_xcp_3", answered(kernel, *nodes)).unmapped
+
+
+def test_an_answer_with_a_node_whose_device_is_unread_is_unmapped(simulated: Simulated) -> None:
+    kernel = host(simulated, "2xFlex170")
+    nodes = ["/dev/dri/renderD128", "/dev/dri/renderD129"]
+    assert not mapped(kernel, SMARTER, "x", answered(kernel, *nodes)).unmapped
+    number = kernel.device_number(HostPath(nodes[1]))
+    kernel.faults.fail(HostPath(f"/sys/dev/char/{os.major(number)}:{os.minor(number)}"), errno.EIO)
+    assert mapped(kernel, SMARTER, "x", answered(kernel, *nodes)).unmapped
 
 
 @pytest.mark.parametrize(
