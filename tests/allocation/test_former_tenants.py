@@ -358,6 +358,22 @@ async def test_a_gpu_without_a_reset_is_not_given_while_its_tenant_cant_be_recor
     assert records.of(SECOND).state is TenancyState.TENANT  # type: ignore[union-attr]
 
 
+async def test_no_share_is_given_of_a_gpu_without_a_reset_while_its_tenant_cant_be_recorded(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    first, second = PciAddress("0000:02:00.0"), PciAddress("0000:02:01.0")
+    kernel, claimed = without_reset(simulated("vm-2xV100"), first), list[PciAddress]()
+    async with running_node(kernel, tmp_path, Settings(mode=DesiredMode.SHARED)) as node:
+        await report_account(node)
+        (tmp_path / f".{tenancyfile.NAME}.new").mkdir()
+        claims = node.agent.gpu_claims
+        with pytest.raises(RefusedError) as refused:
+            claims.claim([GpuId(gpu_uuid(first))], DeviceId("u1"), lambda: claimed.append(first))
+        assert refused.value.reason.code is ReasonCode.TENANCIES_NOT_WRITTEN
+        claims.claim([GpuId(gpu_uuid(second))], DeviceId("u2"), lambda: claimed.append(second))
+        assert claimed == [second], "the kernel can reset it, so its tenant does not matter"
+
+
 # One pod, or two.
 
 

@@ -1,8 +1,10 @@
 """Changes of GPUs and shares exclude each other, as changes and devices do."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +20,7 @@ from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.nvidiacdi import parse
+from gpuvirt.model.shares.node.records import record_of
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.gate import Gate
@@ -28,6 +31,7 @@ from gpuvirt.node.shares.gpuclaims import GatedGpus
 from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.node.shares.refusals import ShareRefusedError
 from gpuvirt.node.shares.specfiles import SpecFiles
+from gpuvirt.paths import HostPath
 from gpuvirt.sim.devices.nvidia import gpu_uuid
 from gpuvirt.sim.kernel import SimKernel
 from tests.changes import UNGATED
@@ -40,6 +44,7 @@ pytestmark = pytest.mark.usefixtures("worker")
 T = TypeVar("T")
 FIRST, SECOND = PciAddress("0000:02:00.0"), PciAddress("0000:02:01.0")
 A, B = GpuId(gpu_uuid(FIRST)), GpuId(gpu_uuid(SECOND))
+GONE = GpuId("GPU-gone")
 MAIN, UNIT = ContainerName("main"), DeviceId("u7")
 POD = PodUid("8a5c0001-0000-4000-8000-000000000001")
 SHARED = Settings(mode=DesiredMode.SHARED)
@@ -143,6 +148,9 @@ async def test_a_gpu_that_the_agent_itself_changes_is_no_choice(simulated: Simul
             reason = node.choice.why_refused(Units(1000))
             assert reason is not None
             assert reason.code is ReasonCode.UNIT_BUSY, "Allocate names the change, not the lack of room"
+            reason = node.choice.why_refused(Units(1500))
+            assert reason is not None
+            assert reason.code is ReasonCode.NO_ROOM, "without the change there was none, either"
 
 
 async def test_a_container_does_not_start_again_while_its_gpu_is_changed(simulated: Simulated, tmp_path: Path) -> None:
@@ -208,6 +216,34 @@ async def test_a_gpu_that_has_left_its_driver_since_the_last_scan_is_no_choice(
     async with shared(kernel, tmp_path) as node:
         kernel.rebind(FIRST, None)
         assert await node.choose(A) == B
+
+
+async def test_a_gpu_whose_driver_is_unread_is_no_choice(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("vm-2xV100")
+    async with shared(kernel, tmp_path) as node:
+        for address in (FIRST, SECOND):
+            kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{address}/driver"), errno.EIO)
+        assert await node.choose(A) == ReasonCode.UNREAD
+        assert not node.shares.records.pods
+
+
+async def test_a_gpu_that_its_driver_does_not_show_any_more_is_no_choice(simulated: Simulated, tmp_path: Path) -> None:
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        known = node.shares.node.get()
+        node.shares.node.set(replace(known, capacity={GONE: Units(1000)}))
+        assert await node.choose(GONE) == ReasonCode.GPU_NOT_INITIALIZED
+        node.shares.node.set(replace(known, capacity={GONE: Units(1000), **known.capacity}))
+        assert await node.choose(GONE) in {A, B}
+
+
+async def test_a_container_does_not_start_again_while_its_driver_does_not_show_its_gpu(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    demand = Demand((ContainerDemand(MAIN, ContainerKind.APP, Units(1000)),))
+    record = record_of("default", "p", demand, {MAIN: {GONE: Units(1000)}})
+    async with shared(simulated("vm-2xV100"), tmp_path) as node:
+        with pytest.raises(ShareRefusedError, match="GpuNotInitialized"):
+            node.choice.claim_again(record, MAIN, UNIT)
 
 
 async def test_a_gpu_that_is_drained_or_blocked_offers_no_units(simulated: Simulated, tmp_path: Path) -> None:

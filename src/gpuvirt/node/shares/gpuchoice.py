@@ -31,7 +31,7 @@ class GpuChoice:
         shares, node = self._shares, self._shares.node.get()
         open_node, closed = self._open(node)
         reason = why_refused(units, open_node, shares.records, shares.resource, shares.kept_texts)
-        if reason is not None and closed is not None and why_refused(units, node, shares.records, "") is None:
+        if reason is not None and why_refused(units, node, shares.records, "") is None:
             return closed
         return reason
 
