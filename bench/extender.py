@@ -35,7 +35,7 @@ from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import node_arguments
 from gpuvirt.cluster.shares.sharing import Sharing
 
-PORT = 18899
+PORT, METRICS_PORT = 18899, 18898
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Table:
 def extender(kubeconfig: Path, *options: str) -> Iterator[int]:
     """Run the extender, and provide its process id once it is ready."""
     command = [sys.executable, "-m", "gpuvirt", "extender", "--kubeconfig", str(kubeconfig), "--no-elect"]
-    command += ["--listen", f"127.0.0.1:{PORT}", *options]
+    command += ["--listen", f"127.0.0.1:{PORT}", "--metrics-listen", f"127.0.0.1:{METRICS_PORT}", *options]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         wait(is_ready)
@@ -71,7 +71,7 @@ def extender(kubeconfig: Path, *options: str) -> Iterator[int]:
 
 def is_ready() -> bool:
     """Return whether the extender answers requests."""
-    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", METRICS_PORT, timeout=30)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == http.HTTPStatus.OK

@@ -22,7 +22,8 @@ from bench.results import Results
 
 CLIENTS = 8
 ASKED_UNITS = 300
-OURS = (sys.executable, "-m", "gpuvirt", "extender", "--no-elect", "--listen", GPUVIRT.url.removeprefix("http://"))
+LISTENS = ("--listen", GPUVIRT.url.removeprefix("http://"), "--metrics-listen", "")
+OURS = (sys.executable, "-m", "gpuvirt", "extender", "--no-elect", *LISTENS)
 RACE_NODES = 4
 RACE_PODS = 160
 """96 of them fit."""

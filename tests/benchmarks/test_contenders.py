@@ -26,7 +26,8 @@ def port() -> int:
 
 
 def ours(port: int) -> Contender:
-    command = [sys.executable, "-m", "gpuvirt", "extender", "--no-elect", "--listen", f"127.0.0.1:{port}"]
+    listens = ["--listen", f"127.0.0.1:{port}", "--metrics-listen", ""]
+    command = [sys.executable, "-m", "gpuvirt", "extender", "--no-elect", *listens]
     return Contender(GPUVIRT, f"http://127.0.0.1:{port}", command)
 
 

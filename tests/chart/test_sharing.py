@@ -66,6 +66,32 @@ def test_a_drain_evicts_one_extender_at_a_time(helm: Helm) -> None:
     assert "gpuvirt-extender" not in alone, "it would block each drain"
 
 
+@pytest.mark.parametrize("values", [(), ("extender.tls.secretName=cert",)], ids=["http", "https"])
+def test_probes_and_metrics_have_a_port_of_their_own(helm: Helm, values: tuple[str, ...]) -> None:
+    """Prometheus may connect to it, although it may bind no pods, and the kubelet has no client certificate."""
+    rendered = helm.template(*BOTH, *values)
+    extender = container(rendered, "gpuvirt-extender")
+    assert "--metrics-listen=:8889" in items(at(extender, "args"))
+    assert {"name": "metrics", "containerPort": 8889} in items(at(extender, "ports"))
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert at(extender, probe, "httpGet") == {"path": path, "port": "metrics"}
+    service = at(rendered.one("Service", "gpuvirt-extender-metrics"), "spec")
+    assert items(at(service, "ports")) == [{"name": "metrics", "port": 8889, "targetPort": "metrics"}]
+    assert at(service, "selector") == at(
+        rendered.one("Deployment", "gpuvirt-extender"), "spec", "selector", "matchLabels"
+    )
+
+
+def test_prometheus_may_read_the_extenders_metrics_and_not_ask_it(helm: Helm) -> None:
+    policies = helm.template(*EXTENDER).named("NetworkPolicy")
+    (ingress,) = items(at(policies["gpuvirt-extender-metrics"], "spec", "ingress"))
+    assert items(at(ingress, "ports")) == [{"protocol": "TCP", "port": 8889}]
+    assert at(ingress, "from", 0, "namespaceSelector", "matchLabels") == {"kubernetes.io/metadata.name": "monitoring"}
+    (verbs,) = items(at(policies["gpuvirt-extender"], "spec", "ingress"))
+    assert items(at(verbs, "ports")) == [{"protocol": "TCP", "port": 8888}]
+    assert "namespaceSelector" not in str(at(verbs, "from"))
+
+
 def test_the_extenders_service_leads_where_the_leader_says(helm: Helm) -> None:
     rendered = helm.template(*BOTH)
     service = at(rendered.one("Service", "gpuvirt-extender"), "spec")
@@ -242,8 +268,6 @@ def test_the_extender_has_a_certificate_and_the_second_scheduler_its_ca(helm: He
         mount = items(at(pod, "containers", 0, "volumeMounts"))[-1]
         assert (at(mount, "name"), at(mount, "mountPath")) == (at(volume, "name"), "/etc/gpuvirt-extender")
         assert at(mount, "subPath") is None, "the kubelet renews no file of a subPath"
-    for probe in ("livenessProbe", "readinessProbe"):
-        assert at(extender, "containers", 0, probe, "httpGet", "scheme") == "HTTPS"
     assert at(rendered.one("Service", "gpuvirt-extender"), "spec", "ports", 0, "name") == "https"
 
 

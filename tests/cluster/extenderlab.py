@@ -1,7 +1,6 @@
 """Extenders beside the lab's API server and a real kube-scheduler, over nodes that are objects alone."""
 
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -20,12 +19,14 @@ from gpuvirt.clock import RealClock
 from gpuvirt.cluster.operator.scheduler.configuration import Tls, extender
 from gpuvirt.facts.ids import ResourceName
 from tests.certificates import Authority, Pair
-from tests.cluster.extenderservice import EXTENDER, Service
+from tests.cluster.extenderservice import EXTENDER, UNKNOWN_POD, Service, is_of_leader
 from tests.cluster.sharenodes import ShareNodes
 
 SCHEDULER = "gpuvirt-scheduler"
 RESOURCE = "nvidia.com/vgpu"
 PATIENCE_S = 90.0
+METRICS = 100
+"""How far the port of metrics and probes is from that of the verbs."""
 CLOCK = RealClock()
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
 
@@ -45,7 +46,6 @@ class Replica:
 
     process: "subprocess.Popen[bytes]"
     port: int
-    scheme: str = "http"
 
     @property
     def is_ready(self) -> bool:
@@ -70,10 +70,7 @@ class Replica:
 
     def page(self, path: str) -> str:
         """Return a page; raises OSError, also where it is an error."""
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        url = f"{self.scheme}://127.0.0.1:{self.port}{path}"
-        with urllib.request.urlopen(url, timeout=1, context=context) as found:  # noqa: S310  of this computer
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port + METRICS}{path}", timeout=1) as found:
             return str(found.read().decode())
 
 
@@ -89,13 +86,14 @@ class ExtenderLab(ShareNodes):
 
     def start_replica(self, port: int) -> Replica:
         """Start a process of the extender."""
-        command = [*GPUVIRT, "extender", "--listen", f":{port}", "--namespace", "default"]
+        command = [*GPUVIRT, "extender", "--listen", f":{port}", "--metrics-listen", f":{port + METRICS}"]
+        command += ["--namespace", "default"]
         command += ["--kubeconfig", str(self.cluster.kubeconfig), "--service", EXTENDER, "--pod-ips", ADDRESS]
         if (pair := self.certificate) is not None:
             command += ["--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
         with (self.folder / f"extender-{port}.log").open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
-        replica = Replica(process, port, "http" if pair is None else "https")
+        replica = Replica(process, port)
         self.replicas.append(replica)
         return replica
 
@@ -108,11 +106,13 @@ class ExtenderLab(ShareNodes):
         """Return whether the Service leads to a replica."""
         return self.service.address == (ADDRESS, replica.port)
 
-    def page_by_cluster_ip(self, path: str) -> str:
-        """Return a page of the replica to which the node's proxy leads; raises OSError."""
+    def leads_by_cluster_ip(self) -> bool:
+        """Return whether the node's proxy leads to a replica that serves; raises OSError."""
         address = self.kubectl("get", "service", EXTENDER, "-o", "jsonpath={.spec.clusterIP}")
-        with urllib.request.urlopen(f"http://{address}:8888{path}", timeout=2) as answer:
-            return str(answer.read().decode())
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://{address}:8888/bind", UNKNOWN_POD, headers)
+        with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310  of this computer
+            return is_of_leader(answer.read())
 
     def leader(self) -> Replica:
         """Wait until a replica serves and the Service leads to it, and return the replica."""

@@ -25,6 +25,8 @@ from tests.cluster.sharingpods import VGPU, Container, Part, Pod, Pods, Printed
 from tests.commandline import gpuvirt
 
 SCHEDULER = "gpuvirt-scheduler"
+EXTENDER_PORT = 8888
+"""The port at which kube-scheduler asks the extender; metrics have another."""
 
 
 class Blocker(msgspec.Struct):
@@ -176,17 +178,20 @@ class SharingLab:
 
     def answer(self, component: str, port: int, path: str, body: object = None) -> str:
         """Return the answer of the ready pod of a component; to a POST, where there is a body."""
-        self.node.until(lambda: self._address(component) != "", self.user.pods)
-        address = self._address(component)
+        self.node.until(lambda: self._address(component, port) != "", self.user.pods)
+        address = self._address(component, port)
         content = json.dumps(body).encode() if body is not None else None
         with closing(HTTPConnection(address, port, timeout=10)) as connection:
             connection.request("POST" if content else "GET", path, content, {"Content-Type": "application/json"})
             return connection.getresponse().read().decode()
 
-    def _address(self, component: str) -> str:
-        """Return the address of the extender's Service, or of the agent's pod if it is ready; empty otherwise."""
-        if component == "extender":
+    def _address(self, component: str, port: int) -> str:
+        """Return the address of the extender's Service, for its metrics of the pod that leads, or of the ready pod."""
+        if (component, port) == ("extender", EXTENDER_PORT):
             return self.user.get("service/gpuvirt-extender", ".spec.clusterIP")
+        if component == "extender":
+            leader = self.user.get("lease/gpuvirt-extender", ".spec.holderIdentity").partition("_")[0]
+            return self.user.get(f"pod/{leader}", ".status.podIP") if leader else ""
         ready = "{range .items[*]}{.status.podIP} {.status.conditions[?(@.type=='Ready')].status}{'\\n'}{end}"
         selected = ("-l", f"app.kubernetes.io/component={component}")
         lines = self.user.kubectl("get", "pods", "-n", NAMESPACE, *selected, "-o", f"jsonpath={ready}").splitlines()

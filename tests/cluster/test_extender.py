@@ -109,7 +109,7 @@ def test_the_nodes_proxy_leads_to_the_leader(extenders: ExtenderLab) -> None:
 
     def serves() -> bool:
         with suppress(OSError):
-            return "gpuvirt_extender_ready 1" in extenders.page_by_cluster_ip("/metrics")
+            return extenders.leads_by_cluster_ip()
         return False
 
     until(serves, extenders.logs)

@@ -15,7 +15,7 @@ import pytest
 from tests.certificates import Authority
 from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.extenderlab import CLOCK, until
-from tests.cluster.extenderservice import EXTENDER
+from tests.cluster.extenderservice import EXTENDER, UNKNOWN_POD, is_of_leader
 
 pytestmark = [
     pytest.mark.ring("cluster"),
@@ -51,8 +51,8 @@ class Release:
         metadata = {"name": SECRET, "namespace": NAMESPACE}
         self.user.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
 
-    def metrics(self) -> tuple[bytes, bytes]:
-        """Return the metrics of the replica to which the cluster IP leads, and its certificate (DER); else empty.
+    def asked(self) -> tuple[bytes, bytes]:
+        """Return an answer of the replica to which the cluster IP leads, and its certificate (DER); else empty.
 
         The certificate is checked as by kube-scheduler: the connection is made to an address, the check by a name.
         """
@@ -62,13 +62,14 @@ class Release:
             socket.create_connection((self.address, 8888), timeout=1) as connection,
             context.wrap_socket(connection, server_hostname=SERVER) as encrypted,
         ):
-            encrypted.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            head = f"POST /bind HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(UNKNOWN_POD)}\r\n\r\n"
+            encrypted.sendall(head.encode() + UNKNOWN_POD)
             page = b"".join(iter(lambda: encrypted.recv(65536), b""))
             return page, encrypted.getpeercert(binary_form=True) or b""
         return b"", b""
 
     def serves(self) -> bool:
-        return b"gpuvirt_extender_ready 1\n" in self.metrics()[0]
+        return is_of_leader(self.asked()[0])
 
     def addresses(self) -> str:
         return self.user.get(f"endpointslice/{EXTENDER}", ".endpoints[*].addresses[*]")
@@ -126,7 +127,7 @@ def test_helm_waits_for_both_replicas_and_upgrades_and_drains_keep_one_that_serv
     # A change of a pod has the kubelet renew its files now, and not after a minute or two.
     user.kubectl("annotate", "pods", "-n", NAMESPACE, "-l", SELECTOR, "gpuvirt.io/test=renewed")
     renewed = ssl.PEM_cert_to_DER_cert((tmp_path / "second.crt").read_text())
-    until(lambda: release.metrics()[1] == renewed, user.pods, within_s=120)
+    until(lambda: release.asked()[1] == renewed, user.pods, within_s=120)
     user.uninstall(release.name)
     slices = ("get", "endpointslices", "-n", NAMESPACE, "-o", "name")
     until(lambda: EXTENDER not in user.cluster.kubectl(*slices).stdout, user.pods)

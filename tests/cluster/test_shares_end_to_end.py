@@ -15,7 +15,7 @@ from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.rights import Right, asked_in, outside, rights_in, unused
 from tests.cluster.sharenodes import share_nodes
-from tests.cluster.sharinglab import SharingLab, sharing_lab
+from tests.cluster.sharinglab import EXTENDER_PORT, SharingLab, sharing_lab
 from tests.cluster.sharingpods import SHOW, SLEEP, VGPU, Part
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.ring("helm"), pytest.mark.xdist_group("cluster")]
@@ -167,7 +167,7 @@ def deleted_pods_leave_nothing(sharing: SharingLab) -> None:
     sharing.until_used(0, 0)
     sharing.node.until(lambda: not sharing.specs, lambda: str(sharing.specs))
     assert sharing.records.pods == {}
-    extender = sharing.metrics("extender", 8888)
+    extender = sharing.metrics("extender", 8889)
     assert extender['gpuvirt_extender_units{state="free"}'] == 2000
     assert extender['gpuvirt_extender_pods{gpus="known"}'] == extender['gpuvirt_extender_pods{gpus="unknown"}'] == 0
 
@@ -175,7 +175,7 @@ def deleted_pods_leave_nothing(sharing: SharingLab) -> None:
 def an_unknown_pod_is_not_bound(sharing: SharingLab) -> None:
     """The extender reads a pod that its watches have not reported."""
     pod = {"PodName": "nobody", "PodNamespace": sharing.node.namespace, "PodUID": "0-0"}
-    refused = json.loads(sharing.answer("extender", 8888, "/bind", {**pod, "Node": NODE}))
+    refused = json.loads(sharing.answer("extender", EXTENDER_PORT, "/bind", {**pod, "Node": NODE}))
     assert refused["Error"].endswith("/nobody is gone"), refused
 
 

@@ -37,8 +37,8 @@ async def post(process: Process, verb: str, **fields: object) -> Object:
 
 
 async def get(process: Process, page: str) -> tuple[int, str]:
-    assert process.server.port is not None
-    status, _, body = await ask(process.server.port, request(page, b"", method="GET"))
+    assert process.probes.port is not None
+    status, _, body = await ask(process.probes.port, request(page, b"", method="GET"))
     return status, body.decode()
 
 
@@ -58,9 +58,10 @@ class Running:
     async def start(self, *, elects: bool = True, service: ServiceOptions | None = None) -> Process:
         credentials = from_kubeconfig(self._served.kubeconfig)
         namespace, listen = parse_namespace("gpuvirt"), ("127.0.0.1", 0)
-        process = Process(ExtenderOptions(credentials, namespace, listen, elects=elects, service=service))
+        options = ExtenderOptions(credentials, namespace, listen, listen, elects=elects, service=service)
+        process = Process(options)
         self.tasks.append(self._group.create_task(process.run()))
-        await until(lambda: process.server.port is not None)
+        await until(lambda: None not in (process.server.port, process.probes.port))
         return process
 
 

@@ -18,6 +18,8 @@ from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.httpserver import HttpServer
 from tests.extender.pods import pod
 
+GET = b"GET /filter HTTP/1.1\r\nHost: x\r\n\r\n"
+"""A request whose connection is kept after the answer, 405."""
 FILTER = msgspec.json.encode({"Pod": pod("p", 300), "NodeNames": ["n1"]})
 
 
@@ -69,8 +71,8 @@ def request(path: str = "/filter", body: bytes = FILTER, *, method: str = "POST"
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[int]:
-    pages = ExtenderPages(Standby(), RealClock())
+async def serving(pages: ExtenderPages | None = None) -> AsyncIterator[int]:
+    pages = pages or ExtenderPages(Standby(), RealClock())
     server = HttpServer(pages.answer)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(server.run("127.0.0.1", 0))
@@ -122,23 +124,22 @@ async def test_a_replica_that_does_not_lead_answers_an_error_and_closes_the_conn
 async def test_other_connections_are_kept(connect: Connect) -> None:
     client = await connect()
     for _ in range(3):
-        await client.send(request("/healthz", b"", method="GET"))
-        assert (await client.answer())[::2] == (200, b"ok\n")
+        await client.send(GET)
+        assert (await client.answer())[0] == 405
 
 
 async def test_requests_that_come_at_once_are_answered_in_turn(connect: Connect) -> None:
     client = await connect()
-    await client.send(request("/healthz", b"", method="GET") + request("/nothing", b"", method="GET"))
-    assert [(await client.answer())[0] for _ in range(2)] == [200, 404]
+    await client.send(GET + request("/nothing", b"", method="GET"))
+    assert [(await client.answer())[0] for _ in range(2)] == [405, 404]
 
 
 @pytest.mark.parametrize(
     ("content", "status", "text"),
     [
         (request("/filter", b"", method="GET"), 405, "only POST is supported here"),
-        (request("/healthz", b""), 405, "only GET, HEAD is supported here"),
-        (request("/scores"), 404, "no such page; pages are /filter, /prioritize, /preempt, /bind, /healthz"),
-        (request("/readyz", b"", method="GET"), 503, "not all nodes, pods and PodDisruptionBudgets are listed yet"),
+        (request("/scores"), 404, "no such page; pages are /filter, /prioritize, /preempt, /bind; metrics and probes"),
+        (request("/metrics", b"", method="GET"), 404, "have another port"),
         (request(Content_Type="text/yaml"), 200, "filter: the content type is text/yaml; expected application/json"),
         (request(Content_Type="application/json; charset=utf-8"), 200, "does not lead"),
         (request(Content_Length=str(33 << 20)), 200, "filter: the body is larger than 32 MiB"),
@@ -151,7 +152,7 @@ async def test_requests_that_come_at_once_are_answered_in_turn(connect: Connect)
 async def test_bad_requests_get_a_clear_answer(port: int, content: bytes, status: int, text: str) -> None:
     found, _, body = await ask(port, content)
     assert (found, text in body.decode()) == (status, True), body
-    assert (await ask(port, request("/healthz", b"", method="GET")))[0] == 200
+    assert (await ask(port, GET))[0] == 405
 
 
 async def test_a_torn_body_ends_its_connection_alone(port: int, connect: Connect) -> None:
@@ -189,21 +190,21 @@ async def test_silent_clients_are_closed_and_keep_nobody_out(
     monkeypatch.setattr(connections, "MANY_NEWCOMERS", 10)
     monkeypatch.setattr(connections, "MOST_NEWCOMERS", 20)
     silent = [await connect() for _ in range(30)]
-    assert (await ask(port, request("/healthz", b"", method="GET")))[0] == 200
+    assert (await ask(port, GET))[0] == 405
     assert await silent[0].is_closed()
 
 
 async def test_half_sent_requests_keep_nobody_out(port: int, connect: Connect) -> None:
     kept = await connect()
-    await kept.send(request("/healthz", b"", method="GET"))
-    assert (await kept.answer())[0] == 200
+    await kept.send(GET)
+    assert (await kept.answer())[0] == 405
     for _ in range(connections.MOST_NEWCOMERS + 44):
         await (await connect()).send(request()[:-10])
     for _ in range(5):
         async with asyncio.timeout(2):
             assert (await ask(port, request()))[0] == 200, "a newcomer is answered at once"
-    await kept.send(request("/healthz", b"", method="GET"))
-    assert (await kept.answer())[0] == 200, "a connection that was answered before is kept"
+    await kept.send(GET)
+    assert (await kept.answer())[0] == 405, "a connection that was answered before is kept"
 
 
 async def test_a_half_sent_request_is_finished_while_others_come(connect: Connect) -> None:
@@ -221,11 +222,11 @@ async def test_connections_that_were_answered_make_room_for_others_that_were_ans
     monkeypatch.setattr(connections, "MOST_ANSWERED", 10)
     clients = [await connect() for _ in range(11)]
     for client in clients:
-        await client.send(request("/healthz", b"", method="GET"))
-        assert (await client.answer())[0] == 200
+        await client.send(GET)
+        assert (await client.answer())[0] == 405
     assert await clients[0].is_closed()
-    await clients[1].send(request("/healthz", b"", method="GET"))
-    assert (await clients[1].answer())[0] == 200
+    await clients[1].send(GET)
+    assert (await clients[1].answer())[0] == 405
 
 
 async def test_half_sent_bodies_take_no_more_memory_than_allowed(
@@ -248,11 +249,14 @@ async def test_a_slow_request_is_given_up(connect: Connect, monkeypatch: pytest.
     assert await client.is_closed()
 
 
-async def test_requests_are_counted_by_verb_and_result(port: int) -> None:
-    await ask(port, request())
-    await ask(port, request(Content_Type="text/yaml"))
-    _, _, page = await ask(port, request("/metrics", b"", method="GET"))
-    lines = page.decode().splitlines()
+async def test_requests_are_counted_by_verb_and_result() -> None:
+    pages = ExtenderPages(Standby(), RealClock())
+    async with serving(pages) as port:
+        await ask(port, request())
+        await ask(port, request(Content_Type="text/yaml"))
+    page = pages.pages()["/metrics"]()
+    assert page.status == 200
+    lines = page.body.splitlines()
     assert 'gpuvirt_extender_requests_total{verb="filter",result="not-serving"} 1' in lines
     assert 'gpuvirt_extender_requests_total{verb="filter",result="malformed"} 1' in lines
     assert 'gpuvirt_extender_request_seconds_count{verb="filter"} 2' in lines

@@ -5,6 +5,7 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from gpuvirt.clock import Clock, RealClock
@@ -15,10 +16,11 @@ from gpuvirt.cluster.extender.extender import Extender
 from gpuvirt.cluster.extender.route import Backend, RouteKeeper
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import Namespace, ObjectName
-from gpuvirt.tasks import until_stopped
+from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.httpserver import HttpServer
+from gpuvirt.web.probes import Probes
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,9 @@ class ExtenderOptions:
     namespace: Namespace
     """The namespace of the lease, and of the Service."""
     listen: tuple[str, int]
+    """The address at which kube-scheduler asks."""
+    metrics_listen: tuple[str, int] | None = None
+    """The address of metrics and probes."""
     sharing: Sharing = field(default_factory=Sharing)
     elects: bool = True
     """Whether several extenders elect a leader; otherwise this one leads at once."""
@@ -70,6 +75,7 @@ class Process:
         self._certificate = ServerCertificate(options.tls) if options.tls is not None else None
         self.pages = ExtenderPages(self, options.clock)
         self.server = HttpServer(self.pages.answer, options.clock)
+        self.probes = Probes(self.pages.pages())
 
     @property
     def missing(self) -> str | None:
@@ -93,6 +99,9 @@ class Process:
             tasks = [group.create_task(self.server.run(host, port, context)), group.create_task(self.extender.run())]
             if certificate is not None:
                 tasks.append(group.create_task(certificate.follow(options.clock)))
+            if (metrics := options.metrics_listen) is not None:
+                serve = partial(self.probes.run, *metrics)
+                tasks.append(group.create_task(keep_going("probes", serve, options.clock)))
             try:
                 await (self._election.run(self._lead) if options.elects else self._lead())
             finally:

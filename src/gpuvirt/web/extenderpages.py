@@ -1,7 +1,7 @@
-"""The extender's pages: the verbs of kube-scheduler, probes and metrics, on one address."""
+"""The extender's pages: the verbs of kube-scheduler, and at an address of their own probes and metrics."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,12 +10,12 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.extender.extender import FAILED, MALFORMED, NOT_SERVING, VERBS, Answer, Extender, Requests, failed
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, head, number, text_of
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
+from gpuvirt.web.probes import Answer as Page
 
 log = logging.getLogger(__name__)
 
 JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
-_PAGES = ("/healthz", "/readyz", "/metrics")
 
 
 class Served(Protocol):
@@ -34,28 +34,38 @@ class Served(Protocol):
 
 @dataclass(slots=True)
 class ExtenderPages:
-    """Answers the requests to one process."""
+    """The pages of one process."""
 
     process: Served
     clock: Clock
     requests: Requests = field(default_factory=Requests)
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:
-        """Return the answer to any request."""
+        """Return the answer to a request at the address of the verbs."""
         verb = request.path.strip("/")
         if verb in VERBS:
             if request.method != "POST":
-                return _wrong_method("POST")
+                return HttpAnswer(405, b"only POST is supported here\n", _TEXT, allow="POST")
             return await self._answer_verb(verb, request)
-        if request.path not in _PAGES:
-            pages = ", ".join([*(f"/{verb}" for verb in VERBS), *_PAGES])
-            return HttpAnswer(404, f"no such page; pages are {pages}\n".encode(), _TEXT)
-        if request.method not in {"GET", "HEAD"}:
-            return _wrong_method("GET, HEAD")
-        if request.path == "/metrics":
-            return HttpAnswer(200, self.metrics().encode(), CONTENT_TYPE)
-        missing = self.process.missing if request.path == "/readyz" else None
-        return HttpAnswer(200 if missing is None else 503, f"{missing or 'ok'}\n".encode(), _TEXT)
+        pages = ", ".join(f"/{verb}" for verb in VERBS)
+        return HttpAnswer(
+            404, f"no such page; pages are {pages}; metrics and probes have another port\n".encode(), _TEXT
+        )
+
+    def pages(self) -> dict[str, Callable[[], Page]]:
+        """Return the pages at the address of probes and metrics."""
+
+        def healthz() -> Page:
+            return Page(200, "ok\n")
+
+        def readyz() -> Page:
+            missing = self.process.missing
+            return Page(200 if missing is None else 503, f"{missing or 'ok'}\n")
+
+        def metrics() -> Page:
+            return Page(200, self.metrics(), CONTENT_TYPE)
+
+        return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
 
     async def _answer_verb(self, verb: str, request: HttpRequest) -> HttpAnswer:
         began_s = self.clock.monotonic_s()
@@ -93,10 +103,6 @@ class ExtenderPages:
             _books(extender) if extender.leads else (),
             gauge("gpuvirt_info", "The extender's version.", ("version",), [((__version__,), 1)]),
         )
-
-
-def _wrong_method(allowed: str) -> HttpAnswer:
-    return HttpAnswer(405, f"only {allowed} is supported here\n".encode(), _TEXT, allow=allowed)
 
 
 def _seconds(requests: Requests) -> Iterator[str]:

@@ -39,10 +39,14 @@ def extender(  # noqa: PLR0913  one parameter an option
     elect: Annotated[bool, typer.Option(help="Answer only while this process has the Lease gpuvirt-extender.")] = True,
     listen: Annotated[
         str,
-        typer.Option(
-            envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of the verbs, the probes and the metrics."
-        ),
+        typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address at which kube-scheduler asks."),
     ] = ":8888",
+    metrics_listen: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_METRICS_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes. Empty: none."
+        ),
+    ] = ":8889",
     service: Annotated[
         str,
         typer.Option(
@@ -99,6 +103,7 @@ def extender(  # noqa: PLR0913  one parameter an option
         credentials=credentials,
         namespace=apiserver.own_namespace(namespace, credentials),
         listen=address,
+        metrics_listen=address_of(metrics_listen, "--metrics-listen"),
         sharing=Sharing(options.resource_of(resource), Units(units), policy),
         elects=elect,
         service=_service(service, pod_ips, elects=elect),
