@@ -5,6 +5,8 @@ don't pass through FUSE.
 """
 
 import errno
+import os
+import posixpath
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -29,6 +31,7 @@ DEVICE = f"/sys/bus/pci/devices/{GPU}"
 DRIVER = "/sys/bus/pci/drivers/vfio-pci"
 UNBIND = f"{DRIVER}/unbind"
 NODES = "/dev/vfio/devices"
+CLASS = "/sys/class/vfio-dev"
 
 
 @pytest.fixture
@@ -42,6 +45,11 @@ def ready(host: CdevHost) -> tuple[str, str]:
     bind(host, GPU, "vfio-pci")
     bind(host, AUDIO, "vfio-pci")
     return cdev_of(host, GPU), cdev_of(host, AUDIO)
+
+
+def linked(host: CdevHost, link: str) -> str:
+    """Return the path that a link of sysfs points to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(link), host.kernel.readlink(HostPath(link))))
 
 
 def failure(host: CdevHost, *devices: str) -> int | None:
@@ -124,6 +132,23 @@ def test_processes_are_found_by_the_device_node(host: CdevHost) -> None:
     assert users is not None
     assert [user.node for user in users[group_of(host, GPU)]] == [f"{NODES}/{node}"]
     vm.end()
+
+
+def test_sysfs_leads_from_a_device_node_to_the_function(host: CdevHost) -> None:
+    """Kata reads both links: runtime-rs the link `device`, the runtime in Go the link by the node's number."""
+    node, _ = ready(host)
+    function = linked(host, DEVICE)
+    device = linked(host, f"{CLASS}/{node}")
+    assert device == f"{function}/vfio-dev/{node}"
+    assert posixpath.basename(host.kernel.readlink(HostPath(f"{CLASS}/{node}/device"))) == GPU
+    assert linked(host, f"{device}/device") == function
+    number = host.kernel.device_number(HostPath(f"{NODES}/{node}"))
+    numbered = f"{os.major(number)}:{os.minor(number)}"
+    assert host.kernel.read(HostPath(f"{CLASS}/{node}/dev")).decode().strip() == numbered
+    assert linked(host, f"/sys/dev/char/{numbered}") == device
+    assert write(host, UNBIND, GPU) == 0
+    assert not exists(host, f"{CLASS}/{node}")
+    assert not exists(host, f"/sys/dev/char/{numbered}")
 
 
 def test_a_group_without_a_node_cannot_be_leased(host: CdevHost) -> None:

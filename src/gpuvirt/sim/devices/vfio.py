@@ -22,6 +22,8 @@ VFIO_MAJOR = 511
 CDEV_MAJOR = VFIO_MAJOR - 1
 GROUP_CLASS = "/sys/class/vfio"
 CDEV_CLASS = "/sys/class/vfio-dev"
+VIRTUAL = "/sys/devices/virtual"
+"""Where the kernel shows devices that belong to no bus."""
 
 
 def group_number(group: IommuGroup) -> int:
@@ -113,10 +115,18 @@ class Vfio:
             self.show_node(number)
         index = self._indices.setdefault(device, max(self._indices.values(), default=-1) + 1)
         if self.vfio_dev:
-            self._tree.place(HostPath(f"{folder}/vfio-dev/vfio{index}"), Folder())
+            self._show_device(folder, index)
         if self.cdev_nodes:
             self._tree.place(HostPath(f"{CDEVS}/vfio{index}"), DeviceNode(os.makedev(CDEV_MAJOR, index)))
-            self._tree.place(HostPath(f"{CDEV_CLASS}/vfio{index}/dev"), constant(f"{CDEV_MAJOR}:{index}"))
+
+    def _show_device(self, folder: HostPath, index: int) -> None:
+        """Show a VFIO device below the device that it serves, and in its class."""
+        own = HostPath(f"{folder}/vfio-dev/vfio{index}")
+        self._tree.place(own, Folder())
+        self._tree.link(HostPath(f"{own}/device"), folder)
+        self._tree.link(HostPath(f"{CDEV_CLASS}/vfio{index}"), own)
+        if self.cdev_nodes:
+            self._tree.place(HostPath(f"{own}/dev"), constant(f"{CDEV_MAJOR}:{index}"))
 
     def reserve_index(self, device: str, number: int) -> None:
         """Make a device `vfio<number>` once a VFIO driver is bound to it; raise ValueError where another device is."""
@@ -132,13 +142,14 @@ class Vfio:
         if not group.vfio_devices:
             self._tree.remove(HostPath(f"/dev/vfio/{number}"))
             self._tree.remove(HostPath(f"{GROUP_CLASS}/{number}"))
+            self._tree.remove(HostPath(f"{VIRTUAL}/vfio/{number}"))
         self._hide(device, folder)
 
     def _hide(self, device: str, of: HostPath) -> None:
+        self._tree.remove(HostPath(f"{CDEV_CLASS}/vfio{self._indices[device]}"))
         self._tree.remove(HostPath(f"{of}/vfio-dev"))
         if self.cdev_nodes:
             self._tree.remove(HostPath(f"{CDEVS}/vfio{self._indices[device]}"))
-            self._tree.remove(HostPath(f"{CDEV_CLASS}/vfio{self._indices[device]}"))
             for folder in (HostPath(CDEVS), HostPath("/dev/vfio")):  # devtmpfs created them with the first node
                 if self._tree.exists(folder) and not self._tree.folder(folder).entries:
                     self._tree.remove(folder)
@@ -151,7 +162,9 @@ class Vfio:
     def _show_class(self, number: IommuGroup) -> None:
         """Show a group's device number in sysfs, which stays when the node is deleted by hand."""
         if self.group_nodes:
-            self._tree.place(HostPath(f"{GROUP_CLASS}/{number}/dev"), constant(f"{VFIO_MAJOR}:{number}"))
+            folder = HostPath(f"{VIRTUAL}/vfio/{number}")
+            self._tree.place(HostPath(f"{folder}/dev"), constant(f"{VFIO_MAJOR}:{number}"))
+            self._tree.link(HostPath(f"{GROUP_CLASS}/{number}"), folder)
 
     def open(self, number: IommuGroup, pid: int) -> None:
         """Open a group for a process."""

@@ -59,8 +59,13 @@ def constant(content: str) -> File:
 
 
 def relative(target: HostPath, *, of_link: HostPath) -> str:
-    """Return the text of a link at `of_link` that points to `target`, relative as sysfs writes it."""
-    return os.path.relpath(target, os.path.dirname(of_link))  # noqa: PTH120  host paths are texts, not files here
+    """Return the text of a link at `of_link` that points to `target`, relative as sysfs writes it.
+
+    The text ends with the target's name, also where the link is below its target (kernfs_get_target_path).
+    """
+    above, _, name = target.rpartition("/")
+    folder = os.path.relpath(above or "/", os.path.dirname(of_link))  # noqa: PTH120  host paths are texts, not files
+    return name if folder == "." else f"{folder}/{name}"
 
 
 class Tree:
