@@ -92,6 +92,7 @@ def test_selectors_are_compared(selector: str, fits: bool) -> None:
 MDEVS = """{permittedHostDevices: {mediatedDevices: [
   {mdevNameSelector: GRID T4-8Q, resourceName: nvidia.com/GRID_T4-8Q, externalResourceProvider: true},
   {mdevNameSelector: GRID_T4-1Q, resourceName: nvidia.com/GRID_T4-1Q, externalResourceProvider: %s}]}%s}"""
+GATED = ", developerConfiguration: {featureGates: [DisableMDEVConfiguration]}"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,8 @@ MDEVS = """{permittedHostDevices: {mediatedDevices: [
         ("false", "", FindingCode.MDEVS_NOT_OURS),
         ("false", ", mediatedDevicesConfiguration: {enabled: true}", FindingCode.MDEVS_NOT_OURS),
         ("false", ", mediatedDevicesConfiguration: {enabled: false}", None),
-        ("false", ", developerConfiguration: {featureGates: [DisableMDEVConfiguration]}", None),
+        ("false", GATED, None),
+        ("false", f"{GATED}, mediatedDevicesConfiguration: {{enabled: true}}", FindingCode.MDEVS_NOT_OURS),
     ],
 )
 def test_mdevs_that_kubevirt_would_delete_are_reported(external: str, more: str, code: FindingCode | None) -> None:

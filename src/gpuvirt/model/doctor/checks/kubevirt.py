@@ -169,10 +169,10 @@ def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
             for entry in (permitted.mediated_devices if permitted is not None else None) or ()
             if entry.external_resource_provider
         }
-        shown = Seen(
-            _place(kubevirt, "mediatedDevicesConfiguration.enabled"), str(mediated.enabled if mediated else None)
-        )
-        if (mediated is not None and mediated.enabled is False) or MDEV_GATE in kubevirt.gates:
+        enabled = mediated.enabled if mediated is not None else None
+        shown = Seen(_place(kubevirt, "mediatedDevicesConfiguration.enabled"), str(enabled))
+        # The field takes precedence over the gate (KubeVirt's MediatedDevicesHandlingDisabled since v1.8).
+        if enabled is False or (enabled is None and MDEV_GATE in kubevirt.gates):
             yield fine("KubeVirt", "leaves mediated devices alone", shown)
         elif {normal(name) for name in types} <= external:
             yield fine("KubeVirt", "leaves mediated devices of this node's types alone", shown)
