@@ -111,7 +111,14 @@ def test_the_extender_may_bind_pods_and_change_nothing_else(helm: Helm) -> None:
         "pods": ["get", "list", "watch"],
         "poddisruptionbudgets": ["list", "watch"],
         "pods/binding": ["create"],
+        "pods/status": ["patch"],
     }
+    policy = rendered.one("ValidatingAdmissionPolicy", "gpuvirt-extender")
+    account = f'"system:serviceaccount:{NAMESPACE}:gpuvirt-extender"'
+    assert account in str(at(policy, "spec", "matchConditions", 0, "expression"))
+    assert rendered.one("ValidatingAdmissionPolicyBinding", "gpuvirt-extender")
+    old = helm.template(*BOTH, options=("--kube-version", "1.29.9"))
+    assert "gpuvirt-extender" not in old.named("ValidatingAdmissionPolicy")
     own = items(at(rendered.one("Role", "gpuvirt-extender"), "rules"))
     verbs = [(at(rule, "resources", 0), bool(at(rule, "resourceNames")), items(at(rule, "verbs"))) for rule in own]
     assert verbs == [

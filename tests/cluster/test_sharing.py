@@ -186,7 +186,7 @@ RIGHTS = (
     ("extender", "create", "pods/binding", "yes"),
     ("extender", "watch", "pods", "yes"),
     ("extender", "patch", "pods", "no"),
-    ("extender", "patch", "pods/status", "no"),
+    ("extender", "patch", "pods/status", "yes"),
     ("extender", "update", "leases.coordination.k8s.io", "no"),
     ("extender", "create", "endpointslices.discovery.k8s.io", "no"),
     ("extender", "get", "services", "no"),

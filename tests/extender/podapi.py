@@ -1,7 +1,7 @@
 """An API server with nodes, pods and leases: it lists, watches and binds over HTTPS, and fails as tests ask for.
 
-A Binding is made as Kubernetes makes it (pkg/registry/core/pod/storage/storage.go): its UID is a precondition, a pod
-has one node for ever, and the annotations are merged in the same write.
+A Binding is made as Kubernetes makes it (pkg/registry/core/pod/storage/storage.go): its UID and its version are
+preconditions, a pod has one node for ever, and the annotations are merged in the same write.
 """
 
 import asyncio
@@ -40,8 +40,14 @@ class Faults:
     """Answers in place of the true one; the write is made."""
     before_write: list[Reply] = field(default_factory=list)
     """Answers in place of a write."""
+    delayed: int = 0
+    """How many of the next bindings arrive only when the test lets them (`PodApi.late`); they are answered at once."""
+    meanwhile: list[Callable[[], None]] = field(default_factory=list)
+    """What happens when the next bindings arrive."""
     silent: bool = False
     """Whether bindings are made and never answered."""
+    changes_fail: bool = False
+    """Whether pods cannot be changed."""
     reads_fail: bool = False
     """Whether single pods cannot be read."""
 
@@ -53,6 +59,10 @@ class PodApi:
         self.faults = Faults()
         self.bindings: list[Object] = []
         """The bodies of all requests for a binding."""
+        self.late: list[tuple[Object, str]] = []
+        """Bindings that were answered by an error before they arrived, with the pods."""
+        self.changed: list[str] = []
+        """The pods that were changed through their status."""
         self.pods: dict[str, Object] = {}
         self.nodes: dict[str, Object] = {}
         self.budgets: dict[str, Object] = {}
@@ -111,6 +121,8 @@ class PodApi:
             return 200, self._watch(kind, call) if "watch=1" in call.target else self._list(kind)
         if parts[-1] == "binding":
             return self._bind(call, f"{parts[3]}/{parts[5]}")
+        if parts[-1] == "status" and call.method == "PATCH":
+            return self._patch(call, f"{parts[3]}/{parts[5]}")
         if len(parts) == 6 and parts[4] == "pods":
             if self.faults.reads_fail:
                 return 500, {"message": "etcdserver: request timed out"}
@@ -121,19 +133,46 @@ class PodApi:
     def _bind(self, call: Call, key: str) -> Reply:
         content = msgspec.json.decode(call.body, type=dict[str, object])
         self.bindings.append(content)
+        if self.faults.meanwhile:
+            self.faults.meanwhile.pop(0)()
         if self.faults.before_write:
             return self.faults.before_write.pop(0)
+        if self.faults.delayed:
+            self.faults.delayed -= 1
+            self.late.append((content, key))
+            return 500, {"message": "etcdserver: request timed out"}
         reply = self._bound(content, key)
         if self.faults.silent:
             return 200, _silence()
         return self.faults.after_write.pop(0) if self.faults.after_write else reply
+
+    def arrive(self) -> list[int]:
+        """Let the late bindings arrive, and return the statuses of their answers."""
+        late, self.late = self.late, []
+        return [self._bound(content, key)[0] for content, key in late]
+
+    def _patch(self, call: Call, key: str) -> Reply:
+        """Merge annotations into a pod whose UID and version are still those of the patch."""
+        if self.faults.changes_fail:
+            return 500, {"message": "etcdserver: request timed out"}
+        pod, content = self.pods.get(key), msgspec.json.decode(call.body, type=dict[str, object])
+        if pod is None:
+            return NOT_FOUND
+        if not _is_at(_part(pod, "metadata"), _part(content, "metadata")):
+            return CONFLICT
+        changed = copy.deepcopy(pod)
+        given = msgspec.convert(_part(content, "metadata")["annotations"], dict[str, str])
+        _part(changed, "metadata")["annotations"] = {**self.annotations(key), **given}
+        self.changed.append(key)
+        self.put("pods", changed)
+        return 200, self.pods[key]
 
     def _bound(self, content: Object, key: str) -> Reply:
         pod = self.pods.get(key)
         if pod is None:
             return NOT_FOUND
         metadata, given = _part(pod, "metadata"), _part(content, "metadata")
-        if given["uid"] != metadata["uid"] or "deletionTimestamp" in metadata:
+        if not _is_at(metadata, given) or "deletionTimestamp" in metadata:
             return CONFLICT
         if _part(pod, "spec").get("nodeName"):
             return 409, {"kind": "Status", "message": f"pod {key} is already assigned to a node", "code": 409}
@@ -184,6 +223,11 @@ def _part(content: Object, name: str) -> Object:
     part = content[name]
     assert isinstance(part, dict)
     return part
+
+
+def _is_at(metadata: Object, given: Object) -> bool:
+    """Return whether an object has the UID and the version that a write needs."""
+    return all(metadata[field] == given.get(field, metadata[field]) for field in ("uid", "resourceVersion"))
 
 
 def _key(content: Object) -> str:

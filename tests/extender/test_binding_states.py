@@ -1,4 +1,8 @@
-"""Bindings over any order of requests, answers, delayed writes, events and fail-overs: no GPU is given twice."""
+"""Bindings over any order of requests, answers, delayed writes, events and fail-overs: no GPU is given twice.
+
+A write that its client has given up stays in the network for as long as the test likes: the API server may make it
+under any later leader.
+"""
 
 import asyncio
 import itertools
@@ -16,10 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typing_extensions import override
 
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.extender.binding import Binder
+from gpuvirt.cluster.extender.bindings import CannotBindError
 from gpuvirt.cluster.extender.protocol import BindingArguments
-from gpuvirt.cluster.extender.writes import HOLD_S, LOOK_S, Binding, CannotBindError
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, NotSentError
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
@@ -37,25 +41,27 @@ CAPACITY: Mapping[str, Mapping[str, int]] = {"n": {"a": 1000, "b": 500}, "m": {"
 NAMES = [f"p{number}" for number in range(6)]
 UNITS = st.sampled_from(([1000], [500], [500, 500], [300, 100]))
 NUMBERS = st.integers(0, 11)
-LATE_S = 9.0
-"""The longest time after which the API server makes a write that its client has given up."""
+MOST_ROUNDS = 50
+"""After so many answers to all requests, each binding is known to be made or not."""
 
 
 @dataclass(eq=False)
 class Write:
-    """A binding that the API server has received."""
+    """A binding of a pod, or a change of its annotations, that the API server has received."""
 
     name: str
-    content: Binding
-    answer: "asyncio.Future[None]"
-    at_s: float
+    content: Mapping[str, object]
+    answer: "asyncio.Future[SharingPod | None]"
+
+    @property
+    def is_binding(self) -> bool:
+        return "target" in self.content
 
 
 @dataclass
 class Api:
     """The pods of the API server, and all events of its watch."""
 
-    clock: SimClock
     pods: dict[str, Object] = field(default_factory=dict)
     events: list[tuple[str, Object]] = field(default_factory=list)
     received: list[Write] = field(default_factory=list)
@@ -63,29 +69,48 @@ class Api:
     late: list[Write] = field(default_factory=list)
     """Writes whose client waits no longer, which may still be made."""
     reads_fail: bool = False
+    version: int = 0
 
     def put(self, name: str, content: Object) -> None:
-        self.pods[name] = content
-        self.events.append(("put", content))
+        self.version += 1
+        stored = msgspec.convert(msgspec.to_builtins(content), dict[str, dict[str, object]])
+        stored["metadata"]["resourceVersion"] = str(self.version)
+        self.pods[name] = dict(stored)
+        self.events.append(("put", self.pods[name]))
 
     def remove(self, name: str) -> None:
         self.events.append(("gone", self.pods.pop(name)))
 
     def make(self, write: Write) -> ApiError | None:
-        """Make a write as the API server does: once for each pod, and for the pod of its UID only."""
-        given = write.content
+        """Make a write as the API server does: for the pod of its UID and version only, and one binding of each pod."""
+        given = msgspec.convert(write.content["metadata"], dict[str, object])
         found = self.pods.get(write.name)
         if found is None:
             return NotFoundError("gone")
         known = decoded_pod(found)
-        if known.uid != given.metadata.uid or known.spec.node_name:
-            return ConflictError("another pod, or bound already")
-        bound = msgspec.convert(msgspec.to_builtins(found), dict[str, dict[str, object]])
-        annotations = msgspec.convert(bound["metadata"]["annotations"], dict[str, str])
-        bound["metadata"]["annotations"] = annotations | given.metadata.annotations
-        bound["spec"]["nodeName"] = given.target.name
-        self.put(write.name, dict(bound))
+        if (known.uid, known.metadata.resource_version) != (given["uid"], given["resourceVersion"]):
+            return ConflictError("another pod, or another version")
+        if write.is_binding and known.spec.node_name:
+            return ConflictError("bound already")
+        changed = msgspec.convert(msgspec.to_builtins(found), dict[str, dict[str, object]])
+        annotations = msgspec.convert(changed["metadata"]["annotations"], dict[str, str])
+        changed["metadata"]["annotations"] = annotations | msgspec.convert(given["annotations"], dict[str, str])
+        if write.is_binding:
+            changed["spec"]["nodeName"] = msgspec.convert(write.content["target"], dict[str, object])["name"]
+        self.put(write.name, dict(changed))
         return None
+
+    async def write(self, name: str, content: object) -> SharingPod | None:
+        """Receive a write, and wait for the answer of the test."""
+        write = Write(name, msgspec.to_builtins(content), asyncio.get_running_loop().create_future())
+        self.received.append(write)
+        try:
+            return await write.answer
+        except (asyncio.CancelledError, TimeoutError):
+            if write in self.received:
+                self.received.remove(write)
+                self.late.append(write)
+            raise
 
 
 class Replica(Client):
@@ -106,18 +131,16 @@ class Replica(Client):
         within_s: float,
         may_send: Callable[[], bool],
     ) -> None:
-        assert isinstance(content, Binding)
         if not may_send():
             raise NotSentError("not sent")
-        write = Write(name, content, asyncio.get_running_loop().create_future(), self._api.clock.monotonic_s())
-        self._api.received.append(write)
-        try:
-            await write.answer
-        except (asyncio.CancelledError, TimeoutError):
-            if write in self._api.received:
-                self._api.received.remove(write)
-                self._api.late.append(write)
-            raise
+        await self._api.write(name, content)
+
+    @override
+    async def patch(
+        self, resource: Resource, name: str, patch: object, patch_type: PatchType, shape: type[D], *, part: str = ""
+    ) -> D:
+        assert (patch_type, part) == (PatchType.MERGE, "status")
+        return msgspec.convert(await self._api.write(name, patch), shape)
 
     @override
     async def get(self, resource: Resource, name: str, shape: type[D]) -> D:
@@ -136,6 +159,8 @@ class Leader:
     known: IndexUnderTest
     binder: Binder
     reported: int
+    begins: "asyncio.Task[None] | None" = None
+    """The begin of its term."""
 
 
 class Bindings(RuleBasedStateMachine):
@@ -147,7 +172,7 @@ class Bindings(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.clock = SimClock()
-        self.api = Api(self.clock)
+        self.api = Api()
         self.uids = itertools.count()
         self.former: list[Leader] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -159,7 +184,8 @@ class Bindings(RuleBasedStateMachine):
         try:
             self.come_to_rest()
         finally:
-            for task in (*self.tasks, *self.runs):
+            begins = [leader.begins for leader in (self.leader, *self.former) if leader.begins is not None]
+            for task in (*self.tasks, *self.runs, *begins):
                 task.cancel()
             self.settle()
             self.loop.close()
@@ -179,6 +205,18 @@ class Bindings(RuleBasedStateMachine):
         binder = Binder(Replica(self.api), known.index, Sharing(), self.clock, lease.is_held)
         self.leader = Leader(lease, known, binder, len(self.api.events))
         self.runs.append(self.loop.create_task(binder.writes.run()))
+        self.begin_term(self.leader)
+
+    def begin_term(self, leader: Leader) -> None:
+        leader.begins = self.loop.create_task(leader.binder.begin_term())
+        self.settle()
+
+    def end_term(self, leader: Leader) -> None:
+        """The leader loses its lease, and notices it."""
+        leader.lease.held = False
+        if leader.begins is not None:
+            leader.begins.cancel()
+        leader.binder.end_term()
         self.settle()
 
     def listed(self) -> IndexUnderTest:
@@ -204,6 +242,13 @@ class Bindings(RuleBasedStateMachine):
     def leave(self, number: int) -> None:
         """A pod ends, or is deleted."""
         self.api.remove(sorted(self.api.pods)[number % len(self.api.pods)])
+
+    @precondition(lambda self: self.api.pods)
+    @rule(number=NUMBERS)
+    def change(self, number: int) -> None:
+        """A user, or kube-scheduler, changes a pod, which gets another version."""
+        name = sorted(self.api.pods)[number % len(self.api.pods)]
+        self.api.put(name, self.api.pods[name])
 
     @precondition(lambda self: self.api.pods)
     @rule(number=NUMBERS, to=st.sampled_from(sorted(CAPACITY)))
@@ -258,7 +303,10 @@ class Bindings(RuleBasedStateMachine):
         if error is not None and not is_made:
             self.api.late.append(write)
         result = error or refused
-        write.answer.set_exception(result) if result is not None else write.answer.set_result(None)
+        if result is not None:
+            write.answer.set_exception(result)
+        else:
+            write.answer.set_result(decoded_pod(self.api.pods[write.name]))
         self.settle()
 
     @rule()
@@ -283,43 +331,50 @@ class Bindings(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.1, 3.0, 8.0)))
     def pass_time(self, seconds: float) -> None:
-        self.give_up_late_ones(seconds)
         self.settle(seconds)
-
-    def give_up_late_ones(self, seconds: float) -> None:
-        until_s = self.clock.monotonic_s() + seconds - LATE_S
-        self.api.late = [write for write in self.api.late if write.at_s >= until_s]
 
     @rule(reads_fail=st.booleans())
     def break_or_mend_reads(self, reads_fail: bool) -> None:
         self.api.reads_fail = reads_fail
 
-    @rule(data=st.data())
-    def fail_over(self, data: st.DataObject) -> None:
-        """The leader loses its lease; before another one lists the pods, what it has sent is made or given up."""
+    @rule(data=st.data(), notices=st.booleans())
+    def fail_over(self, data: st.DataObject, notices: bool) -> None:
+        """The leader loses its lease; what it has sent is made before another one lists the pods, or any time later.
+
+        The other one may have led before. A process that is stopped notices later that it leads no more.
+        """
+        self.lose(data, notices=notices)
+        if len(self.former) > 1 and data.draw(st.booleans()):
+            self.leader = self.former.pop(data.draw(st.integers(0, len(self.former) - 2)))
+            self.lead_again()
+        else:
+            self.start()
+
+    def lose(self, data: st.DataObject, *, notices: bool) -> None:
+        if notices:
+            self.end_term(self.leader)
         self.leader.lease.held = False
         self.former.append(self.leader)
-        for write in (*self.api.received, *self.api.late):
+        for write in tuple(self.api.received):
             if data.draw(st.booleans()):
                 self.api.make(write)
-        for write in self.api.received:
-            write.answer.set_exception(ApiError("the connection is gone"))
-        self.api.received, self.api.late = [], []
+            else:
+                self.api.late.append(write)
+            write.answer.set_exception(ApiError("gone") if data.draw(st.booleans()) else TimeoutError())
+        self.api.received = []
         self.settle()
-        self.start()
 
     @rule()
     def lead_again(self) -> None:
         """The leader loses its lease and gets it again at once; what it has sent may still be made."""
         leader = self.leader
-        leader.lease.held = False
-        self.settle()
+        self.end_term(leader)
         leader.lease.held = True
-        leader.binder.begin_term()
         gone = [content for _, content in self.api.events[leader.reported :] if not self.exists(content)]
         leader.known.gone(*gone)
         leader.known.pods(*self.api.pods.values())
         leader.reported = len(self.api.events)
+        self.begin_term(leader)
 
     def exists(self, content: Object) -> bool:
         known = decoded_pod(content)
@@ -341,15 +396,23 @@ class Bindings(RuleBasedStateMachine):
         return [one for one in found if one.spec.node_name]
 
     def come_to_rest(self) -> None:
-        """In the end, the books of the leader are those of the pods that exist: no reservation is left."""
-        while any(not task.done() for task in self.tasks):
+        """In the end, the books are those of the pods that exist, and no late binding can be made any more."""
+        self.api.reads_fail = False
+        for _ in range(MOST_ROUNDS):
             self.report(len(self.api.events))
             self.pass_time(3.0)
             self.answer_all()
+            if self.is_at_rest():
+                break
+        assert self.is_at_rest()
         self.report(len(self.api.events))
-        self.api.reads_fail = False
-        self.pass_time(HOLD_S + LOOK_S)
         assert free(self.leader.known) == free(self.listed())
+        for write in self.api.late:
+            assert not write.is_binding or self.api.make(write) is not None
+
+    def is_at_rest(self) -> bool:
+        writes, is_fenced = self.leader.binder.writes, self.leader.binder.is_fenced
+        return is_fenced and not writes.under_way and not writes.held and all(task.done() for task in self.tasks)
 
 
 def free(known: IndexUnderTest) -> Mapping[str, object]:

@@ -76,7 +76,7 @@ async def running(api: PodApi, folder: Path) -> AsyncIterator[Running]:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> PodApi:
-    monkeypatch.setattr(extender, "TERMS", Terms(duration_s=2, give_up_s=1.2, renew_s=0.2))
+    monkeypatch.setattr(extender, "TERMS", Terms(duration_s=6, give_up_s=4.0, renew_s=0.2))
     api = PodApi()
     api.put("nodes", node("n", a=1000))
     return api

@@ -137,12 +137,22 @@ class Election:
     async def _win(self) -> None:
         """Try to get the lease until this process leads."""
         try:
-            while not await self._try():
+            while not await self._try_in_time():
                 await self._clock.sleep(self._candidacy.terms.renew_s * (1.0 + 0.2 * self._random.random()))
         except asyncio.CancelledError:
             await self._release()  # the API server may have made a write whose answer has not come
             raise
         log.info("this process has become the leader", extra={"lease": self._candidacy.name})
+
+    async def _try_in_time(self) -> bool:
+        """Try to get the lease; a connection that is cut off must not delay the next try."""
+        try:
+            async with asyncio.timeout(self._candidacy.terms.give_up_s):
+                return await self._try()
+        except TimeoutError:
+            self.leader = None
+            log.warning("the lease could not be read or written: the API server did not answer in time")
+            return False
 
     async def _hold(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Run `lead` until the lease is lost; raises the exceptions of `lead` after the release of the lease."""
@@ -228,7 +238,8 @@ class Election:
         await retried(take, self._clock)  # the leader may renew it at the same time
 
     async def _release(self) -> None:
-        """Clear the holder of the lease if it is this process."""
+        """Clear the holder of the lease if it is this process, which writes nothing more."""
+        self._until_s = 0.0
 
         async def release() -> None:
             lease = await self._read()

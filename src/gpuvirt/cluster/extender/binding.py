@@ -1,23 +1,25 @@
 """The verb bind: gives a pod its node and its GPUs in one write, or says why not.
 
-A Binding's annotations are merged into the pod in the transaction that sets its node, and its UID is a precondition
-(Kubernetes, pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata): so a pod is bound with its GPUs or not at
-all, and no right to patch pods is needed. The decision and the reservation are one turn of the event loop, so that no
-other binding comes between them.
+A Binding's annotations are merged into the pod in the transaction that sets its node, and its UID and its version are
+preconditions (Kubernetes, pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata): so a pod is bound with its
+GPUs or not at all, and no right to patch pods is needed. The decision and the reservation are one turn of the event
+loop, so that no other binding comes between them.
 """
 
 from collections.abc import Callable
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.extender.bindings import CannotBindError, Write
+from gpuvirt.cluster.extender.fence import Fence
 from gpuvirt.cluster.extender.protocol import BindingArguments
-from gpuvirt.cluster.extender.writes import CannotBindError, Write, Writes
+from gpuvirt.cluster.extender.writes import Writes
 from gpuvirt.cluster.failures import ApiError, NotFoundError
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SharingPod, demand_of_pod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.placement import Placement
 from gpuvirt.model.shares.wording import requested_text
 
@@ -38,15 +40,25 @@ class Binder:
         self._clock = clock
         self._may_write = may_write
         """Whether this process has the lease at this moment."""
-        self.writes = Writes(client, index, clock, may_write)
-        self._of_earlier_terms: frozenset[tuple[PodUid, NodeName]] = frozenset()
+        self.fence = Fence(client, index, clock)
+        self.writes = Writes(client, index, self.fence, clock, may_write)
+        self.is_fenced = False
+        """Whether no binding of an earlier term, of this or another process, can be made any more."""
 
-    def begin_term(self) -> None:
-        """Count what earlier terms of this process have reserved, and send none of it again.
+    async def begin_term(self) -> None:
+        """Change each pod that an earlier leader may have sent a binding of; needs pods that were listed in this term.
 
-        The API server may still make their writes, and another leader may have given their units to other pods.
+        A binding that was sent in an earlier term has a version that its sender had read while it had the lease. That
+        version is of a pod in this term's list, or older.
         """
-        self._of_earlier_terms = self._index.reservations
+        self.is_fenced = False
+        await self.writes.begin_term()
+        await self.fence.change_all(self._index.unbound_pods())
+        self.is_fenced = True
+
+    def end_term(self) -> None:
+        """Bind nothing until the next term has begun."""
+        self.is_fenced = False
 
     async def bind(self, asked: BindingArguments) -> None:
         """Bind a pod to a node; raise CannotBindError."""
@@ -83,7 +95,7 @@ class Binder:
 
         Raises CannotBindError. Nothing is awaited here: the books do not change before the reservation.
         """
-        if not self._may_write():
+        if not self._may_write() or not self.is_fenced:
             raise CannotBindError(NOT_LEADING)
         if pod.spec.node_name == node:
             return None
@@ -92,10 +104,6 @@ class Binder:
         if self.writes.is_under_way(pod.uid, node):
             raise CannotBindError(f"pod {pod.where} is being bound to node {node}")
         sent = self._index.reserved(pod.uid, node)
-        if sent is not None and (pod.uid, node) in self._of_earlier_terms:
-            raise CannotBindError(
-                f"pod {pod.where} may be bound to node {node} by an earlier request; kube-scheduler tries again"
-            )
         if sent is not None:
             # One of unknown outcome is sent again with the same GPUs; one that was made lacks its event only.
             return Write(pod, node, sent) if self.writes.is_unknown(pod.uid, node) else None
@@ -115,5 +123,4 @@ class Binder:
                 f" requested, {largest}"
             )
         self._index.reserve(pod, node, chosen)
-        self._of_earlier_terms -= {(pod.uid, node)}
         return Write(pod, node, chosen)

@@ -1,7 +1,8 @@
 """The extender: keeps the index by watches, and answers kube-scheduler's requests while its process leads.
 
 A standby keeps the index, too. A new leader lists all pods again after it got the lease, and answers nothing before:
-the watch of a standby may lag behind the bindings of its predecessor, which wrote none after the end of its own lease.
+the watch of a standby may lag behind the bindings of its predecessor. It then changes each unbound pod with units
+(`fence`), so that no binding that its predecessor has sent can be made later.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder
+from gpuvirt.cluster.extender.bindings import CannotBindError
 from gpuvirt.cluster.extender.filtering import filtered
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.prioritizing import prioritized
@@ -31,7 +33,6 @@ from gpuvirt.cluster.extender.protocol import (
     preemption_arguments,
 )
 from gpuvirt.cluster.extender.turns import Turns
-from gpuvirt.cluster.extender.writes import CannotBindError
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import KubernetesObject
@@ -49,6 +50,9 @@ log = logging.getLogger(__name__)
 FILTER, PRIORITIZE, PREEMPT, BIND = VERBS = ("filter", "prioritize", "preempt", "bind")
 OK, REFUSED, MALFORMED, NOT_SERVING, FAILED = "ok", "refused", "malformed", "not-serving", "failed"
 """Results of requests: refused is a pod that fits nowhere, or that was not bound."""
+LISTED_EVERY_S = 0.02
+FENCED_S = 2.0
+"""How long a request waits while pods are fenced, whose changes have kube-scheduler place them again."""
 PREEMPT_S = 2.0
 """How long victims are searched once a node has some; kube-scheduler waits for 5 s."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -109,15 +113,18 @@ class Extender:
                 await asyncio.wait({pods})
 
     async def lead(self) -> None:
-        """Answer requests once the pods are listed again, until cancelled; then wait for bindings under way."""
+        """Answer requests once the pods are listed again and fenced, until cancelled; then wait for bindings."""
         self.leads = True
         self._term += 1
-        self.binder.begin_term()
         self._new_term.set()
         try:
+            while not self._is_listed_in_term:
+                await self._clock.sleep(LISTED_EVERY_S)
+            await self.binder.begin_term()
             await asyncio.get_running_loop().create_future()
         finally:
             self.leads = False
+            self.binder.end_term()
             await self.binder.writes.settled()
 
     @property
@@ -135,7 +142,13 @@ class Extender:
         """Why no request can be answered; None while all can be."""
         if not self.leads or not self._may_write():
             return NOT_LEADING
-        return None if self.is_listed and self._term_of_list == self._term else self._not_listed()
+        if not self._is_listed_in_term:
+            return self._not_listed()
+        return None if self.binder.is_fenced else self.binder.fence.missing
+
+    @property
+    def _is_listed_in_term(self) -> bool:
+        return self.is_listed and self._term_of_list == self._term
 
     def _not_listed(self) -> str:
         why = "; ".join(str(error) for error in self._problems.values())
@@ -143,6 +156,7 @@ class Extender:
 
     async def answer(self, verb: str, body: bytes) -> Answer:
         """Return the answer to a request of one of `VERBS`."""
+        await self._wait_for_fence()
         if (missing := self.missing) is not None:
             return failed(missing, NOT_SERVING)
         try:
@@ -153,6 +167,13 @@ class Extender:
         except CannotBindError as error:
             log.info("%s", error)
             return failed(str(error), REFUSED)
+
+    async def _wait_for_fence(self) -> None:
+        until_s = self._clock.monotonic_s() + FENCED_S
+        while self.leads and self._is_listed_in_term and not self.binder.is_fenced:
+            if self._clock.monotonic_s() >= until_s:
+                return
+            await self._clock.sleep(LISTED_EVERY_S)
 
     async def filter(self, body: bytes) -> Answer:
         """Answer filter."""

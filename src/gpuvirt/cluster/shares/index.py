@@ -139,10 +139,14 @@ class Index:
         """Return the GPUs in a binding that was sent and that no event has confirmed; None without one."""
         return self._reserved.get(pod, {}).get(node)
 
-    @property
-    def reservations(self) -> frozenset[tuple[PodUid, NodeName]]:
-        """The bindings that were sent and that no event has confirmed."""
-        return frozenset((pod, node) for pod, nodes in self._reserved.items() for node in nodes)
+    def unbound_pods(self) -> Sequence[SharingPod]:
+        """Return the pods with units that can be bound: neither bound, nor being deleted, nor behind gates."""
+        return [
+            pod
+            for pod in self._pods.values()
+            if not (pod.spec.node_name or pod.metadata.deletion_timestamp or pod.spec.scheduling_gates)
+            and _total(pod, self._sharing)
+        ]
 
     def bound_pods(self) -> Iterator[tuple[SharingPod, Units]]:
         """Yield the pods that take units on a node, with what they count for."""

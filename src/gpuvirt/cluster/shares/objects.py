@@ -90,13 +90,18 @@ class PodContainer(msgspec.Struct, frozen=True, gc=False, rename="camel"):
         return self.resources.requests.get(resource, self.resources.limits.get(resource))
 
 
+class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
+    """A reason why kube-scheduler leaves a pod alone, and why the API server refuses its binding."""
+
+
 class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The node, the containers and the priority of a pod."""
+    """The node, the containers, the priority and the gates of a pod."""
 
     node_name: str = ""
     containers: tuple[PodContainer, ...] = ()
     init_containers: tuple[PodContainer, ...] = ()
     priority: int = 0
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
 
 
 class PodStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):

@@ -23,6 +23,8 @@ SHARED_GPUS_ANNOTATION = "gpuvirt.io/shared-gpus"
 has deleted while its containers run."""
 SHARES_ANNOTATION = "gpuvirt.io/shares"
 """Of a pod: the GPUs of its containers, `{"containers": {"main": {"GPU-8a5c...": 300}}, "enforcement": "none"}`."""
+FENCE_ANNOTATION = "gpuvirt.io/shares-fence"
+"""Of a pod that is not bound yet: any text, which the extender changes so that the pod gets another version."""
 POLICY_ANNOTATION = "gpuvirt.io/shares-policy"
 """Of a pod: `binpack` or `spread`, in place of the cluster's policy."""
 
