@@ -85,6 +85,8 @@ def _hold(kernel: Kernel, claim: Claim) -> Iterator[None]:
         try:
             held.enter_context(kernel.lease(claim.group))
         except LeaseUnavailableError:
+            if not claim.cdevs:  # a lease of no devices would hold nothing
+                raise
             # A lease by a device's own node resets the device, and a VM that is about to bind it would fail.
             verify_unused(kernel, (claim,), None)
             held.enter_context(kernel.lease_devices(claim.cdevs))
