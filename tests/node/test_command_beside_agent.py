@@ -35,12 +35,14 @@ A10 = "nvidia.com/GA102GL_A10"
 COMMAND = """
 import json, sys
 from pathlib import Path
-from gpuvirt.node.change.gate.drainrequest import DrainRequest, drained
+from gpuvirt.node.change.gate.drainrequest import DrainRequest, _answer, draining
 from gpuvirt.node.change.gate.gate import gate_at
 folder, gpu, slot, *desires = sys.argv[1:]
 gate = gate_at(Path(folder))
+request = DrainRequest(gpu, (slot,), f"unbind {gpu}", {gpu: desires})
 print("asks", flush=True)
-with drained(gate, DrainRequest(gpu, (slot,), f"unbind {gpu}", {gpu: desires})) as refusal:
+with draining(gate, request):
+    refusal = _answer(gate, request)
     print(json.dumps(None if refusal is None else [refusal.code, refusal.text]), flush=True)
     if refusal is None:
         with gate.change(gpu, lambda: (slot,)) as passed:

@@ -14,14 +14,11 @@ from gpuvirt.model.change.plan import (
 )
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import (
-    CreateInstance,
     DestroyInstance,
     DisableVfs,
     LoadModule,
     RemoveVgpu,
     SetMigMode,
-    SetMixedSizes,
-    SetScheduler,
     VgpuStep,
 )
 from gpuvirt.model.inventory.inventory import Inventory
@@ -73,10 +70,7 @@ def _obstacles(site: Site, state: UnitState, phase: VgpuPlan, steps: tuple[VgpuS
                 if not phase.pending:
                     verify_vfs_removable(site.kernel, state.inventory, gpu)
             case SetMigMode(gpu):
-                yield from _missing(site, phase.gpu, Program.NVIDIA_SMI, step)
                 proving.walked(site.kernel, [gpu], answered=True)
-            case SetMixedSizes() | DestroyInstance() | CreateInstance() | SetScheduler():
-                yield from _missing(site, phase.gpu, Program.NVIDIA_SMI, step)
             case RemoveVgpu(vgpu) if gpu_state is not None:
                 live = next(live for live in gpu_state.host.live if live.id == vgpu)
                 tuple(claims(site.kernel, state.inventory, gpu_state.host, live))

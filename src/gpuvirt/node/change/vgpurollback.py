@@ -10,7 +10,7 @@ from gpuvirt.model.change.steps import CreateVgpu, RollBack
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
 from gpuvirt.model.desired.vgpuentries import Sizes
-from gpuvirt.model.reasons import Reason, shortfalls
+from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.observation import Learned, Observation, observe_unit
 from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.change.steps.vgpusteps import MOST_ROUNDS, Run, take_all
@@ -33,8 +33,7 @@ def put_back(last: Observation, gpu: PciAddress, before: GpuState | None, run: R
     for _ in range(MOST_ROUNDS):
         unit = last.inventory.gpus[gpu].unit
         seen = observe_unit(last.site, last.inputs, unit, last.inventory, [gpu])
-        if gpu not in seen.inventory.gpus:
-            yield shortfalls.gone(gpu)
+        if gpu not in seen.inventory.gpus:  # the outcome of the change says so
             return
         run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
         others = {name for name, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and name not in created}

@@ -134,13 +134,6 @@ def draining(gate: Gate, request: DrainRequest) -> Iterator[None]:
         gate.stop_draining(request.slots)
 
 
-@contextmanager
-def drained(gate: Gate, request: DrainRequest) -> Iterator[Reason | None]:
-    """Ask the running agent to drain devices; the context value is the reason for its refusal, None if drained."""
-    with draining(gate, request):
-        yield _answer(gate, request)
-
-
 def _answer(gate: Gate, request: DrainRequest) -> Reason | None:
     """Wait for the agent's answer; return the reason for its refusal."""
     unanswered: list[str] = []

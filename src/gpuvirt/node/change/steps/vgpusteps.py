@@ -247,8 +247,6 @@ def _remove(kernel: Kernel, inventory: Inventory, host: VgpuHost, vgpu: VgpuId) 
     backend = backend_of(host.framework)
     functions = (host.gpu, *inventory.facts.functions[host.gpu].virtfns)
     is_set = host.framework is Framework.SRIOV_VF  # a lease does not keep processes from a device on a native driver
-    if is_set:
-        proving.walked(kernel, functions)
     with contextlib.ExitStack() as held:
         leases = [held.enter_context(leased(kernel, claim)) for claim in claims(kernel, inventory, host, live)]
         backend.verify_same(kernel, live)
