@@ -28,7 +28,10 @@ class Faults:
         return path.startswith(self._folders) and path.removesuffix(".new").endswith(self.only)
 
     def open(self, path: "str | os.PathLike[str]", flags: int, mode: int = 0o777, **more: int) -> int:
-        """Fail as the kernel does: a full disk still opens files that exist, a read-only one still reads."""
+        """Fail as the kernel does: a full disk still opens files that exist, a read-only one still reads.
+
+        A file system without locks opens all files.
+        """
         name = os.fspath(path)
         if self.fails(name) and self._refuses(name, flags):
             raise OSError(self.number, os.strerror(self.number), name)
@@ -40,6 +43,8 @@ class Faults:
                 return bool(flags & os.O_CREAT) and not os.path.exists(name)  # noqa: PTH110
             case errno.EROFS:
                 return bool(flags & WRITES)
+            case errno.ENOLCK:
+                return False
             case _:
                 return True
 
