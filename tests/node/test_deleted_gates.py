@@ -13,7 +13,7 @@ import pytest
 
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.change.desired import DesiredDriver
-from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.change.steps import RollBack, Step, Unbind
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.gate.anchor import Anchor
@@ -127,6 +127,23 @@ def test_a_change_stops_before_the_next_step_when_its_files_are_deleted(simulate
     assert kernel.pci.functions[GPU].driver == "vfio-pci"
     assert isinstance(taken[1], RollBack)
     assert change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}) == ()
+
+
+def test_a_change_whose_files_are_deleted_returns_what_it_has_taken(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10")
+    site = site_in(tmp_path, kernel, SimTools(kernel))
+    rolled_back = list[str | None]()
+
+    def report(step: Step | RollBack) -> None:
+        if isinstance(step, Unbind):
+            shutil.rmtree(site.locks)
+        if isinstance(step, RollBack):
+            rolled_back.append(kernel.pci.functions[GPU].driver)
+
+    reasons = change_drivers(site, UnitId(GPU), {GPU: DesiredDriver.NATIVE}, NOBODY, report)
+    assert [reason.code for reason in reasons] == [ReasonCode.GATE_FAILED]
+    assert rolled_back == [None]
+    assert kernel.pci.functions[GPU].driver == "vfio-pci"
 
 
 class Deletes:

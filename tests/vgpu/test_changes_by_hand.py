@@ -3,13 +3,18 @@
 import errno
 from pathlib import Path
 
+import msgspec
+
 from gpuvirt.facts.ids import VgpuId
+from gpuvirt.facts.pci import Unread
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change import byhand
 from gpuvirt.node.change.observation import observe
 from gpuvirt.paths import HostPath
-from tests.changes import ReportStep, say_nothing
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec, shared_cards
+from tests.change.test_unit_changes import L40S, HostUnit
+from tests.changes import NOBODY, ReportStep, say_nothing
 from tests.vgpu.hostwithvgpus import VgpuHost, codes
 from tests.vgpu.test_vgpu_changes import T4
 
@@ -43,6 +48,20 @@ def test_a_failed_removal_by_hand_has_its_reason(tmp_path: Path) -> None:
     vgpu.host.kernel.faults.refuse(HostPath(f"/sys/bus/mdev/devices/{vgpu.id}/remove"), errno.EIO)
     assert vgpu.remove() == [ReasonCode.STEP_FAILED]
     assert list(vgpu.host.types(T4)) == [vgpu.id]
+
+
+def test_a_vgpu_of_a_full_gpu_is_removed_by_hand(tmp_path: Path) -> None:
+    """The host names no type that does not fit on any GPU any more, so nvidia-smi is asked for the name."""
+    card = msgspec.structs.replace(shared_cards()["L40S"], total_vfs=4)
+    host = HostSpec(about="an L40S", boards={"L40S": card}, slots=(SlotSpec(at=L40S, board="L40S", group=12, numa=0),))
+    unit = HostUnit(host, L40S, tmp_path)
+    unit.fill(L40S_24Q=2)
+    first = observe(unit.site, NOBODY).inventory
+    live = min(first.vgpus)
+    assert isinstance(first.vgpus[live].live.type, Unread)
+    assert str(observe(unit.site, NOBODY, None).inventory.vgpus[live].live.type).endswith("L40S-24Q")
+    assert byhand.remove(unit.site, L40S, live, NOBODY, say_nothing, first) == ()
+    assert unit.types == ["L40S-24Q"]
 
 
 def test_a_gpu_that_is_unplugged_before_a_removal_by_hand_is_reported(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: VgpuHost) -> None:
     assert codes(reasons) == [ReasonCode.IN_USE]
     assert f"(pid {process.pid})" in reasons[0].text
     assert a30.types(SHARED) == before
-    assert a30.modes(SHARED).mig_pending is False
+    assert (a30.steps, a30.modes(SHARED).mig_pending) == ([], False)
 
 
 def test_compute_instances_of_another_program_are_destroyed_with_their_gpu_instance(a30: VgpuHost) -> None:

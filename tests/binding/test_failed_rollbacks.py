@@ -1,0 +1,82 @@
+"""A driver change that can't be recorded does not begin, and one that can't be rolled back reports both failures."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.sysfs import DRIVERS_PROBE, driver_path
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.change.desired import DesiredDriver
+from gpuvirt.model.change.steps import Probe, RollBack, Step
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.change.inputs import Account, Inputs
+from gpuvirt.node.store import originaldrivers
+from gpuvirt.paths import HostPath
+from tests.change.test_unit_changes import A10, HostUnit
+from tests.changes import NOBODY, change_drivers
+from tests.diskfaults import failing
+
+GPU: PciAddress = A10
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> HostUnit:
+    return HostUnit("2xA10-vgpu", GPU, tmp_path)
+
+
+def refuse_writes(unit: HostUnit, *paths: str) -> None:
+    for path in paths:
+        unit.kernel.faults.refuse(HostPath(path), errno.EIO)
+
+
+def to_passthrough(unit: HostUnit, known: Inputs = NOBODY) -> tuple[Reason, ...]:
+    return change_drivers(unit.site, unit.id, {GPU: DesiredDriver.PASSTHROUGH}, known, unit.taken.append)
+
+
+def test_a_change_that_cannot_be_recorded_does_not_begin(unit: HostUnit, tmp_path: Path) -> None:
+    with failing(tmp_path, errno.EROFS) as disk:
+        disk.only = unit.site.original_drivers.name
+        (reason,) = to_passthrough(unit)
+    assert (reason.code, "driver journal" in reason.text) == (ReasonCode.STEP_FAILED, True)
+    assert (unit.kernel.writes, unit.taken) == ([], [])
+    assert to_passthrough(unit) == ()
+
+
+def test_a_rollback_that_is_refused_is_reported(unit: HostUnit) -> None:
+    """The GPU stays without a driver, and its change stays recorded as started."""
+    refuse_writes(unit, DRIVERS_PROBE)
+
+    def report(step: Step | RollBack) -> None:
+        if isinstance(step, Probe):
+            unit.kernel.fall_off_bus(GPU)
+
+    reasons = change_drivers(unit.site, unit.id, {GPU: DesiredDriver.PASSTHROUGH}, NOBODY, report)
+    assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED, ReasonCode.FELL_OFF_BUS]
+    assert unit.driver is None
+    assert GPU in originaldrivers.read(unit.site.original_drivers).changes
+
+
+def test_a_rollback_that_fails_is_reported(unit: HostUnit) -> None:
+    refuse_writes(unit, DRIVERS_PROBE, driver_path("nvidia", "bind"))
+    reasons = to_passthrough(unit)
+    assert [reason.code for reason in reasons] == [ReasonCode.STEP_FAILED] * 2
+    assert len({reason.text for reason in reasons}) == 2
+    assert unit.driver is None
+    assert GPU in originaldrivers.read(unit.site.original_drivers).changes
+
+
+def test_a_rollback_goes_on_while_the_allocations_are_unknown(unit: HostUnit) -> None:
+    """Without its driver the GPU is of no use to a pod."""
+    refuse_writes(unit, DRIVERS_PROBE)
+
+    def account(inventory: Inventory) -> Account:
+        known = NOBODY.account(inventory)
+        begun = any(isinstance(step, RollBack) for step in unit.taken)
+        return Account(Unknown(), known.allocations, known.holdings) if begun else known
+
+    (reason,) = to_passthrough(unit, Inputs(account))
+    assert reason.code is ReasonCode.STEP_FAILED
+    assert unit.driver == "nvidia"
