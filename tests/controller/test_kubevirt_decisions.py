@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import msgspec
+import pytest
 from msgspec.structs import replace as with_
 
+from gpuvirt.cluster.kinds.core import NodeStatus
 from gpuvirt.cluster.kinds.gpunode import Gpu, Offered, Spec, Status, Withheld
-from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, KubeVirt
+from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, VIRTUAL_MACHINES, KubeVirt, VirtualMachine
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.kinds.workloads import ConfigMap
 from gpuvirt.cluster.objects import ObjectKey
@@ -25,6 +27,7 @@ from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPoli
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind
+from gpuvirt.model.reasons import ReasonCode
 from tests.controller.scene import SETTINGS, Scene, node
 from tests.kubevirts import T4_8Q, Fields, kubevirt
 
@@ -93,6 +96,20 @@ def test_the_previous_kubevirt_values_are_stored_before_the_patch() -> None:
     (patch,) = patches(second)
     assert patch.target.name == "kubevirt"
     assert any(T4_8Q in one.text for one in patch.plan.writes)
+
+
+@pytest.mark.parametrize(("capacity", "creates"), [({}, True), ({"amd.com/mi210": "0"}, False)])
+def test_a_list_is_created_by_the_names_that_nodes_have(capacity: dict[str, str], creates: bool) -> None:
+    """A node keeps the name while the device plugin is away, with a capacity of 0; tenants can't write it."""
+    text = '{"metadata": {"name": "a"}, "spec": {"template": {"spec": {"domain": {"devices": %s}}}}}'
+    vm = msgspec.json.decode(text % '{"gpus": [{"deviceName": "amd.com/mi210"}]}', type=VirtualMachine)
+    asked: Requesting = {**NOTHING_ASKED, VIRTUAL_MACHINES.name: Observed((vm,))}
+    first = with_(node("vm-vgpu"), status=NodeStatus(capacity=capacity))
+    history = kept_by(scene(LACKING).decided())
+    found = replace(observed(LACKING, history), requesting=asked)
+    (patch,) = patches(Scene([first], gpu_nodes=[vgpu_node()], kubevirt=found).decided())
+    assert any("permittedHostDevices" in one.text for one in patch.plan.writes) is creates
+    assert [reason.code for reason in patch.plan.reasons] == [ReasonCode.RESOURCE_NOT_PERMITTED]
 
 
 def test_an_unmanaged_kubevirt_is_reported_with_the_patch_and_not_patched() -> None:

@@ -99,7 +99,7 @@ SELECTORS = st.builds(
 ).filter(lambda one: bool(one.pci or one.mdev))
 OFFERS = st.dictionaries(st.sampled_from(RESOURCES[:3]), SELECTORS, max_size=3)
 SOME = st.frozensets(st.sampled_from([*RESOURCES, "amd.com/mi210"]), max_size=2)
-NAMES = st.builds(Names, SOME, SOME, SOME, st.sampled_from([(), (), (), ("pools",)]))
+NAMES = st.builds(Names, SOME, SOME, SOME, st.sampled_from([(), (), (), ("pools",)]), SOME, SOME)
 KUBEVIRTS = st.builds(kubevirt, CONFIGURATIONS, VERSIONS)
 CLUSTERS = st.builds(Cluster, KUBEVIRTS, OFFERS, NAMES, mdevs=st.booleans()) | st.builds(
     Cluster,
@@ -176,9 +176,12 @@ def test_devices_in_use_stay_permitted(
     cluster.manner = Manner(prune=prune)
     for offered, names in [(cluster.offered, cluster.names), *then]:
         cluster.offered, cluster.names = offered, names
-        had = {name for name in names.used if permits(cluster, name)}
+        usable = names.used & (names.on_nodes | names.scheduled | offered.keys())
+        had = {name for name in usable if permits(cluster, name)}
+        had_lists = lists(cluster) is not None
         cluster.step()
         assert {name for name in had if not permits(cluster, name)} == set()
+        assert lists(cluster) is not None or not had_lists, "no request removes a list"
         assert cluster.plan.patch == ()
 
 

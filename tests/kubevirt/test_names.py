@@ -13,7 +13,7 @@ from gpuvirt.cluster.kinds.kubevirt import (
     VirtualMachineInstance,
     VirtualMachinePool,
 )
-from gpuvirt.cluster.operator.kubevirt.names import Names, Requesting, names_of
+from gpuvirt.cluster.operator.kubevirt.names import Names, Requesting, names_of, on_nodes
 from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of
 from gpuvirt.cluster.operator.kubevirt.undoer import held_names
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate, version_of
@@ -65,6 +65,26 @@ def every_kind() -> Requesting:
 def test_device_names_are_found_in_every_kind() -> None:
     gpus = frozenset(f"nvidia.com/{name}" for name in ("vm", "vmi", "set", "pool", "revision"))
     assert names_of(every_kind()) == Names(gpus, frozenset({"nvidia.com/type"}))
+
+
+@pytest.mark.parametrize(
+    ("status", "uses"),
+    [
+        ("{phase: Running, nodeName: node01}", {"nvidia.com/vmi"}),
+        ("{phase: Scheduled, nodeName: node01}", {"nvidia.com/vmi"}),
+        ("{phase: Scheduling}", set()),
+        ("{phase: Failed, nodeName: node01}", set()),
+        ("{}", set()),
+    ],
+)
+def test_a_vm_uses_its_devices_while_it_is_on_a_node(status: str, uses: set[str]) -> None:
+    vmi = msgspec.convert(yaml.safe_load(VMI % "vmi") | {"status": yaml.safe_load(status)}, VirtualMachineInstance)
+    assert names_of({"instances": Observed((vmi,))}).scheduled == uses
+
+
+def test_what_a_node_has_for_every_pod_or_vm_is_no_device() -> None:
+    found = on_nodes([{"cpu": "4", "hugepages-2Mi": "0", "devices.kubevirt.io/kvm": "1k"}, {"intel.com/qat": "0"}])
+    assert found == {"intel.com/qat"}
 
 
 def test_unobserved_kinds_are_listed_as_unknown() -> None:

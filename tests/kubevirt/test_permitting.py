@@ -20,6 +20,7 @@ GUIDES_PATCH = operations(
     '[{"op": "add", "path": "/spec/configuration/developerConfiguration/featureGates/-",'
     ' "value": "DisableMDEVConfiguration" }]'
 )
+MI210, FPGA = "amd.com/mi210", "example.com/fpga"
 OWNED_BY_HCO: Plain = {"app.kubernetes.io/managed-by": "hco-operator"}
 
 
@@ -62,13 +63,38 @@ def test_a_second_selector_is_added_for_the_same_resource() -> None:
     assert at(converged(cluster), *PCI) == [OUR_A10, entry("10DE:2235", A10)]
 
 
-def test_no_list_is_created_if_a_referenced_name_cannot_be_listed() -> None:
-    cluster = Cluster(kubevirt(), names=Names(gpus=frozenset({A10, "amd.com/mi210"})))
+@pytest.mark.parametrize(
+    "names",
+    [
+        Names(gpus=frozenset({A10, MI210}), on_nodes=frozenset({A10, MI210, "cpu"})),
+        Names(gpus=frozenset({A10, MI210}), scheduled=frozenset({MI210})),
+    ],
+    ids=["a-node-has-it", "a-vm-uses-it"],
+)
+def test_no_list_is_created_without_a_name_that_vms_can_use(names: Names) -> None:
+    cluster = Cluster(kubevirt(), names=names)
     after = converged(cluster)
     assert at(after, *LISTS) is None
     assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED]
-    assert "amd.com/mi210" in cluster.plan.reasons[0].text
+    assert MI210 in cluster.plan.reasons[0].text
     assert at(after, *ENABLED) is False, "disabling mdev handling needs no list"
+
+
+def test_a_request_for_a_name_that_no_node_has_does_not_prevent_the_list() -> None:
+    """Any tenant can make such a request, and without a list every device is permitted."""
+    cluster = Cluster(kubevirt(), names=Names(gpus=frozenset({A10, "x.com/y"}), on_nodes=frozenset({A10})))
+    assert at(converged(cluster), *PCI) == [OUR_A10]
+    (reason,) = cluster.plan.reasons
+    assert (reason.code, "x.com/y" in reason.message) == (ReasonCode.RESOURCE_NOT_PERMITTED, True)
+
+
+def test_many_long_requested_names_make_a_short_message() -> None:
+    requested = frozenset(f"x.com/{number:04}{'y' * 1000}" for number in range(1000))
+    cluster = Cluster(kubevirt(), names=Names(gpus=requested))
+    converged(cluster)
+    (reason,) = cluster.plan.reasons
+    assert len(reason.text) < 1500
+    assert "990 more" in reason.message
 
 
 def test_no_list_is_created_before_all_kinds_are_observed() -> None:
@@ -77,27 +103,41 @@ def test_no_list_is_created_before_all_kinds_are_observed() -> None:
     assert codes(cluster.plan) == [ReasonCode.KUBEVIRT_STATE_UNKNOWN]
 
 
-def test_our_list_is_removed_if_it_would_refuse_a_device_permitted_without_lists() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        Names(host_devices=frozenset({FPGA})),
+        Names(host_devices=frozenset({FPGA}), on_nodes=frozenset({FPGA})),
+        Names(host_devices=frozenset({FPGA}), on_nodes=frozenset({FPGA}), scheduled=frozenset({FPGA})),
+    ],
+)
+def test_a_request_never_removes_our_list(names: Names) -> None:
     cluster = Cluster(kubevirt())
-    converged(cluster)
-    cluster.names = Names(host_devices=frozenset({"example.com/fpga"}))
-    after = converged(cluster)
-    assert at(after, *LISTS) is None
-    assert ReasonCode.RESOURCE_NOT_PERMITTED in codes(cluster.plan)
+    before = converged(cluster)
+    cluster.names = names
+    assert converged(cluster) == before
+    (reason,) = cluster.plan.reasons
+    assert (reason.code, FPGA in reason.message) == (ReasonCode.RESOURCE_NOT_PERMITTED, True)
     cluster.names = Names()
-    assert at(converged(cluster), *PCI) == [OUR_A10]
+    assert cluster.plan.reasons == ()
 
 
-def test_a_list_with_entries_of_others_stays() -> None:
+def test_what_an_admins_list_refuses_is_not_reported() -> None:
+    cluster = Cluster(kubevirt(permitting(OUR_A10)), names=Names(gpus=frozenset({"x.com/y"})))
+    converged(cluster)
+    assert cluster.plan.reasons == ()
+
+
+def test_a_list_of_ours_with_an_admins_entry_for_the_name_permits_it() -> None:
     cluster = Cluster(kubevirt())
     converged(cluster)
-    theirs = entry("8086:56C0", "intel.com/flex")
+    theirs = entry("8086:56C0", FPGA)
     lists = at(cluster.document, *PCI)
     assert isinstance(lists, list)
     lists.append(theirs)
-    cluster.names = Names(host_devices=frozenset({"example.com/fpga"}))
+    cluster.names = Names(host_devices=frozenset({FPGA}), on_nodes=frozenset({FPGA}))
     assert at(converged(cluster), *PCI) == [OUR_A10, theirs]
-    assert ReasonCode.RESOURCE_NOT_PERMITTED in codes(cluster.plan)
+    assert cluster.plan.reasons == ()
 
 
 def test_entries_of_an_absent_node_stay() -> None:
@@ -179,18 +219,11 @@ def test_entries_protect_our_mdevs_if_kubevirt_creates_mdevs() -> None:
     assert at(after, *ENABLED) is None
     assert at(after, *MDEV) == [OUR_T4]
     assert not cluster.plan.stops_vgpu_changes
-    cluster = Cluster(kubevirt(own), names=Names(gpus=frozenset({"amd.com/mi210"})))
+    used = frozenset({MI210})
+    cluster = Cluster(kubevirt(own), names=Names(gpus=used, on_nodes=used))
     converged(cluster)
     assert cluster.plan.stops_vgpu_changes
     assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED, ReasonCode.MDEV_DELETION_RISK]
-
-
-def test_a_list_that_protects_mdevs_is_not_removed() -> None:
-    cluster = Cluster(kubevirt({"mediatedDevicesConfiguration": {"mediatedDevicesTypes": ["nvidia-222"]}}))
-    converged(cluster)
-    cluster.names = Names(gpus=frozenset({"amd.com/mi210"}))
-    assert at(converged(cluster), *MDEV) == [OUR_T4]
-    assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED]
 
 
 def test_without_mdevs_kubevirts_mdev_handling_stays_enabled() -> None:

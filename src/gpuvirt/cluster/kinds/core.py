@@ -62,6 +62,8 @@ class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The status of a node, with the resources that it has for pods."""
 
     allocatable: dict[str, str] = {}
+    capacity: dict[str, str] = {}
+    """The kubelet keeps the name of a resource whose device plugin is away."""
     node_info: NodeInfo = NodeInfo()
     conditions: tuple[Condition, ...] = ()
 

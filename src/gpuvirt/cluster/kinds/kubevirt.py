@@ -1,7 +1,8 @@
 """The kinds of KubeVirt and of its operator HCO: their collections, and the fields that gpuvirt reads.
 
 Source: KubeVirt's API `kubevirt.io/v1` and the API `hco.kubevirt.io/v1beta1` of the HyperConverged Cluster Operator
-(HCO), which all its versions serve. Of VMs, only the device names are read.
+(HCO), which all its versions serve. Of VMs, only the device names are read, and whether they
+are on a node.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from gpuvirt.cluster.client import Collection
+from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource
 from gpuvirt.model.doctor.kubevirt import MediatedDevices, Spec, Status
 
@@ -124,11 +126,22 @@ class _Revised(msgspec.Struct, frozen=True):
     """A string in the oldest revisions, which are not decoded."""
 
 
+class _VmiStatus(msgspec.Struct, frozen=True, rename="camel"):
+    phase: str = ""
+    node_name: str = ""
+
+
 class VirtualMachineInstance(msgspec.Struct, frozen=True):
     """A VirtualMachineInstance (VMI): a VM that runs or starts."""
 
     metadata: Metadata
     spec: _VmiSpec = _VmiSpec()
+    status: _VmiStatus = _VmiStatus()
+
+    @property
+    def is_on_a_node(self) -> bool:
+        """Whether the VM has been scheduled on a node and has not ended."""
+        return bool(self.status.node_name) and self.status.phase not in ENDED
 
     @property
     def devices(self) -> Devices:

@@ -26,7 +26,8 @@ from gpuvirt.cluster.operator.announcer import (
 from gpuvirt.cluster.operator.deployment import decisions as deployment
 from gpuvirt.cluster.operator.deployment.decisions import Deployment, OperandState
 from gpuvirt.cluster.operator.kubevirt import decisions as kubevirts
-from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtDecisions
+from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtDecisions, NodesObserved
+from gpuvirt.cluster.operator.kubevirt.names import on_nodes
 from gpuvirt.cluster.operator.nodedecisions import NodeDecisions
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
@@ -102,8 +103,13 @@ def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[st
     if not problems and isinstance(choice.policy, ClusterPolicy):
         policy = policies.beside(choice.policy) if settings.coexists else choice.policy
         gpu_nodes = tuple(gpu_node for _, gpu_node in sorted(picture.gpu_nodes.items(), key=itemgetter(0)))
+        resources = on_nodes(node.status.capacity for node in picture.nodes.values())
         kubevirt = kubevirts.decide(
-            picture.kubevirt, gpu_nodes, settings.namespace, at, manage=settings.manages_kubevirt
+            picture.kubevirt,
+            NodesObserved(gpu_nodes, resources),
+            settings.namespace,
+            at,
+            manage=settings.manages_kubevirt,
         )
         found = nodes.decide(
             picture,

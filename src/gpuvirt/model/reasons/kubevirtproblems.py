@@ -6,6 +6,7 @@ from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 NOTHING_NEEDED = "none is needed; if this persists,"
+MOST_NAMES, LONGEST_NAME = 10, 80
 
 
 def foreign_provider(name: str, offered_as: str, where: str) -> Reason:
@@ -47,15 +48,33 @@ def hyper_converged_ambiguous(where: str, count: int) -> Reason:
     return state_unknown(where, message, "keep one HyperConverged; or, where HCO is gone, remove its label and owner")
 
 
-def resource_not_permitted(where: str, names: Sequence[str]) -> Reason:
-    """Without a list KubeVirt permits every device."""
+def list_incomplete(where: str, names: Collection[str]) -> Reason:
+    """Without a list KubeVirt permits every device, and a list refuses what it lacks."""
     return Reason(
         ReasonCode.RESOURCE_NOT_PERMITTED,
         where,
-        f"can't permit {', '.join(names)}, which VMs request and no node offers: a list without it would refuse those"
-        " VMs, and without a list every device is permitted",
-        fix=f"write permittedHostDevices yourself, with {', '.join(names[:1])}; gpuvirt then adds what it offers",
+        f"gets no list of permitted devices, since gpuvirt can't name {_shown(names)} in it: VMs request these, and"
+        " other programs offer them; without a list every device is permitted",
+        fix="write permittedHostDevices yourself, with an entry for each of them; gpuvirt then adds what it offers",
     )
+
+
+def resource_not_permitted(where: str, names: Collection[str]) -> Reason:
+    """A tenant can request any name; that must not decide what is permitted."""
+    return Reason(
+        ReasonCode.RESOURCE_NOT_PERMITTED,
+        where,
+        f"refuses VMs with {_shown(names)}, which they request and permittedHostDevices lacks; the list stays, since"
+        " without it every device would be permitted",
+        fix="if VMs may have the resource, add an entry for it to permittedHostDevices; otherwise correct the requests",
+    )
+
+
+def _shown(names: Collection[str]) -> str:
+    """Return names that any tenant can write, shortened."""
+    shown = [name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..." for name in sorted(names)[:MOST_NAMES]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def selector_taken(resource: str, selector: str, why: str, place: str) -> Reason:

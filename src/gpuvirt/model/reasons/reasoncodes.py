@@ -299,8 +299,9 @@ class ReasonCode(Code):
     KUBEVIRT_TOO_OLD = _kubevirt("KubeVirtTooOld", "this KubeVirt deletes all mediated devices that it did not create")
     RESOURCE_NOT_PERMITTED = _kubevirt(
         "ResourceNotPermitted",
-        "VMs request a resource that no node offers, so the list of permitted devices can't have it. The controller"
-        " writes no list, since KubeVirt would then refuse those VMs",
+        "VMs request a resource that the list of permitted devices lacks. The controller keeps its list, since without"
+        " it every device would be permitted. It creates none while VMs can get such a resource from another program's"
+        " device plugin, since KubeVirt would then refuse those VMs",
     )
     SELECTOR_TAKEN = _kubevirt(
         "SelectorTaken",

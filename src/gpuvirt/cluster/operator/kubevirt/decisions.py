@@ -80,15 +80,24 @@ class KubeVirtDecisions:
     histories: Histories = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class NodesObserved:
+    """What nodes have, as observed."""
+
+    gpu_nodes: Sequence[GpuNode]
+    resources: frozenset[str]
+    """The names in the capacity of any node, also those of other programs' device plugins."""
+
+
 def decide(
-    observed: KubeVirtObserved, gpu_nodes: Sequence[GpuNode], namespace: str, at: datetime, *, manage: bool
+    observed: KubeVirtObserved, nodes: NodesObserved, namespace: str, at: datetime, *, manage: bool
 ) -> KubeVirtDecisions:
     """Return the decisions from the nodes' resources and KubeVirt's configuration; no write if that is unknown."""
     unread = tuple(kubevirtproblems.not_read_completely(problem) for problem in observed.problems)
     if observed.kubevirts is None:
         return KubeVirtDecisions(reasons=unread, histories=observed.histories)
     plans = [
-        plan(_picture(observed, kubevirt, gpu_nodes), Manner(manage), _history(observed, kubevirt), at)
+        plan(_picture(observed, kubevirt, nodes), Manner(manage), _history(observed, kubevirt), at)
         for kubevirt in observed.kubevirts.values()
     ]
     histories = {planned.history.uid: planned.history for planned in plans if planned.history.uid}
@@ -122,13 +131,13 @@ def history_key(namespace: str) -> ObjectKey:
     return ObjectKey(namespace, HISTORY)
 
 
-def _picture(observed: KubeVirtObserved, kubevirt: KubeVirt, gpu_nodes: Sequence[GpuNode]) -> KubeVirtPicture:
+def _picture(observed: KubeVirtObserved, kubevirt: KubeVirt, nodes: NodesObserved) -> KubeVirtPicture:
     return KubeVirtPicture(
         kubevirt=kubevirt,
-        offered=offered_of(gpu_nodes),
-        names=names_of(observed.requesting),
+        offered=offered_of(nodes.gpu_nodes),
+        names=names_of(observed.requesting, nodes.resources),
         hyper_convergeds=observed.hyper_convergeds,
-        mdevs=needs_mdevs(gpu_nodes),
+        mdevs=needs_mdevs(nodes.gpu_nodes),
     )
 
 

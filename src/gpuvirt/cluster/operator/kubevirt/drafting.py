@@ -43,8 +43,6 @@ class DesiredConfiguration:
 def drafted(subject: Subject, ours: Changes, desired: DesiredConfiguration) -> tuple[Operation, ...]:
     """Return the operations of the patch; none if nothing is missing."""
     draft, listing, handling = Draft(subject.containers), desired.listing, desired.handling
-    if listing.dissolve:
-        draft.remove(subject.permitted)
     for entry in listing.mend:
         draft.set(f"{pointer_to(subject, entry)}/externalResourceProvider", value=True)
     for part in (Part.PCI, Part.MDEV):
@@ -62,7 +60,7 @@ def drafted(subject: Subject, ours: Changes, desired: DesiredConfiguration) -> t
         entries=tuple(_entries(subject, ours, listing)),
         gates=tuple(dict.fromkeys((*(gate for gate in ours.gates if gate in subject.gates), *gates))),
         switch=(handling.switch if handling is not None else None) or _kept_switch(subject, ours),
-        made=tuple(_created_containers(subject, ours, draft, listing)),
+        made=tuple(_created_containers(subject, ours, draft)),
     )
     annotate(draft, subject.metadata.annotations, ANNOTATION, text_of(after))
     return draft.operations
@@ -96,11 +94,7 @@ def _mdev_gate(desired: DesiredConfiguration) -> tuple[str, ...]:
 def _entries(subject: Subject, ours: Changes, listing: Listing) -> Iterator[OurEntry]:
     """Yield gpuvirt's entries after the patch, without those that another writer has removed."""
     removed = {(entry.part, entry.index) for entry in listing.out}
-    present = {
-        entry.as_ours()
-        for entry in subject.entries or ()
-        if not listing.dissolve and (entry.part, entry.index) not in removed
-    }
+    present = {entry.as_ours() for entry in subject.entries or () if (entry.part, entry.index) not in removed}
     yield from (entry for entry in ours.entries if entry in present)
     yield from (entry for entry in listing.add if entry not in ours.entries or entry not in present)
 
@@ -109,10 +103,7 @@ def _kept_switch(subject: Subject, ours: Changes) -> Switch | None:
     return ours.switch if ours.switch is not None and holds(subject, ours.switch) else None
 
 
-def _created_containers(subject: Subject, ours: Changes, draft: Draft, listing: Listing) -> Iterator[str]:
-    within = f"{subject.permitted}/"
+def _created_containers(subject: Subject, ours: Changes, draft: Draft) -> Iterator[str]:
     for pointer in removable(subject):
-        if listing.dissolve and (pointer == subject.permitted or pointer.startswith(within)):
-            continue
         if pointer in draft.made or (pointer in ours.made and pointer in subject.containers):
             yield pointer

@@ -1,14 +1,16 @@
 """The desired lists of permitted devices.
 
-Four rules ensure that KubeVirt refuses no VM that it would have admitted before:
+Four rules ensure that KubeVirt refuses no VM that could have run before, and that no tenant decides what is permitted:
 
-- Without lists KubeVirt permits every device. So gpuvirt creates lists only if they can name all resources in use.
+- Without lists KubeVirt permits every device. So gpuvirt creates lists only if they can name all resources that VMs
+  request and can get: a node has the resource, or a VM on a node uses it. Other requested names do not count, since any
+  tenant can request any name.
 - gpuvirt removes an entry only if it added the entry and no object names the resource.
 - gpuvirt does not change the entries of other writers.
-- gpuvirt removes lists that it created if they refuse a resource that was permitted without them.
+- gpuvirt never removes lists because of a request. It reports what VMs request and its lists refuse.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.operator.kubevirt.changes import Changes, OurEntry, Part
@@ -30,8 +32,6 @@ class Listing:
     """gpuvirt's entries that have lost `externalResourceProvider: true`."""
     out: tuple[Entry, ...] = ()
     """Entries to remove."""
-    dissolve: bool = False
-    """Whether all lists are removed."""
     reasons: tuple[Reason, ...] = ()
 
 
@@ -44,8 +44,6 @@ class ListingInputs:
     offered: Offered
     """The resources that nodes offer, without those that KubeVirt itself offers by another writer's entry."""
     names: Names
-    leaves_mdevs: bool
-    """Whether KubeVirt leaves mediated devices alone that no list permits."""
     prune: bool = False
     """Whether gpuvirt's entries are removed once no node offers their resources."""
     withheld: frozenset[str] = field(default_factory=frozenset)
@@ -57,11 +55,7 @@ def listing_of(inputs: ListingInputs) -> Listing:
     entries = inputs.subject.entries
     if entries is None:
         return _created(inputs)
-    why, out = _why_dissolved(inputs, entries), tuple(_unused(inputs, entries))
-    spares = any(entry.part is Part.MDEV for entry in entries if entry not in out) and not inputs.leaves_mdevs
-    if why is not None and not spares and all(is_ours(inputs.ours, entry) for entry in entries):
-        return Listing(dissolve=True, reasons=(why,))
-    return _kept(inputs, entries, out, (why,) if why is not None else ())
+    return _kept(inputs, entries, tuple(_unused(inputs, entries)))
 
 
 def is_ours(ours: Changes, entry: Entry) -> bool:
@@ -73,31 +67,40 @@ def _created(inputs: ListingInputs) -> Listing:
     desired = tuple(_desired(inputs.offered))
     if not desired:
         return Listing()
-    unlisted = sorted(inputs.names.used - inputs.offered.keys())
+    usable = inputs.names.usable(inputs.offered)
+    unlisted = usable - inputs.offered.keys()
     if inputs.names.unknown:
         return Listing(reasons=(kubevirtproblems.requests_unknown(inputs.subject.where, inputs.names.unknown),))
     if unlisted:
-        return Listing(reasons=(kubevirtproblems.resource_not_permitted(inputs.subject.where, unlisted),))
+        return Listing(reasons=(kubevirtproblems.list_incomplete(inputs.subject.where, unlisted),))
     fitting, reasons = _fitting(inputs.subject, (), desired)
-    if inputs.names.used - {entry.resource for entry in fitting}:
+    listed = {entry.resource for entry in fitting}
+    if usable - listed:
         return Listing(reasons=reasons)
-    return Listing(desired=fitting, add=fitting, reasons=reasons)
+    return Listing(desired=fitting, add=fitting, reasons=(*reasons, *_refused(inputs, listed)))
 
 
-def _kept(
-    inputs: ListingInputs, entries: Sequence[Entry], out: tuple[Entry, ...], reasons: tuple[Reason, ...]
-) -> Listing:
+def _kept(inputs: ListingInputs, entries: Sequence[Entry], out: tuple[Entry, ...]) -> Listing:
     present = {_identity(entry) for entry in entries if not entry.disabled}
     desired = tuple(_desired(inputs.offered))
     missing = tuple(entry for entry in desired if _identity(entry) not in present)
     add, taken = _fitting(inputs.subject, [entry for entry in entries if entry not in out], missing)
+    listed = {entry.resource for entry in entries if not entry.disabled}
+    is_ours_alone = inputs.subject.permitted in inputs.ours.made
     return Listing(
         desired=(*(entry for entry in desired if entry not in missing), *add),
         add=add,
         mend=tuple(entry for entry in entries if not entry.external and is_ours(inputs.ours, entry)),
         out=out,
-        reasons=(*reasons, *taken),
+        reasons=(*taken, *(_refused(inputs, listed) if is_ours_alone else ())),
     )
+
+
+def _refused(inputs: ListingInputs, listed: Collection[str]) -> Iterator[Reason]:
+    """Yield the reason with the requested names that lists of gpuvirt's refuse."""
+    refused = inputs.names.used - inputs.offered.keys() - set(listed)
+    if refused and not inputs.names.unknown:
+        yield kubevirtproblems.resource_not_permitted(inputs.subject.where, refused)
 
 
 def _desired(offered: Offered) -> Iterator[OurEntry]:
@@ -141,15 +144,6 @@ def _unused(inputs: ListingInputs, entries: Sequence[Entry]) -> Iterator[Entry]:
         return
     busy = inputs.names.used | inputs.offered.keys() | inputs.withheld
     yield from (entry for entry in entries if is_ours(inputs.ours, entry) and entry.resource not in busy)
-
-
-def _why_dissolved(inputs: ListingInputs, entries: Sequence[Entry]) -> Reason | None:
-    """Return why the lists that gpuvirt created are removed: they refuse resources that were permitted without them."""
-    if inputs.subject.permitted not in inputs.ours.made or inputs.names.unknown:
-        return None
-    listed = {entry.resource for entry in entries if not entry.disabled}
-    refused = sorted(inputs.names.used - listed - inputs.offered.keys())
-    return kubevirtproblems.resource_not_permitted(inputs.subject.where, refused) if refused else None
 
 
 def _taken(subject: Subject, entry: OurEntry, why: str) -> Reason:

@@ -126,10 +126,7 @@ def _desired_configuration(
         for name, selectors in picture.offered.items()
         if not any(entry.resource == name or selects(entry, selectors) for entry in own)
     }
-    off = handling.off or (picture.mdevs and handling.will_be_off)
-    listing = listing_of(
-        ListingInputs(subject, ours, offered, picture.names, off, manner.prune, frozenset(by_kubevirt))
-    )
+    listing = listing_of(ListingInputs(subject, ours, offered, picture.names, manner.prune, frozenset(by_kubevirt)))
     needed = gates_needed(subject, picture.version, picture.offered, picture.names)
     missing = [gate for gate in needed if gate not in subject.gates]
     denied = [gate for gate in missing if gate in subject.disabled_gates]
