@@ -256,3 +256,16 @@ def test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver(tmp_path: Path) -> None:
     host.kernel.end_vm(process)
     assert host.move(DesiredDriver.NATIVE, gpu) == ()
     assert host.kernel.pci.functions[gpu].driver == "nvidia"
+
+
+def test_a_gpu_with_a_vf_that_cannot_be_read_gets_no_native_driver(tmp_path: Path) -> None:
+    """A VM may have the VF, and nothing shows its group."""
+    gpu, vf = PciAddress("0000:25:00.0"), PciAddress("0000:25:00.4")
+    slots = (SlotSpec(at=gpu, board="L40S", group=12, vfs=2),)
+    host = PlannedHost(build_host(HostSpec(about="an L40S without a driver", slots=slots)), tmp_path)
+    host.kernel.rebind(vf, "vfio-pci")
+    host.kernel.rebind(gpu, None)
+    host.kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{vf}/vendor"), errno.EIO)
+    assert host.refused(DesiredDriver.NATIVE, gpu) == {ReasonCode.UNREAD}
+    host.kernel.faults.heal()
+    assert host.move(DesiredDriver.NATIVE, gpu) == ()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import unmapped_reasons
 from gpuvirt.model.allocation.tenancy import TenantKind
@@ -133,7 +134,9 @@ def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[R
     if (pinned := pinned_to_vfio(state, function.address)) is not None:
         yield nativerefusals.pinned(function.address, pinned)
     for vf in function.virtfns:  # the driver may reset them
-        if vf in state.inventory.facts.functions and (users := _vfio_users(state, state.function(vf))):
+        if vf not in state.inventory.facts.functions:
+            yield refusals.unread(vf, Unread(device_path(vf), seen="its attributes could not be read"))
+        elif users := _vfio_users(state, state.function(vf)):
             yield refusals.in_use(vf, users, forcible=False)
 
 
