@@ -29,7 +29,14 @@ def test_the_first_of_equal_aliases_is_best() -> None:
     assert best_vfio_driver(twice, GRACE) == "first"
 
 
-@pytest.mark.parametrize("aliases", ["", "alias vfio_pci:", "alias vfio_pci:v*", "alias pci:v* nvidia", "\x00\x00"])
+OTHER_CARD = "alias vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i* mlx5_vfio_pci"
+SET = "alias vfio_pci:v000010DEd0000234[0-9]sv*sd*bc*sc*i* no_alias_of_pci_has_a_set"
+
+
+@pytest.mark.parametrize(
+    "aliases",
+    ["", "alias vfio_pci:", "alias vfio_pci:v*", "alias pci:v* nvidia", "\x00\x00", OTHER_CARD, SET],
+)
 def test_vfio_pci_is_best_if_no_alias_matches(aliases: str) -> None:
     assert best_vfio_driver(aliases, GRACE) == "vfio-pci"
 

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.access.tools import HostTools, ToolError
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
+from gpuvirt.model.change.nativedrivers import alias_of
 from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.inputs import Inputs
@@ -200,6 +202,36 @@ def test_the_probe_is_left_to_the_administrator_on_a_host_with_nvswitches(
         ReasonCode.NO_DRIVER,
         f"when all GPUs are free: echo {address} > /sys/bus/pci/drivers_probe",
     )
+
+
+def test_what_a_killed_change_left_is_removed_before_the_administrator_probes(
+    host_of: Callable[[str], PlannedHost],
+) -> None:
+    """With the override, the administrator's probe would bind the GPU to vfio-pci."""
+    host = host_of("8xA100")
+    gpus = driver_state(host.site, NOBODY).inventory.gpus
+    address = next(one for one, gpu in gpus.items() if not gpu.function.virtfns)
+    host.kernel.rebind(address, None)
+    found = driver_state(host.site, NOBODY)
+    journal = replace(found.journal, overrides={address: "vfio-pci"})
+    (plan,) = plan_units(replace(found, journal=journal), {address: DesiredDriver.NATIVE})
+    assert plan.refusals == ()
+    assert [step.text for step in plan.steps] == [f"{address}: driver_override = none"]
+
+
+@pytest.mark.parametrize(("name", "is_refused"), [("8xA100", False), ("2xA10", True)])
+def test_a_gpu_that_the_administrator_probes_needs_no_module(
+    host_of: Callable[[str], PlannedHost], name: str, is_refused: bool
+) -> None:
+    host = host_of(name)
+    found = driver_state(host.site, NOBODY)
+    address = next(one for one, gpu in found.inventory.gpus.items() if not gpu.function.virtfns)
+    host.move(DesiredDriver.PASSTHROUGH, address)
+    found = driver_state(host.site, NOBODY)
+    missing = {"nvidia": "not found", alias_of(found.function(address)): "not found"}
+    without = replace(found, drivers=frozenset(), native_modules={address: ("nvidia",)}, missing_modules=missing)
+    (plan,) = plan_units(without, {address: DesiredDriver.NATIVE})
+    assert bool(plan.refusals) is is_refused
 
 
 def test_the_original_driver_stays_recorded(t4: PlannedHost) -> None:

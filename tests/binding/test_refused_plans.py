@@ -1,18 +1,21 @@
 """Each state of a function, or of its neighbours, in which a plan refuses to change its driver."""
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units, why_not_unused
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host
+from gpuvirt.sim.hostspec import CardSpec, FunctionSpec, HostSpec, SlotSpec, load_host
 from tests.binding.test_plans import PlannedHost
 from tests.changes import driver_state, inputs
 
@@ -88,6 +91,64 @@ def test_a_gpu_on_vfio_whose_vfs_are_enabled_is_not_returned(host: Build) -> Non
     assert found.refused(NATIVE, PF) == {ReasonCode.VFS_ENABLED}
 
 
+def test_a_function_that_no_driver_has_moves_though_the_group_of_another_is_in_use(host: Build) -> None:
+    """pci-stub only reserves a function, so a VM can have the rest of its group."""
+    pair = host(a10(LEFT, "vfio-pci"), a10(RIGHT, "pci-stub"))
+    pair.kernel.start_vm(IommuGroup(12))
+    (plan,) = plan_units(driver_state(pair.site), {RIGHT: PASSTHROUGH})
+    assert plan.refusals == ()
+
+
+def test_a_pods_gpu_without_a_driver_gets_no_native_driver(host: Build) -> None:
+    found = host(a10(LEFT, "none"))
+    pods = {LEFT: ("pod a/b",)}
+    assert found.refused(NATIVE, LEFT, inputs(pods)) == {ReasonCode.HELD_BY_POD}
+    assert found.move(NATIVE, LEFT) == ()
+
+
+def test_a_gpu_does_not_leave_a_group_of_which_a_pod_has_another_function(host: Build) -> None:
+    """The lease of the group takes every function of it."""
+    board = CardSpec(functions=(FunctionSpec(id="8086:a348", class_code="040300", native_driver="snd_hda_intel"),))
+    slots = (a10(LEFT, "vfio-pci"), SlotSpec(at=RIGHT, board="audio", group=12, numa=0, driver="vfio-pci"))
+    kernel = build_host(HostSpec(about="a GPU beside an audio device", boards={"audio": board}, slots=slots))
+    found = host()
+    found.kernel, found.site = kernel, replace(found.site, kernel=kernel)
+    state = driver_state(found.site, inputs({RIGHT: ("pod a/b",)}))
+    (plan,) = plan_units(state, {LEFT: NATIVE})
+    assert [(reason.code, reason.subject) for reason in plan.refusals] == [(ReasonCode.HELD_BY_POD, RIGHT)]
+    (plan,) = plan_units(driver_state(found.site), {LEFT: NATIVE})
+    assert plan.refusals == ()
+
+
+def test_a_gpu_leaves_a_group_whose_other_gpu_is_on_its_native_driver_already(host: Build) -> None:
+    pair = host(a10(LEFT, "vfio-pci"), a10(RIGHT))
+    (plan,) = plan_units(driver_state(pair.site), {LEFT: NATIVE})
+    assert plan.refusals == ()
+
+
+def test_a_gpu_without_a_driver_needs_no_accounts_to_become_a_vms(host: Build) -> None:
+    """No driver serves it, so no container has it; a VM that still has it shows as a user of its group."""
+    found = host(a10(LEFT, "none"), a10(RIGHT))
+    state = driver_state(found.site, inputs(Unknown()))
+    (plan,) = plan_units(state, {LEFT: PASSTHROUGH, RIGHT: PASSTHROUGH})
+    assert [(reason.code, reason.subject) for reason in plan.refusals] == [(ReasonCode.ALLOCATIONS_UNKNOWN, RIGHT)]
+
+
+def test_a_gpu_keeps_its_driver_while_an_allocation_cannot_be_mapped(host: Build) -> None:
+    found = host(a10(LEFT))
+    unmapped = Allocation(ResourceName("tencent.com/vcuda-core"), DeviceId("7"), "pod a/b")
+    known = inputs(ask=lambda _: PodAllocations(unmapped=(unmapped,)))
+    (plan,) = plan_units(driver_state(found.site, known), {LEFT: PASSTHROUGH})
+    assert [reason.code for reason in plan.refusals] == [ReasonCode.ALLOCATION_UNMAPPED]
+
+
+def test_a_gpu_without_a_driver_whose_vfs_are_enabled_gets_its_native_driver(host: Build) -> None:
+    found = host(SlotSpec(at=PF, board="L40S", group=12, vfs=2))
+    found.kernel.rebind(PF, None)
+    (plan,) = plan_units(driver_state(found.site), {PF: NATIVE})
+    assert plan.refusals == ()
+
+
 def unused(found: PlannedHost) -> set[ReasonCode]:
     return {reason.code for reason in why_not_unused(driver_state(found.site, inputs()))}
 
@@ -103,5 +164,7 @@ def test_each_possible_use_of_nvidias_gpus_by_a_vm_is_named(host: Build, tmp_pat
     on_native_driver = host(a10(LEFT))
     on_native_driver.kernel.faults.fail(HostPath("/proc"), errno.EACCES)
     assert unused(on_native_driver) == set(), "a VM uses no GPU that is not on VFIO and has no vGPUs"
+    without_vgpus = host(SlotSpec(at=LEFT, board="T4", group=12))
+    assert unused(without_vgpus) == set(), "its driver can create vGPUs, and none exists"
     with_vgpus = PlannedHost(build_host(load_host("4xT4")), tmp_path)
     assert unused(with_vgpus) == {ReasonCode.CARRIES_VGPUS}
