@@ -129,6 +129,7 @@ async def test_a_gpu_that_another_plugin_allocated_is_withheld_until_it_is_free(
         assert list(node.offered) == [resource]
         assert "0000:05:00.0" not in node.offered[resource]
         assert node.reasons("0000:05:00.0") == [ReasonCode.HELD_UNDER_OTHER_NAME]
+        assert f"as amd.com/gpu; it is offered as {resource}" in node.gpu("0000:05:00.0").reasons[0].message
         node.free("0000:05:00.0")
         await node.report_account()
         await node.report_account()

@@ -2,11 +2,14 @@
 
 import errno
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.snapshot import FreshFacts
+from gpuvirt.model.offers.allocationcheck import why_unseen
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
@@ -90,6 +93,18 @@ async def test_a_walk_proves_nothing_for_a_group_without_a_device_number(tmp_pat
         node.kernel.faults.fail(HostPath("/sys/class/vfio-dev/vfio0/dev"), errno.ENOENT)
         assert node.refused(A10, [FIRST]) is ReasonCode.PROCESSES_NOT_VISIBLE
         assert node.allocate(A10, [SECOND])
+
+
+async def test_the_users_of_a_group_that_was_not_read_again_are_unknown(tmp_path: Path) -> None:
+    async with running_node(host(group_nodes=True, hidden=False), tmp_path) as node:
+        state = node.agent._state
+        assert state.inventory is not None
+        device = state.offers.by_resource[ResourceName(A10)].devices[DeviceId(FIRST)].candidate
+        read = FreshFacts(state.inventory.facts, {}, {IommuGroup(12): ()})
+        assert why_unseen(read, device) is None
+        reason = why_unseen(replace(read, users={IommuGroup(22): ()}), device)
+        assert reason is not None
+        assert reason.code is ReasonCode.PROCESSES_NOT_VISIBLE
 
 
 async def restarted_pod(node: SimNode) -> None:

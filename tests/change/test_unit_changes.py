@@ -1,5 +1,6 @@
 """One plan and one change switch an isolation unit from passthrough to vGPUs and back."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.gate.gate import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
@@ -145,6 +146,15 @@ def test_no_vgpu_is_removed_while_allocations_are_unknown(tmp_path: Path) -> Non
     assert {reason.code for reason in outcome.reasons} == {ReasonCode.ALLOCATIONS_UNKNOWN}
     assert unit.taken == []
     assert unit.types == ["T4-8Q"] * 2
+
+
+def test_a_plan_says_why_allocations_are_unknown(tmp_path: Path) -> None:
+    unit = HostUnit("4xT4", T4, tmp_path)
+    unit.fill(T4_8Q=2)
+    why = Reason(ReasonCode.ALLOCATIONS_UNKNOWN, "the kubelet", "its checkpoint is missing")
+    plan = unit.plan(WHOLE, inputs(Unknown(why)))
+    assert plan.vgpus_of(T4).pending == (replace(why, subject=T4),)
+    assert plan.drivers.refusals == (replace(why, subject=T4),)
 
 
 def test_a_passthrough_gpu_of_a_vm_gets_no_vgpus(tmp_path: Path) -> None:

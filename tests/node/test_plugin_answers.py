@@ -121,6 +121,13 @@ def test_an_answer_with_nodes_of_other_devices_maps_to_no_gpu(simulated: Simulat
     assert (set(found.functions) - {NIC}, found.unmapped) == (set(), ())
 
 
+@pytest.mark.parametrize("value", ["void", "none", "NONE", "", " "])
+def test_a_variable_that_asks_the_runtime_for_no_gpu_names_none(simulated: Simulated, value: str) -> None:
+    kernel = host(simulated, "4xT4")
+    answer = answered(kernel, "/dev/fuse", envs={"NVIDIA_VISIBLE_DEVICES": value})
+    assert mapped(kernel, "example.com/x", "abc", answer).unmapped == ()
+
+
 @pytest.mark.parametrize(
     ("nodes", "others"),
     [

@@ -18,4 +18,6 @@ UNNOTICED: Mapping[str, str] = {
     "node.change.steps.vgpusteps: take_all: raise [in] except InUseError": "No other step leases a group or searches for its users, and nothing else raises InUseError.",
     "model.offers.allocationcheck: _identity_change: was is not None [and in] if was is not None and function is not None and (function.id != was.id)": "An offered device is among the functions of the inventory that it was offered from.",
     "model.offers.allocationcheck: _vgpu_change: function is None [or in] if device.framework is not Framework.VENDOR_VFIO or function is None": "The next line fails for a parent that is gone, which refuses the allocation as well.",
+    "node.allocation.allocator: Allocator._offered: inventory is None [or in] if inventory is None or offer is None": "Offers are made from an inventory, which is never unset, so a resource with an offer has an inventory.",
+    "model.offers.allocationcheck: _node_changes: function is not None [and in] if function is not None and function.cdevs != was.cdevs": "A member that has left its group keeps its entry without the group (`DeviceReading._read_members`), and a carrier that is gone is refused before.",
 }
