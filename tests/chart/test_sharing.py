@@ -278,6 +278,63 @@ def test_the_extender_has_a_certificate_and_the_second_scheduler_its_ca(helm: He
     assert at(rendered.one("Service", "gpuvirt-extender"), "spec", "ports", 0, "name") == "https"
 
 
+TLS = "extender.tls.secretName=cert"
+MUTUAL = (TLS, "extender.tls.clients.caSecretName=clients", "scheduler.tls.secretName=scheduler-cert")
+
+
+def test_the_extender_asks_for_no_certificates_by_default(helm: Helm) -> None:
+    rendered = helm.template(*BOTH, TLS)
+    assert "--client" not in str(at(container(rendered, "gpuvirt-extender"), "args"))
+    assert at(rendered.one("Service", "gpuvirt-extender"), "metadata", "annotations") is None
+
+
+@pytest.mark.parametrize("mode", ["optional", "required"])
+def test_schedulers_show_certificates_to_the_extender(helm: Helm, mode: str) -> None:
+    names = ("extender.tls.clients.names={kube-scheduler,second}", f"extender.tls.clients.certificates={mode}")
+    rendered = helm.template(*BOTH, *MUTUAL, *names)
+    extender, scheduler = (rendered.pods()[name] for name in ("gpuvirt-extender", "gpuvirt-scheduler"))
+    options = [str(one) for one in items(at(extender, "containers", 0, "args")) if str(one).startswith("--client")]
+    ca = "--client-ca=/etc/gpuvirt-extender-clients/ca.crt"
+    assert options == [ca, f"--client-certs={mode}", "--client-name=kube-scheduler", "--client-name=second"]
+    for pod, secret, folder, files in (
+        (extender, "clients", "/etc/gpuvirt-extender-clients", ["ca.crt"]),
+        (scheduler, "scheduler-cert", "/etc/gpuvirt-scheduler-cert", ["tls.crt", "tls.key"]),
+    ):
+        volume = items(at(pod, "volumes"))[-1]
+        assert at(volume, "secret", "secretName") == secret
+        assert [at(item, "path") for item in items(at(volume, "secret", "items"))] == files
+        mount = items(at(pod, "containers", 0, "volumeMounts"))[-1]
+        assert (at(mount, "name"), at(mount, "mountPath")) == (at(volume, "name"), folder)
+        assert at(mount, "subPath") is None, "the kubelet renews no file of a subPath"
+    annotations = at(rendered.one("Service", "gpuvirt-extender"), "metadata", "annotations")
+    assert annotations == {"gpuvirt.io/client-certificates": mode}
+
+
+def test_the_second_scheduler_is_restarted_when_it_needs_a_certificate(helm: Helm) -> None:
+    def template(*values: str) -> Plain:
+        found = helm.template(*BOTH, TLS, *values).one("Deployment", "gpuvirt-scheduler")
+        return at(found, "spec", "template", "metadata", "annotations")
+
+    assert template() != template(*MUTUAL) != template(*MUTUAL, "extender.tls.clients.certificates=optional")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            ("extender.tls.clients.caSecretName=a",),
+            "clients have certificates only with TLS; set extender.tls.secretName",
+        ),
+        ((TLS, "extender.tls.clients.names={a}"), "asks for no certificates; set extender.tls.clients.caSecretName"),
+        (("scheduler.enabled=true", *MUTUAL[:2]), "needs a certificate of this CA; set scheduler.tls.secretName, too"),
+        (("extender.tls.clients.certificates=on",), "value must be one of 'optional', 'required'"),
+        (("extender.tls.clients.names={a b}",), "'/extender/tls/clients/names/0': 'a b'"),
+    ],
+)
+def test_contradictions_about_certificates_are_refused(helm: Helm, values: tuple[str, ...], words: str) -> None:
+    assert words in helm.refusal("extender.enabled=true", *values)
+
+
 def test_another_certificate_restarts_the_second_scheduler(helm: Helm) -> None:
     def template(*values: str) -> Plain:
         found = helm.template(*BOTH, *values).one("Deployment", "gpuvirt-scheduler")

@@ -24,6 +24,8 @@ from tests.cluster.sharenodes import ShareNodes
 
 SCHEDULER = "gpuvirt-scheduler"
 RESOURCE = "nvidia.com/vgpu"
+CLIENT = "kube-scheduler"
+"""The name in the certificate of kube-scheduler."""
 PATIENCE_S = 90.0
 METRICS = 100
 """How far the port of metrics and probes is from that of the verbs."""
@@ -82,6 +84,8 @@ class ExtenderLab(ShareNodes):
     folder: Path
     certificate: Pair | None = None
     """The certificate of the replicas; None: HTTP."""
+    client_ca: Path | None = None
+    """The CA of the certificates that the replicas require of clients."""
     replicas: list[Replica] = field(default_factory=list)
 
     def start_replica(self, port: int) -> Replica:
@@ -91,6 +95,8 @@ class ExtenderLab(ShareNodes):
         command += ["--kubeconfig", str(self.cluster.kubeconfig), "--service", EXTENDER, "--pod-ips", ADDRESS]
         if (pair := self.certificate) is not None:
             command += ["--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
+        if self.client_ca is not None:
+            command += ["--client-ca", str(self.client_ca), "--client-name", CLIENT]
         with (self.folder / f"extender-{port}.log").open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         replica = Replica(process, port)
@@ -139,18 +145,24 @@ def _scheduler_config(kubeconfig: Path, port: int, tls: Tls | None) -> Mapping[s
 
 
 @contextmanager
-def extender_lab(cluster: Cluster, folder: Path, authority: Authority | None = None) -> Iterator[ExtenderLab]:
+def extender_lab(
+    cluster: Cluster, folder: Path, authority: Authority | None = None, *, own: Pair | None = None
+) -> Iterator[ExtenderLab]:
     """Run a kube-scheduler with an extender behind a service, and end it and the replicas.
 
-    With `authority`, kube-scheduler connects by TLS, and accepts the certificates of this authority.
+    With `authority`, kube-scheduler connects by TLS, and accepts the certificates of this authority. With `own`, it
+    shows this certificate, and the replicas require one of the same authority.
     """
-    certificate, tls = None, None
+    certificate, tls, client_ca = None, None, None
     if authority is not None:
         name = f"{EXTENDER}.default.svc"
         certificate = authority.server("extender", alternatives=f"DNS:{name}")
         tls = Tls(str(authority.certificate), name)
+        if own is not None:
+            tls = Tls(str(authority.certificate), name, str(own.certificate), str(own.key))
+            client_ca = authority.certificate
     with Service(cluster).running() as service:
-        lab = ExtenderLab(cluster, service, folder, certificate)
+        lab = ExtenderLab(cluster, service, folder, certificate, client_ca)
         lab.make_service()
         config = folder / "scheduler.yaml"
         config.write_text(yaml.safe_dump(_scheduler_config(cluster.kubeconfig, service.port, tls)))

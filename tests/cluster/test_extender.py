@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +12,8 @@ from pathlib import Path
 import pytest
 from lab.cluster.cluster import Cluster
 
-from tests.certificates import Authority
-from tests.cluster.extenderlab import ExtenderLab, extender_lab, until
+from tests.certificates import Authority, Pair
+from tests.cluster.extenderlab import CLIENT, ExtenderLab, extender_lab, until
 from tests.cluster.extenderservice import EXTENDER
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
@@ -140,6 +142,48 @@ def test_kube_scheduler_checks_the_extenders_certificate(lab: Cluster, tmp_path:
         found.kubectl("scale", "deployment", "app", "--replicas=1")
         until(lambda: "certificate signed by unknown authority" in (tmp_path / "scheduler.log").read_text(), found.logs)
         assert found.bound() == 0
+
+
+def test_kube_scheduler_shows_its_certificate_and_others_are_refused(lab: Cluster, tmp_path: Path) -> None:
+    """Its files are read again for new connections: as another client it is refused, with the reason in an event."""
+    authority = Authority(tmp_path)
+    own = Pair(tmp_path / "scheduler.crt", tmp_path / "scheduler.key")
+
+    def show(pair: Pair) -> None:
+        own.key.write_bytes(pair.key.read_bytes())
+        own.certificate.write_bytes(pair.certificate.read_bytes())
+
+    permitted, other = authority.client(CLIENT), authority.client("tenant")
+    show(permitted)
+    with extender_lab(lab, tmp_path, authority, own=own) as found:
+        found.make_nodes(1)
+        replica = found.start_replica(PORTS[0])
+        found.leader()
+        found.deploy("app", 3, 500)
+        until(lambda: found.bound() == 3, found.logs)
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+        context.check_hostname = False
+        with (
+            socket.create_connection(("127.0.0.1", PORTS[0]), timeout=10) as connection,
+            context.wrap_socket(connection) as stranger,
+            pytest.raises(ssl.SSLError, match="certificate required"),
+        ):
+            stranger.recv(1)
+        assert replica.metric('gpuvirt_extender_tls_refused_total{reason="peer did not return a certificate"}') == 1
+
+        show(other)
+        replica.process.terminate()  # so that kube-scheduler connects again
+        replica.process.wait(20)
+        found.replicas.remove(replica)
+        replica = found.start_replica(PORTS[1])
+        found.leader()
+        found.kubectl("scale", "deployment", "app", "--replicas=4")
+        why = "the client has a certificate for tenant; the extender expects one for kube-scheduler"
+        until(lambda: why in found.kubectl("get", "events", "-o", "jsonpath={.items[*].message}"), found.logs)
+        assert found.bound() == 3
+        show(permitted)
+        took_s = until(lambda: found.bound() == 4, found.logs)
+        log.info("bound %.1f s after kube-scheduler had its certificate again", took_s)
 
 
 def test_preemption_frees_one_gpu(extenders: ExtenderLab) -> None:

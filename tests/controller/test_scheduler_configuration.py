@@ -24,9 +24,10 @@ from tests.controller.scene import SETTINGS, Scene, node, policy
 SHARES = replace(SETTINGS, shared=SharedResource(ResourceName("nvidia.com/vgpu")))
 
 
-def service(address: str = "10.96.7.8", *, port: int = 8888, name: str = "http") -> Service:
+def service(address: str = "10.96.7.8", *, port: int = 8888, name: str = "http", clients: str = "") -> Service:
     """Return the extender's Service as the API server has it."""
-    metadata = Metadata(name=EXTENDER, namespace=SETTINGS.namespace, uid="uid-of-the-service")
+    annotations = {"gpuvirt.io/client-certificates": clients} if clients else {}
+    metadata = Metadata(EXTENDER, SETTINGS.namespace, "uid-of-the-service", annotations=annotations)
     return Service(metadata, ServiceSpec(address, (ServicePort(port, name),)))
 
 
@@ -94,6 +95,28 @@ def test_a_service_with_a_port_for_https_is_asked_with_a_certificate_that_is_che
         assert at(entry, "urlPrefix") == "https://10.96.7.8:8888"
         assert at(entry, "enableHTTPS") is True
         assert at(entry, "tlsConfig") == {"caFile": ca_file, "serverName": name}
+
+
+@pytest.mark.parametrize("mode", ["optional", "required"])
+def test_a_scheduler_shows_its_certificate_where_the_extender_asks_for_one(mode: str) -> None:
+    """By files: a key in the ConfigMap could be read by all who may read ConfigMaps."""
+    manifest = written(Scene(services=[service(name="https", clients=mode)]).decided(SHARES))
+    for key, files in (
+        (CONFIG_KEY, ("/etc/gpuvirt-scheduler-cert/tls.crt", "/etc/gpuvirt-scheduler-cert/tls.key")),
+        (
+            EXTENDERS_KEY,
+            ("/etc/kubernetes/gpuvirt-extender-client.crt", "/etc/kubernetes/gpuvirt-extender-client.key"),
+        ),
+    ):
+        (entry,) = items(at(content(manifest, key), "extenders"))
+        tls = at(entry, "tlsConfig")
+        assert (at(tls, "certFile"), at(tls, "keyFile")) == files
+        assert "Data" not in str(tls)
+
+
+def test_without_tls_no_certificate_is_named() -> None:
+    manifest = written(Scene(services=[service(clients="required")]).decided(SHARES))
+    assert "tlsConfig" not in str(manifest)
 
 
 def test_the_extenders_service_owns_the_configuration() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.web import connections
+from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
+from gpuvirt.web.clients import ClientRules
 from gpuvirt.web.connections import Connection, Connections
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
 from tests.certificates import Authority, Pair
@@ -94,10 +96,9 @@ async def test_a_verified_client_stays_while_others_come(
         monkeypatch.setattr(connections, limit, 5)
     authority = Authority(tmp_path)
     pair, own = authority.server("server", alternatives="IP:127.0.0.1"), authority.client("scheduler")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.certificate))
-    context.load_cert_chain(pair.certificate, pair.key)
-    context.verify_mode = ssl.CERT_OPTIONAL
-    server = HttpServer(answer)
+    rules = ClientRules(authority.certificate, required=False)
+    context = ServerCertificate(CertificateFiles(pair.certificate, pair.key, rules)).context
+    server = HttpServer(answer, clients=rules)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(server.run("127.0.0.1", 0, context))
         while server.port is None:

@@ -6,6 +6,17 @@
 {{- if and .Values.scheduler.enabled (not .Values.extender.enabled) -}}
 {{- fail "scheduler.enabled: the second scheduler asks the extender; set extender.enabled=true, too" -}}
 {{- end -}}
+{{- with .Values.extender.tls -}}
+{{- if and .clients.caSecretName (not .secretName) -}}
+{{- fail "extender.tls.clients.caSecretName: clients have certificates only with TLS; set extender.tls.secretName, too" -}}
+{{- end -}}
+{{- if and .clients.names (not .clients.caSecretName) -}}
+{{- fail "extender.tls.clients.names: the extender asks for no certificates; set extender.tls.clients.caSecretName, too" -}}
+{{- end -}}
+{{- if and .clients.caSecretName $.Values.scheduler.enabled (not $.Values.scheduler.tls.secretName) -}}
+{{- fail "extender.tls.clients.caSecretName: the second scheduler needs a certificate of this CA; set scheduler.tls.secretName, too" -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.vgpuManager -}}
 {{- if and .enabled (not (and .repository .version)) (not (include "gpuvirt.whole" .)) -}}
 {{- fail "vgpuManager.enabled: the vGPU manager is an image of your own (docs/vgpu-manager-image.md); set vgpuManager.repository and vgpuManager.version, too, or vgpuManager.image to the whole reference" -}}

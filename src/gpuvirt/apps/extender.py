@@ -73,8 +73,11 @@ class Process:
         self.route: RouteKeeper | None = None
         """Keeps the Service's route while this process leads and has a Service."""
         self._certificate = ServerCertificate(options.tls) if options.tls is not None else None
-        self.pages = ExtenderPages(self, options.clock)
-        self.server = HttpServer(self.pages.answer, options.clock)
+        clients = options.tls.clients if options.tls is not None else None
+        self.pages = ExtenderPages(self, options.clock, clients)
+        if self._certificate is not None:
+            self.pages.handshakes = self._certificate.handshakes
+        self.server = HttpServer(self.pages.answer, options.clock, clients)
         self.probes = Probes(self.pages.pages())
 
     @property

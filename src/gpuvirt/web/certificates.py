@@ -1,4 +1,4 @@
-"""The certificate of an HTTPS server, which is read again when its files change.
+"""The certificate of an HTTPS server, and the CA of its clients, which are read again when their files change.
 
 Each version is loaded into a context of its own, and new connections get the last one that could be loaded whole.
 OpenSSL drops a context's key when a certificate is loaded that does not match it: loading half a pair into the context
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from gpuvirt.clock import Clock
 from gpuvirt.errors import ConfigError
+from gpuvirt.web.clients import ClientRules
+from gpuvirt.web.handshakes import Handshakes
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +27,12 @@ class CertificateFiles:
 
     certificate: Path
     key: Path
+    clients: ClientRules | None = None
+    """The certificates of clients; None if no client needs one."""
 
     def load(self) -> ssl.SSLContext:
         """Return a server's context with the certificate; raise ConfigError."""
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context = self.new_context()
         try:
             context.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
@@ -37,11 +41,34 @@ class CertificateFiles:
                 " in PEM",
                 where="--tls-cert, --tls-key",
             ) from error
+        self._expect_clients(context)
         return context
+
+    def new_context(self) -> ssl.SSLContext:
+        """Return a server's context that asks clients for what the rules say."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        if self.clients is not None:
+            context.verify_mode = ssl.CERT_REQUIRED if self.clients.required else ssl.CERT_OPTIONAL
+            # A client that resumes a session is not verified again, so that a CA that was taken away would still count.
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+        return context
+
+    def _expect_clients(self, context: ssl.SSLContext) -> None:
+        if self.clients is None:
+            return
+        try:
+            context.load_verify_locations(self.clients.authority)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"{self.clients.authority} cannot be used: {error}; expected the certificate of a CA, in PEM",
+                where="--client-ca",
+            ) from error
 
     def versions(self) -> tuple[tuple[int, int], ...]:
         """Return what changes with each file: its inode, and the time of its last change. Raises OSError."""
-        return tuple((status.st_ino, status.st_mtime_ns) for status in (self.certificate.stat(), self.key.stat()))
+        files = (self.certificate, self.key, *((self.clients.authority,) if self.clients is not None else ()))
+        return tuple((status.st_ino, status.st_mtime_ns) for status in map(Path.stat, files))
 
 
 class ServerCertificate:
@@ -49,9 +76,11 @@ class ServerCertificate:
 
     def __init__(self, files: CertificateFiles) -> None:
         """Load the files; raise ConfigError."""
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.handshakes = Handshakes()
+        self.context = files.new_context()
         """The context of the server; it passes each connection on to the last version."""
         self.context.sni_callback = self._choose
+        self.handshakes.observe(self.context)
         self._files = files
         self._tried = _versions(files)
         self._current = files.load()
@@ -81,7 +110,7 @@ class ServerCertificate:
 
 
 def _versions(files: CertificateFiles) -> tuple[tuple[int, int], ...]:
-    """Return the versions of both files; empty if one of them is not there."""
+    """Return the versions of the files; empty if one of them is not there."""
     try:
         return files.versions()
     except OSError:

@@ -1,6 +1,7 @@
 """The extender's pages: the verbs of kube-scheduler, and at an address of their own probes and metrics."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -8,13 +9,19 @@ from typing import Protocol
 from gpuvirt import __version__
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.extender.extender import FAILED, MALFORMED, NOT_SERVING, VERBS, Answer, Extender, Requests, failed
+from gpuvirt.web.clients import Client, ClientRules, Standing
 from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, head, number, text_of
+from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
 from gpuvirt.web.probes import Answer as Page
 
 log = logging.getLogger(__name__)
 
 JSON = "application/json"
+NOT_PERMITTED = "not-permitted"
+"""The result of a request whose client has no permitted name in its certificate."""
+MOST_LOGGED = 64
+"""The most certificates that are logged because their names are not permitted."""
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -38,7 +45,14 @@ class ExtenderPages:
 
     process: Served
     clock: Clock
+    clients: ClientRules | None = None
+    """The certificates that clients need."""
+    handshakes: Handshakes = field(default_factory=Handshakes)
     requests: Requests = field(default_factory=Requests)
+    asked_by: Counter[Standing] = field(default_factory=Counter)
+    """The requests by what is known of their clients."""
+    _unknown: set[tuple[str, ...]] = field(default_factory=set)
+    """The names of clients that were logged because they are not permitted."""
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:
         """Return the answer to a request at the address of the verbs."""
@@ -73,9 +87,30 @@ class ExtenderPages:
         self.requests.results[verb, answer.result] += 1
         self.requests.seconds[verb].observe(self.clock.monotonic_s() - began_s)
         # A connection is kept alive by kube-scheduler: it must not stay with a process that does not lead.
-        return HttpAnswer(200, answer.body, JSON, closes=answer.result == NOT_SERVING)
+        return HttpAnswer(200, answer.body, JSON, closes=answer.result in {NOT_SERVING, NOT_PERMITTED})
+
+    def _refusal(self, verb: str, client: Client) -> Answer | None:
+        """Return the answer to a client that is not permitted; None for others, and where certificates are optional."""
+        rules = self.clients
+        if rules is None:
+            return None
+        self.asked_by[client.standing] += 1
+        if client.standing is Standing.PERMITTED:
+            return None
+        has = f"a certificate for {', '.join(client.names) or 'no name'}" if client.names else "no certificate"
+        expects = f"one for {', '.join(sorted(rules.names))}" if rules.names else f"one of the CA in {rules.authority}"
+        if client.names not in self._unknown and len(self._unknown) < MOST_LOGGED:
+            self._unknown.add(client.names)
+            then = "it is refused" if rules.required else "it will be refused once certificates are required"
+            log.warning("a client has %s; expected %s; %s", has, expects, then, extra={"verb": verb})
+        if not rules.required:
+            return None
+        why = f"{verb}: the client has {has}; the extender expects {expects}; see --client-name"
+        return failed(why, NOT_PERMITTED)
 
     async def _answer(self, verb: str, request: HttpRequest) -> Answer:
+        if (refusal := self._refusal(verb, request.client)) is not None:
+            return refusal
         if request.fault:
             return failed(f"{verb}: {request.fault}", MALFORMED)
         if request.content_type not in {"", JSON}:
@@ -100,6 +135,18 @@ class ExtenderPages:
                 requests.results.items(),
             ),
             _seconds(requests),
+            counter(
+                "gpuvirt_extender_clients_total",
+                "Requests of kube-scheduler, by what is known of the client's certificate.",
+                ("certificate",),
+                [((str(standing),), count) for standing, count in self.asked_by.items()],
+            ),
+            counter(
+                "gpuvirt_extender_tls_refused_total",
+                "Connections whose TLS handshake failed, by reason.",
+                ("reason",),
+                [((reason,), count) for reason, count in self.handshakes.failed.items()],
+            ),
             _books(extender) if extender.leads else (),
             gauge("gpuvirt_info", "The extender's version.", ("version",), [((__version__,), 1)]),
         )

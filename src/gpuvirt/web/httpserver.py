@@ -15,6 +15,7 @@ from http import HTTPStatus
 import h11
 
 from gpuvirt.clock import Clock, RealClock
+from gpuvirt.web.clients import UNKNOWN, Client, ClientRules, Standing
 from gpuvirt.web.connections import Connection, Connections
 from gpuvirt.web.listening import listen
 
@@ -44,6 +45,7 @@ class HttpRequest:
     body: bytes = b""
     fault: str = ""
     """Why the body is not there: it is too large."""
+    client: Client = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,14 @@ class _ConnectionEndedError(Exception):
 class HttpServer:
     """Serves requests by one handler."""
 
-    def __init__(self, handler: Handler, clock: Clock | None = None) -> None:
+    def __init__(self, handler: Handler, clock: Clock | None = None, clients: ClientRules | None = None) -> None:
+        """`clients` are the certificates that clients need."""
         self.port: int | None = None
         """The port of the server; None before it listens."""
         self.connections = Connections()
         self._handler = handler
         self._clock = clock or RealClock()
+        self._clients = clients
 
     async def run(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         """Serve at an address until cancelled; raises OSError if the server can't listen there."""
@@ -91,13 +95,15 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
         now_s = self._clock.monotonic_s()
-        is_verified = bool(writer.get_extra_info("peercert"))
+        known = self._clients.judge(writer.get_extra_info("peercert")) if self._clients is not None else UNKNOWN
+        is_verified = known.standing is Standing.PERMITTED
         connection = Connection(writer.transport.abort, now_s, is_verified=is_verified)
         self.connections.add(connection, now_s)
         try:
-            client = _Client(h11.Connection(h11.SERVER), reader, writer, partial(self.connections.received, connection))
-            while await self._answer(client, connection):
-                client.http.start_next_cycle()
+            received = partial(self.connections.received, connection)
+            stream = _Stream(h11.Connection(h11.SERVER), reader, writer, known, received)
+            while await self._answer(stream, connection):
+                stream.http.start_next_cycle()
             self.connections.remove(connection)
             writer.close()
             async with asyncio.timeout(CLOSE_S):
@@ -110,23 +116,23 @@ class HttpServer:
             self.connections.remove(connection)
             writer.transport.abort()
 
-    async def _answer(self, client: "_Client", connection: Connection) -> bool:
+    async def _answer(self, stream: "_Stream", connection: Connection) -> bool:
         """Answer one request; return whether the connection goes on."""
-        http = client.http
+        http = stream.http
         try:
             async with asyncio.timeout(IDLE_S):
-                head = await client.next()
+                head = await stream.next()
             if not isinstance(head, h11.Request):
                 raise _ConnectionEndedError
             async with asyncio.timeout(REQUEST_S):
-                request = await client.request(head)
+                request = await stream.request(head)
         except h11.RemoteProtocolError as error:
-            await client.send(HttpAnswer(400, f"{error}\n".encode(), "text/plain", closes=True), "GET")
+            await stream.send(HttpAnswer(400, f"{error}\n".encode(), "text/plain", closes=True), "GET")
             return False
         self.connections.begin(connection)
         answer = await self._handler(request)
         async with asyncio.timeout(REQUEST_S):
-            await client.send(answer, request.method)
+            await stream.send(answer, request.method)
         goes_on = http.our_state is h11.DONE and http.their_state is h11.DONE and not answer.closes
         if goes_on:
             self.connections.answered(connection)
@@ -134,12 +140,13 @@ class HttpServer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Client:
-    """The client of one connection."""
+class _Stream:
+    """The requests and answers of one connection."""
 
     http: h11.Connection
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    client: Client
     received: Callable[[int], None]
     """Gets the numbers of bytes of a body that arrive."""
 
@@ -170,8 +177,9 @@ class _Client:
                 self.received(len(parts[-1]))
                 size = max(size, sum(map(len, parts)) if b"content-length" not in headers else 0)
             else:
-                return HttpRequest(method, path, kind, b"".join(parts))
-        return HttpRequest(method, path, kind, fault=f"the body is larger than {MOST_BODY_BYTES >> 20} MiB")
+                return HttpRequest(method, path, kind, b"".join(parts), client=self.client)
+        fault = f"the body is larger than {MOST_BODY_BYTES >> 20} MiB"
+        return HttpRequest(method, path, kind, fault=fault, client=self.client)
 
     async def send(self, answer: HttpAnswer, method: str) -> None:
         """Send an answer to a request of a method."""

@@ -1,6 +1,7 @@
 """`gpuvirt extender`: the extender of the kube-scheduler that packs shares of GPUs."""
 
 import asyncio
+from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -18,8 +19,17 @@ from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.placement import Policy
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 from gpuvirt.web.certificates import CertificateFiles
+from gpuvirt.web.clients import ClientRules
 
 POD_IPS = "--pod-ips"
+TLS = "--tls-cert, --tls-key"
+
+
+class ClientCertificates(StrEnum):
+    """Whether clients need certificates."""
+
+    OPTIONAL = "optional"
+    REQUIRED = "required"
 
 
 def extender(  # noqa: PLR0913  one parameter an option
@@ -85,6 +95,30 @@ def extender(  # noqa: PLR0913  one parameter an option
     tls_key: Annotated[
         Path | None, typer.Option(envvar="GPUVIRT_TLS_KEY", metavar="FILE", help="Key of the certificate.")
     ] = None,
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="GPUVIRT_CLIENT_CA",
+            metavar="FILE",
+            help="CA of the certificates by which clients prove who they are; read again at changes. Needs --tls-cert."
+            " Without it, any client that reaches the address can bind pods that request units.",
+        ),
+    ] = None,
+    client_certs: Annotated[
+        ClientCertificates,
+        typer.Option(
+            envvar="GPUVIRT_CLIENT_CERTS",
+            help="With --client-ca: required refuses other clients, optional answers, counts and logs them.",
+        ),
+    ] = ClientCertificates.REQUIRED,
+    client_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="GPUVIRT_CLIENT_NAMES",
+            metavar="NAME",
+            help="Permitted common name, DNS name or URI of a client's certificate; repeatable. Default: any.",
+        ),
+    ] = None,
     log_format: options.LogFormatOption = LogFormat.TEXT,
     verbose: options.Verbose = False,
 ) -> None:
@@ -107,7 +141,7 @@ def extender(  # noqa: PLR0913  one parameter an option
         sharing=Sharing(options.resource_of(resource), Units(units), policy),
         elects=elect,
         service=_service(service, pod_ips, elects=elect),
-        tls=_tls(tls_cert, tls_key),
+        tls=_tls(tls_cert, tls_key, _clients(client_ca, client_certs, client_name or [])),
     )
     asyncio.run(run_until_stopped(served))
 
@@ -128,9 +162,19 @@ def _service(name: str, addresses: str, *, elects: bool) -> ServiceOptions | Non
         raise ConfigError(f"{error}; expected addresses, as in 10.0.0.7,fd00::7", where=POD_IPS) from error
 
 
-def _tls(certificate: Path | None, key: Path | None) -> CertificateFiles | None:
+def _clients(authority: Path | None, certificates: ClientCertificates, names: list[str]) -> ClientRules | None:
+    if authority is None:
+        if names:
+            raise ConfigError("expected the CA of the clients' certificates, too", where="--client-ca")
+        return None
+    return ClientRules(authority, frozenset(names), certificates is ClientCertificates.REQUIRED)
+
+
+def _tls(certificate: Path | None, key: Path | None, clients: ClientRules | None) -> CertificateFiles | None:
     if certificate is None and key is None:
+        if clients is not None:
+            raise ConfigError("clients have certificates only with TLS; expected a certificate and its key", where=TLS)
         return None
     if certificate is None or key is None:
-        raise ConfigError("expected both a certificate and its key", where="--tls-cert, --tls-key")
-    return CertificateFiles(certificate, key)
+        raise ConfigError("expected both a certificate and its key", where=TLS)
+    return CertificateFiles(certificate, key, clients)

@@ -4,6 +4,7 @@ Source: Kubernetes' API reference, kubescheduler.config.k8s.io/v1. Its decoder i
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,9 +21,30 @@ TIMEOUT = "5s"
 """How long kube-scheduler waits for an answer."""
 HTTPS = "https"
 """The name of the Service's port where the extender has a certificate."""
-CA_OF_SECOND, CA_OF_EXISTING = "/etc/gpuvirt-extender/ca.crt", "/etc/kubernetes/gpuvirt-extender-ca.crt"
-"""Where the chart mounts the CA into the second scheduler, and where an admin puts it for the cluster's own."""
+CLIENT_CERTIFICATES = "gpuvirt.io/client-certificates"
+"""The annotation of a Service whose extender asks its clients for certificates: `optional` or `required`."""
 HEADER = "# gpuvirt's controller writes this configuration, and undoes edits.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of a kube-scheduler for TLS."""
+
+    authority: str
+    certificate: str
+    key: str
+
+
+OF_SECOND = TlsFiles(
+    "/etc/gpuvirt-extender/ca.crt", "/etc/gpuvirt-scheduler-cert/tls.crt", "/etc/gpuvirt-scheduler-cert/tls.key"
+)
+"""Where the chart mounts them into the second scheduler."""
+OF_EXISTING = TlsFiles(
+    "/etc/kubernetes/gpuvirt-extender-ca.crt",
+    "/etc/kubernetes/gpuvirt-extender-client.crt",
+    "/etc/kubernetes/gpuvirt-extender-client.key",
+)
+"""Where an admin puts them for the cluster's own. A key is never in the configuration: a ConfigMap is no secret."""
 
 
 class ManagedResource(msgspec.Struct, frozen=True, rename="camel"):
@@ -40,6 +62,9 @@ class Tls(msgspec.Struct, frozen=True, rename="camel"):
     """The CA that has signed the certificate. kube-scheduler reads the file when it starts."""
     server_name: str
     """The name in the certificate, since the URL has an address."""
+    cert_file: str | UnsetType = UNSET
+    """The certificate by which kube-scheduler proves who it is. It reads both files again when they change."""
+    key_file: str | UnsetType = UNSET
 
 
 class Extender(msgspec.Struct, frozen=True, rename="camel"):
@@ -103,12 +128,15 @@ def url_of(service: Service) -> str | None:
     return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port.port}"
 
 
-def tls_of(service: Service, ca_file: str) -> Tls | None:
-    """Return how the certificate behind a Service is checked; None where the Service's port is not for HTTPS."""
+def tls_of(service: Service, files: TlsFiles) -> Tls | None:
+    """Return how the two certificates are checked; None where the Service's port is not for HTTPS."""
     port, metadata = next(iter(service.spec.ports), None), service.metadata
     if port is None or port.name != HTTPS:
         return None
-    return Tls(ca_file, f"{metadata.name}.{metadata.namespace}.svc")
+    server_name = f"{metadata.name}.{metadata.namespace}.svc"
+    if not metadata.annotations.get(CLIENT_CERTIFICATES):
+        return Tls(files.authority, server_name)
+    return Tls(files.authority, server_name, files.certificate, files.key)
 
 
 def extender(url: str, resources: Sequence[ResourceName], tls: Tls | None = None) -> Extender:

@@ -14,8 +14,8 @@ from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, StoredObject, is_due, signed
 from gpuvirt.cluster.operator.operands.site import SharedResource
 from gpuvirt.cluster.operator.scheduler.configuration import (
-    CA_OF_EXISTING,
-    CA_OF_SECOND,
+    OF_EXISTING,
+    OF_SECOND,
     SCHEDULER,
     extender,
     for_existing_scheduler,
@@ -73,9 +73,7 @@ def decide(
 
 
 def _config_map(url: str, shared: SharedResource, service: Service, namespace: str) -> ConfigMap:
-    second, existing = (
-        extender(url, (shared.name,), tls_of(service, ca_file)) for ca_file in (CA_OF_SECOND, CA_OF_EXISTING)
-    )
+    second, existing = (extender(url, (shared.name,), tls_of(service, files)) for files in (OF_SECOND, OF_EXISTING))
     owner = OwnerReference(api_version=workloads.CORE, kind="Service", name=EXTENDER, uid=service.metadata.uid)
     metadata = ObjectMeta(name=CONFIG_MAP, namespace=namespace, labels=LABELS, owner_references=(owner,))
     data = {CONFIG_KEY: for_second_scheduler(second, namespace), EXTENDERS_KEY: for_existing_scheduler(existing)}
