@@ -77,6 +77,19 @@ def _shown(names: Collection[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+def grace_gates_missing(resource: str, where: str, gates: Sequence[str]) -> Reason:
+    """KubeVirt decides by the id in the entry, and admits the same VM without any list."""
+    return Reason(
+        ReasonCode.GRACE_GATES_MISSING,
+        resource,
+        "gets no entry in permittedHostDevices: it is a Grace GPU, and with its id there KubeVirt refuses VMs that"
+        f" request it while the feature gates {', '.join(gates)} are off",
+        (Seen(f"{where} $.spec.configuration.developerConfiguration.featureGates", f"no {', '.join(gates)}"),),
+        "enable the gates, and give such VMs dedicated CPUs; IOMMUFD first needs /dev/iommu on all nodes with VMs,"
+        " since each virt-launcher pod then requests devices.kubevirt.io/iommufd, and libvirt 12.2 in virt-launcher",
+    )
+
+
 def selector_taken(resource: str, selector: str, why: str, place: str) -> Reason:
     """HCO takes each selector once."""
     message = f"can't be permitted: its entry, or its selector {selector!r}, {why}, and HCO takes each selector once"

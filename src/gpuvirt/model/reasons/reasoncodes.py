@@ -303,6 +303,11 @@ class ReasonCode(Code):
         " it every device would be permitted. It creates none while VMs can get such a resource from another program's"
         " device plugin, since KubeVirt would then refuse those VMs",
     )
+    GRACE_GATES_MISSING = _kubevirt(
+        "GraceGatesMissing",
+        "a Grace GPU is not added to the list of permitted devices: KubeVirt 1.9 refuses VMs with it by its id there,"
+        " until the feature gates GraceIOVirtualization, PCINUMAAwareTopology and IOMMUFD are on",
+    )
     SELECTOR_TAKEN = _kubevirt(
         "SelectorTaken",
         "HCO permits each selector once, and other names have all spellings of this one (`10DE:26B9`, `10de:26b9` ...),"

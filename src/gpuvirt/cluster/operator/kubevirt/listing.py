@@ -10,7 +10,7 @@ Four rules ensure that KubeVirt refuses no VM that could have run before, and th
 - gpuvirt never removes lists because of a request. It reports what VMs request and its lists refuse.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.operator.kubevirt.changes import Changes, OurEntry, Part
@@ -42,12 +42,14 @@ class ListingInputs:
     subject: Subject
     ours: Changes
     offered: Offered
-    """The resources that nodes offer, without those that KubeVirt itself offers by another writer's entry."""
+    """The resources to list: those of nodes, without those that KubeVirt itself offers by another writer's entry."""
     names: Names
     prune: bool = False
     """Whether gpuvirt's entries are removed once no node offers their resources."""
     withheld: frozenset[str] = field(default_factory=frozenset)
     """The resources that KubeVirt itself offers."""
+    gated: Mapping[str, Reason] = field(default_factory=dict)
+    """The resources of nodes whose entry KubeVirt would refuse VMs by, with the reason. They get no entry."""
 
 
 def listing_of(inputs: ListingInputs) -> Listing:
@@ -65,10 +67,11 @@ def is_ours(ours: Changes, entry: Entry) -> bool:
 
 def _created(inputs: ListingInputs) -> Listing:
     desired = tuple(_desired(inputs.offered))
+    gated = tuple(inputs.gated.values())
     if not desired:
-        return Listing()
-    usable = inputs.names.usable(inputs.offered)
-    unlisted = usable - inputs.offered.keys()
+        return Listing(reasons=gated)
+    usable = inputs.names.usable({*inputs.offered, *inputs.gated})
+    unlisted = usable - inputs.offered.keys() - inputs.gated.keys()
     if inputs.names.unknown:
         return Listing(reasons=(kubevirtproblems.requests_unknown(inputs.subject.where, inputs.names.unknown),))
     if unlisted:
@@ -76,8 +79,8 @@ def _created(inputs: ListingInputs) -> Listing:
     fitting, reasons = _fitting(inputs.subject, (), desired)
     listed = {entry.resource for entry in fitting}
     if usable - listed:
-        return Listing(reasons=reasons)
-    return Listing(desired=fitting, add=fitting, reasons=(*reasons, *_refused(inputs, listed)))
+        return Listing(reasons=(*reasons, *gated))
+    return Listing(desired=fitting, add=fitting, reasons=(*reasons, *gated, *_refused(inputs, listed)))
 
 
 def _kept(inputs: ListingInputs, entries: Sequence[Entry], out: tuple[Entry, ...]) -> Listing:
@@ -92,13 +95,13 @@ def _kept(inputs: ListingInputs, entries: Sequence[Entry], out: tuple[Entry, ...
         add=add,
         mend=tuple(entry for entry in entries if not entry.external and is_ours(inputs.ours, entry)),
         out=out,
-        reasons=(*taken, *(_refused(inputs, listed) if is_ours_alone else ())),
+        reasons=(*taken, *inputs.gated.values(), *(_refused(inputs, listed) if is_ours_alone else ())),
     )
 
 
 def _refused(inputs: ListingInputs, listed: Collection[str]) -> Iterator[Reason]:
     """Yield the reason with the requested names that lists of gpuvirt's refuse."""
-    refused = inputs.names.used - inputs.offered.keys() - set(listed)
+    refused = inputs.names.used - inputs.offered.keys() - inputs.gated.keys() - set(listed)
     if refused and not inputs.names.unknown:
         yield kubevirtproblems.resource_not_permitted(inputs.subject.where, refused)
 
@@ -142,7 +145,7 @@ def _fitting(
 def _unused(inputs: ListingInputs, entries: Sequence[Entry]) -> Iterator[Entry]:
     if not inputs.prune or inputs.names.unknown:
         return
-    busy = inputs.names.used | inputs.offered.keys() | inputs.withheld
+    busy = inputs.names.used | inputs.offered.keys() | inputs.gated.keys() | inputs.withheld
     yield from (entry for entry in entries if is_ours(inputs.ours, entry) and entry.resource not in busy)
 
 

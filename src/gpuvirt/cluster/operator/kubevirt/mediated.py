@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from gpuvirt.cluster.operator.kubevirt.changes import Switch
 from gpuvirt.cluster.operator.kubevirt.operations import at
 from gpuvirt.cluster.operator.kubevirt.subject import GATES, MEDIATED, Subject
-from gpuvirt.cluster.operator.kubevirt.versions import Version, has_mdev_field, has_mdev_gate
+from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.model.doctor.checks.kubevirt import MDEV_GATE
+from gpuvirt.model.doctor.kubevirtversion import Version
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 

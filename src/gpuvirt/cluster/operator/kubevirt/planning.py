@@ -16,13 +16,14 @@ from gpuvirt.cluster.operator.kubevirt.drafting import DesiredConfiguration, dra
 from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
 from gpuvirt.cluster.operator.kubevirt.listing import ListingInputs, is_ours, listing_of
 from gpuvirt.cluster.operator.kubevirt.mediated import handling_of
-from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, selects
+from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, Offered, selects
 from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation, conditional
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture, subject_of, withheld
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
 from gpuvirt.cluster.operator.kubevirt.versions import gates_needed
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.model.devices.selectors import normal
+from gpuvirt.model.doctor.gracegpus import is_grace, missing_gates
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
@@ -126,7 +127,11 @@ def _desired_configuration(
         for name, selectors in picture.offered.items()
         if not any(entry.resource == name or selects(entry, selectors) for entry in own)
     }
-    listing = listing_of(ListingInputs(subject, ours, offered, picture.names, manner.prune, frozenset(by_kubevirt)))
+    gated = _gated(picture, offered)
+    listed = {name: selectors for name, selectors in offered.items() if name not in gated}
+    listing = listing_of(
+        ListingInputs(subject, ours, listed, picture.names, manner.prune, frozenset(by_kubevirt), gated)
+    )
     needed = gates_needed(subject, picture.version, picture.offered, picture.names)
     missing = [gate for gate in needed if gate not in subject.gates]
     denied = [gate for gate in missing if gate in subject.disabled_gates]
@@ -137,6 +142,16 @@ def _desired_configuration(
     )
     reasons = (*listing.reasons, *(kubevirtproblems.gate_disabled(subject.where, gate) for gate in denied))
     return desired, (*reasons, *(handling.reasons if picture.mdevs else ()))
+
+
+def _gated(picture: KubeVirtPicture, offered: Offered) -> Mapping[str, Reason]:
+    """Return the resources of Grace GPUs while KubeVirt lacks gates for them, with the reason."""
+    missing = missing_gates(picture.version, picture.gates)
+    return {
+        name: kubevirtproblems.grace_gates_missing(name, picture.where, missing)
+        for name, selectors in offered.items()
+        if missing and any(is_grace(selector) for selector in selectors.pci)
+    }
 
 
 def _risk(picture: KubeVirtPicture, subject: Subject, desired: DesiredConfiguration, *, written: bool) -> Reason | None:

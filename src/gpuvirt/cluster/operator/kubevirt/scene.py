@@ -15,9 +15,9 @@ from gpuvirt.cluster.operator.kubevirt.subject import (
     of_hyper_converged,
     of_kubevirt,
 )
-from gpuvirt.cluster.operator.kubevirt.versions import Version, version_of
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.doctor.kubevirt import Configuration
+from gpuvirt.model.doctor.kubevirt import Configuration, DeveloperConfiguration
+from gpuvirt.model.doctor.kubevirtversion import Version, version_of
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
 
@@ -42,6 +42,18 @@ class KubeVirtPicture:
         return version_of(status.observed_kube_virt_version) if status is not None else None
 
     @property
+    def where(self) -> str:
+        """The KubeVirt's name in messages."""
+        return f"KubeVirt {self.kubevirt.metadata.namespace}/{self.kubevirt.metadata.name}"
+
+    @property
+    def gates(self) -> frozenset[str]:
+        """The feature gates that are on, by any writer."""
+        developer = (self.kubevirt.spec.configuration or Configuration()).developer_configuration
+        found = developer or DeveloperConfiguration()
+        return frozenset(found.feature_gates or ()) - frozenset(found.disabled_feature_gates or ())
+
+    @property
     def effective(self) -> tuple[Entry, ...]:
         """The entries that KubeVirt permits now, by any writer."""
         return entries_of((self.kubevirt.spec.configuration or Configuration()).permitted_host_devices)
@@ -57,7 +69,7 @@ class KubeVirtPicture:
 
 def subject_of(picture: KubeVirtPicture) -> Subject | Reason:
     """Return the object that decides what KubeVirt permits, or why it is unknown."""
-    where = _where(picture)
+    where = picture.where
     if not is_owned_by_hco(picture.kubevirt):
         return of_kubevirt(picture.kubevirt)
     if picture.hyper_convergeds is None:
@@ -71,7 +83,7 @@ def subject_of(picture: KubeVirtPicture) -> Subject | Reason:
 def withheld(picture: KubeVirtPicture, subject: Subject | None) -> Mapping[str, ByKubeVirt]:
     """Return the resources that agents must not offer, since KubeVirt offers them."""
     written = subject.entries or () if subject is not None and subject.is_hco else ()
-    effective, where = picture.effective, _where(picture)
+    effective, where = picture.effective, picture.where
 
     def place(entry: Entry) -> str:
         lists = "$.spec.configuration.permittedHostDevices"
@@ -79,7 +91,3 @@ def withheld(picture: KubeVirtPicture, subject: Subject | None) -> Mapping[str, 
         return f"{subject.where if hco and subject is not None else where} {lists}.{entry.part}[{entry.index}]"
 
     return offered_by_kubevirt((*effective, *written), picture.offered, place)
-
-
-def _where(picture: KubeVirtPicture) -> str:
-    return f"KubeVirt {picture.kubevirt.metadata.namespace}/{picture.kubevirt.metadata.name}"

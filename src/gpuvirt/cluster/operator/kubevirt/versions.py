@@ -1,18 +1,12 @@
 """KubeVirt's fields and feature gates by the version in its status, and the gates that gpuvirt's devices need.
 
-Source: KubeVirt's releases. A version that is not a number (`devel`, a digest) is unknown: None.
+Source: KubeVirt's releases.
 """
-
-import re
 
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
-
-Version = tuple[int, int, int, bool]
-"""Major, minor, patch, and whether it is a release: a pre-release may lack what its release has."""
-
-_VERSION = re.compile(r"v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(-.*)?")
+from gpuvirt.model.doctor.kubevirtversion import Version
 
 GPU, HOST_DEVICES = "GPU", "HostDevices"
 
@@ -22,12 +16,6 @@ GPU_WITHOUT_GATE: Version = (1, 4, 0, True)
 """The first version in which VMs may use GPUs without the gate GPU."""
 _MDEV_GATE: Version = (0, 59, 1, True)
 _MDEV_GATE_BEFORE: Version = (0, 58, 2, True)
-
-
-def version_of(text: str | None) -> Version | None:
-    """Return the version from `v1.8.0`, `0.58.2` or `v1.9.0-rc.2`; None for any other text."""
-    found = _VERSION.fullmatch(text or "")
-    return (int(found[1]), int(found[2]), int(found[3]), found[4] is None) if found is not None else None
 
 
 def has_mdev_field(version: Version | None) -> bool:
