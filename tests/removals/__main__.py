@@ -17,7 +17,7 @@ from random import Random
 
 from tests.removals.guards import Removal, removals
 from tests.removals.reach import OPTION
-from tests.removals.trial import ENDLESS, RESULTS, TRIALS, Trial, read_results, write_trials
+from tests.removals.trial import CPU, MOST_CPU_S, RESULTS, TRIALS, Trial, read_results, write_trials
 from tests.removals.unnoticed import UNNOTICED
 
 ROOT = Path(__file__).parents[2]
@@ -104,11 +104,10 @@ def by_killers(key: str, killers: Mapping[str, str], most: int = MOST_TESTS) -> 
 
     package = module.rpartition(".")[0]
     near = sorted((other for other in killers if other.startswith(package)), key=distance)
-    tests = (killers[other] for other in near if killers[other] != ENDLESS)
-    return Trial(key, tuple(dict.fromkeys(tests))[:most])
+    return Trial(key, tuple(dict.fromkeys(killers[other] for other in near))[:most])
 
 
-def make(trials: Sequence[Trial]) -> dict[str, str]:
+def make(trials: Sequence[Trial], *, most_cpu_s: int = MOST_CPU_S) -> dict[str, str]:
     """Make trials in one process that collects their tests; return the test that notices each removal, or ""."""
     files = sorted({_file(test) for trial in trials for test in trial.tests if (ROOT / _file(test)).exists()})
     if not files:
@@ -116,7 +115,8 @@ def make(trials: Sequence[Trial]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         asked, results = Path(folder) / "trials.json", Path(folder) / "results.json"
         write_trials(asked, trials)
-        command = (*PYTEST, *QUICK, "-p", "tests.removals.trial", TRIALS, str(asked), RESULTS, str(results), *files)
+        limits = (TRIALS, str(asked), RESULTS, str(results), CPU, str(most_cpu_s))
+        command = (*PYTEST, *QUICK, "-p", "tests.removals.trial", *limits, *files)
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
         found = read_results(results) if results.exists() else {}
         if found.keys() != {trial.key for trial in trials}:

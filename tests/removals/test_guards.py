@@ -58,6 +58,8 @@ allocate: found = offers.read()
 """
 NOTICED = "model.change.driverrefusals: _why_not_to_native: yield from _why_no_native_driver(state, function)"
 TEST = "tests/binding/test_plans.py::test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver"
+BURNING = "tests/removals/burning.py"
+ENDLESS = f"{BURNING}::test_without_end_unless_a_step_is_refused"
 OTHER_TEST = "tests/binding/test_plans.py::test_a_missing_vfio_module_is_loaded"
 
 
@@ -94,3 +96,12 @@ def test_a_removed_guard_is_noticed_by_its_test_alone() -> None:
     before = (ROOT / "model/change/driverrefusals.py").read_bytes()
     assert [make([trial])[NOTICED] for trial in trials] == [TEST, "", TEST]
     assert (ROOT / "model/change/driverrefusals.py").read_bytes() == before
+
+
+@pytest.mark.timeout(300)
+def test_only_a_test_that_does_not_end_without_the_guard_notices_by_its_time() -> None:
+    """Neither several slow tests together nor a test that is too slow in any case prove anything."""
+    refusal = next(key for key in removals() if "GateRecord._noted: raise" in key)
+    slow = (f"{BURNING}::test_four_seconds", *(f"{BURNING}::test_a_second[{number}]" for number in range(4)))
+    trials = [Trial(NOTICED, (*slow, OTHER_TEST)), Trial(refusal, (*slow, ENDLESS))]
+    assert make(trials, most_cpu_s=2) == {NOTICED: "", refusal: ENDLESS}

@@ -1,29 +1,30 @@
 """A pytest plugin that removes one guard after another, and runs tests until one of them fails.
 
 Each removal has a process of its own, forked after the tests are collected, so that it costs the time of its tests
-alone. The process can't wait for ever: its time on the CPU is limited, and pytest's timeout ends a test that sleeps.
+alone. The process can't wait for ever: the time of each test on the CPU is limited, and pytest's timeout ends a test
+that sleeps.
 """
 
 import gc
 import json
 import os
 import resource
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import process_time
 from typing import NoReturn
 
 import pytest
 from _pytest.runner import runtestprotocol
 
 from tests.removals.guards import Removal, modules, removals, source_of
-from tests.removals.patching import Functions, NotReplaceableError, remove
+from tests.removals.patching import Functions, remove
 
-TRIALS, RESULTS = "--trials", "--results"
+TRIALS, RESULTS, CPU = "--trials", "--results", "--most-cpu-s"
 MOST_CPU_S = 60
-"""How long the tests of one removal may run on the CPU; a loop without an end counts as noticed."""
-ENDLESS = "no end"
-"""The killer of a removal without which the code runs for ever, or dies."""
+"""How long each test may run on the CPU while a guard is removed. A loop without an end counts as noticed."""
+FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options with the files."""
     parser.addoption(TRIALS, help="the file with the removals, and the tests that may notice each")
     parser.addoption(RESULTS, help="the file that gets the test that has noticed each removal")
+    parser.addoption(CPU, type=int, default=MOST_CPU_S, help="how many seconds each test may run on the CPU")
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
@@ -56,62 +58,77 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     trials, results = session.config.getoption(TRIALS), session.config.getoption(RESULTS)
     if trials is None:
         return None
-    known, items = removals(), {item.nodeid: item for item in session.items}
-    functions = Functions(frozenset(str(source_of(name)) for name in modules()))
-    gc.collect()
-    passed, broken = set[str](), set[str]()
-    gc.freeze()  # the pages stay shared with the processes of the trials
+    trying = _Trying({item.nodeid: item for item in session.items}, session.config.getoption(CPU))
     with Path(str(results)).open("a") as file:
         for key, tests in json.loads(Path(str(trials)).read_text()):
-            found = [items[test] for test in tests if test in items and test not in broken]
-            while (killer := _noticed_by(functions, known[key], found)) in items and not _passes(items[killer], passed):
-                broken.add(killer)
-                found = [item for item in found if item.nodeid != killer]
-            file.write(json.dumps([key, killer]) + "\n")
+            file.write(json.dumps([key, trying.killer_of(key, tests)]) + "\n")
             file.flush()
     return True
 
 
-def _passes(item: pytest.Item, passed: set[str]) -> bool:
-    """Return whether a test passes while no guard is removed; otherwise its failure proves nothing."""
-    if item.nodeid not in passed and not _noticed_by(None, None, [item]):
-        passed.add(item.nodeid)
-    return item.nodeid in passed
+class _Trying:
+    """The trials of one process."""
+
+    def __init__(self, items: Mapping[str, pytest.Item], most_cpu_s: int) -> None:
+        self._items, self._most_cpu_s = items, most_cpu_s
+        self._known = removals()
+        self._functions = Functions(frozenset(str(source_of(name)) for name in modules()))
+        self._passed, self._broken = set[str](), set[str]()
+        gc.collect()
+        gc.freeze()  # the pages stay shared with the processes of the trials
+
+    def killer_of(self, key: str, tests: Sequence[str]) -> str:
+        """Return the first of these tests that fails without a guard and passes with it, "" if none does."""
+        found = [self._items[test] for test in tests if test in self._items and test not in self._broken]
+        while (killer := self._noticed_by(self._known[key], found)) and not self._passes(self._items[killer]):
+            self._broken.add(killer)
+            found = [item for item in found if item.nodeid != killer]
+        return killer
+
+    def _passes(self, item: pytest.Item) -> bool:
+        """Return whether a test passes while no guard is removed; otherwise its failure proves nothing."""
+        if item.nodeid not in self._passed and not self._noticed_by(None, [item]):
+            self._passed.add(item.nodeid)
+        return item.nodeid in self._passed
+
+    def _noticed_by(self, removal: Removal | None, items: Sequence[pytest.Item]) -> str:
+        """Return the first of these tests that fails or does not end, "" if none does; None: the code is unchanged."""
+        receiver, sender = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _try(self._functions, removal, items, sender, self._most_cpu_s)
+        os.close(sender)
+        with os.fdopen(receiver) as pipe:
+            begun = pipe.read().splitlines()
+        _, status = os.waitpid(child, 0)
+        match os.waitstatus_to_exitcode(status):
+            case 0:
+                return begun[-2] if begun and begun[-1] == FAILED else ""
+            case code if code < 0 and begun:  # the process was killed during the last test that has begun
+                return begun[-1]
+            case _:
+                raise RuntimeError(f"{removal}: {begun}")
 
 
-def _noticed_by(functions: Functions | None, removal: Removal | None, items: Sequence[pytest.Item]) -> str:
-    """Return the first of these tests that fails, "" if none does; without a removal the code is unchanged."""
-    receiver, sender = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _try(functions, removal, items, sender)
-    os.close(sender)
-    with os.fdopen(receiver) as pipe:
-        output = pipe.read()
-    _, status = os.waitpid(child, 0)
-    match os.waitstatus_to_exitcode(status):
-        case 0:
-            return output
-        case code if code < 0:
-            return ENDLESS
-        case _:
-            raise RuntimeError(f"{removal}: {output}")
-
-
-def _try(functions: Functions | None, removal: Removal | None, items: Sequence[pytest.Item], sender: int) -> NoReturn:
-    """Remove a guard from this process, run tests, report the first that fails, and exit."""
+def _try(
+    functions: Functions, removal: Removal | None, items: Sequence[pytest.Item], sender: int, most_cpu_s: int
+) -> NoReturn:
+    """Remove a guard from this process, run tests, report each that begins until one fails, and exit."""
     code = 1
     try:
-        resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        if functions is not None and removal is not None:
+        if removal is not None:
             remove(functions, removal)
-        os.write(sender, next((item.nodeid for item in items if _fails(item)), "").encode())
+        for item in items:
+            os.write(sender, f"{item.nodeid}\n".encode())
+            most_s = int(process_time()) + 1 + most_cpu_s
+            resource.setrlimit(resource.RLIMIT_CPU, (most_s, resource.RLIM_INFINITY))
+            if _fails(item):
+                os.write(sender, f"{FAILED}\n".encode())
+                break
         code = 0
-    except NotReplaceableError as error:
-        os.write(sender, str(error).encode())
     except BaseException as error:  # noqa: BLE001  the process must end here
         os.write(sender, repr(error).encode())
     finally:
