@@ -141,6 +141,8 @@ def test_another_file_with_the_same_option_is_a_conflict() -> None:
     own_file = Attribute(FILE, line(f"pci={OTHER};RmPVMRL=0x01"))
     harmless = Attribute(HostPath("/etc/modprobe.d/nvidia.conf"), 'options nvidia NVreg_RegistryDwords="RmPVMRL=0x01"')
     assert conflicting_options([own_file, harmless], GPU) == ()
+    comment = Attribute(HostPath("/etc/modprobe.d/z.conf"), '# options nvidia NVreg_RegistryDwordsPerDevice="a=0x1"\n')
+    assert conflicting_options([own_file, comment], GPU) == ()
     split = Attribute(
         HostPath("/etc/modprobe.d/x.conf"),
         'options \\\n nvidia NVreg_EnableMSI=1 NVreg_RegistryDwordsPerDevice="a=0x1"',
