@@ -301,3 +301,15 @@ def test_a_gpu_with_a_vf_that_cannot_be_read_gets_no_native_driver(tmp_path: Pat
     assert host.refused(DesiredDriver.NATIVE, gpu) == {ReasonCode.UNREAD}
     host.kernel.faults.heal()
     assert host.move(DesiredDriver.NATIVE, gpu) == ()
+
+
+def test_a_gpu_with_vfs_gets_no_native_driver_while_their_users_are_unknown(tmp_path: Path) -> None:
+    gpu, vf = PciAddress("0000:25:00.0"), PciAddress("0000:25:00.4")
+    slots = (SlotSpec(at=gpu, board="L40S", group=12, vfs=2),)
+    host = PlannedHost(build_host(HostSpec(about="an L40S without a driver", slots=slots)), tmp_path)
+    host.kernel.rebind(vf, "vfio-pci")
+    host.kernel.rebind(gpu, None)
+    host.kernel.processes.hide()
+    assert host.refused(DesiredDriver.NATIVE, gpu) == {ReasonCode.PROCESSES_NOT_VISIBLE}
+    host.kernel.processes.hide(hidden=False)
+    assert host.move(DesiredDriver.NATIVE, gpu) == ()
