@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import pytest
+from lab.cluster.settings import NODE
 
 from tests.cluster.clusterlab import GPUVIRT, LabNode
 
@@ -60,3 +61,11 @@ def test_doctor_reads_the_permitted_devices_of_the_cluster(node: LabNode) -> Non
         node.until(lambda: node.cluster.kubectl("get", "kubevirts").returncode == 0, lambda: "the kind is not served")
         node.apply(kubevirt)
         assert "NotPermitted" in found(node)
+        assert "IommufdMissing" not in found(node)
+        gates = {"spec": {"configuration": {"developerConfiguration": {"featureGates": ["IOMMUFD"]}}}}
+        node.kubectl("patch", "kubevirt", "kubevirt", "--type=merge", "-p", json.dumps(gates))
+        node.kubectl("label", "node", NODE, "kubevirt.io/schedulable=true", "--overwrite")
+        try:
+            assert "IommufdMissing" in found(node)
+        finally:
+            node.kubectl("label", "node", NODE, "kubevirt.io/schedulable-")

@@ -136,7 +136,7 @@ def test_every_check_has_a_host_with_a_finding() -> None:
         if any(one.level is not Level.OK for one in result.findings)
     }
     reported |= {"container_cdi", "listening", "registration", "counted", "policies"}
-    reported |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates"}
+    reported |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates", "iommufd"}
     assert {one.name for one in CHECKS} == reported
     tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     bad_hosts = {bad.code for bad in BAD.values()}

@@ -1,13 +1,19 @@
 """Doctor's checks of KubeVirt: permitted devices, their provider, and the creator of mediated devices."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.vms.states import cluster_node
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.doctor import diagnosis
+from gpuvirt.model.doctor.clusternodes import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.model.doctor.findings import Finding, Report
+from gpuvirt.model.doctor.gracegpus import GRACE_GATES
 from gpuvirt.model.doctor.kubevirt import parse
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
@@ -25,7 +31,7 @@ items:
   spec:
     imagePullPolicy: IfNotPresent
     configuration: {configuration}
-  status: {{observedKubeVirtVersion: v1.8.0, conditions: []}}
+  status: {{observedKubeVirtVersion: {version}, conditions: []}}
 """
 
 PERMITTED = "{{permittedHostDevices: {{pciHostDevices: [{{pciVendorSelector: '{0}', resourceName: {1}, {2}}}]}}}}"
@@ -33,9 +39,14 @@ OURS = "externalResourceProvider: true"
 A10 = "nvidia.com/GA102GL_A10"
 
 
-def report(configuration: str, simulated: str = "2xA10") -> Report:
-    kubevirts = parse(TEMPLATE.format(configuration=configuration), where="test")
-    return diagnosis.report(evidence(host(simulated=simulated), NOWHERE, kubevirts))
+def report(
+    configuration: str,
+    simulated: str = "2xA10",
+    version: str = "v1.9.0",
+    nodes: tuple[ClusterNode, ...] | None = None,
+) -> Report:
+    kubevirts = parse(TEMPLATE.format(configuration=configuration, version=version), where="test")
+    return diagnosis.report(replace(evidence(host(simulated=simulated), NOWHERE, kubevirts), cluster_nodes=nodes))
 
 
 def of_kubevirt(reported: Report) -> Sequence[Finding]:
@@ -114,15 +125,77 @@ def test_mdevs_that_kubevirt_would_delete_are_reported(external: str, more: str,
         assert '{"mediatedDevicesConfiguration":{"enabled":false}}' in found(reported, code).fix[1]
 
 
+GH200 = "nvidia.com/GH100_GH200_120GB_SLASH_480GB"
+GRACE_LIST = (
+    f"permittedHostDevices: {{pciHostDevices: [{{pciVendorSelector: '10DE:2342', resourceName: {GH200}, {OURS}}}]}}"
+)
+NODES = (
+    ClusterNode("old", "5.15.0-91-generic"),
+    ClusterNode("without", "6.8.0", iommufd=False),
+    ClusterNode("new", "6.8.0-31-generic"),
+    ClusterNode("odd", ""),
+)
+
+
+def gates(*names: str, more: str = "") -> str:
+    return f"{{developerConfiguration: {{featureGates: [{', '.join(names)}]}}{more}}}"
+
+
 def test_missing_feature_gates_are_reported() -> None:
-    one = found(
-        report("{developerConfiguration: {featureGates: [IOMMUFD]}}", "2xGH200"), FindingCode.FEATURE_GATE_MISSING
-    )
-    assert one.message.endswith("GraceIOVirtualization, PCINUMAAwareTopology")
-    gates = "GraceIOVirtualization, PCINUMAAwareTopology, IOMMUFD"
-    reported = report(f"{{developerConfiguration: {{featureGates: [{gates}]}}}}", "2xGH200")
+    reported = report(gates("IOMMUFD", more=f", {GRACE_LIST}"), "2xGH200")
+    one = found(reported, FindingCode.FEATURE_GATE_MISSING)
+    assert (one.level, one.message.endswith("GraceIOVirtualization, PCINUMAAwareTopology")) == (Level.ERROR, True)
+    assert not any("iommufd" in line for line in one.fix), "that gate is on"
+    reported = report(gates(*GRACE_GATES, more=f", {GRACE_LIST}"), "2xGH200")
     assert FindingCode.FEATURE_GATE_MISSING not in codes(reported)
-    assert any("v1.8.0 has the gates" in one.message for one in findings(reported))
+    assert any("v1.9.0 has the gates" in one.message for one in findings(reported))
+
+
+def test_without_a_list_kubevirt_admits_vms_with_grace_gpus() -> None:
+    one = found(report("{}", "2xGH200"), FindingCode.FEATURE_GATE_MISSING)
+    assert one.level is Level.WARNING
+    assert "permittedHostDevices" in (one.why or "")
+
+
+@pytest.mark.parametrize("version", ["v1.8.4", "v1.7.0"])
+def test_older_versions_have_no_gates_for_grace_gpus(version: str) -> None:
+    reported = report(f"{{{GRACE_LIST}}}", "2xGH200", version)
+    assert FindingCode.FEATURE_GATE_MISSING not in codes(reported)
+
+
+def test_the_fix_names_the_nodes_that_the_gate_iommufd_would_keep_from_running_vms() -> None:
+    fix = "\n".join(found(report(f"{{{GRACE_LIST}}}", "2xGH200", nodes=NODES), FindingCode.FEATURE_GATE_MISSING).fix)
+    assert "- IOMMUFD" in fix
+    assert "devices.kubevirt.io/iommufd" in fix
+    assert "old (Linux 5.15.0-91-generic)" in fix
+    assert "without" in fix
+    assert "new" not in fix.replace("new:", "")
+    assert "libvirt 12.2" in fix
+    unknown = "\n".join(found(report(f"{{{GRACE_LIST}}}", "2xGH200"), FindingCode.FEATURE_GATE_MISSING).fix)
+    assert "--kubeconfig" in unknown, "the nodes are not known"
+
+
+@pytest.mark.parametrize(
+    ("count", "offers"), [({}, None), ({IOMMUFD_RESOURCE: "0"}, False), ({IOMMUFD_RESOURCE: "1k"}, True)]
+)
+def test_a_node_reports_its_kernel_and_whether_it_has_iommufd(count: dict[str, str], offers: bool | None) -> None:
+    status = {"allocatable": {"cpu": "4", **count}, "nodeInfo": {"kernelVersion": "5.15.0"}}
+    node = msgspec.convert({"metadata": {"name": "a"}, "status": status}, Node)
+    assert cluster_node(node) == ClusterNode("a", "5.15.0", offers)
+
+
+def test_a_host_without_iommufd_runs_no_vm_once_the_gate_is_on() -> None:
+    one = found(report(gates("IOMMUFD"), nodes=NODES), FindingCode.IOMMUFD_MISSING)
+    assert (one.level, one.subject) == (Level.ERROR, "this host")
+    assert any(seen.path == "/dev/iommu" for seen in one.seen)
+    others = found(report(gates("IOMMUFD"), "2xGH200", nodes=NODES), FindingCode.IOMMUFD_MISSING)
+    assert (others.level, others.subject) == (Level.ERROR, "without")
+    for reported in (
+        report(gates("IOMMUFD"), "2xGH200", nodes=()),
+        report("{}"),
+        report(gates("IOMMUFD"), version="v1.8.4"),
+    ):
+        assert FindingCode.IOMMUFD_MISSING not in codes(reported)
 
 
 @pytest.mark.parametrize(

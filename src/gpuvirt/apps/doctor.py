@@ -12,6 +12,7 @@ from gpuvirt.kubelet.survey import read_kubelet
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.doctor import diagnosis
+from gpuvirt.model.doctor.clusternodes import ClusterNode
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Report
 from gpuvirt.model.doctor.kubevirt import KubeVirt
@@ -36,6 +37,7 @@ class Surroundings:
     procs: Iterable[Path] = ()
     """The `/proc` folders in which a running agent is visible."""
     kubevirts: tuple[KubeVirt, ...] | None = None
+    cluster_nodes: tuple[ClusterNode, ...] | None = None
 
 
 def gather(kernel: Kernel, around: Surroundings) -> Evidence:
@@ -55,6 +57,7 @@ def gather(kernel: Kernel, around: Surroundings) -> Evidence:
         settings=around.settings,
         kubelet=read_kubelet(around.kubelet),
         kubevirts=around.kubevirts,
+        cluster_nodes=around.cluster_nodes,
     )
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from gpuvirt.apps.doctor import Surroundings
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
-from gpuvirt.cluster.vms.evidence import ask_kubevirts
+from gpuvirt.cluster.vms.evidence import ask_cluster
 from gpuvirt.documents import MOST_BYTES
 from gpuvirt.errors import ConfigError
 from gpuvirt.hardware.access.kernel import RealKernel
+from gpuvirt.model.doctor.clusternodes import ClusterNode
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.published import statefile
@@ -45,6 +46,7 @@ def surroundings(
     """Return the host and the other inputs that a command's options name; raise ConfigError."""
     roots = HostRoots.under(where.host_root, where.system_root)
     kubelet = KubeletPaths(where.kubelet_dir or roots.local(options.KUBELET))
+    kubevirts, nodes = _of_cluster(kubevirt)
     return RealKernel(roots), Surroundings(
         kubelet=kubelet,
         settings=options.read_settings(config),
@@ -54,18 +56,20 @@ def surroundings(
         state_file=roots.run / statefile.FILE,
         # An agent of a simulated host runs in this host's /proc.
         procs=(roots.proc, HostRoots.under(options.ROOT).proc),
-        kubevirts=_kubevirts(kubevirt),
+        kubevirts=kubevirts,
+        cluster_nodes=nodes,
     )
 
 
-def _kubevirts(at: KubeVirtAt) -> tuple[KubeVirt, ...] | None:
+def _of_cluster(at: KubeVirtAt) -> tuple[tuple[KubeVirt, ...] | None, tuple[ClusterNode, ...] | None]:
+    """Return the cluster's KubeVirts, and its nodes; None for what is not known."""
     if at.file is not None and at.kubeconfig is not None:
         raise ConfigError("give one of --kubevirt and --kubeconfig", where="--kubeconfig")
     if at.kubeconfig is not None:
-        return ask_kubevirts(at.kubeconfig, at.context)
+        return ask_cluster(at.kubeconfig, at.context)
     if at.context:
         raise ConfigError("names a context of a kubeconfig; expected --kubeconfig, too", where="--context")
-    return _read_kubevirts(at.file) if at.file is not None else None
+    return (_read_kubevirts(at.file) if at.file is not None else None), None
 
 
 def _read_kubevirts(name: str) -> tuple[KubeVirt, ...]:

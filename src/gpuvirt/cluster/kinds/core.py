@@ -49,6 +49,8 @@ class NodeInfo(msgspec.Struct, frozen=True, rename="camel"):
 
     container_runtime_version: str = ""
     """`containerd://2.1.3`."""
+    kernel_version: str = ""
+    """`6.8.0-31-generic`."""
 
 
 class NodeSpec(msgspec.Struct, frozen=True):

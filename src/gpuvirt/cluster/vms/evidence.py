@@ -20,6 +20,7 @@ from gpuvirt.cluster.shares.reading import read_index, shares_for_pod, shares_of
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.vms import states as vmstates
 from gpuvirt.errors import ConfigError
+from gpuvirt.model.doctor.clusternodes import ClusterNode
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.model.doctor.vms.vmshares import SharesSeen
@@ -33,6 +34,8 @@ RESOURCES = {
     ObjectKind.VMI: Resource("virtualmachineinstances", "kubevirt.io"),
     ObjectKind.POD: Resource("pods"),
 }
+SCHEDULABLE = "kubevirt.io/schedulable"
+"""The label by which KubeVirt schedules VMs on a node."""
 LAUNCHERS = f"{vmstates.LAUNCHER_LABEL}={vmstates.LAUNCHER}"
 
 
@@ -44,10 +47,22 @@ def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = N
     return asyncio.run(_Asker(Client(credentials), target, sharing or Sharing()).ask())
 
 
-def ask_kubevirts(kubeconfig: Path, context: str = "") -> tuple[KubeVirt, ...]:
-    """Return the KubeVirts of a cluster, none if KubeVirt is not installed; raise ConfigError, ApiError."""
+def ask_cluster(kubeconfig: Path, context: str = "") -> tuple[tuple[KubeVirt, ...], tuple[ClusterNode, ...] | None]:
+    """Return the KubeVirts of a cluster, none if KubeVirt is not installed, and the nodes on which it runs VMs.
+
+    The nodes are None if they may not be listed. Raise ConfigError, ApiError.
+    """
     client = Client(from_kubeconfig(kubeconfig, context))
-    return asyncio.run(_read_kubevirts(client, f"{KUBEVIRTS.path} of the cluster in {kubeconfig}"))
+    return asyncio.run(_read_cluster(client, f"{KUBEVIRTS.path} of the cluster in {kubeconfig}"))
+
+
+async def _read_cluster(client: Client, where: str) -> tuple[tuple[KubeVirt, ...], tuple[ClusterNode, ...] | None]:
+    kubevirts = await _read_kubevirts(client, where)
+    try:
+        nodes = (await client.list(Collection(NODES, core.Node, labelled=f"{SCHEDULABLE}=true"))).items
+    except ForbiddenError:
+        return kubevirts, None
+    return kubevirts, tuple(vmstates.cluster_node(node) for node in nodes)
 
 
 async def _read_kubevirts(client: Client, where: str) -> tuple[KubeVirt, ...]:

@@ -6,6 +6,7 @@ from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, ReasonStatus, Vgpu
 from gpuvirt.cluster.kinds.kubevirt import Devices
+from gpuvirt.model.doctor.clusternodes import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.model.doctor.vms.vmevidence import (
     ConditionSeen,
     DeviceRequests,
@@ -100,6 +101,14 @@ def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
         taints=tuple(Taint(taint.key, taint.effect, taint.value) for taint in node.spec.taints),
         allocatable=_amounts(node.status.allocatable),
         gpu_node=_gpu_node(gpu_node) if gpu_node is not None else None,
+    )
+
+
+def cluster_node(node: core.Node) -> ClusterNode:
+    """Return the evidence about a node on which KubeVirt runs VMs."""
+    count = node.status.allocatable.get(IOMMUFD_RESOURCE)
+    return ClusterNode(
+        node.metadata.name, node.status.node_info.kernel_version, None if count is None else count != "0"
     )
 
 

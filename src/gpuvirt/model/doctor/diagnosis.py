@@ -3,7 +3,17 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gpuvirt.model.doctor.checks import devices, drivers, firmware, iommu, kubelet, kubevirt, runtime, vgpu
+from gpuvirt.model.doctor.checks import (
+    devices,
+    drivers,
+    firmware,
+    gracegates,
+    iommu,
+    kubelet,
+    kubevirt,
+    runtime,
+    vgpu,
+)
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Area, Finding, Report, Result, worst
 
@@ -55,7 +65,8 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.KUBEVIRT, kubevirt.permitted_names),
     Check(Area.KUBEVIRT, kubevirt.near_misses),
     Check(Area.KUBEVIRT, kubevirt.mediated_devices),
-    Check(Area.KUBEVIRT, kubevirt.feature_gates),
+    Check(Area.KUBEVIRT, gracegates.feature_gates),
+    Check(Area.KUBEVIRT, gracegates.iommufd),
 )
 
 

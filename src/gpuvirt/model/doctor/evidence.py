@@ -9,6 +9,7 @@ from gpuvirt.facts.platform import FunctionSetup
 from gpuvirt.facts.setup import KubeletFacts, Setup
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.doctor.clusternodes import ClusterNode
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.inventory.inventory import Gpu, Inventory
 from gpuvirt.model.offers.view import NodeView
@@ -26,6 +27,8 @@ class Evidence:
     kubelet: KubeletFacts
     kubevirts: tuple[KubeVirt, ...] | None = None
     """None without `--kubevirt` and without access to the API server."""
+    cluster_nodes: tuple[ClusterNode, ...] | None = None
+    """None without access to the nodes of the API server."""
 
     @property
     def serves_containers_only(self) -> bool:

@@ -70,6 +70,9 @@ class FindingCode(Code):
     )
     MDEVS_NOT_OURS = _host("MdevsNotOurs", "KubeVirt deletes mediated devices that it did not create", Level.ERROR)
     FEATURE_GATE_MISSING = _host("FeatureGateMissing", "KubeVirt lacks a feature gate that a device needs", Level.ERROR)
+    IOMMUFD_MISSING = _host(
+        "IommufdMissing", "KubeVirt's gate IOMMUFD is on, so that a node without `/dev/iommu` runs no VM", Level.ERROR
+    )
 
     NOT_READ = _host("NotRead", "a file or setting could not be read; it never counts as absent", Level.UNKNOWN)
 

@@ -11,10 +11,6 @@ from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import FindingCode, Seen
 
-GRACE = {"10de:2342", "10de:2348", "10de:2941"}
-"""GPUs that KubeVirt passes to VMs only with GRACE_GATES (its webhook for VMs)."""
-GRACE_GATES = ("GraceIOVirtualization", "PCINUMAAwareTopology", "IOMMUFD")
-
 GATES_FIELD = "developerConfiguration.featureGates"
 HOST_DEVICES = "HostDevices"
 """The gate without which KubeVirt's webhook refuses VMIs with `hostDevices`."""
@@ -23,7 +19,8 @@ MDEV_GATE = "DisableMDEVConfiguration"
 """The older setting by which KubeVirt leaves mediated devices alone."""
 
 
-def _place(kubevirt: KubeVirt, path: str) -> str:
+def place_of(kubevirt: KubeVirt, path: str) -> str:
+    """Return the place of a field of KubeVirt's configuration."""
     return f"KubeVirt {kubevirt.metadata.namespace}/{kubevirt.metadata.name} $.spec.configuration.{path}"
 
 
@@ -40,7 +37,7 @@ def not_permitted_by(kubevirt: KubeVirt, name: str) -> Seen | None:
     entries = _entries(kubevirt)
     if kubevirt.configuration.permitted_host_devices is None or name in entries:
         return None
-    return Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty")
+    return Seen(place_of(kubevirt, "permittedHostDevices"), listed(entries) or "empty")
 
 
 def host_device_gate(kubevirt: KubeVirt, subject: str) -> Finding | None:
@@ -51,7 +48,7 @@ def host_device_gate(kubevirt: KubeVirt, subject: str) -> Finding | None:
         FindingCode.FEATURE_GATE_MISSING,
         subject,
         f"requests hostDevices, for which KubeVirt needs the feature gate {HOST_DEVICES}",
-        (Seen(_place(kubevirt, GATES_FIELD), listed(sorted(kubevirt.gates)) or "none"),),
+        (Seen(place_of(kubevirt, GATES_FIELD), listed(sorted(kubevirt.gates)) or "none"),),
         why=f"KubeVirt {kubevirt.version} refuses to start such VMs; `gpus` in place of `hostDevices` needs no gate",
         fix=(f"# add to spec.configuration.{GATES_FIELD}, and keep the others:", f"- {HOST_DEVICES}"),
     )
@@ -61,7 +58,7 @@ def permitted_names(evidence: Evidence) -> Iterator[Finding]:
     """KubeVirt permits each resource of this node, and does not offer it itself."""
     for kubevirt in evidence.kubevirts or ():
         if kubevirt.configuration.permitted_host_devices is None:
-            yield fine("KubeVirt", "permits all devices", Seen(_place(kubevirt, "permittedHostDevices"), "not set"))
+            yield fine("KubeVirt", "permits all devices", Seen(place_of(kubevirt, "permittedHostDevices"), "not set"))
             continue
         entries = _entries(kubevirt)
         ours = {str(resource.name): resource for resource in evidence.view.resources if resource.devices}
@@ -85,7 +82,7 @@ def near_misses(evidence: Evidence) -> Iterator[Finding]:
                     FindingCode.PERMITTED_NAME_UNKNOWN,
                     name,
                     f"is permitted, but this node offers no such resource; did you mean {near}?",
-                    (Seen(_place(kubevirt, entries[0][0]), f"resourceName: {name}"),),
+                    (Seen(place_of(kubevirt, entries[0][0]), f"resourceName: {name}"),),
                     why="a VM that requests it is not scheduled until a node offers it",
                     fix=(f"resourceName: {near}", "# unless another node offers a resource of that name"),
                 )
@@ -100,7 +97,7 @@ def _permitted(kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[s
             FindingCode.NOT_EXTERNAL,
             resource.name,
             "is offered both by KubeVirt and by gpuvirt",
-            (Seen(_place(kubevirt, place), "externalResourceProvider: false"),),
+            (Seen(place_of(kubevirt, place), "externalResourceProvider: false"),),
             why="KubeVirt's plugin and gpuvirt replace each other at the kubelet, with other ids for the same devices",
             fix=(f"# in {place}", "externalResourceProvider: true"),
         )
@@ -109,13 +106,13 @@ def _permitted(kubevirt: KubeVirt, resource: ResourceView, entries: list[tuple[s
             FindingCode.SELECTOR_MISMATCH,
             resource.name,
             f"is permitted by the selector {', '.join(selectors) or 'none'}, but its devices are {', '.join(desired)}",
-            (Seen(_place(kubevirt, entries[0][0]), ", ".join(selectors) or "no selector"),),
+            (Seen(place_of(kubevirt, entries[0][0]), ", ".join(selectors) or "no selector"),),
             why="with externalResourceProvider: true only the name counts; without, KubeVirt would offer another card",
             fix=_entry(resource, desired[0]),
         )
     elif not theirs:
         yield fine(
-            resource.name, "is permitted", Seen(_place(kubevirt, entries[0][0]), f"resourceName: {resource.name}")
+            resource.name, "is permitted", Seen(place_of(kubevirt, entries[0][0]), f"resourceName: {resource.name}")
         )
 
 
@@ -129,7 +126,7 @@ def _not_permitted(
         FindingCode.NOT_PERMITTED,
         resource.name,
         f"is offered, but KubeVirt does not permit it{also}",
-        (Seen(_place(kubevirt, "permittedHostDevices"), listed(entries) or "empty"),),
+        (Seen(place_of(kubevirt, "permittedHostDevices"), listed(entries) or "empty"),),
         why="KubeVirt refuses VMs that request it: `is not permitted in permittedHostDevices configuration`",
         fix=_entry(resource, desired[0] if desired else "VENDOR:DEVICE"),
     )
@@ -170,7 +167,7 @@ def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
             if entry.external_resource_provider
         }
         enabled = mediated.enabled if mediated is not None else None
-        shown = Seen(_place(kubevirt, "mediatedDevicesConfiguration.enabled"), str(enabled))
+        shown = Seen(place_of(kubevirt, "mediatedDevicesConfiguration.enabled"), str(enabled))
         # The field takes precedence over the gate (KubeVirt's MediatedDevicesHandlingDisabled since v1.8).
         if enabled is False or (enabled is None and MDEV_GATE in kubevirt.gates):
             yield fine("KubeVirt", "leaves mediated devices alone", shown)
@@ -187,27 +184,4 @@ def mediated_devices(evidence: Evidence) -> Iterator[Finding]:
                     f"kubectl patch kubevirt -n {kubevirt.metadata.namespace} {kubevirt.metadata.name} --type merge \\",
                     """  -p '{"spec":{"configuration":{"mediatedDevicesConfiguration":{"enabled":false}}}}'""",
                 ),
-            )
-
-
-def feature_gates(evidence: Evidence) -> Iterator[Finding]:
-    """KubeVirt has the feature gates that this node's devices need."""
-    offered = [gpu for gpu in evidence.view.gpus if gpu.offered_as is not None]
-    grace = [gpu for gpu in offered if gpu.pci_id in GRACE]
-    for kubevirt in evidence.kubevirts or ():
-        needed = list(GRACE_GATES) if grace else []
-        missing = [gate for gate in needed if gate not in kubevirt.gates]
-        place = _place(kubevirt, GATES_FIELD)
-        if missing:
-            yield problem(
-                FindingCode.FEATURE_GATE_MISSING,
-                ", ".join(gpu.address for gpu in grace),
-                f"needs KubeVirt's feature gates {', '.join(missing)}",
-                (Seen(place, listed(sorted(kubevirt.gates)) or "none"),),
-                why=f"KubeVirt {kubevirt.version} refuses VMs with a Grace GPU without them",
-                fix=(f"# add to spec.configuration.{GATES_FIELD}, and keep the others:", *needed),
-            )
-        elif grace:
-            yield fine(
-                "KubeVirt", f"{kubevirt.version} has the gates that Grace GPUs need", Seen(place, ", ".join(needed))
             )
