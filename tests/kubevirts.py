@@ -80,6 +80,7 @@ class Cluster:
     names: Names = field(default_factory=Names)
     hco: Fields | None = None
     mdevs: bool = True
+    mdev_nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     manner: Manner = field(default_factory=Manner)
     history: History = field(default_factory=History)
     now: datetime = BEGINNING
@@ -92,6 +93,7 @@ class Cluster:
             self.names,
             Observed((msgspec.convert(self.hco, HyperConverged),) if self.hco is not None else None),
             self.mdevs,
+            self.mdev_nodes,
         )
 
     @property

@@ -226,6 +226,35 @@ def test_entries_protect_our_mdevs_if_kubevirt_creates_mdevs() -> None:
     assert codes(cluster.plan) == [ReasonCode.RESOURCE_NOT_PERMITTED, ReasonCode.MDEV_DELETION_RISK]
 
 
+TYPES, SELECTED = ["nvidia-222"], {"gpu": "t4"}
+BY_NODE: Fields = {"nodeSelector": {"gpu": "t4"}, "mediatedDevicesTypes": ["nvidia-223"]}
+
+
+@pytest.mark.parametrize(
+    ("mediated", "labels", "types"),
+    [
+        ({"mediatedDeviceTypes": TYPES}, {}, "nvidia-222"),
+        ({"mediatedDevicesTypes": TYPES}, {}, "nvidia-222"),
+        ({"mediatedDeviceTypes": TYPES, "enabled": True}, {}, "nvidia-222"),
+        ({"mediatedDeviceTypes": TYPES, "enabled": False}, {}, None),
+        ({"nodeMediatedDeviceTypes": [BY_NODE]}, SELECTED, "nvidia-223"),
+        ({"nodeMediatedDeviceTypes": [BY_NODE]}, {"gpu": "a10"}, None),
+        ({"nodeMediatedDeviceTypes": [BY_NODE], "mediatedDeviceTypes": TYPES}, SELECTED, "nvidia-223"),
+        ({"nodeMediatedDeviceTypes": [BY_NODE], "mediatedDeviceTypes": TYPES}, {}, "nvidia-222"),
+        ({"nodeMediatedDeviceTypes": [{"nodeSelector": None}]}, {}, None),
+        ({}, SELECTED, None),
+    ],
+)
+def test_kubevirt_as_a_second_owner_of_mdevs_is_reported(
+    mediated: Fields, labels: dict[str, str], types: str | None
+) -> None:
+    cluster = Cluster(kubevirt({"mediatedDevicesConfiguration": mediated}), mdev_nodes={"node01": labels})
+    converged(cluster)
+    found = [reason for reason in cluster.plan.reasons if reason.code is ReasonCode.MDEVS_OF_KUBEVIRT]
+    assert [(types or "") in reason.message and "node01" in reason.message for reason in found] == [True] * bool(types)
+    assert not cluster.plan.stops_vgpu_changes
+
+
 def test_without_mdevs_kubevirts_mdev_handling_stays_enabled() -> None:
     cluster = Cluster(kubevirt(), offered={A10: OFFERED[A10]}, mdevs=False)
     after = converged(cluster)

@@ -106,7 +106,9 @@ def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[st
         resources = on_nodes(node.status.capacity for node in picture.nodes.values())
         kubevirt = kubevirts.decide(
             picture.kubevirt,
-            NodesObserved(gpu_nodes, resources),
+            NodesObserved(
+                gpu_nodes, resources, {key.name: node.metadata.labels for key, node in picture.nodes.items()}
+            ),
             settings.namespace,
             at,
             manage=settings.manages_kubevirt,

@@ -3,7 +3,8 @@
 The input is what `kubectl get kubevirt -A -o yaml` prints. The fields are KubeVirt's v1 API; other fields are ignored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import msgspec
 
@@ -38,6 +39,7 @@ class PermittedHostDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=
 class NodeTypes(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The mdev types that KubeVirt creates on some nodes; by the field's new and old name."""
 
+    node_selector: dict[str, str] | None = None
     mediated_device_types: tuple[str, ...] | None = None
     mediated_devices_types: tuple[str, ...] | None = None
 
@@ -56,6 +58,16 @@ class MediatedDevices(msgspec.Struct, frozen=True, rename="camel", kw_only=True)
     def makes_own(self) -> bool:
         """Whether KubeVirt is configured to create mediated devices itself."""
         return bool(self.mediated_device_types or self.mediated_devices_types or self.node_mediated_device_types)
+
+    def types_on(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the types that KubeVirt creates on a node with these labels (its GetDesiredMDEVTypes)."""
+        selected = (
+            found.mediated_device_types or found.mediated_devices_types or ()
+            for found in self.node_mediated_device_types or ()
+            if (found.node_selector or {}).items() <= labels.items()
+        )
+        own = tuple(dict.fromkeys(chain.from_iterable(selected)))
+        return own or self.mediated_device_types or self.mediated_devices_types or ()
 
 
 class DeveloperConfiguration(msgspec.Struct, frozen=True, rename="camel", kw_only=True):

@@ -112,6 +112,19 @@ def mdev_deletion_risk(where: str, types: Collection[str]) -> Reason:
     )
 
 
+def mdevs_of_kubevirt(where: str, types: Sequence[str], nodes: Sequence[str]) -> Reason:
+    """KubeVirt fills a GPU without mediated devices before gpuvirt does, or after a VM has ended."""
+    return Reason(
+        ReasonCode.MDEVS_OF_KUBEVIRT,
+        where,
+        f"creates mediated devices of the types {_shown(types)} on GPUs without any, also on {_shown(nodes)}, where"
+        " gpuvirt creates vGPUs; gpuvirt offers those of KubeVirt, too",
+        (Seen(f"{where} mediatedDevicesConfiguration", ", ".join(types[:MOST_NAMES])),),
+        "leave the vGPUs to one of them: set mediatedDevicesConfiguration.enabled to false, or remove the types, or"
+        " name only other nodes in nodeMediatedDeviceTypes",
+    )
+
+
 def gate_disabled(where: str, gate: str) -> Reason:
     """An administrator has disabled a gate that is needed."""
     message = f"has the feature gate {gate}, which is needed, in disabledFeatureGates; the controller leaves it there"

@@ -303,6 +303,11 @@ class ReasonCode(Code):
         " it every device would be permitted. It creates none while VMs can get such a resource from another program's"
         " device plugin, since KubeVirt would then refuse those VMs",
     )
+    MDEVS_OF_KUBEVIRT = _kubevirt(
+        "MdevsOfKubeVirt",
+        "KubeVirt is configured to create mediated devices on nodes where gpuvirt creates vGPUs. It fills each GPU that"
+        " has none, and gpuvirt offers them, too",
+    )
     GRACE_GATES_MISSING = _kubevirt(
         "GraceGatesMissing",
         "a Grace GPU is not added to the list of permitted devices: KubeVirt 1.9 refuses VMs with it by its id there,"

@@ -20,7 +20,7 @@ from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt import history
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Requesting, names_of
-from gpuvirt.cluster.operator.kubevirt.offered import needs_mdevs, offered_of
+from gpuvirt.cluster.operator.kubevirt.offered import may_have_mdevs, needs_mdevs, offered_of
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.subject import MANAGED_BY
@@ -87,6 +87,8 @@ class NodesObserved:
     gpu_nodes: Sequence[GpuNode]
     resources: frozenset[str]
     """The names in the capacity of any node, also those of other programs' device plugins."""
+    labels: Mapping[str, Mapping[str, str]]
+    """The labels of nodes by name."""
 
 
 def decide(
@@ -138,6 +140,11 @@ def _picture(observed: KubeVirtObserved, kubevirt: KubeVirt, nodes: NodesObserve
         names=names_of(observed.requesting, nodes.resources),
         hyper_convergeds=observed.hyper_convergeds,
         mdevs=needs_mdevs(nodes.gpu_nodes),
+        mdev_nodes={
+            gpu_node.metadata.name: nodes.labels.get(gpu_node.metadata.name, {})
+            for gpu_node in nodes.gpu_nodes
+            if may_have_mdevs(gpu_node)
+        },
     )
 
 

@@ -5,6 +5,7 @@ virt-handler does so at each heartbeat, even if a VM uses them. It spares the ty
 of gpuvirt. Otherwise gpuvirt switches the handling off.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuvirt.cluster.operator.kubevirt.changes import Switch
@@ -60,6 +61,18 @@ def _by_gate(subject: Subject) -> Handling:
     if MDEV_GATE in subject.disabled_gates:
         return Handling(off=False, reasons=(kubevirtproblems.gate_disabled(subject.where, MDEV_GATE),))
     return Handling(off=False, gate=MDEV_GATE)
+
+
+def second_owner(subject: Subject, nodes: Mapping[str, Mapping[str, str]]) -> Reason | None:
+    """Return the reason that KubeVirt creates mediated devices on nodes with gpuvirt's; `nodes` are their labels.
+
+    KubeVirt fills GPUs that have no mediated device yet. gpuvirt can't know who created one, and offers it.
+    """
+    types = {name: found for name, labels in nodes.items() if (found := subject.mediated.types_on(labels))}
+    if not types:
+        return None
+    every = sorted({name for found in types.values() for name in found})
+    return kubevirtproblems.mdevs_of_kubevirt(subject.where, every, sorted(types))
 
 
 def holds(subject: Subject, switch: Switch) -> bool:

@@ -42,10 +42,11 @@ def united(offers: Iterable[Offered]) -> Offered:
 
 def needs_mdevs(nodes: Iterable[GpuNode]) -> bool:
     """Return whether a node has mediated devices or vGPUs, or its spec asks for vGPUs."""
-    return any(_needs_mdevs(node) for node in nodes)
+    return any(may_have_mdevs(node) for node in nodes)
 
 
-def _needs_mdevs(node: GpuNode) -> bool:
+def may_have_mdevs(node: GpuNode) -> bool:
+    """Return whether one node does so."""
     spec, status = node.spec or Spec(), node.status or Status()
     modes = {spec.mode, *(gpu.mode for gpu in spec.gpus)}
     has = any(resource.mdev_name_selectors for resource in status.resources)

@@ -15,7 +15,7 @@ from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION, Changes
 from gpuvirt.cluster.operator.kubevirt.drafting import DesiredConfiguration, drafted
 from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
 from gpuvirt.cluster.operator.kubevirt.listing import ListingInputs, is_ours, listing_of
-from gpuvirt.cluster.operator.kubevirt.mediated import handling_of
+from gpuvirt.cluster.operator.kubevirt.mediated import handling_of, second_owner
 from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, Offered, selects
 from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation, conditional
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture, subject_of, withheld
@@ -140,7 +140,9 @@ def _desired_configuration(
         gates=tuple(gate for gate in needed if gate not in denied),
         handling=handling if picture.mdevs else None,
     )
+    second = second_owner(subject, picture.mdev_nodes) if not handling.will_be_off else None
     reasons = (*listing.reasons, *(kubevirtproblems.gate_disabled(subject.where, gate) for gate in denied))
+    reasons = (*reasons, second) if second is not None else reasons
     return desired, (*reasons, *(handling.reasons if picture.mdevs else ()))
 
 

@@ -1,7 +1,7 @@
 """The inputs of decisions about one KubeVirt, and the object that decides what it permits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION
@@ -34,6 +34,8 @@ class KubeVirtPicture:
     """None if not observed; `Observed(None)` if HCO is not installed."""
     mdevs: bool = False
     """Whether a node has mediated devices, or may get some."""
+    mdev_nodes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The labels of these nodes by name."""
 
     @property
     def version(self) -> Version | None:
