@@ -200,3 +200,16 @@ def test_a_patch_corrects_only_wrong_counts(
 def test_counts_are_read_as_the_api_server_writes_them() -> None:
     counts = integer_counts({"nvidia.com/vgpu": "2k", "nvidia.com/T4": "2", "cpu": "7900m", "memory": "x"})
     assert counts == {"nvidia.com/vgpu": 2000, "nvidia.com/T4": 2}
+
+
+async def test_vgpus_at_rest_are_no_reason_to_ask_the_kubelet_often(simulated: Simulated, tmp_path: Path) -> None:
+    """The kubelet counts vGPUs on GPUs that are on their native driver, as desired."""
+    async with running_node(simulated("4xT4"), tmp_path, VGPU) as node:
+        await apply_vgpus(node, "T4-8Q")
+        for _ in range(3):
+            await node.advance(20)
+            count_all(node)
+            await node.report_account()
+        assert listed(node, T4_8Q) == 8
+        assert node.counted
+        assert not node.agent.unsettled

@@ -242,7 +242,7 @@ class Agent:
     @property
     def _may_count_otherwise(self) -> bool:
         growing = self.notice is not None and self.notice.is_growing
-        return growing or bool(self._state.still_counted or self._state.leaving or self._state.undrained)
+        return growing or self._state.awaits_count
 
     def observe_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take the state of a resource's registration with the kubelet."""

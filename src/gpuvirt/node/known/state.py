@@ -148,6 +148,11 @@ class NodeState:
         return self.withdrawal.leaving(self._inventory, self.ledger.account)
 
     @property
+    def awaits_count(self) -> bool:
+        """Whether the kubelet may still count a device that leaves."""
+        return self.withdrawal.awaits_count(self._inventory, self.ledger.account) or bool(self.undrained)
+
+    @property
     def _changing(self) -> Scope:
         """The devices that changes under way may touch, by this process or others."""
         return self.changes.closed.with_all([self._drained])

@@ -7,6 +7,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
 from gpuvirt.model.allocation.resourcerules import ResourceRules
+from gpuvirt.model.allocation.tenancy import TenantKind, front_end_of
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 
@@ -72,6 +73,16 @@ class Withdrawal:
             return found | dict.fromkeys(self.functions, ())
         counted = by_kubelet.by_gpu(inventory)
         return found | {function: counted[function] for function in self.functions if function in counted}
+
+    def awaits_count(self, inventory: Inventory | None, account: KubeletAccount | None) -> bool:
+        """Return whether the kubelet may still count a device that leaves, so that it is asked again soon.
+
+        It may count a function that is on its native driver already, for vGPUs or another plugin's containers.
+        """
+        functions = inventory.facts.functions if inventory is not None else {}
+        returned = {address for address, function in functions.items() if front_end_of(function) is TenantKind.NATIVE}
+        counted = self.still_counted(inventory, account)
+        return bool(counted.keys() - returned or self.leaving(inventory, account))
 
     def leaving(self, inventory: Inventory | None, account: KubeletAccount | None) -> frozenset[VgpuId]:
         """Return the withdrawn vGPUs that the kubelet still counts by its last answer, all of them without one."""
