@@ -248,6 +248,15 @@ def test_a_gpu_that_a_process_uses_keeps_its_mode(a30: VgpuHost) -> None:
     assert (a30.steps, a30.modes(SHARED).mig_pending) == ([], False)
 
 
+def test_a_gpu_that_a_process_uses_keeps_its_sizes(a10: VgpuHost) -> None:
+    a10.apply_types(EQUAL, {"A10-12Q": 2})
+    before = a10.types(EQUAL)
+    a10.kernel.start_process("python3", "/dev/nvidia1")
+    reasons = a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-12Q": 1, "A10-4Q": 2}, Sizes.MIXED))
+    assert (codes(reasons), a10.steps) == ([ReasonCode.IN_USE], []), "no vGPU is removed before the refusal"
+    assert (a10.types(EQUAL), a10.modes(EQUAL).mixed_sizes) == (before, False)
+
+
 def test_compute_instances_of_another_program_are_destroyed_with_their_gpu_instance(a30: VgpuHost) -> None:
     """As `nvidia-smi mig -cgi ... -C` creates them; the driver refuses to destroy one that a process uses."""
     vgpu_host = a30.kernel.vfs.carriers[CUT].vgpu_host

@@ -19,6 +19,7 @@ from gpuvirt.model.change.steps import (
     LoadModule,
     RemoveVgpu,
     SetMigMode,
+    SetMixedSizes,
     VgpuStep,
 )
 from gpuvirt.model.inventory.inventory import Inventory
@@ -69,7 +70,7 @@ def _obstacles(site: Site, state: UnitState, phase: VgpuPlan, steps: tuple[VgpuS
                     yield from _missing(site, phase.gpu, Program.SRIOV_MANAGE, step)
                 if not phase.pending:
                     verify_vfs_removable(site.kernel, state.inventory, gpu)
-            case SetMigMode(gpu):
+            case SetMigMode(gpu) | SetMixedSizes(gpu):
                 proving.walked(site.kernel, [gpu], answered=True)
             case RemoveVgpu(vgpu) if gpu_state is not None:
                 live = next(live for live in gpu_state.host.live if live.id == vgpu)

@@ -160,13 +160,12 @@ def _run_nvidia_smi(
     match step:
         case SetMixedSizes(gpu, on):
             _verify_empty(kernel, gpu)
-            nvidiasmi.set_mixed_sizes(tools, gpu, proving.driver_answers(kernel, gpu, step.text), on=on)
+            nvidiasmi.set_mixed_sizes(tools, gpu, _unused(kernel, gpu, step.text), on=on)
             modes = nvidiasmi.read_modes(tools, gpu)
             _verify_mode(step, modes, found=modes.mixed_sizes)
         case SetMigMode(gpu, on):
             _verify_empty(kernel, gpu)
-            answered = proving.driver_answers(kernel, gpu, step.text)
-            mig.set_mode(tools, gpu, Proof.joined(proving.walked(kernel, [gpu], answered=True), answered), on=on)
+            mig.set_mode(tools, gpu, _unused(kernel, gpu, step.text), on=on)
             modes = nvidiasmi.read_modes(tools, gpu)
             if modes.mig is not on and modes.mig_pending is on:
                 raise RefusedError(shortfalls.mode_pending(gpu, on=on))
@@ -181,6 +180,12 @@ def _run_nvidia_smi(
             answered = proving.driver_answers(kernel, gpu, step.text)
             opened = proving.vgpus_walked(kernel, gpu, _claims_of_live(kernel, inventory, gpu))
             vgpuscheduler.set_scheduler(tools, gpu, scheduler, arguments, Proof.joined(opened, answered))
+
+
+def _unused(kernel: Kernel, gpu: PciAddress, step: str) -> Proof:
+    """Prove that no process uses a GPU, for a step by which NVIDIA's tool changes the whole GPU; raise RefusedError."""
+    answered = proving.driver_answers(kernel, gpu, step)
+    return Proof.joined(proving.walked(kernel, [gpu], answered=True), answered)
 
 
 def _claims_of_live(kernel: Kernel, inventory: Inventory, gpu: PciAddress) -> list[Claim]:
