@@ -250,3 +250,22 @@ async def test_the_mode_of_a_gpu_is_switched_where_a_config_needs_it(
         asked = len(tools.commands)
         await node.advance(120)
         assert len(tools.commands) == asked, "the agent does not set a mode that the GPU has already"
+
+
+async def test_a_change_that_is_refused_is_tried_after_growing_pauses(simulated: Simulated, tmp_path: Path) -> None:
+    """nvidia-smi is asked again after each attempt: a plan that waits for its answer is no new circumstance."""
+    kernel = simulated("2xA10-vgpu")
+    gpu = PciAddress("0000:b1:00.0")
+    configs = "version: v1\nvgpu-configs:\n  equal: [{devices: all, vgpu-devices: {A10-12Q: 2}, sizes: equal}]\n"
+    configs += "  mixed: [{devices: all, vgpu-devices: {A10-12Q: 1, A10-4Q: 2}, sizes: mixed}]\n"
+    async with running_node(kernel, tmp_path, VGPU) as node:
+        for name in ("equal", "mixed"):
+            if name == "mixed":
+                assert types(kernel)["A10-12Q"] >= 2
+                kernel.open_native(gpu, "python3", kernel.nodes_of(gpu)[0])
+            node.agent.take_request(NodeRequest(Observed(name), Observed(ConfigText(configs, "configs"))))
+            for _ in range(3 if name == "equal" else 60):
+                await node.advance(10)
+                await node.report_account()
+        assert ReasonCode.IN_USE in notes(node)
+        assert node.agent.telemetry.moves["vgpus", "InUse"] < 12

@@ -116,10 +116,7 @@ class Reconciler:
         plans = [agent.plan_of(gpu) for gpu in desired]
         if not differ and not any(plan.steps for plan in plans):
             if not attempts.running:
-                against = {plan.gpu: (*plan.refusals, *plan.pending) for plan in plans}
-                self._gates.stop_draining(unit)
-                self._conclude(agent, unit, Outcome(vgpus=against))
-                attempts.forget(desired)
+                self._rest(agent, unit, desired)
             return False
         if not differ and self._observations.get(unit) == agent.state.observations:
             return False
@@ -142,6 +139,14 @@ class Reconciler:
             attempts.end(now_s)
             return False
         return True
+
+    def _rest(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit) -> None:
+        """Note that no change of a unit is planned. While nvidia-smi is asked there is no plan yet: nothing is new."""
+        self._gates.stop_draining(unit)
+        if not any(gpu in agent.questions for gpu in desired):
+            plans = (agent.plan_of(gpu) for gpu in desired)
+            self._conclude(agent, unit, Outcome(vgpus={plan.gpu: (*plan.refusals, *plan.pending) for plan in plans}))
+            self._attempts[unit].forget(desired)
 
     def _is_busy(self, agent: Dependencies) -> bool:
         """Return whether a unit is being changed or soon will be: questions for display only must wait then."""
