@@ -1,22 +1,27 @@
-"""A command beside the agent: `gpuvirt vfio bind` and `unbind`, as a separate process."""
+"""Commands beside the agent, as separate processes: `gpuvirt vfio bind` and `unbind`, `vgpu apply` and `delete`."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
 from gpuvirt.cli.changes.podaccount import PodAccount
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
-from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.change import byhand
 from gpuvirt.node.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
 from gpuvirt.node.change.gate.gateerrors import UnitBusyError
 from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import Outcome, apply
+from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostRoots
 from tests.explore.reduction import STRANDS
 from tests.explore.scenario import Action
@@ -31,38 +36,94 @@ class Command(Action):
     touches = frozenset({STRANDS})
     gpu: PciAddress
     desired: DesiredDriver
+    forced: bool = False
+    """Whether the GPU is taken from processes that use it natively (`--force`)."""
+    also: frozenset[PciAddress] = frozenset()
+    """Functions of other slots whose driver may change, too (`--also`)."""
 
     @override
     def act(self, world: World) -> None:
-        process = Process(f"gpuvirt vfio {'bind' if self.desired is DesiredDriver.PASSTHROUGH else 'unbind'}")
-        site = world.agents.host_of(process)
-        ledger = world.disk.folder / "state/ledger.json"
-        account = PodAccount(site.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
+        word = "bind" if self.desired is DesiredDriver.PASSTHROUGH else "unbind"
+        process = Process(f"gpuvirt vfio {word}{' --force' if self.forced else ''}")
+        if self.forced:
+            world.observer.forced.add(process)
+        desired = {self.gpu: DesiredGpu(self.desired)}
 
-        def run() -> None:
-            inputs = Inputs(account.account, readings=account.readings)
-            inventory = observe(site, inputs).inventory
-            if self.gpu not in inventory.gpus:
-                return
-            unit = inventory.gpus[self.gpu].unit
-            by_person = Run(lambda _: None, by_hand(unit, inputs.newest))
-            desired = {self.gpu: DesiredGpu(self.desired)}
-            slots = slots_of(inventory.facts.functions, inventory.units[unit])
-            request = DrainRequest(unit, slots, f"{process.name} {self.gpu}", desires_of(desired))
-            agents = Agents(world.agents.folder, lambda: _why_listed(world, unit))
-            try:
-                with beside_agents(site.gates, agents, request) as refusal:
-                    if refusal is not None:
-                        outcome = Outcome.everywhere(refusal, desired)
-                    else:
-                        outcome = apply(site, unit, desired, inputs, by_person, inventory)
-            except UnitBusyError as error:
-                world.scheduler.add_line(f"  {process.name}: {error}")
-                return
-            for reason in outcome.reasons:
-                world.scheduler.add_line(f"  {process.name}: {reason.text}")
+        def change(site: Site, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
+            inputs = replace(inputs, allowed=self.also, forced=self.forced)
+            return apply(site, unit, desired, inputs, _by_person(unit, inputs), first).reasons
 
-        world.scheduler.spawn(Strand(process, process.name, run))
+        _run(world, process, self.gpu, desired, change)
+
+
+@dataclass(frozen=True)
+class ApplyVgpus(Action):
+    """A user sets the vGPUs of a GPU: `gpuvirt vgpu apply` and `create`."""
+
+    touches = frozenset({STRANDS})
+    gpu: PciAddress
+    types: tuple[str, ...]
+    """The type of each desired vGPU."""
+
+    @override
+    def act(self, world: World) -> None:
+        desired = {self.gpu: DesiredGpu(vgpus=DesiredVgpus(Counter(self.types)))}
+
+        def change(site: Site, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
+            return apply(site, unit, desired, inputs, _by_person(unit, inputs), first).reasons
+
+        _run(world, Process("gpuvirt vgpu apply"), self.gpu, desired, change)
+
+
+@dataclass(frozen=True)
+class DeleteVgpu(Action):
+    """A user removes the first vGPU of a GPU: `gpuvirt vgpu delete`."""
+
+    touches = frozenset({STRANDS})
+    gpu: PciAddress
+
+    @override
+    def act(self, world: World) -> None:
+        def change(site: Site, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
+            del unit
+            live = sorted(one.id for one in first.facts.vgpu_hosts[self.gpu].live)
+            return byhand.remove(site, self.gpu, live[0], inputs, lambda _: None, first) if live else ()
+
+        _run(world, Process("gpuvirt vgpu delete"), self.gpu, {self.gpu: DesiredGpu(vgpus=DesiredVgpus())}, change)
+
+
+Changing = Callable[[Site, Inputs, UnitId, Inventory], tuple[Reason, ...]]
+
+
+def _by_person(unit: UnitId, inputs: Inputs) -> Run:
+    return Run(lambda _: None, by_hand(unit, inputs.newest))
+
+
+def _run(world: World, process: Process, gpu: PciAddress, desired: DesiredUnit, change: Changing) -> None:
+    """Run a command as a process of its own, once the agents let it."""
+    site = world.agents.host_of(process)
+    ledger = world.disk.folder / "state/ledger.json"
+    account = PodAccount(site.kernel, HostRoots.under(world.disk.folder), world.kubelet.paths, (ledger,))
+
+    def run() -> None:
+        inputs = Inputs(account.account, readings=account.readings)
+        inventory = observe(site, inputs).inventory
+        if gpu not in inventory.gpus:
+            return
+        unit = inventory.gpus[gpu].unit
+        slots = slots_of(inventory.facts.functions, inventory.units[unit])
+        request = DrainRequest(unit, slots, f"{process.name} {gpu}", desires_of(desired))
+        agents = Agents(world.agents.folder, lambda: _why_listed(world, unit))
+        try:
+            with beside_agents(site.gates, agents, request) as refusal:
+                reasons = (refusal,) if refusal is not None else change(site, inputs, unit, inventory)
+        except UnitBusyError as error:
+            world.scheduler.add_line(f"  {process.name}: {error}")
+            return
+        for reason in reasons:
+            world.scheduler.add_line(f"  {process.name}: {reason.text}")
+
+    world.scheduler.spawn(Strand(process, process.name, run))
 
 
 def _why_listed(world: World, unit: UnitId) -> Reason | None:

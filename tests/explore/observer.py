@@ -57,6 +57,8 @@ class Observer(Watch):
         """The same of each strand, with the number of its operations up to then."""
         self._memory: dict[PciAddress, tuple[bool, str]] = {}
         """The last tenant of each GPU since the host booted: whether it had the GPU whole, by VFIO, and its pod."""
+        self.forced: set[Process] = set()
+        """The commands that may take devices from native users, by the admin's order; never from VFIO's users."""
         self.may_be_given_again: set[PciAddress] = set()
         """The GPUs of pods that had not ended when the host was rebooted."""
         self._pods_at_read: dict[Strand, frozenset[str]] = {}
@@ -98,10 +100,11 @@ class Observer(Watch):
                 self._judge(process, " ".join(command), PciAddress(address), locks=True)
             case ("nvidia-smi", "vgpu", "-i", address, "-shm", _):
                 self._judge(process, " ".join(command), PciAddress(address), locks=True)
-            case ("nvidia-smi", "mig", "-i", address, "-dci" | "-dgi", "-gi", number):
+            case ("nvidia-smi", "mig", "-i", address, "-dci" | "-dgi" as word, "-gi", number):
                 gpu = PciAddress(address)
                 carried = self._on_instance(gpu, int(number))
-                self._judge_all(process, " ".join(command), {gpu, *carried}, {gpu, *carried}, locks=True)
+                # A process with the GPU's node open uses no instance by that; the driver knows the clients of each.
+                self._judge_all(process, " ".join(command), {gpu, *carried}, carried, locks=True, ends=word == "-dgi")
             case ("nvidia-smi", "vgpu", "set-scheduler-state", "-i", address, *_):
                 vgpus = self._vgpus(PciAddress(address))
                 self._judge_all(process, " ".join(command), {address}, {address, *vgpus}, locks=True)
@@ -149,7 +152,14 @@ class Observer(Watch):
         self._judge_all(process, operation, self.with_dependents(address), self.own(address), locks=locks)
 
     def _judge_all(
-        self, process: Process, operation: str, devices: set[str], own: set[str], *, locks: bool = False
+        self,
+        process: Process,
+        operation: str,
+        devices: set[str],
+        own: set[str],
+        *,
+        locks: bool = False,
+        ends: bool = True,
     ) -> None:
         """Assert that no pod and no process has a device that an operation removes.
 
@@ -157,10 +167,11 @@ class Observer(Watch):
         that `locks` a GPU by its native driver fails while the driver has clients, and harms none of them: it may only
         not be started after the last read of /proc has found a client. No read of /proc can exclude a native user that
         comes between the read and the write: that is no harm if the write is the first operation after the read. The
-        same holds for a pod of another plugin that gets its device after the kubelet's account was read for the step.
+        same holds for a pod of another plugin that gets its device after the kubelet's account was read for the step,
+        which this operation `ends`.
         """
         self.operations += 1
-        known = self._pods_at_read.pop(self._scheduler.current, None)
+        known = self._known_pods(ends=ends)
         if self._judges_count:
             self._judge_count(process, operation, devices)
         for pod in self._kubelet.pods.values():
@@ -172,10 +183,15 @@ class Observer(Watch):
         for device in sorted(devices):
             for user in self.vfio_users(device):
                 self.violated("harm", f"{process.name}: {operation}, while {user} has {device} open")
-        for device in sorted(own):
+        for device in sorted(own) if process not in self.forced else ():
             for native in self._native_users(device):
                 if seen is None or native.pid in seen:
                     self.violated("harm", f"{process.name}: {operation}, while {native.command} has {device} open")
+
+    def _known_pods(self, *, ends: bool) -> frozenset[str] | None:
+        """Return the pods in the account that the running strand's step has read; `ends`: forget it after that."""
+        strand = self._scheduler.current
+        return self._pods_at_read.pop(strand, None) if ends else self._pods_at_read.get(strand)
 
     def _just_seen(self) -> frozenset[int] | None:
         """Return the native users at the running strand's read of all processes, if nothing came after it."""

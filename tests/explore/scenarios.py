@@ -38,6 +38,7 @@ from tests.explore.actions import (
     Want,
 )
 from tests.explore.command import Command
+from tests.explore.commandscenarios import COMMAND_SCENARIOS
 from tests.explore.gatescenarios import GATE_SCENARIOS
 from tests.explore.hostactions import (
     Close,
@@ -55,6 +56,7 @@ from tests.explore.hostactions import (
     StartVm,
     Unplug,
 )
+from tests.explore.instancescenarios import INSTANCE_SCENARIOS
 from tests.explore.nativescenarios import NATIVE_SCENARIOS
 from tests.explore.observer import UNITS
 from tests.explore.scenario import Action, Scenario
@@ -307,4 +309,6 @@ SCENARIOS: Mapping[str, Scenario] = {
     **NATIVE_SCENARIOS,
     **GATE_SCENARIOS,
     **VENDOR_SCENARIOS,
+    **INSTANCE_SCENARIOS,
+    **COMMAND_SCENARIOS,
 }
