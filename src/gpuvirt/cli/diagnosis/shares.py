@@ -9,7 +9,7 @@ import typer
 
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.sharesrender import print_shares
-from gpuvirt.cli.output.tables import console
+from gpuvirt.cli.output.tables import CLEAR, console
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import Output
 from gpuvirt.clock import RealClock
@@ -20,9 +20,6 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.overview import SharesOverview
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
-
-CLEAR = "\x1b[H\x1b[2J"
-"""Clears a terminal."""
 
 
 def shares(

@@ -1,15 +1,26 @@
 """`gpuvirt status`: the components of a cluster's GPU nodes."""
 
 import asyncio
+import sys
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 
 from gpuvirt.cli.output import render
-from gpuvirt.cli.output.tables import Column, Table, console, say
+from gpuvirt.cli.output.tables import CLEAR, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import Output
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.failures import UnreachableError
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus, ask
+from gpuvirt.facts.ids import Namespace
 
+EVERY_S = 2.0
+"""How often --watch and --wait ask."""
+WAIT_S = 300
+INSTALL = "helm install gpuvirt deploy/chart -n gpu-operator --create-namespace"
 COLUMNS = (
     Column("NODE"),
     Column("WORKLOAD", folds=True),
@@ -21,11 +32,12 @@ COLUMNS = (
 
 
 def print_status(found: ClusterStatus) -> None:
-    """Print the ClusterPolicy's state and the table of components; the reason of a row is below it."""
+    """Print whether all is well, and the table of components; the reason of a row is below it."""
     out = console()
-    policy = f"ClusterPolicy {found.policy}: {found.state or 'no controller has reported its state yet'}"
-    say(out, policy if found.policy is not None else "No ClusterPolicy: the controller deploys nothing.")
-    if found.reason:
+    say(out, found.verdict)
+    if not found.is_installed:
+        say(out, INSTALL, head="  fix: ")
+    if found.reason and found.state != "ready":
         say(out, found.reason, head="  ")
     if found.invalid:
         say(out, "")
@@ -43,22 +55,91 @@ def print_status(found: ClusterStatus) -> None:
     table.print(out)
 
 
-def status(
+def status(  # noqa: PLR0913  one parameter an option
     *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show each change until interrupted.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until all is ready, or --timeout is over.")] = False,
+    timeout: Annotated[
+        int, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long --wait waits.")
+    ] = WAIT_S,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
-    namespace: apiserver.OwnNamespaceOption = "",
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace",
+            "-n",
+            envvar=["GPUVIRT_NAMESPACE", "OPERATOR_NAMESPACE"],
+            metavar="NAME",
+            help="Namespace of the controller and its operands. Default: the one in the ClusterPolicy's status.",
+        ),
+    ] = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show the state of each component on each GPU node.
+    """Show whether gpuvirt is ready, and the state of each component on each GPU node.
 
     The components have the names of the operands of NVIDIA's operator, also those that are parts of gpuvirt's agent.
-    The command reads GpuNodes and pods. It exits with 1 if a component is not ready.
+    The command reads GpuNodes and pods. It exits with 1 if the ClusterPolicy or a component is not ready.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
-    found = asyncio.run(ask(credentials, apiserver.own_namespace(namespace, credentials)))
+    client, own = Client(credentials), apiserver.own_namespace(namespace, credentials)
+    if watch:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_watch(client, own, output))
+        return
+    found = asyncio.run(_wait(client, own, timeout) if wait else ask(client, own))
+    if namespace and found.namespace not in {"", namespace}:
+        print(f"gpuvirt: gpuvirt runs in namespace {found.namespace}, not in {namespace}", file=sys.stderr)
+    _show(found, output)
+    raise typer.Exit(0 if found.well else 1)
+
+
+def _show(found: ClusterStatus, output: Output) -> None:
     if output is Output.JSON:
         render.json_lines(found)
     else:
         print_status(found)
-    raise typer.Exit(0 if found.well else 1)
+    sys.stdout.flush()
+
+
+async def _watch(client: Client, namespace: Namespace, output: Output) -> None:
+    """Show the status, and again after each change, until cancelled."""
+    clock = RealClock()
+    shown: ClusterStatus | None = None
+    found: ClusterStatus | None
+    while True:
+        try:
+            found = await ask(client, namespace)
+        except UnreachableError as error:
+            print(f"gpuvirt: {error}", file=sys.stderr)
+            found = shown
+        if found is not None and found != shown:
+            if output is not Output.JSON and sys.stdout.isatty():
+                print(CLEAR, end="")
+            _show(found, output)
+            shown = found
+        await clock.sleep(EVERY_S)
+
+
+async def _wait(client: Client, namespace: Namespace, timeout_s: int) -> ClusterStatus:
+    """Return the status once all is ready, or after some time; print each change of the verdict."""
+    clock, printed = RealClock(), ""
+    found: ClusterStatus | None
+    until_s = clock.monotonic_s() + timeout_s
+    while True:
+        is_over = clock.monotonic_s() >= until_s
+        try:
+            found = await ask(client, namespace)
+            text = found.verdict
+        except UnreachableError as error:
+            if is_over:
+                raise
+            found, text = None, str(error)
+        if found is not None and (is_over or found.well):
+            if not found.well:
+                print(f"gpuvirt: still not ready after {timeout_s} s", file=sys.stderr)
+            return found
+        if text != printed:
+            print(f"gpuvirt: {text}", file=sys.stderr)
+            printed = text
+        await clock.sleep(min(EVERY_S, max(until_s - clock.monotonic_s(), 0)))

@@ -20,6 +20,8 @@ FALLBACK_WIDTH = 80
 """The width without COLUMNS and without a terminal."""
 NARROWEST = 40
 """The least width; a narrower paragraph would have one word on a line."""
+CLEAR = "\x1b[H\x1b[2J"
+"""Clears a terminal."""
 GAP = "  "
 BELOW = "  "
 """The indent of a line below a row."""

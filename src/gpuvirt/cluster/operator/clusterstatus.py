@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy, StoredPolicy
@@ -21,6 +20,7 @@ from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import READY
 from gpuvirt.cluster.operator.report import Row, rows
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
+from gpuvirt.facts.ids import Namespace, parse_namespace
 from gpuvirt.model.reasons import ReasonCode
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -39,6 +39,31 @@ class ClusterStatus:
     components: tuple[Row, ...]
     invalid: tuple[InvalidValue, ...] = ()
     """Invalid values of nodes' desired state; `reason` has those of the policy."""
+    namespace: str = ""
+    """The namespace of the controller and its operands."""
+    is_installed: bool = True
+    """Whether the API server has the kind ClusterPolicy."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether all is well, in one line."""
+        if not self.is_installed:
+            return "Not installed: this cluster has no kind ClusterPolicy."
+        if self.policy is None:
+            return "Not ready: there is no ClusterPolicy, so the controller deploys nothing."
+        nodes = {row.node for row in self.components}
+        where = (
+            f"gpuvirt in namespace {self.namespace}, {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with GPUs"
+        )
+        if self.well:
+            return f"Ready: {where}"
+        late = {row.node for row in self.components if not row.ready}
+        parts = [f"ClusterPolicy {self.policy} is {self.state or 'not seen by a controller yet'}"]
+        parts += [f"{len(late)} of {len(nodes)} nodes not ready"] if late else []
+        parts += (
+            [f"{len(self.invalid)} invalid {'value' if len(self.invalid) == 1 else 'values'}"] if self.invalid else []
+        )
+        return f"Not ready: {', '.join(parts)}; {where}"
 
     @property
     def well(self) -> bool:
@@ -46,9 +71,11 @@ class ClusterStatus:
         return self.state == "ready" and not self.invalid and all(row.ready for row in self.components)
 
 
-async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
-    """Read the state from the API server; raises ApiError."""
-    client = Client(credentials)
+async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
+    """Read the state from the API server; raises ApiError.
+
+    The controller writes its namespace into the ClusterPolicy. Until it has, the operands are those in `namespace`.
+    """
 
     async def listed(
         resource: Resource, shape: type[T], without: tuple[type[ApiError], ...] = (NotFoundError,)
@@ -58,15 +85,20 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
         except without:  # the kind is not installed
             return ()
 
-    found, nodes, gpu_nodes, operand_pods, sets = await asyncio.gather(
-        listed(CLUSTER_POLICIES, StoredPolicy),
+    try:
+        found = (await client.list(Collection(CLUSTER_POLICIES, StoredPolicy))).items
+    except NotFoundError:
+        return ClusterStatus(None, None, "", (), is_installed=False)
+    choice = policies.choose(found)
+    status = choice.stored.status if choice is not None else None
+    reported = status.namespace if status is not None else ""
+    namespace = parse_namespace(reported) if reported else namespace
+    nodes, gpu_nodes, operand_pods, sets = await asyncio.gather(
         listed(NODES, Node),
         listed(GPU_NODES, GpuNode),
         listed(pods(namespace), Pod),
         listed(daemon_sets(namespace), StoredObject, (NotFoundError, ForbiddenError)),
     )
-    choice = policies.choose(found)
-    status = choice.stored.status if choice is not None else None
     conditions = status.conditions if status is not None else ()
     ready = next((condition for condition in conditions if condition.type == READY), None)
     by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes}
@@ -85,6 +117,7 @@ async def ask(credentials: Credentials, namespace: str) -> ClusterStatus:
         reason=ready.why if ready is not None else "",
         components=rows(nodes, by_name, operand_pods, deployer),
         invalid=tuple(_invalid(choice, nodes, by_name)),
+        namespace=namespace,
     )
 
 

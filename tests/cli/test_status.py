@@ -1,0 +1,131 @@
+"""`gpuvirt status` finds the release by itself, says in one line whether all is well, and can wait until it is."""
+
+import asyncio
+import json
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from tests.commandline import GPUVIRT, PATH
+from tests.extender.podapi import serving
+from tests.scriptedapi import NOT_FOUND, Call, Reply
+
+NAMESPACE = "gpu-operator"
+POLICIES = "/apis/nvidia.com/v1/clusterpolicies"
+NODE = {
+    "metadata": {
+        "name": "node01",
+        "labels": {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.workload.config": "vm-passthrough"},
+    }
+}
+READY = {"type": "Ready", "status": "True", "reason": "Reconciled", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+AGENT = {
+    "metadata": {"name": "gpuvirt-node-a", "namespace": NAMESPACE, "labels": {"app": "gpuvirt-node"}},
+    "spec": {"nodeName": "node01"},
+    "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+}
+
+
+class Cluster:
+    """The objects of a cluster whose release is in NAMESPACE."""
+
+    def __init__(self) -> None:
+        self.state = "ready"
+        self.nodes: tuple[object, ...] = (NODE,)
+        self.installed = True
+        self.asked = 0
+        self.ready_after = 0
+        """The number of requests for the ClusterPolicy after which it is ready."""
+
+    def answer(self, call: Call) -> Reply:
+        if call.path == POLICIES:
+            self.asked += 1
+            return self.policies() if self.installed else NOT_FOUND
+        if call.path.startswith(f"/api/v1/namespaces/{NAMESPACE}/pods"):
+            return items(AGENT)
+        return items(*self.nodes) if call.path == "/api/v1/nodes" else items()
+
+    def policies(self) -> Reply:
+        state = self.state if self.asked > self.ready_after else "notReady"
+        reason = READY if state == "ready" else {**READY, "status": "False", "reason": "NodesNotReady", "message": "x"}
+        status = {"state": state, "namespace": NAMESPACE, "conditions": [reason]}
+        return items({"metadata": {"name": "cluster-policy"}, "spec": {}, "status": status})
+
+
+def items(*found: object) -> Reply:
+    return 200, {"metadata": {"resourceVersion": "1"}, "items": list(found)}
+
+
+async def run(cluster: Cluster, folder: Path, *arguments: str) -> CompletedProcess[str]:
+    """Run the command; the kubeconfig's context has another namespace than the release."""
+    async with serving(cluster.answer, folder) as served:
+        command = ("status", "--kubeconfig", str(served.kubeconfig), *arguments)
+        process = await started(*command)
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+        return CompletedProcess(command, process.returncode or 0, out.decode(), err.decode())
+
+
+async def started(*arguments: str) -> asyncio.subprocess.Process:
+    environment = {"PATH": PATH, "COLUMNS": "80"}
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*GPUVIRT, *arguments, stdout=pipe, stderr=pipe, env=environment)
+
+
+async def test_the_release_is_found_whatever_the_namespace_of_the_context_is(tmp_path: Path) -> None:
+    done = await run(Cluster(), tmp_path, "-o", "json")
+    found = json.loads(done.stdout)
+    assert found["namespace"] == NAMESPACE
+    assert {row["state"] for row in found["components"]}.isdisjoint({"PodMissing"})
+
+
+async def test_another_namespace_is_not_believed(tmp_path: Path) -> None:
+    right = await run(Cluster(), tmp_path, "-n", NAMESPACE)
+    wrong = await run(Cluster(), tmp_path, "-n", "wrong")
+    assert wrong.stdout == right.stdout
+    assert "gpuvirt runs in namespace gpu-operator, not in wrong" in wrong.stderr
+    assert right.stderr == ""
+
+
+async def test_the_first_line_is_a_verdict(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.state = "notReady"
+    done = await run(cluster, tmp_path)
+    first = done.stdout.splitlines()[0]
+    assert (done.returncode, first.startswith("Not ready: ")) == (1, True), first
+    assert "namespace gpu-operator" in done.stdout
+
+
+async def test_a_cluster_without_the_kinds_says_what_to_install(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.installed = False
+    done = await run(cluster, tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == (
+        "Not installed: this cluster has no kind ClusterPolicy.\n"
+        "  fix: helm install gpuvirt deploy/chart -n gpu-operator --create-namespace\n"
+    )
+
+
+async def test_waiting_ends_when_the_policy_is_ready_or_the_time_is_over(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.ready_after = 10**6
+    late = await run(cluster, tmp_path, "--wait", "--timeout", "1")
+    assert late.returncode == 1
+    assert late.stdout.startswith("Not ready: ")
+    assert "still not ready after 1 s" in late.stderr
+    assert cluster.asked > 1
+
+
+async def test_watching_shows_each_change(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.ready_after, cluster.nodes = 2, ()
+    async with serving(cluster.answer, tmp_path) as served:
+        process = await started("status", "--watch", "--kubeconfig", str(served.kubeconfig))
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            lines = [await process.stdout.readline()]
+            while not lines[-1].startswith(b"Ready: "):
+                lines.append(await process.stdout.readline())
+        process.kill()
+        await process.wait()
+    assert lines[0].startswith(b"Not ready: ")
