@@ -1,5 +1,6 @@
 """The annotation and the labels that the agent keeps on a node with shared GPUs, beside those of admins."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gpuvirt.install.uninstall import left_of
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.reasons import withheldshares
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
@@ -188,3 +190,20 @@ async def test_only_a_node_whose_gpus_are_all_of_one_vgpu_type_is_labelled(
         assert node.view.vgpu_type == NodeVgpuType(label, settings.shares.vgpu_type_labels)
         keys = settings.shares.vgpu_type_labels
         assert after(NODE, node.view).labels == (dict.fromkeys(keys, label) if label is not None else {})
+
+
+def test_a_gpu_that_gives_nothing_is_in_the_annotation_with_0() -> None:
+    """Otherwise its pods count on each other GPU of the node, for an extender that lists them afterwards."""
+    failed = replace(GPU, withheld=withheldshares.in_mig_mode(VGPU))
+    shared = SharedGpus((failed,), is_known=True)
+    assert annotation(shared) == '{"GPU-1":0}'
+    kept = replace(GPU, kept=Units(700))
+    assert annotation(replace(shared, gpus=(kept,))) == '{"GPU-1":0}'
+    gone = GpuId("GPU-1"), GpuId("GPU-2")
+    assert annotation(replace(shared, recorded=gone)) == '{"GPU-1":0,"GPU-2":0}'
+    assert annotation(SharedGpus((), is_known=True, recorded=gone)) == '{"GPU-1":0,"GPU-2":0}'
+    assert annotation(SharedGpus((GPU,), is_known=True, recorded=gone)) == '{"GPU-1":500,"GPU-2":0}'
+
+
+def annotation(shared: SharedGpus) -> str | None:
+    return after(NODE, NodeView(AT, shared=shared)).annotations.get(SHARED_GPUS_ANNOTATION)

@@ -17,7 +17,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Mode
-from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
+from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import GpuId
@@ -152,11 +152,35 @@ async def test_the_nodes_annotation_lacks_what_a_deleted_pod_keeps(short_path: P
         kubelet.end_pod("p")
         shares.pods.observe({})
 
-        def annotation() -> str | None:
-            return shared_claim(agent.views).keys(Metadata(name="node")).annotations[SHARED_GPUS_ANNOTATION]
-
-        await until(lambda: annotation() == f'{{"{FIRST}":700}}')
+        await until(lambda: annotated(agent) == {FIRST: 700, SECOND: 0})
         assert agent.views.get().gpus[0].users == ("pod default/p",)
         assert agent.views.get().gpus[0].units == 1000
         kernel.end_vm(process)
-        await until(lambda: annotation() == f'{{"{FIRST}":1000}}')
+        await until(lambda: annotated(agent) == {FIRST: 1000, SECOND: 0})
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_gpu_that_fails_stays_in_the_nodes_annotation_without_units(short_path: Path, is_gone: bool) -> None:
+    """An extender that starts later then knows where the GPU's pod is, and gives other GPUs of the node to others."""
+    kernel = build_host(load_host("vm-2xV100"), where="vm-2xV100")
+    async with sharing_vm(short_path, kernel=kernel) as (kubelet, agent, shares):
+        (short_path / "cdi/nvidia.json").write_text(nvidia_spec({FIRST: 0, SECOND: 1}))
+        shares.observe_runtime("containerd://2.1.3")
+        await until(lambda: kubelet.allocatable().get(VGPU) == 2000)
+        pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
+        report(pod, shares)
+        gpu = GpuId((await start_container(kubelet, pod, "main", short_path / "cdi")).env["GPUVIRT_GPUS"])
+        address = PciAddress("0000:02:00.0" if gpu == FIRST else "0000:02:01.0")
+        if is_gone:
+            kernel.unplug(address)
+        else:
+            kernel.fall_off_bus(address)
+        other = SECOND if gpu == FIRST else FIRST
+        await until(lambda: annotated(agent) == {gpu: 0, other: 1000})
+        assert kubelet.capacity()[VGPU] >= 1000
+
+
+def annotated(agent: Agent) -> dict[GpuId, int]:
+    """Return the units of GPUs in the annotation that the agent keeps on its node."""
+    text = shared_claim(agent.views).keys(Metadata(name="node")).annotations.get(SHARED_GPUS_ANNOTATION)
+    return {gpu: int(units) for gpu, units in shared_gpus(text).items()} if text else {}

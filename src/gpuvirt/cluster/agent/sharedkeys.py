@@ -26,7 +26,7 @@ def shared_claim(views: Cell[NodeView]) -> Claim:
 
 
 def _annotation(shared: SharedGpus) -> dict[str, str | None]:
-    if not shared.gpus:
+    if not shared.gpus and not shared.recorded:
         return {SHARED_GPUS_ANNOTATION: None}
     return {SHARED_GPUS_ANNOTATION: shared_gpus_text(shared.schedulable)} if shared.is_known else {}
 

@@ -49,6 +49,8 @@ class SharedGpus:
     is_known: bool = False
     """Whether the host was observed, and the kubelet's accounts are complete. While they are not, no units are offered,
     and what the node shows stays as it is."""
+    recorded: tuple[GpuId, ...] = ()
+    """The GPUs that pods of this node have shares of, be they in the host or not; in order."""
 
     @property
     def capacity(self) -> Shares:
@@ -57,9 +59,13 @@ class SharedGpus:
 
     @property
     def schedulable(self) -> Shares:
-        """The units of each GPU that pods of the API server have or can get: for the scheduler, which counts those."""
-        left = {gpu.id: Units(gpu.offered - gpu.kept) for gpu in self.gpus if gpu.id is not None}
-        return {gpu: units for gpu, units in left.items() if units > 0}
+        """The units of each GPU that pods of the API server have or can get: for the scheduler, which counts those.
+
+        A GPU that gives no units, such as one that has failed, is there with 0, so that the scheduler counts its pods
+        on it. Without it, they would count on each other GPU of the node, since they might have any.
+        """
+        left = {gpu.id: Units(max(gpu.offered - gpu.kept, 0)) for gpu in self.gpus if gpu.id is not None}
+        return {**dict.fromkeys(self.recorded, NO_UNITS), **left}
 
     @property
     def by_address(self) -> Mapping[PciAddress, SharedGpu]:

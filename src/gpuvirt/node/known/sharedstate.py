@@ -129,7 +129,9 @@ class SharedState:
     def shown(self) -> SharedOffer:
         """The units that pods can get: without GPUs that the container runtime can't give to a container."""
         gpus, kept = self.sharing.gpus, self._given.kept_by_gpu()
-        return replace(self.sharing, gpus=replace(gpus, gpus=tuple(self._shown(gpu, kept) for gpu in gpus.gpus)))
+        shown = tuple(self._shown(gpu, kept) for gpu in gpus.gpus)
+        recorded = tuple(sorted(self._given.pods_by_gpu()))
+        return replace(self.sharing, gpus=replace(gpus, gpus=shown, recorded=recorded))
 
     def _shown(self, gpu: SharedGpu, kept: Mapping[GpuId, Units]) -> SharedGpu:
         if gpu.id is None:
