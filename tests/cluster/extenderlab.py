@@ -17,8 +17,10 @@ from lab.cluster.settings import ADDRESS
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.operator.scheduler.configuration import Tls, extender
+from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import ResourceName
 from tests.certificates import Authority, Pair
+from tests.cluster.cutoff import CutOff
 from tests.cluster.extenderservice import EXTENDER, UNKNOWN_POD, Service, is_of_leader
 from tests.cluster.sharenodes import ShareNodes
 
@@ -48,6 +50,7 @@ class Replica:
 
     process: "subprocess.Popen[bytes]"
     port: int
+    address: str = ADDRESS
 
     @property
     def is_ready(self) -> bool:
@@ -70,9 +73,19 @@ class Replica:
         lines = self.page("/metrics").splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
+    def knows(self, pod: SharingPod) -> bool:
+        """Return whether the leader has observed a pod: then it refuses a node that does not exist."""
+        names = {"PodName": pod.metadata.name, "PodNamespace": pod.metadata.namespace, "PodUID": pod.uid}
+        body = msgspec.json.encode({**names, "Node": "no-such-node"})
+        request = urllib.request.Request(
+            f"http://{self.address}:{self.port}/bind", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+            return b"does not fit on node no-such-node" in answer.read()
+
     def page(self, path: str) -> str:
         """Return a page; raises OSError, also where it is an error."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port + METRICS}{path}", timeout=1) as found:
+        with urllib.request.urlopen(f"http://{self.address}:{self.port + METRICS}{path}", timeout=1) as found:
             return str(found.read().decode())
 
 
@@ -87,19 +100,33 @@ class ExtenderLab(ShareNodes):
     client_ca: Path | None = None
     """The CA of the certificates that the replicas require of clients."""
     replicas: list[Replica] = field(default_factory=list)
+    scheduler: "subprocess.Popen[bytes] | None" = None
 
-    def start_replica(self, port: int) -> Replica:
-        """Start a process of the extender."""
+    @contextmanager
+    def paused_scheduler(self) -> Iterator[None]:
+        """Have kube-scheduler place no pod for the duration of the context."""
+        assert self.scheduler is not None
+        self.scheduler.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.scheduler.send_signal(signal.SIGCONT)
+
+    def start_replica(self, port: int, *, network: CutOff | None = None, kubeconfig: Path | None = None) -> Replica:
+        """Start a process of the extender, in the host's network or in another one."""
+        address = ADDRESS if network is None else network.address
         command = [*GPUVIRT, "extender", "--listen", f":{port}", "--metrics-listen", f":{port + METRICS}"]
         command += ["--namespace", "default"]
-        command += ["--kubeconfig", str(self.cluster.kubeconfig), "--service", EXTENDER, "--pod-ips", ADDRESS]
+        command += ["--kubeconfig", str(kubeconfig or self.cluster.kubeconfig)]
+        command += ["--service", EXTENDER, "--pod-ips", address]
         if (pair := self.certificate) is not None:
             command += ["--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
         if self.client_ca is not None:
             command += ["--client-ca", str(self.client_ca), "--client-name", CLIENT]
+        command = network.command(command) if network is not None else command
         with (self.folder / f"extender-{port}.log").open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
-        replica = Replica(process, port)
+        replica = Replica(process, port, address)
         self.replicas.append(replica)
         return replica
 
@@ -110,7 +137,7 @@ class ExtenderLab(ShareNodes):
 
     def leads_to(self, replica: Replica) -> bool:
         """Return whether the Service leads to a replica."""
-        return self.service.address == (ADDRESS, replica.port)
+        return self.service.address == (replica.address, replica.port)
 
     def leads_by_cluster_ip(self) -> bool:
         """Return whether the node's proxy leads to a replica that serves; raises OSError."""
@@ -168,7 +195,7 @@ def extender_lab(
         config.write_text(yaml.safe_dump(_scheduler_config(cluster.kubeconfig, service.port, tls)))
         command = [str(cluster.binaries / "kube-scheduler"), f"--config={config}", "--secure-port=0", "-v=2"]
         with (folder / "scheduler.log").open("wb") as log:
-            scheduler = subprocess.Popen(command, stdout=log, stderr=log)
+            scheduler = lab.scheduler = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             yield lab
         finally:

@@ -205,3 +205,21 @@ def test_events_in_any_order_lead_to_the_books_of_what_is_there(events: list[obj
     expected = index_of(nodes.values(), pods.values())
     for name in shapes:
         assert (found.free(name) or {}) == (expected.free(name) or {})
+
+
+def test_a_pods_own_reservation_is_free_for_itself_alone() -> None:
+    known = index_of([node("n", a=1000)], [pod("p", 600), pod("q", 600)])
+    first, second = decoded_pod(pod("p", 600)), decoded_pod(pod("q", 600))
+    reserve(known, pod("p", 600))
+    held = [(first.uid, N)]
+    assert known.index.rows_for(first)[N].largest == 1000
+    assert known.index.rows_for(second)[N].largest == 400
+    assert known.index.rows_without(held)[N].largest == 1000
+    known.pods(pod("p", 600, on="n", gpus=[{"a": 600}]))
+    assert known.index.rows_without(held) == {}, "a pod that is bound holds its units for good"
+
+
+def test_a_gpu_without_units_keeps_its_pods_from_counting_on_others() -> None:
+    """A GPU that has failed has 0 units: who lists nodes and pods afterwards finds the pods where they are."""
+    known = index_of([node("n", a=0, b=1000)], [pod("p", 700, on="n", gpus=[{"a": 700}])])
+    assert known.free("n") == {"a": 0, "b": 1000}

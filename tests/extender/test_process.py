@@ -154,6 +154,48 @@ async def test_a_pod_that_ended_unseen_by_a_standby_frees_its_units(api: PodApi,
         assert second.extender.index.totals().free == 1000
 
 
+async def test_a_pod_waits_for_units_that_are_only_held_by_an_error(api: PodApi, tmp_path: Path) -> None:
+    """kube-scheduler tries a pod with an error again after seconds, and a pod that was refused after minutes."""
+    async with running(api, tmp_path) as processes:
+        process = await processes.start(elects=False)
+        await until(lambda: is_ready(process))
+        for name in "pqr":
+            api.put("pods", pod(name, 600 if name != "r" else 1001))
+        await until(lambda: process.extender.index.pod("default", "q") is not None)
+        api.faults.before_write, api.faults.reads_fail = [(500, {"message": "timed out"})], True
+        assert "is not known" in str(await bind(process, "p"))
+        answer = await post(process, "filter", Pod=pod("q", 600), NodeNames=["n"])
+        assert "held for bindings whose outcome is not known" in str(answer["Error"])
+        answer = await post(process, "filter", Pod=pod("q", 600), NodeNames=["other"])
+        assert "Error" not in answer, "nothing is held on the node that kube-scheduler asks for"
+        answer = await post(process, "filter", Pod=pod("q", 2000), NodeNames=["n"])
+        assert "Error" not in answer, "it does not fit without what is held, either"
+        answer = await post(process, "filter", Pod=pod("p", 600), NodeNames=["n"])
+        assert answer["NodeNames"] == ["n"], "the units are held for this pod"
+        api.faults.reads_fail = False
+        await until(lambda: not process.extender.binder.writes.held)
+        assert api.changed == ["default/p"], "kube-scheduler places a pod again that has changed"
+        answer = await post(process, "filter", Pod=pod("q", 600), NodeNames=["n"])
+        assert answer["NodeNames"] == ["n"]
+
+
+async def test_requests_wait_until_a_new_leader_has_changed_all_pods(api: PodApi, tmp_path: Path) -> None:
+    for number in range(3):
+        api.put("pods", pod(f"p{number}", 300))
+    api.faults.changes_fail = True
+    async with running(api, tmp_path) as processes:
+        process = await processes.start(elects=False)
+        await until(lambda: "3 pods" in str(process.extender.missing))
+
+        async def mend() -> None:
+            await RealClock().sleep(0.3)
+            api.faults.changes_fail = False
+
+        error, _ = await asyncio.gather(bind(process, "p0"), mend())
+        assert error == ""
+    assert sorted(api.changed) == ["default/p0", "default/p1", "default/p2"]
+
+
 async def test_a_leader_that_cannot_renew_binds_nothing(api: PodApi, tmp_path: Path) -> None:
     async with running(api, tmp_path) as processes:
         process = await processes.start()

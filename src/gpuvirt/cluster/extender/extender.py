@@ -20,7 +20,7 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder
 from gpuvirt.cluster.extender.bindings import CannotBindError
-from gpuvirt.cluster.extender.filtering import filtered
+from gpuvirt.cluster.extender.filtering import HELD, filtered, fits_without_held
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import (
@@ -181,7 +181,10 @@ class Extender:
         await self._turns.wait(asked.pod.uid)
         index, pod = self.index, asked.pod
         found = filtered(asked, index.rows_for(pod), self._sharing, index.nominated_for(pod))
-        if not found.node_names and not found.nodes:
+        if not found.node_names and (found.nodes is None or not found.nodes.items):
+            if fits_without_held(asked, index.rows_without(self.binder.writes.held), self._sharing):
+                # A pod that is refused waits for an event or five minutes, one with an error is tried again soon.
+                return failed(f"filter: pod {pod.where}: {HELD}", REFUSED)
             return Answer(msgspec.json.encode(found), REFUSED)
         self._turns.place(asked.pod.uid)
         return Answer(msgspec.json.encode(found), OK)

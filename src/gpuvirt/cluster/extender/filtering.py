@@ -21,6 +21,10 @@ from gpuvirt.model.shares.wording import requested_text
 
 NO_UNITS = f"the node shares no GPUs: it has no annotation {SHARED_GPUS_ANNOTATION}"
 
+HELD = (
+    "the missing units are held for bindings whose outcome is not known yet, since the API server did not answer;"
+    " kube-scheduler tries again"
+)
 NOMINATED = "; more is kept for pods that have preempted others there"
 
 
@@ -63,6 +67,15 @@ def filtered(
         if (row := rows.get(name)) is not None and judge.has_room(row.books.capacity_pieces):
             judged.explain_nominated(name)
     return filter_result(asked, judged.fitting, judged.failed, judged.unresolvable)
+
+
+def fits_without_held(asked: NodeArguments, rows: Mapping[NodeName, NodeRow], sharing: Sharing) -> bool:
+    """Return whether a pod fits on one of the nodes whose rows are given, which are without reservations."""
+    names = [name for name in asked.names if name in rows]
+    if not names:
+        return False
+    found = filtered(NodeArguments(asked.pod, names), rows, sharing)
+    return bool(found.node_names)
 
 
 def _judged_by_piece(

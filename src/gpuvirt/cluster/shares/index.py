@@ -5,11 +5,11 @@ its deletion frees nothing, since its containers may still run. A pod whose anno
 a GPU that its node never had, counts on each GPU of its node, since it may have any.
 
 A nominated pod, for which kube-scheduler has evicted others, counts for pods of no higher priority only.
-A reservation keeps the units of a binding that was sent and that no event has confirmed yet.
+A reservation keeps the units of a binding that was sent and that no event has confirmed yet, except for its own pod.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.cache import Delta
@@ -90,15 +90,29 @@ class Index:
         return self._nominations.for_pod(pod, self._reserved)
 
     def rows_for(self, pod: SharingPod) -> Mapping[NodeName, NodeRow]:
-        """Return the rows of all nodes as they are for a pod: with what is kept for nominated pods."""
-        rows, nominated = self._books.rows, self.nominated_for(pod)
-        return {**rows, **self._rows_with(nominated)} if nominated else rows
+        """Return the rows of all nodes as they are for a pod.
+
+        Units that are kept for nominated pods are taken, and those that the pod itself has reserved are free.
+        """
+        rows, nominated, own = self._books.rows, self.nominated_for(pod), self._reserved.get(pod.uid, {})
+        if not nominated and not own:
+            return rows
+        found = {name: self._row_for(pod.uid, name, nominated.get(name, ())) for name in {*nominated, *own}}
+        return {**rows, **{name: row for name, row in found.items() if row is not None}}
 
     def books_for(self, pod: SharingPod, name: NodeName) -> NodeBooks | None:
         """Return the books of a node as they are for a pod; None for a node without units."""
-        nominated = self.nominated_for(pod).get(name)
-        row = self._rows_with({name: nominated}).get(name) if nominated else self._books.rows.get(name)
+        row = self._row_for(pod.uid, name, self.nominated_for(pod).get(name, ()))
         return row.books if row is not None else None
+
+    def rows_without(self, held: Iterable[tuple[PodUid, NodeName]]) -> Mapping[NodeName, NodeRow]:
+        """Return the rows of the nodes of reservations as they would be without these."""
+        pods: dict[NodeName, set[PodUid]] = {}
+        for pod, name in held:
+            if self.reserved(pod, name) is not None:
+                pods.setdefault(name, set()).add(pod)
+        found = {name: self._books.node(name) for name in pods}
+        return {name: row_of(books.without(pods[name])) for name, books in found.items() if books is not None}
 
     def pods_on(self, name: NodeName) -> Mapping[PodUid, SharingPod]:
         """Return the pods that an event has reported on a node and that name the resource."""
@@ -158,21 +172,25 @@ class Index:
         """Return the sums over the cluster."""
         totals = Totals()
         for books in self.nodes.values():
-            totals.nodes += bool(books.capacity)
-            totals.gpus += len(books.capacity)
+            gpus = sum(units > 0 for units in books.capacity.values())
+            totals.nodes += gpus > 0
+            totals.gpus += gpus
             totals.capacity += sum(books.capacity.values())
             totals.free += sum(books.free.values())
             totals.pods += len(books.all_pods)
             totals.floating += len(books.all_pods) - len(books.pods)
         return totals
 
-    def _rows_with(self, nominations: Mapping[NodeName, Sequence[Nomination]]) -> Mapping[NodeName, NodeRow]:
-        rows: dict[NodeName, NodeRow] = {}
-        for name, nominated in nominations.items():
-            if (books := self._books.node(name)) is not None:
-                ending = [uid for uid, pod in self.pods_on(name).items() if pod.metadata.deletion_timestamp]
-                rows[name] = row_of(with_nominated(books, nominated, ending, self._sharing.whole))
-        return rows
+    def _row_for(self, pod: PodUid, name: NodeName, nominated: Sequence[Nomination]) -> NodeRow | None:
+        """Return the row of a node for a pod, with what is kept for nominated pods; None for a node without units."""
+        row = self._books.rows.get(name)
+        if row is None:
+            return None
+        books = row.books.without({pod}) if self.reserved(pod, name) is not None else row.books
+        if nominated:
+            ending = [uid for uid, one in self.pods_on(name).items() if one.metadata.deletion_timestamp]
+            books = with_nominated(books, nominated, ending, self._sharing.whole)
+        return row if books is row.books else row_of(books)
 
     def _take_node(self, node: SharingNode) -> None:
         text = node.metadata.annotations.shared_gpus
