@@ -110,6 +110,26 @@ def test_a_resource_that_kubevirt_provides_is_withheld(node: LabNode) -> None:
         node.until_allocatable(HALF, 8)
 
 
+def test_a_request_for_an_unknown_resource_leaves_the_list_as_it_is(node: LabNode) -> None:
+    """Without the list KubeVirt would permit every device, and any tenant can make such a request."""
+    devices = {"gpus": [{"name": "gpu1", "deviceName": "example.com/unknown"}]}
+    template = {"spec": {"domain": {"devices": devices, "resources": {}}}}
+    metadata = {"name": "tenant", "namespace": node.namespace}
+    kind = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": metadata}
+    with administered(node) as admin:
+        node.apply({**kind, "spec": {"runStrategy": "Halted", "template": template}})
+        admin.make({})
+        node.until(lambda: HALF in admin.permitted(), admin.reported)
+        admin.until_reported("ResourceNotPermitted")
+        assert "example.com/unknown" in admin.reported()
+        assert HALF in admin.permitted()
+        node.kubectl("delete", "virtualmachines.kubevirt.io", "tenant")
+        admin.until_reported("True Configured")
+        node.apply({**kind, "spec": {"runStrategy": "Halted", "template": template}})
+        admin.until_reported("ResourceNotPermitted")
+        assert HALF in admin.permitted()
+
+
 def registered(node: LabNode, since: int) -> list[str]:
     """Return the resources that agents registered with the kubelet, from their log since an offset."""
     lines = (node.cluster.folder / "log/agent.log").read_text()[since:].splitlines()
