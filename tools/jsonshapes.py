@@ -11,8 +11,9 @@ from typing import Annotated, NewType, Union, get_args, get_origin, get_type_hin
 import msgspec
 
 from gpuvirt.cli.changes import schedulers
-from gpuvirt.cli.output import vfiorender, vgpurender
+from gpuvirt.cli.output import fleetrender, vfiorender, vgpurender
 from gpuvirt.cli.simulated import sim
+from gpuvirt.cluster.kinds import gpunode
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row as ComponentRow
 from gpuvirt.model.doctor import findings
@@ -23,6 +24,7 @@ from gpuvirt.model.shares.overview import SharesOverview
 
 COMMANDS: Mapping[str, object] = {
     "devices": NodeView,
+    "devices --node NAME|-A": list[fleetrender.NodeDevices],
     "doctor": findings.Report,
     "why ADDRESS|RESOURCE": DeviceExplanation,
     "why vm/NAME|vmi/NAME|pod/NAME": Explanation,
@@ -34,6 +36,7 @@ COMMANDS: Mapping[str, object] = {
     "vgpu apply": list[vgpurender.Result],
     "vgpu assert": list[vgpurender.Result],
     "vgpu list": list[vgpurender.VgpuRow],
+    "vgpu list --node NAME|-A": list[fleetrender.NodeVgpu],
     "vgpu types": list[vgpurender.TypeRow],
     "vgpu create": list[vgpurender.Result],
     "vgpu delete": list[vgpurender.Result],
@@ -42,6 +45,9 @@ COMMANDS: Mapping[str, object] = {
     "sim hosts": list[sim.SimulatedHostRow],
 }
 NAMES: Mapping[type, str] = {
+    gpunode.Gpu: "ReportedGpu",
+    gpunode.Vgpu: "ReportedVgpu",
+    gpunode.Offered: "ReportedResource",
     ComponentRow: "Component",
     findings.Result: "CheckResult",
     vfiorender.Result: "VfioResult",

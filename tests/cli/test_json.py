@@ -134,7 +134,7 @@ def test_every_command_with_a_table_has_documented_json() -> None:
     groups = dict(zip(COMMANDS, programs, strict=True))
     found = dict(leaves(TyperGroup(name="gpuvirt", commands=groups)))
     assert {name for name, has_json in found.items() if not has_json} == WITHOUT_TABLES
-    documented = {re.sub(r" [A-Z].*| vm/.*", "", name) for name in PRINTS}
+    documented = {re.sub(r" [A-Z].*| vm/.*| --.*", "", name) for name in PRINTS}
     assert {name for name, has_json in found.items() if has_json} == documented
 
 
@@ -173,6 +173,8 @@ ON_HOSTS = {
     "sim hosts": ("sim", "hosts"),
 }
 OF_CLUSTERS = {
+    "devices --node NAME|-A": ("devices", "-A"),
+    "vgpu list --node NAME|-A": ("vgpu", "list", "-A"),
     "shares": ("shares",),
     "status": ("status",),
     "why vm/NAME|vmi/NAME|pod/NAME": ("why", "vm/vm"),

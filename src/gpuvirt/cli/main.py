@@ -29,7 +29,7 @@ class Command:
 
 
 COMMANDS = {
-    "devices": Command("diagnosis", "List the GPUs of this node, and what each is offered as."),
+    "devices": Command("diagnosis", "List the GPUs of this host or of other nodes, and what each is offered as."),
     "doctor": Command("diagnosis", "Find what keeps the GPUs of this host from VMs."),
     "why": Command("diagnosis", "Explain what keeps a GPU from VMs, or a VM from its GPUs."),
     "node": Command("services", "Run the agent of this node: offer its GPUs to the kubelet."),

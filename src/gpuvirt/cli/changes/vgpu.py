@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli.changes import vgpuapply, vgpuhost, vgpuscheduler
-from gpuvirt.cli.output import render, vgpurender
-from gpuvirt.cli.parameters import options
+from gpuvirt.cli.output import fleetrender, render, vgpurender
+from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cli.parameters.vgpuconfigs import Address, ConfigFile, Selected, ValidConfig
 from gpuvirt.errors import ConfigError
@@ -67,13 +67,21 @@ def assert_(
 
 
 @app.command("list")
-def list_(
+def list_(  # noqa: PLR0913  a command's options
     *,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
     output: options.OutputFormat = Output.TABLE,
+    node: fleet.NodeOption = None,
+    all_nodes: fleet.AllNodesOption = False,
+    kubeconfig: fleet.ClusterFile = None,
+    context: apiserver.ContextOption = "",
 ) -> None:
-    """List the vGPUs of this host and their users."""
+    """List the vGPUs of this host or of other nodes, and their users."""
+    if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
+        found = fleetrender.vgpus_of(gpu_nodes)
+        render.json_lines(found) if output is Output.JSON else fleetrender.vgpus(found)
+        return
     here = vgpuhost.host(host_root, kubelet_dir)
     rows = vgpurender.rows_of(vgpuhost.gpu_states(observe(here.site, here.inputs, None)))
     render.json_lines(rows) if output is Output.JSON else vgpurender.vgpus(rows)

@@ -1,12 +1,12 @@
-"""`gpuvirt devices`: the GPUs of this node, and what each is offered as."""
+"""`gpuvirt devices`: the GPUs of this host or of other nodes, and what each is offered as."""
 
 import os
 from typing import Annotated
 
 import typer
 
-from gpuvirt.cli.output import render
-from gpuvirt.cli.parameters import options
+from gpuvirt.cli.output import fleetrender, render
+from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.cli.parameters.options import Output
 from gpuvirt.clock import RealClock
 from gpuvirt.hardware.access.kernel import RealKernel
@@ -15,7 +15,7 @@ from gpuvirt.node.published import statefile
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
-def devices(
+def devices(  # noqa: PLR0913  one parameter an option
     *,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
@@ -25,13 +25,22 @@ def devices(
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Also list audio, USB and NVSwitch functions that are not offered.")
     ] = False,
+    node: fleet.NodeOption = None,
+    all_nodes: fleet.AllNodesOption = False,
+    kubeconfig: fleet.ClusterFile = None,
+    context: apiserver.ContextOption = "",
 ) -> None:
-    """List the GPUs of this node, and what each is offered as.
+    """List the GPUs of this host or of other nodes, and what each is offered as.
 
     The list has each GPU's mode, driver, users and vGPUs, and the reason why a GPU is not offered. The command changes
     nothing. Where the agent runs, the list is the agent's. Without an agent, or beside an agent with --plugin-only, the
-    command reads the host, and the agent's ledger for the devices that pods have and for resource names.
+    command reads the host, and the agent's ledger for the devices that pods have and for resource names. With --node or
+    -A, the list is of nodes of a cluster, as their agents have reported them in their GpuNodes.
     """
+    if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
+        rows = fleetrender.devices_of(gpu_nodes)
+        render.json_lines(rows) if output is Output.JSON else fleetrender.devices(rows)
+        return
     roots = HostRoots.under(host_root)
     kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
     settings, ids = options.read_settings(config), options.read_pci_ids(pci_ids, roots)

@@ -64,12 +64,12 @@ OwnNamespaceOption = Annotated[
 ]
 
 
-def node_name_of(text: str | None) -> NodeName | None:
+def node_name_of(text: str | None, where: str = "--node-name") -> NodeName | None:
     """Return the node's name, None for an empty text; raise ConfigError for an invalid name."""
     try:
         return parse_node_name(text) if text else None
     except InvalidIdError as error:
-        raise ConfigError(str(error), where="--node-name") from error
+        raise ConfigError(str(error), where=where) from error
 
 
 def credentials_of(kubeconfig: Path | None, context: str = "") -> "Credentials | None":

@@ -1,0 +1,144 @@
+"""The output about nodes of a cluster: their GPUs and vGPUs, as their GpuNodes have them."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
+from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Offered, ReasonStatus, Status
+
+DEVICE_COLUMNS = (
+    *(Column("NODE"), Column("ADDRESS"), Column("NAME", folds=True), Column("MODE")),
+    *(Column(name, folds=True, optional=True) for name in ("DRIVER", "USERS", "VGPUS", "OFFERED AS", "REASON")),
+)
+VGPU_COLUMNS = (
+    *(Column("NODE"), Column("VGPU"), Column("TYPE"), Column("GPU")),
+    *(Column(name, folds=True, optional=True) for name in ("USED BY", "REASON")),
+)
+UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevices:
+    """The GPUs of a node, as its agent has reported them last."""
+
+    node: str
+    state: str
+    """The status of the condition `Ready`: True, False or Unknown."""
+    reason: str
+    message: str
+    gpus: tuple[Gpu, ...]
+    resources: tuple[Offered, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVgpu:
+    """A vGPU of a node."""
+
+    node: str
+    gpu: str
+    id: str
+    type: str
+    offered_as: str | None
+    users: tuple[str, ...]
+    virtual_machines: tuple[str, ...]
+    reasons: tuple[ReasonStatus, ...]
+
+
+def devices_of(gpu_nodes: Iterable[GpuNode]) -> list[NodeDevices]:
+    """Return the GPUs by node."""
+    return [_devices(gpu_node) for gpu_node in gpu_nodes]
+
+
+def _devices(gpu_node: GpuNode) -> NodeDevices:
+    status = gpu_node.status or Status()
+    ready = next((condition for condition in status.conditions if condition.type == READY), None)
+    return NodeDevices(
+        gpu_node.metadata.name,
+        *((ready.status, ready.reason, ready.message) if ready is not None else (UNKNOWN, "", "")),
+        status.gpus,
+        status.resources,
+    )
+
+
+def vgpus_of(gpu_nodes: Iterable[GpuNode]) -> list[NodeVgpu]:
+    """Return the vGPUs of all nodes."""
+    return [
+        NodeVgpu(
+            gpu_node.metadata.name,
+            gpu.address,
+            vgpu.id,
+            vgpu.type,
+            vgpu.offered_as,
+            vgpu.users,
+            vgpu.virtual_machines,
+            vgpu.reasons,
+        )
+        for gpu_node in gpu_nodes
+        for gpu in (gpu_node.status or Status()).gpus
+        for vgpu in gpu.vgpus
+    ]
+
+
+def devices(rows: Iterable[NodeDevices]) -> None:
+    """Print the table of GPUs, with the reasons below it."""
+    out, table, rows = console(), Table(DEVICE_COLUMNS), tuple(rows)
+    for row in rows:
+        for gpu in row.gpus:
+            table.add(row.node, *_cells(gpu))
+    if any(row.gpus for row in rows):
+        table.print(out)
+    else:
+        out.print("No GPU is reported.")
+    for row in rows:
+        for line in _notes(row):
+            say(out, line)
+
+
+def _cells(gpu: Gpu) -> tuple[str, ...]:
+    users = dict.fromkeys((*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)))
+    offers = dict.fromkeys((gpu.offered_as, *(vgpu.offered_as for vgpu in gpu.vgpus)))
+    types = Counter(vgpu.type for vgpu in gpu.vgpus)
+    reasons = dict.fromkeys(reason.code for reason in (*gpu.reasons, *_of_vgpus(gpu)))
+    return (
+        gpu.address,
+        gpu.name or NOTHING,
+        gpu.mode,
+        gpu.driver or NOTHING,
+        ", ".join(users) or NOTHING,
+        ", ".join(f"{count} x {name}" for name, count in types.items()) or NOTHING,
+        ", ".join(name for name in offers if name is not None) or NOTHING,
+        ", ".join(reasons) or NOTHING,
+    )
+
+
+def _of_vgpus(gpu: Gpu) -> Iterator[ReasonStatus]:
+    for vgpu in gpu.vgpus:
+        yield from vgpu.reasons
+
+
+def _notes(row: NodeDevices) -> Iterator[str]:
+    """Yield the node's own reason, and those of its GPUs and vGPUs."""
+    if not row.reason:
+        yield f"{row.node}: its agent has not reported yet"
+    elif row.state != "True":
+        yield f"{row.reason}: {row.node} {row.message}"
+    for gpu in row.gpus:
+        yield from (f"{reason.code}: {row.node} {gpu.address} {reason.message}" for reason in gpu.reasons)
+        for vgpu in gpu.vgpus:
+            yield from (f"{reason.code}: {row.node} {vgpu.id} {reason.message}" for reason in vgpu.reasons)
+
+
+def vgpus(rows: Iterable[NodeVgpu]) -> None:
+    """Print the table of vGPUs, with the reasons below it."""
+    out, table, rows = console(), Table(VGPU_COLUMNS), tuple(rows)
+    for row in rows:
+        codes = ", ".join(dict.fromkeys(reason.code for reason in row.reasons))
+        table.add(row.node, row.id, row.type, row.gpu, ", ".join(row.users) or NOTHING, codes or NOTHING)
+    if rows:
+        table.print(out)
+    else:
+        out.print("No vGPU is reported.")
+    for row in rows:
+        for reason in row.reasons:
+            say(out, f"{reason.code}: {row.node} {row.id} {reason.message}")

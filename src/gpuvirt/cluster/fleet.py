@@ -1,0 +1,33 @@
+"""Reads the GpuNodes of a cluster, or of one of its nodes, as people ask for them."""
+
+import asyncio
+
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.inventory.nearness import nearest
+
+
+def read_gpu_nodes(credentials: Credentials, node: NodeName | None = None) -> tuple[GpuNode, ...]:
+    """Return the GpuNode of a node, or all by name; raise ConfigError if there is none, ApiError."""
+    found = asyncio.run(_list(Client(credentials)))
+    if node is None:
+        return found
+    one = tuple(gpu_node for gpu_node in found if gpu_node.metadata.name == node)
+    if not one:
+        near = nearest(node, [gpu_node.metadata.name for gpu_node in found])
+        hint = f"did you mean {near}?" if near is not None else "expected a node with an agent (kubectl get gpunodes)"
+        raise ConfigError(f"node {node} has no GpuNode; {hint}", where="--node")
+    return one
+
+
+async def _list(client: Client) -> tuple[GpuNode, ...]:
+    try:
+        found = (await client.list(Collection(GPU_NODES, GpuNode))).items
+    except NotFoundError as error:
+        message = "the cluster has no kind GpuNode, so gpuvirt is not installed there; expected another --context"
+        raise ConfigError(message, where="--kubeconfig") from error
+    return tuple(sorted(found, key=lambda gpu_node: gpu_node.metadata.name))
