@@ -1,6 +1,9 @@
 """Doctor's checks of the kubelet: socket, registration, counts, policies."""
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +14,9 @@ from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
+from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.node.change.gate.gates import plugin_gates
+from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt.sim.clock import BEGINNING
 from tests.sickhost import codes, evidence, examine, findings, found, host
 
@@ -116,3 +122,34 @@ def test_an_unparsable_kubelet_file_is_unknown(folder: Path, name: str, content:
 def test_a_kubelet_configuration_in_another_path_is_unknown(folder: Path) -> None:
     (folder / "config.yaml").unlink()
     assert found(examine(host(), folder), FindingCode.NOT_READ).seen[0].value == "not there"
+
+
+@pytest.fixture
+def offering(folder: Path) -> Iterator[None]:
+    """Keep the kubelet's folder locked, as each agent does that offers devices."""
+    fd = os.open(folder / "device-plugins", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    yield
+    os.close(fd)
+
+
+@pytest.mark.usefixtures("offering")
+def test_a_device_plugin_that_commands_cant_ask_is_reported(folder: Path) -> None:
+    one = found(examine(host(), folder), ReasonCode.GATE_FAILED)
+    assert one.level is Level.WARNING
+    assert one.seen[0].path == str(folder / "device-plugins/gpuvirt/gate")
+    assert "refuse to change any device that it lists" in one.message
+    assert one.fix
+
+
+@pytest.mark.usefixtures("offering")
+def test_a_device_plugin_that_commands_can_ask_is_fine(folder: Path) -> None:
+    membership = Membership(gate_at(plugin_gates(folder / "device-plugins")), may_lack=True)
+    membership.join()
+    assert membership.problem is None
+    assert ReasonCode.GATE_FAILED not in codes(examine(host(), folder))
+    membership.leave()
+
+
+def test_a_kubelet_whose_devices_nobody_offers_needs_no_gate(folder: Path) -> None:
+    assert ReasonCode.GATE_FAILED not in codes(examine(host(), folder))

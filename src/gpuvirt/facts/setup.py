@@ -103,6 +103,10 @@ class KubeletFacts:
     counted: Mapping[str, frozenset[str]] | Unread | None
     """The healthy devices of each resource, as the kubelet reports them or has recorded them last; None if it has
     recorded none."""
+    offers_without_gate: bool | Unread = False
+    """Whether a device plugin of gpuvirt offers devices, and takes no part in the gates of its folder."""
+    gates: str = ""
+    """The folder of these gates."""
 
     @property
     def ever_ran(self) -> bool:

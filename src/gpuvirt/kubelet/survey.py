@@ -10,6 +10,11 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.setup import KubeletConfig, KubeletFacts
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
+from gpuvirt.node.change.gate.drainrequest import no_plugin
+from gpuvirt.node.change.gate.gate import gate_at
+from gpuvirt.node.change.gate.gateerrors import GateFailedError
+from gpuvirt.node.change.gate.gates import plugin_gates
+from gpuvirt.node.change.gate.membership import has_member
 from gpuvirt.paths import HostPath, KubeletPaths
 
 CONFIG = "config.yaml"
@@ -29,7 +34,23 @@ def read_kubelet(paths: KubeletPaths) -> KubeletFacts:
         config=_config(paths.root / CONFIG),
         counted_by=counted_by,
         counted=counted,
+        offers_without_gate=_offers_without_gate(paths.device_plugins),
+        gates=str(plugin_gates(paths.device_plugins)),
     )
+
+
+def _offers_without_gate(device_plugins: Path) -> bool | Unread:
+    """Return whether an agent offers devices, and none takes part in the gates of a device plugin.
+
+    The privileged agent has gates elsewhere; it is none of these.
+    """
+    try:
+        if not device_plugins.is_dir():
+            return False
+        with no_plugin(device_plugins) as nobody_offers:
+            return not nobody_offers and not has_member(gate_at(plugin_gates(device_plugins)))
+    except GateFailedError as error:
+        return Unread(HostPath(str(error.path)), seen=error.problem)
 
 
 def _exists(path: Path) -> bool | Unread:

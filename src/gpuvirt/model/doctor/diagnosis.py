@@ -58,6 +58,7 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.VGPU, vgpu.sriov, for_vms=True),
     Check(Area.KUBELET, kubelet.listening),
     Check(Area.KUBELET, kubelet.registration),
+    Check(Area.KUBELET, kubelet.exclusion),
     Check(Area.KUBELET, kubelet.counted),
     Check(Area.KUBELET, kubelet.policies),
     Check(Area.KUBELET, kubelet.vms_near_gpus, for_vms=True),

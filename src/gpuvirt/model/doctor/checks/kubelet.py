@@ -7,7 +7,7 @@ from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.offers.view import ResourceView
-from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons import FindingCode, Seen, refusals
 from gpuvirt.model.reasons.codes import Level
 
 MOST_CPUS = 8192
@@ -69,6 +69,20 @@ def registration(evidence: Evidence) -> Iterator[Finding]:
             f"has registered {', '.join(registered)}",
             Seen("/run/gpuvirt/node.json", f"pid {view.agent.pid}"),
         )
+
+
+def exclusion(evidence: Evidence) -> Iterator[Finding]:
+    """Commands can ask the device plugin to drain devices before they change them."""
+    kubelet = evidence.kubelet
+    if evidence.view.agent is not None:
+        return
+    if isinstance(kubelet.offers_without_gate, Unread):
+        yield _not_read(
+            "the gates of the device plugin", "could not be read", kubelet.gates, kubelet.offers_without_gate
+        )
+    elif kubelet.offers_without_gate:
+        problem_seen = "no device plugin has locked it: an older one, or one that may not write there"
+        yield of_reason(refusals.takes_no_part(kubelet.gates, problem_seen), Level.WARNING)
 
 
 def counted(evidence: Evidence) -> Iterator[Finding]:
