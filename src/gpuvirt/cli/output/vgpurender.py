@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
-from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgputypes.profiles import profile_name
 
@@ -89,11 +90,27 @@ def types_of(gpu_states: Mapping[PciAddress, GpuState]) -> list[TypeRow]:
             vgpu_type,
             profile_name(vgpu_type),
             sum(1 for vgpu in gpu_state.host.live if vgpu.type == vgpu_type),
-            sum(left.get(vgpu_type, 0) for left in gpu_state.host.creatable.values()),
+            _left(gpu_state, vgpu_type),
         )
         for gpu, gpu_state in gpu_states.items()
         for vgpu_type in gpu_state.known_types
     ]
+
+
+def _left(gpu_state: GpuState, vgpu_type: VgpuType) -> int:
+    """Return how many more vGPUs of a type fit on a GPU.
+
+    Each VF says for itself whether it can carry a vGPU; all of them together can carry no more than the card holds.
+    """
+    left = sum(left.get(vgpu_type, 0) for left in gpu_state.host.creatable.values())
+    most = gpu_state.most.get(vgpu_type)
+    if most is None:
+        return left
+    live = [vgpu.type for vgpu in gpu_state.host.live if not isinstance(vgpu.type, Unread)]
+    if is_mig(vgpu_type):  # instances of several sizes fit beside each other by the card's own rules
+        return min(left, max(most - live.count(vgpu_type), 0))
+    free = 1 - sum((Fraction(1, gpu_state.most[other]) for other in live if gpu_state.most.get(other)), Fraction())
+    return min(left, max(int(free * most), 0))
 
 
 def vgpus(rows: Sequence[VgpuRow]) -> None:
