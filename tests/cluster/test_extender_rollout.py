@@ -77,6 +77,11 @@ class Release:
     def ready(self) -> str:
         return self.user.get(f"deployment/{EXTENDER}", ".status.readyReplicas")
 
+    def pods(self) -> list[str]:
+        """Return the names of the extender's pods, also of those that are being deleted."""
+        names = "jsonpath={.items[*].metadata.name}"
+        return self.user.kubectl("get", "pods", "-n", NAMESPACE, "-l", SELECTOR, "-o", names).split()
+
     def evict(self, pod: str) -> str:
         """Evict a pod, as a drain does; return the API server's refusal."""
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
@@ -115,8 +120,8 @@ def test_helm_waits_for_both_replicas_and_upgrades_and_drains_keep_one_that_serv
     assert gap_s < 6
 
     until(lambda: release.ready() == "2", user.pods)
-    pods = user.kubectl("get", "pods", "-n", NAMESPACE, "-l", SELECTOR, "-o", "jsonpath={.items[*].metadata.name}")
-    first, second, *_ = pods.split()
+    until(lambda: len(release.pods()) == 2, user.pods)  # those of the former rollout are gone
+    first, second = release.pods()
     assert release.evict(first) == ""
     assert "violate the pod's disruption budget" in release.evict(second)
     until(lambda: release.ready() == "2" and release.serves(), user.pods)

@@ -20,7 +20,10 @@ from gpuvirt.facts.ids import Namespace
 EVERY_S = 2.0
 """How often --watch and --wait ask."""
 WAIT_S = 300
-INSTALL = "helm install gpuvirt deploy/chart -n gpu-operator --create-namespace"
+INSTALL = (
+    "helm install --generate-name -n gpu-operator --create-namespace deploy/chart"
+    " --set image.repository=REGISTRY/gpuvirt"
+)
 COLUMNS = (
     Column("NODE"),
     Column("WORKLOAD", folds=True),
