@@ -80,6 +80,21 @@ def test_a_second_agent_is_refused_and_the_agent_ends_on_sigterm(place: Place, c
     assert not list(place.sockets.glob("*.sock"))
 
 
+def test_a_vgpu_config_that_waits_for_labels_is_reported(place: Place) -> None:
+    """With a node's name, labels go before the settings, and there is no API server to read them from."""
+    settings = place.host / "settings.yaml"
+    settings.write_text("vgpu_config: A10-4Q")
+    with place.agent(*GPUVIRT, "--config", str(settings), "--node-name", "node01") as agent:
+        agent.send_signal(signal.SIGTERM)
+        agent.wait(100)
+        assert agent.stderr is not None
+        (line,) = (line for line in agent.stderr if "vgpu_config" in line)
+    found = json.loads(line)
+    assert found["level"] == "warning"
+    assert "vgpu_config: A10-4Q is not applied" in found["message"]
+    assert "leave out --node-name, or give --kubeconfig" in found["message"]
+
+
 def test_allocate_answers_with_paths_of_the_host(place: Place) -> None:
     async def allocate() -> list[str]:
         client = PluginClient(place.socket)

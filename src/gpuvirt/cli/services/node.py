@@ -1,6 +1,7 @@
 """`gpuvirt node`: the agent."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.cli.services.labelling import labelling_agent
 from gpuvirt.errors import ConfigError
-from gpuvirt.facts.ids import parse_config_map_name
+from gpuvirt.facts.ids import NodeName, parse_config_map_name
 from gpuvirt.facts.runtimes import enables_cdi
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.host.runtimes import read_runtimes
@@ -24,6 +25,8 @@ from gpuvirt.node.change.site import site_of
 from gpuvirt.node.published import cdifiles, statefile
 from gpuvirt.node.published.markers import Markers
 from gpuvirt.paths import HostRoots, KubeletPaths
+
+log = logging.getLogger(__name__)
 
 PluginOnly = Annotated[
     bool,
@@ -96,6 +99,8 @@ def node(  # noqa: PLR0913  one parameter an option
     node = None if plugin_only else apiserver.node_name_of(node_name)
     config_map = parse_config_map_name(settings.vgpu_config_map)
     cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
+    if node is not None and cluster is None:
+        _report_unapplied(settings, node)
     run = NodeOptions(
         kernel=kernel,
         markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
@@ -118,6 +123,17 @@ def node(  # noqa: PLR0913  one parameter an option
         listen=address_of(listen),
     )
     asyncio.run(run_until_stopped(run))
+
+
+def _report_unapplied(settings: Settings, node: NodeName) -> None:
+    """Log a setting that waits for the node's labels, which no API server reports."""
+    if settings.vgpu_config is not None:
+        log.warning(
+            "vgpu_config: %s is not applied: a label of node %s goes before this setting, and without an API server the"
+            " agent does not know the labels; leave out --node-name, or give --kubeconfig",
+            settings.vgpu_config,
+            node,
+        )
 
 
 def _pods(roots: HostRoots, kubelet: KubeletPaths) -> Path | None:
