@@ -18,6 +18,7 @@ from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row as ComponentRow
 from gpuvirt.model.doctor import findings
 from gpuvirt.model.doctor.explanation import DeviceExplanation
+from gpuvirt.model.doctor.vms.nodeexplanation import NodeExplanation
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.overview import SharesOverview
@@ -28,6 +29,7 @@ COMMANDS: Mapping[str, object] = {
     "doctor": findings.Report,
     "why ADDRESS|RESOURCE": DeviceExplanation,
     "why vm/NAME|vmi/NAME|pod/NAME": Explanation,
+    "why node/NAME": NodeExplanation,
     "status": ClusterStatus,
     "shares": SharesOverview,
     "vfio status": list[vfiorender.Row],

@@ -134,7 +134,7 @@ def test_every_command_with_a_table_has_documented_json() -> None:
     groups = dict(zip(COMMANDS, programs, strict=True))
     found = dict(leaves(TyperGroup(name="gpuvirt", commands=groups)))
     assert {name for name, has_json in found.items() if not has_json} == WITHOUT_TABLES
-    documented = {re.sub(r" [A-Z].*| vm/.*| --.*", "", name) for name in PRINTS}
+    documented = {re.sub(r" [A-Z].*| vm/.*| node/.*| --.*", "", name) for name in PRINTS}
     assert {name for name, has_json in found.items() if has_json} == documented
 
 
@@ -178,6 +178,7 @@ OF_CLUSTERS = {
     "shares": ("shares",),
     "status": ("status",),
     "why vm/NAME|vmi/NAME|pod/NAME": ("why", "vm/vm"),
+    "why node/NAME": ("why", "node/a1"),
 }
 
 
@@ -218,6 +219,8 @@ async def test_cluster_commands_print_the_documented_json(tmp_path: Path, comman
 
     def answer(call: Call) -> Reply:
         is_list = call.path.rpartition("/")[2].isalpha() and not call.path.endswith("/vm")
+        if call.path == "/api/v1/nodes/a1":
+            return 200, {"metadata": {"name": "a1"}}
         return (200, {"metadata": {"resourceVersion": "1"}, "items": []}) if is_list else NOT_FOUND
 
     async with scripted(answer, authority.server("api", alternatives="IP:127.0.0.1"), authority.certificate) as api:

@@ -1,4 +1,4 @@
-"""`gpuvirt why`: the finding that keeps a device from VMs, or a VM or pod from its devices."""
+"""`gpuvirt why`: the finding that keeps a device from VMs, a VM or pod from its devices, or pods from a node."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.apps.doctor import gather
-from gpuvirt.cli.diagnosis import whyvm
+from gpuvirt.cli.diagnosis import whynode, whyvm
 from gpuvirt.cli.diagnosis.evidencehost import KubeVirtAt, Where, surroundings
 from gpuvirt.cli.output import diagnosisrender
 from gpuvirt.cli.output.render import json_lines
@@ -14,7 +14,7 @@ from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import ObjectName
+from gpuvirt.facts.ids import NodeName, ObjectName, parse_node_name
 from gpuvirt.model.doctor.explaining import explain_device
 from gpuvirt.model.doctor.target import is_target, object_target
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind
@@ -30,7 +30,7 @@ ClusterFile = Annotated[
         help="Kubeconfig of the cluster: of the VM or pod, or of the KubeVirt that is checked for a device.",
     ),
 ]
-TARGETS = "ADDRESS|RESOURCE|vm/NAME|vmi/NAME|pod/NAME"
+TARGETS = "ADDRESS|RESOURCE|vm/NAME|vmi/NAME|pod/NAME|node/NAME"
 
 
 def why(  # noqa: PLR0913  one parameter an option
@@ -38,7 +38,7 @@ def why(  # noqa: PLR0913  one parameter an option
         str,
         typer.Argument(
             metavar=TARGETS,
-            help="A PCI address, a vGPU's UUID or a resource on this host, or a VM, VMI or pod of the cluster.",
+            help="A PCI address, a vGPU's UUID or a resource on this host, or a VM, VMI, pod or node of the cluster.",
         ),
     ],
     *,
@@ -68,10 +68,15 @@ def why(  # noqa: PLR0913  one parameter an option
     For a PCI address, a UUID or a resource, the command checks this host, and prints the stages between the GPU and a
     VM. Of a resource, it takes the device that passes most stages. For vm/NAME, vmi/NAME or pod/NAME, it reads the
     cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the requested devices, the scheduler's message,
-    and what blocks the pod on each node.
+    and what blocks the pod on each node. For node/NAME, it prints the node's resources, the reasons of its GPUs, and
+    the pending pods that request what the node has, with what blocks each.
 
     It exits with 0 if nothing blocks the device, VM or pod, with 1 otherwise.
     """
+    if (node := _node_in(target)) is not None:
+        credentials = apiserver.asked_credentials(kubeconfig, context)
+        whynode.explain(node, credentials, output, options.resource_of(resource))
+        return
     if (found := _object_in(target)) is not None:
         sharing = Sharing(options.resource_of(resource), Units(units))
         whyvm.explain(found, apiserver.asked_credentials(kubeconfig, context), namespace, output, sharing)
@@ -84,6 +89,17 @@ def why(  # noqa: PLR0913  one parameter an option
     else:
         diagnosisrender.explanation(explanation)
     raise typer.Exit(1 if explanation.blocker is not None else 0)
+
+
+def _node_in(target: str) -> NodeName | None:
+    """Return the node that a target names, None for other targets; raise BadParameter for an invalid name."""
+    kind, slash, name = target.partition("/")
+    if not slash or kind not in {"node", "nodes", "no"}:
+        return None
+    try:
+        return parse_node_name(name)
+    except InvalidIdError as error:
+        raise typer.BadParameter(str(error), param_hint=TARGETS) from error
 
 
 def _object_in(target: str) -> tuple[ObjectKind, ObjectName] | None:

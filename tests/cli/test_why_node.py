@@ -1,0 +1,82 @@
+"""`gpuvirt why node/NAME`: what a node has, and why pods are pending there."""
+
+import json
+from pathlib import Path
+
+from tests.cli.test_fleet import run
+from tests.scriptedapi import NOT_FOUND, Call, Reply
+
+A10, UNITS = "nvidia.com/GA102GL_A10", "nvidia.com/vgpu"
+READY = {"type": "Ready", "status": "True"}
+
+
+def pod(name: str, resource: str, node: str = "", count: str = "1") -> object:
+    return {
+        "metadata": {"name": name, "namespace": "prod"},
+        "spec": {"nodeName": node, "containers": [{"resources": {"limits": {resource: count, "cpu": "2"}}}]},
+        "status": {"phase": "Running" if node else "Pending"},
+    }
+
+
+def cluster(*pods: object, agent: bool = True) -> object:
+    reasons = [{"code": "GroupShared", "message": "shares its group"}]
+    gpus = [
+        {"address": "0000:65:00.0", "mode": "passthrough", "offeredAs": A10},
+        {"address": "0000:ca:00.0", "mode": "passthrough", "reasons": reasons},
+    ]
+    offered = {"name": A10, "healthy": 1, "allocated": 1, "registered": True, "kind": "whole"}
+    gpu_node = {"metadata": {"name": "node01"}, "status": {"gpus": gpus, "resources": [offered]}}
+    node = {"metadata": {"name": "node01"}, "status": {"allocatable": {A10: "1"}, "conditions": [READY]}}
+
+    def answer(call: Call) -> Reply:
+        lists = {"/api/v1/pods": list(pods), "/api/v1/nodes": [node]}
+        if call.path in lists:
+            return 200, {"metadata": {"resourceVersion": "1"}, "items": lists[call.path]}
+        if call.path == "/api/v1/nodes/node01":
+            return 200, node
+        return (200, gpu_node) if agent and call.path.endswith("/gpunodes/node01") else NOT_FOUND
+
+    return answer
+
+
+async def test_pods_that_wait_for_the_node_are_explained(tmp_path: Path) -> None:
+    pods = (pod("has", A10, "node01"), pod("waits", A10), pod("other", "x.com/y"), pod("shares", UNITS, count="300"))
+    done = await run(tmp_path, "why", "node/node01", "-o", "json", cluster=cluster(*pods))
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [(one["name"], one["allocatable"], one["free"]) for one in found["resources"]] == [(A10, 1, 0)]
+    assert found["reasons"] == ["0000:ca:00.0 GroupShared: shares its group"]
+    shares, waits = found["pending"]
+    assert (waits["name"], waits["code"]) == ("waits", "AllAllocated")
+    assert "has" in waits["message"]
+    assert "gpuvirt why pod/shares -n prod" in shares["message"]
+    text = (await run(tmp_path, "why", "node/node01", cluster=cluster(*pods))).stdout
+    assert "prod/waits" in text
+    assert "GroupShared" in text
+
+
+async def test_a_node_without_an_agent_is_said_to_have_none(tmp_path: Path) -> None:
+    done = await run(tmp_path, "why", "node/node01", cluster=cluster(agent=False))
+    assert done.returncode == 1
+    assert "no GpuNode" in done.stdout
+
+
+async def test_an_unknown_node_is_named_with_a_similar_one(tmp_path: Path) -> None:
+    done = await run(tmp_path, "why", "node/node02", cluster=cluster())
+    assert done.returncode == 2
+    assert "no node node02; did you mean node/node01?" in " ".join(done.stderr.split())
+
+
+async def test_pods_that_may_not_be_listed_are_unknown_and_not_absent(tmp_path: Path) -> None:
+    answer = cluster()
+    assert callable(answer)
+
+    def forbids(call: Call) -> Reply:
+        refused: Reply = 403, {"kind": "Status", "message": "pods is forbidden", "code": 403}
+        reply: Reply = refused if call.path == "/api/v1/pods" else answer(call)
+        return reply
+
+    found = json.loads((await run(tmp_path, "why", "node/node01", "-o", "json", cluster=forbids)).stdout)
+    assert found["pending"] is None
+    assert [one["free"] for one in found["resources"]] == [None]
+    assert "not known" in (await run(tmp_path, "why", "node/node01", cluster=forbids)).stdout
