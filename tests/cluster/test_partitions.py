@@ -79,12 +79,17 @@ def test_packets_that_arrive_after_a_partition_overcommit_nothing(extenders: Ext
     other = extenders.start_replica(PORTS[1])
     until(lambda: other.is_ready, extenders.logs)
     cut_while_it_binds(extenders, leader, network.cut, 60)
-    before = network.unsent()
-    assert before
-    until(lambda: extenders.leads_to(other), extenders.logs, within_s=40)
+    lost = set(network.unsent())
+
+    def leads() -> bool:
+        lost.update(network.unsent())
+        return extenders.leads_to(other)
+
+    until(leads, extenders.logs, within_s=40)
+    assert lost
     until(lambda: extenders.bound("app") == 16, extenders.logs)
     network.mend()
-    until(lambda: not before & network.connections() and leader.is_ready, extenders.logs)
+    until(lambda: not lost & network.connections() and leader.is_ready, extenders.logs)
     extenders.assert_not_overcommitted()
     assert extenders.bound("app") == 16
 
