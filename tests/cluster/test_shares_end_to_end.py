@@ -117,9 +117,12 @@ def a_container_gets_two_whole_gpus(sharing: SharingLab) -> None:
 
 
 def restarts_keep_the_books(sharing: SharingLab) -> None:
-    """The agent and the extenders are replaced, the kubelet and a container are restarted."""
+    """The agent and the extenders are replaced, the kubelet and a container are restarted.
+
+    A pod that fits nowhere waits meanwhile, which the next extender changes before it serves.
+    """
     node = sharing.node
-    sharing.start(keeps=[Part(400)], again=[Part(300)])
+    sharing.start(keeps=[Part(400)], again=[Part(300)], waits=[Part(3000)])
     for name in ("keeps", "again"):
         sharing.assert_has_what_it_prints(name)
     sharing.begin_with("keeps")
@@ -139,6 +142,9 @@ def restarts_keep_the_books(sharing: SharingLab) -> None:
     assert sharing.after_a_restart("again") == seen
     assert sharing.records == before
     sharing.until_used(700, 0)
+    fence = ("get", "pod", "waits", "-o", r"jsonpath={.metadata.annotations.gpuvirt\.io/shares-fence}")
+    node.until(lambda: bool(node.kubectl(*fence)), lambda: node.kubectl(*fence))
+    node.delete("waits")
     assert node.status("keeps").containerStatuses[0].restartCount == 0
     sharing.start(new=[Part(400)])
     sharing.assert_has_what_it_prints("new")
