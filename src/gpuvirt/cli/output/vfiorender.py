@@ -15,6 +15,7 @@ from gpuvirt.model.change.plan import DriverPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.reasons import Reason
 
+NO_GPU = "No GPU of NVIDIA, AMD or Intel on this host."
 COLUMNS = (
     Column("ADDRESS"),
     Column("DRIVER"),
@@ -57,7 +58,7 @@ def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, as
         return
     out = console()
     if not shown:
-        out.print("No GPU of NVIDIA, AMD or Intel on this host.")
+        out.print(NO_GPU)
         return
     table = Table(COLUMNS)
     for row in shown:
@@ -74,6 +75,8 @@ def results(done: Sequence[Result], desired: DesiredGpu, *, as_json: bool, dry_r
         render.json_lines(done)
         return
     out = console()
+    if not done:
+        out.print(NO_GPU)
     for result in done:
         gpus = ", ".join(result.gpus)
         if dry_run:

@@ -1,0 +1,17 @@
+"""Commands for all GPUs on a host without GPUs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.commandline import called
+
+
+@pytest.mark.parametrize(
+    "command", [("bind", "--all"), ("bind", "--all", "--dry-run"), ("unbind", "--all"), ("status",)]
+)
+def test_a_host_without_gpus_is_said_to_have_none(tmp_path: Path, command: tuple[str, ...]) -> None:
+    for folder in ("sys/bus/pci/devices", "proc", "etc"):
+        (tmp_path / folder).mkdir(parents=True)
+    done = called("vfio", *command, "--host-root", str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, b"No GPU of NVIDIA, AMD or Intel on this host.\n")
