@@ -283,6 +283,8 @@ def test_a_gpu_whose_vf_a_vm_has_gets_no_native_driver(tmp_path: Path) -> None:
     group = host.kernel.pci.functions[vf].group
     assert group is not None
     process = host.kernel.start_vm(group)
+    (plan,) = host.plans(DesiredDriver.NATIVE, gpu)
+    assert [(reason.code, reason.subject) for reason in plan.refusals] == [(ReasonCode.IN_USE, vf)], "a dry run says so"
     assert host.refused(DesiredDriver.NATIVE, gpu) == {ReasonCode.IN_USE}
     assert host.refused(DesiredDriver.NATIVE, gpu, inputs(forced=True)) == {ReasonCode.IN_USE}
     host.kernel.end_vm(process)
@@ -298,6 +300,8 @@ def test_a_gpu_with_a_vf_that_cannot_be_read_gets_no_native_driver(tmp_path: Pat
     host.kernel.rebind(vf, "vfio-pci")
     host.kernel.rebind(gpu, None)
     host.kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{vf}/vendor"), errno.EIO)
+    (plan,) = host.plans(DesiredDriver.NATIVE, gpu)
+    assert [(reason.code, reason.subject) for reason in plan.refusals] == [(ReasonCode.UNREAD, vf)]
     assert host.refused(DesiredDriver.NATIVE, gpu) == {ReasonCode.UNREAD}
     host.kernel.faults.heal()
     assert host.move(DesiredDriver.NATIVE, gpu) == ()

@@ -1,11 +1,14 @@
 """No step takes a device from a user that has come since the plan, whatever its native driver is."""
 
+import errno
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof, ProofKind, UnprovenError
@@ -13,7 +16,7 @@ from gpuvirt.hardware.usage.nativeusers import read_native_users
 from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.plan import StepScope
-from gpuvirt.model.change.steps import LoadModule, RollBack, Step, Unbind
+from gpuvirt.model.change.steps import LoadModule, Return, RollBack, Step, Unbind
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.change.steps import proving
@@ -23,7 +26,7 @@ from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.files.tree import DEVICE_NUMBERS
-from gpuvirt.sim.hostspec import load_host
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host
 from gpuvirt.sim.kernel import Process
 from tests.change.test_unit_changes import HostUnit
 from tests.changes import driver_state, inputs
@@ -31,13 +34,14 @@ from tests.changes import driver_state, inputs
 Opens = Callable[[HostUnit, PciAddress], Process]
 Moment = Callable[[Step | RollBack], bool]
 
-PASSTHROUGH = DesiredGpu(DesiredDriver.PASSTHROUGH)
+PASSTHROUGH, NATIVE = DesiredGpu(DesiredDriver.PASSTHROUGH), DesiredGpu(DesiredDriver.NATIVE)
 W7900, W7900_AUDIO = PciAddress("0000:03:00.0"), PciAddress("0000:03:00.1")
 MI300X = PciAddress(load_host("8xMI300X").slots[0].at)
 FLEX = PciAddress(load_host("2xFlex170").slots[1].at)
 RTX = PciAddress(load_host("4xRTX2060").slots[0].at)
 AUDIO, USB, UCSI = (PciAddress(RTX.replace(".0", f".{number}")) for number in (1, 2, 3))
 T4 = PciAddress("0000:3b:00.0")
+L40S, VF = PciAddress("0000:25:00.0"), PciAddress("0000:25:00.4")
 CUT_A30, IDLE_A30 = PciAddress("0000:17:00.0"), PciAddress("0000:ca:00.0")
 EQUAL_SHARE = Scheduler(SchedulerPolicy.EQUAL_SHARE)
 
@@ -223,30 +227,96 @@ def test_only_the_innermost_function_of_a_device_is_used_by_those_who_open_it(tm
     assert list(found) == [W7900_AUDIO]
 
 
+@pytest.mark.parametrize("iommufd", [False, True])
+def test_a_vf_that_a_vm_has_opened_since_the_plan_keeps_its_gpu_from_the_native_driver(
+    tmp_path: Path, iommufd: bool
+) -> None:
+    """The driver may reset the VFs when it takes their GPU."""
+    unit = driverless_gpu_with_vfs(tmp_path, iommufd=iommufd)
+    vf = unit.kernel.pci.functions[VF]
+    group = vf.group
+    assert group is not None
+
+    def start_vm() -> None:
+        if iommufd:
+            unit.kernel.open_devices(unit.kernel.listdir(HostPath(f"{vf.folder}/vfio-dev")))
+        else:
+            unit.kernel.start_vm(group)
+
+    assert change(unit, NATIVE, lambda step: isinstance(step, Return), start_vm) == [ReasonCode.IN_USE]
+    assert unit.driver is None
+
+
+@pytest.mark.parametrize("function", [L40S, VF])
+def test_a_gpu_without_a_driver_gets_none_while_a_group_is_unread(tmp_path: Path, function: PciAddress) -> None:
+    unit = driverless_gpu_with_vfs(tmp_path)
+    unit.kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{function}/iommu_group"), errno.EIO)
+    assert [reason.code for reason in unit.apply(NATIVE).reasons] == [ReasonCode.UNREAD]
+    assert unit.taken == []
+    unit.kernel.faults.heal()
+    assert unit.apply(NATIVE).reasons == ()
+
+
+def test_a_group_or_a_vf_that_is_unread_is_no_proof(tmp_path: Path) -> None:
+    unit = driverless_gpu_with_vfs(tmp_path)
+    functions = driver_state(unit.site).inventory.facts.functions
+    unread = Unread(HostPath("/sys"), errno=errno.EIO)
+    without_vf = {address: found for address, found in functions.items() if address != VF}
+    unread_vf = {**functions, VF: replace(functions[VF], iommu_group=unread)}
+    unread_gpu = {**functions, L40S: replace(functions[L40S], iommu_group=unread)}
+    for known in (without_vf, unread_vf, unread_gpu):
+        with pytest.raises(RefusedError) as refused:
+            proving.driverless(unit.kernel, known, L40S, "probe it", unbound_here=False)
+        assert refused.value.reason.code is ReasonCode.UNREAD
+    assert proving.driverless(unit.kernel, functions, L40S, "probe it", unbound_here=False).is_valid
+
+
+def test_the_users_of_vfs_count_after_an_unbind_and_those_of_other_removed_nodes_do_not(tmp_path: Path) -> None:
+    unit = driverless_gpu_with_vfs(tmp_path)
+    functions = driver_state(unit.site).inventory.facts.functions
+    unit.kernel.start_process("qemu-system-x86", "/dev/vfio/devices/vfio7")
+    assert proving.driverless(unit.kernel, functions, L40S, "probe it", unbound_here=True).is_valid
+    group = functions[VF].iommu_group
+    assert isinstance(group, int)
+    unit.kernel.start_vm(group)
+    with pytest.raises(RefusedError) as refused:
+        proving.driverless(unit.kernel, functions, L40S, "probe it", unbound_here=True)
+    assert (refused.value.reason.code, refused.value.reason.subject) == (ReasonCode.IN_USE, VF)
+
+
+def driverless_gpu_with_vfs(folder: Path, *, iommufd: bool = False) -> HostUnit:
+    """Return a GPU that has lost its driver, and one of whose VFs is on vfio-pci."""
+    slots = (SlotSpec(at=L40S, board="L40S", group=12, vfs=2),)
+    unit = HostUnit(HostSpec(about="an L40S without a driver", iommufd=iommufd, slots=slots), L40S, folder)
+    unit.kernel.rebind(VF, "vfio-pci")
+    unit.kernel.rebind(L40S, None)
+    return unit
+
+
 def test_a_function_is_driverless_only_without_driver_and_without_a_pending_unbind(tmp_path: Path) -> None:
     unit = on_native_drivers("4xT4", T4, tmp_path)
-    function = driver_state(unit.site).inventory.facts.functions[T4]
+    functions = driver_state(unit.site).inventory.facts.functions
 
     with pytest.raises(RefusedError) as bound:
-        proving.driverless(unit.kernel, function, "probe it", unbound_here=True)
+        proving.driverless(unit.kernel, functions, T4, "probe it", unbound_here=True)
     assert bound.value.reason.code is ReasonCode.STEP_FAILED
     unit.kernel.rebind(unit.gpu, None)
-    assert proving.driverless(unit.kernel, function, "probe it", unbound_here=False).kind is ProofKind.DRIVERLESS
+    assert proving.driverless(unit.kernel, functions, T4, "probe it", unbound_here=False).kind is ProofKind.DRIVERLESS
     unit.kernel.processes.hide()
     with pytest.raises(RefusedError) as unseen:
-        proving.driverless(unit.kernel, function, "probe it", unbound_here=False)
+        proving.driverless(unit.kernel, functions, T4, "probe it", unbound_here=False)
     assert unseen.value.reason.code is ReasonCode.PROCESSES_NOT_VISIBLE
-    assert proving.driverless(unit.kernel, function, "probe it", unbound_here=True).is_valid
+    assert proving.driverless(unit.kernel, functions, T4, "probe it", unbound_here=True).is_valid
 
 
 def test_a_vm_that_has_a_removed_node_open_may_have_the_function(tmp_path: Path) -> None:
     unit = on_native_drivers("4xT4", T4, tmp_path)
-    function = driver_state(unit.site).inventory.facts.functions[T4]
+    functions = driver_state(unit.site).inventory.facts.functions
     unit.kernel.rebind(T4, None)
     unit.kernel.start_process("qemu-system-x86", "/dev/vfio/devices/vfio7")
 
     with pytest.raises(RefusedError) as refused:
-        proving.driverless(unit.kernel, function, "probe it", unbound_here=False)
+        proving.driverless(unit.kernel, functions, T4, "probe it", unbound_here=False)
     assert refused.value.reason.code is ReasonCode.UNBIND_PENDING
 
 

@@ -110,6 +110,8 @@ def _allocated(state: UnitState, address: PciAddress) -> Iterator[Reason]:
 
 def _why_not_to_native(state: UnitState, desired_drivers: DesiredDrivers, address: PciAddress) -> Iterator[Reason]:
     function = state.function(address)
+    if isinstance(function.iommu_group, Unread):
+        yield refusals.unread(address, function.iommu_group)
     if function.on_vfio and function.virtfns:  # an unbind removes the VFs, even while a VM uses them
         yield refusals.vfs_enabled(function)
     yield from _why_no_native_driver(state, function)
@@ -134,9 +136,12 @@ def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[R
     if (pinned := pinned_to_vfio(state, function.address)) is not None:
         yield nativerefusals.pinned(function.address, pinned)
     for vf in function.virtfns:  # the driver may reset them
-        if vf not in state.inventory.facts.functions:
+        found = state.inventory.facts.functions.get(vf)
+        if found is None:
             yield refusals.unread(vf, Unread(device_path(vf), seen="its attributes could not be read"))
-        elif users := _vfio_users(state, state.function(vf)):
+        elif isinstance(found.iommu_group, Unread):
+            yield refusals.unread(vf, found.iommu_group)
+        elif users := _vfio_users(state, found):
             yield refusals.in_use(vf, users, forcible=False)
 
 

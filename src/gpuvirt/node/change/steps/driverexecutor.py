@@ -156,7 +156,7 @@ class _Taking:
 
     def _prove_driverless(self, step: DriverStep, address: PciAddress) -> Proof:
         unbound_here = address in self.unbound
-        return proving.driverless(self.kernel, self.functions[address], step.text, unbound_here=unbound_here)
+        return proving.driverless(self.kernel, self.functions, address, step.text, unbound_here=unbound_here)
 
     def _expect(self, step: DriverStep, address: PciAddress, driver: str | None) -> None:
         """Verify the driver of a function after a step; raise RefusedError."""

@@ -5,17 +5,18 @@
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import VFIO_DRIVERS, PciFunction, Unread
+from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.functions import modules
 from gpuvirt.hardware.usage.nativeusers import read_native_users
-from gpuvirt.hardware.usage.users import read_users
+from gpuvirt.hardware.usage.users import Users, cdevs_of, read_users
 from gpuvirt.model.reasons import Seen, refusals
 from gpuvirt.node.change.steps.leasing import Claim, RefusedError, verify_unused, what_failed
 from gpuvirt.paths import HostPath
@@ -65,28 +66,50 @@ def driver_answers(kernel: Kernel, gpu: PciAddress, step: str) -> Proof:
     return Proof(ProofKind.DRIVER, (gpu,))
 
 
-def driverless(kernel: Kernel, function: PciFunction, step: str, *, unbound_here: bool) -> Proof:
-    """Prove that a function has no driver, and that no unbind of it is under way; raise RefusedError.
+def driverless(
+    kernel: Kernel, functions: Mapping[PciAddress, PciFunction], address: PciAddress, step: str, *, unbound_here: bool
+) -> Proof:
+    """Prove that a function has no driver, that no unbind of it is under way, and that no process has one of its VFs.
 
     The link to the driver goes before the kernel waits for the device's users. `unbound_here`: this change has unbound
-    the function and the unbind has returned, so none is under way.
+    the function and the unbind has returned, so none is under way. A native driver may reset the VFs of its function.
     """
-    if not unbound_here:
-        _verify_no_pending_unbind(kernel, function)
-    expect_driver(kernel, function.address, None, step)
-    return Proof(ProofKind.DRIVERLESS, (function.address,))
+    function = functions[address]
+    vfs = [_read_function(functions, vf) for vf in function.virtfns]
+    if vfs or not unbound_here:
+        _verify_no_vfio_users(kernel, function, vfs, unbound_here=unbound_here)
+    expect_driver(kernel, address, None, step)
+    return Proof(ProofKind.DRIVERLESS, (address,))
 
 
-def _verify_no_pending_unbind(kernel: Kernel, function: PciFunction) -> None:
-    """Verify that no process has a VFIO device open that may be the function; raise RefusedError."""
-    found = read_users(kernel, {})
+def _read_function(functions: Mapping[PciAddress, PciFunction], vf: PciAddress) -> PciFunction:
+    if (found := functions.get(vf)) is None:
+        raise RefusedError(refusals.unread(vf, Unread(device_path(vf), seen="its attributes could not be read")))
+    return found
+
+
+def _verify_no_vfio_users(
+    kernel: Kernel, function: PciFunction, vfs: Sequence[PciFunction], *, unbound_here: bool
+) -> None:
+    """Verify that no process has a VF, or a VFIO device that may be the function; raise RefusedError."""
+    found = read_users(kernel, cdevs_of(vfs))
     if isinstance(found, Unread):
         raise RefusedError(refusals.users_unseen(function.address, Seen(found.path, found.detail)))
-    group = function.iommu_group
-    of_group = found.by_group.get(IommuGroup(group), ()) if isinstance(group, int) else ()
-    users = [user for user in (*of_group, *found.of_lost_nodes) if user.pid not in kernel.pids]
-    if users:
+    for vf in vfs:
+        if users := _users_of(kernel, found, vf):
+            raise RefusedError(refusals.in_use(vf.address, users, forcible=False))
+    lost = [user for user in found.of_lost_nodes if user.pid not in kernel.pids]
+    if not unbound_here and (users := [*_users_of(kernel, found, function), *lost]):
         raise RefusedError(refusals.unbind_pending(function.address, users, certain=False))
+
+
+def _users_of(kernel: Kernel, users: Users, function: PciFunction) -> list[User]:
+    """Return the processes that have a function's group open; raise RefusedError if the group is not known."""
+    group = function.iommu_group
+    if isinstance(group, Unread):
+        raise RefusedError(refusals.unread(function.address, group))
+    found = users.by_group.get(group, ()) if group is not None else ()
+    return [user for user in found if user.pid not in kernel.pids]
 
 
 def forced(kernel: Kernel, address: PciAddress, driver: str, step: str) -> Proof:
