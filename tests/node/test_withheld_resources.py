@@ -45,6 +45,7 @@ async def test_a_withheld_resource_is_not_allocated_and_pods_keep_their_devices(
     await withhold(node, foreign())
     assert node.offered == {A10: {FIRST: True}}, "the VM keeps its GPU"
     assert node.refused(A10, [SECOND]) is ReasonCode.FOREIGN_PROVIDER
+    assert node.refused(A10, [FIRST]) is ReasonCode.FOREIGN_PROVIDER, "it is listed, and no other container gets it"
     assert node.reasons(SECOND) == [ReasonCode.FOREIGN_PROVIDER]
     found = resource(node)
     assert (found.withheld, found.silent, found.registered) == (True, True, False)
