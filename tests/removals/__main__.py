@@ -125,10 +125,9 @@ def make(trials: Sequence[Trial], *, most_cpu_s: int = MOST_CPU_S) -> dict[str, 
 
 
 def sample(number: int, seed: str) -> list[str]:
-    """Return the keys of removals at random, of those that a test noticed before."""
-    known, killers = removals(), read_killers()
-    noticed = sorted(key for key in killers if key in known)
-    return Random(seed).sample(noticed, min(number, len(noticed)))
+    """Return the keys of removals at random, of all but those that are listed as unnoticed."""
+    guards = sorted(removals().keys() - UNNOTICED.keys())
+    return Random(seed).sample(guards, min(number, len(guards)))
 
 
 def _file(test: str) -> str:
