@@ -124,10 +124,13 @@ def make(trials: Sequence[Trial], *, most_cpu_s: int = MOST_CPU_S) -> dict[str, 
     return found
 
 
-def sample(number: int, seed: str) -> list[str]:
-    """Return the keys of removals at random, of all but those that are listed as unnoticed."""
+def sample(number: int, seed: str, killers: Mapping[str, str]) -> list[str]:
+    """Return the keys of removals: first those that no test is known to notice, then others at random.
+
+    Those that are listed as unnoticed are left out.
+    """
     guards = sorted(removals().keys() - UNNOTICED.keys())
-    return Random(seed).sample(guards, min(number, len(guards)))
+    return sorted(Random(seed).sample(guards, len(guards)), key=lambda guard: guard in killers)[:number]
 
 
 def _file(test: str) -> str:
