@@ -11,6 +11,8 @@ import pytest
 
 from gpuvirt.model.doctor import diagnosis
 from gpuvirt.model.doctor.evidence import Evidence
+from gpuvirt.model.doctor.explaining import explain_device
+from gpuvirt.model.doctor.explanation import Step
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
@@ -66,6 +68,24 @@ def test_a_kubelet_without_an_agent_is_reported(folder: Path) -> None:
     one = found(examine(host(), folder), FindingCode.AGENT_AWAY)
     assert (one.level, one.fix[0]) == (Level.WARNING, "kubectl apply -f deploy/node.yaml")
     assert A10 in one.message
+
+
+def test_a_host_whose_devices_another_plugin_offers_needs_no_agent(folder: Path) -> None:
+    """Such as NVIDIA's kubevirt-gpu-device-plugin, which uses the same names: a second agent would be one too many."""
+    count(folder, *GPUS)
+    report = examine(host(), folder)
+    assert FindingCode.AGENT_AWAY not in codes(report)
+    one = next(one for one in findings(report) if one.subject == "another device plugin")
+    assert (one.level, one.fix) == (Level.OK, ())
+    assert A10 in one.message
+
+
+def test_a_device_of_another_plugin_reaches_its_vm(folder: Path) -> None:
+    count(folder, *GPUS)
+    explanation = explain_device(evidence(host(), folder), GPUS[0])
+    assert explanation.blocker is None
+    texts = [stage.message for stage in explanation.stages if stage.step in {Step.REGISTERED, Step.COUNTED}]
+    assert texts == [f"another device plugin has registered {A10} at the kubelet", "the kubelet counts it as healthy"]
 
 
 def test_registered_and_counted_resources_are_healthy(folder: Path) -> None:

@@ -230,6 +230,8 @@ class _Explainer:
             return blocked(Step.REGISTERED, of_reason(away, Level.ERROR))
         if listening.level is not Level.OK:
             return blocked(Step.REGISTERED, listening)
+        if self._evidence.view.agent is None and kubelet.is_counted(self._evidence, resource.name):
+            return StageResult(Step.REGISTERED, f"another device plugin has registered {resource.name} at the kubelet")
         if self._evidence.view.agent is None:
             no_agent = next(kubelet.registration(self._evidence), None)
             message = "no agent runs on this host, so the resource is not registered at the kubelet"

@@ -48,8 +48,16 @@ def listening(evidence: Evidence) -> Iterator[Finding]:
 def registration(evidence: Evidence) -> Iterator[Finding]:
     """Each resource of the agent is registered at the kubelet."""
     view, kubelet = evidence.view, evidence.kubelet
-    offered = [resource.name for resource in view.resources if resource.devices]
     if view.agent is None:
+        names = [resource.name for resource in view.resources if resource.devices]
+        others = [name for name in names if is_counted(evidence, name)]
+        offered = [name for name in names if name not in others]
+        if others:
+            yield fine(
+                "another device plugin",
+                f"has registered {', '.join(others)}, so this host needs no agent for that",
+                Seen(kubelet.counted_by, "counts their devices"),
+            )
         if offered and kubelet.listens is True:
             yield problem(
                 FindingCode.AGENT_AWAY,
@@ -69,6 +77,12 @@ def registration(evidence: Evidence) -> Iterator[Finding]:
             f"has registered {', '.join(registered)}",
             Seen("/run/gpuvirt/node.json", f"pid {view.agent.pid}"),
         )
+
+
+def is_counted(evidence: Evidence, resource: str) -> bool:
+    """Return whether the kubelet counts healthy devices of a resource, so that a plugin has registered it."""
+    counted = evidence.kubelet.counted
+    return not isinstance(counted, Unread) and counted is not None and bool(counted.get(resource))
 
 
 def exclusion(evidence: Evidence) -> Iterator[Finding]:
