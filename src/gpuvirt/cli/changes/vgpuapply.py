@@ -19,7 +19,8 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.desired.configchoice import desired
-from gpuvirt.model.desired.vgpuentries import Entry, Note
+from gpuvirt.model.desired.vgpuentries import Entry, Note, NoteCode
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.vgputypes.profiles import resolve_type
 from gpuvirt.node.change.observation import Observation, observe
 
@@ -42,14 +43,17 @@ class Where:
 def apply(where: Where, config_file: str | None, selected: str | None, *, rebind: bool, dry_run: bool) -> None:
     """Apply a vGPU config to its GPUs; exit with 1 if a GPU does not carry its vGPUs afterwards.
 
+    A GPU whose card has none of the types is one of these; the other GPUs are changed.
+
     With `rebind`, a GPU on a VFIO driver is first bound to its original driver.
     """
     configs, notes = vgpuconfigs.read_configs(config_file)
     entries = configs[vgpuconfigs.select(configs, selected)]
     here, seen = _seen(where)
     driver = DesiredDriver.NATIVE if rebind else None
-    desired = {gpu: DesiredGpu(driver, vgpus) for gpu, vgpus in _desired(seen, entries, notes).items()}
-    _change(where, here, seen, desired, dry_run=dry_run)
+    found = _desired(seen, entries, notes)
+    desired = {gpu: DesiredGpu(driver, vgpus) for gpu, vgpus in found.vgpus.items()}
+    _change(where, here, seen, desired, dry_run=dry_run, unfit=found.unfit)
 
 
 def check(where: Where, config_file: str | None, selected: str | None, *, valid_only: bool) -> None:
@@ -60,12 +64,12 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
         _print_notes(notes)
         return
     _, seen = _seen(where)
+    found = _desired(seen, entries, notes)
     results = [
-        vgpuhost.would(seen, gpu, DesiredGpu(vgpus=desired_vgpus))
-        for gpu, desired_vgpus in _desired(seen, entries, notes).items()
+        vgpuhost.would(seen, gpu, DesiredGpu(vgpus=desired_vgpus)) for gpu, desired_vgpus in found.vgpus.items()
     ]
-    vgpurender.results(results, as_json=where.as_json, dry_run=True)
-    if any(result.steps or result.reasons for result in results):
+    vgpurender.results(results, as_json=where.as_json, dry_run=True, unfit=bool(found.unfit))
+    if found.unfit or any(result.steps or result.reasons for result in results):
         raise typer.Exit(1)
 
 
@@ -102,23 +106,41 @@ def _seen(where: Where) -> tuple[Host, Observation]:
     return here, observe(here.site, here.inputs, None)
 
 
-def _desired(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note]) -> Mapping[PciAddress, DesiredVgpus]:
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """A vGPU config as it applies to the GPUs of a host."""
+
+    vgpus: Mapping[PciAddress, DesiredVgpus]
+    unfit: tuple[Note, ...]
+    """Why GPUs that the config selects do not get its types: their cards have none of these."""
+
+
+def _desired(seen: Observation, entries: tuple[Entry, ...], notes: Iterable[Note]) -> _Applied:
     """Return the desired vGPUs of each GPU of a config, and print the notes on the config."""
     found = desired(entries, config_gpus(seen.inventory, vgpuhost.gpu_states(seen)))
-    _print_notes((*notes, *found.notes))
-    return {gpu: desired_vgpus_of(desired_vgpus) for gpu, desired_vgpus in found.gpus.items()}
+    unfit = tuple(note for note in found.notes if note.code is NoteCode.OTHER_CARD)
+    _print_notes((*notes, *(note for note in found.notes if note not in unfit)))
+    for note in unfit:
+        typer.echo(f"gpuvirt: {ReasonCode.CONFIG_INVALID}: {note.text} (gpuvirt vgpu types)", err=True)
+    return _Applied({gpu: desired_vgpus_of(vgpus) for gpu, vgpus in found.gpus.items()}, unfit)
 
 
 def _change(
-    where: Where, here: Host, seen: Observation, desired: Mapping[PciAddress, DesiredGpu], *, dry_run: bool
+    where: Where,
+    here: Host,
+    seen: Observation,
+    desired: Mapping[PciAddress, DesiredGpu],
+    *,
+    dry_run: bool,
+    unfit: Sequence[Note] = (),
 ) -> None:
     results: list[Result] = []
     for gpu, desired_gpu in sorted(desired.items()):
         would = vgpuhost.would(seen, gpu, desired_gpu)
         unchanged = dry_run or not (would.steps or would.reasons)
         results.append(would if unchanged else vgpuhost.changed(here, seen, gpu, desired_gpu, quiet=where.as_json))
-    vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
-    if any(result.reasons for result in results):
+    vgpurender.results(results, as_json=where.as_json, dry_run=dry_run, unfit=bool(unfit))
+    if unfit or any(result.reasons for result in results):
         raise typer.Exit(1)
 
 

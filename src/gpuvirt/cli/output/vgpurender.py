@@ -139,8 +139,8 @@ def types(rows: Sequence[TypeRow]) -> None:
     table.print(out)
 
 
-def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
-    """Print the result of each change, or of its dry run."""
+def results(done: Sequence[Result], *, as_json: bool, dry_run: bool, unfit: bool = False) -> None:
+    """Print the result of each change, or of its dry run; `unfit`: GPUs were selected that can't have the types."""
     if as_json:
         render.json_lines(done)
         return
@@ -155,5 +155,5 @@ def results(done: Sequence[Result], *, as_json: bool, dry_run: bool) -> None:
             would = "would then carry" if dry_run and result.steps else "carries"
             already = "" if result.steps else " already"
             say(out, f"{result.gpu}: {would} {carries}{already}", style="green")
-    if not done:
+    if not done and not unfit:
         out.print("The vGPU config names no GPU of this host.")

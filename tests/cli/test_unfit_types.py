@@ -1,0 +1,52 @@
+"""A vGPU config with a type that the cards of a host do not have: the commands refuse it, as the agent does."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.commandline import gpuvirt
+
+CONFIGS = """version: v1
+vgpu-configs:
+  other-card: [{devices: all, vgpu-devices: {A100-4C: 6}}]
+  other-filter: [{device-filter: ["0x20B010DE"], devices: all, vgpu-devices: {A100-4C: 6}}]
+"""
+COMMANDS = {
+    "gpuvirt vgpu apply": ("gpuvirt", "vgpu", "apply", "--dry-run"),
+    "gpuvirt vgpu assert": ("gpuvirt", "vgpu", "assert"),
+    "nvidia-vgpu-dm apply": ("nvidia-vgpu-dm", "apply"),
+    "nvidia-vgpu-dm assert": ("nvidia-vgpu-dm", "assert"),
+}
+
+
+@pytest.fixture
+def configs(tmp_path: Path) -> Path:
+    path = tmp_path / "configs.yaml"
+    path.write_text(CONFIGS)
+    return path
+
+
+def run(configs: Path, name: str, *command: str) -> tuple[int, str, str]:
+    chosen = ("-f", str(configs), "-c", name)
+    done = gpuvirt("sim", "run", "-H", "2xA10-vgpu", "--snapshot", "--", *command, *chosen)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_type_of_another_card_is_refused(configs: Path, command: tuple[str, ...]) -> None:
+    code, output, errors = run(configs, "other-card", *command)
+    assert code == 1
+    assert "ConfigInvalid: " in errors
+    assert "$.vgpu-configs.other-card[0]: 0000:4b:00.0 (10de:2236) is a card without A100-4C" in errors
+    assert "names no GPU" not in output
+
+
+def test_a_filter_of_another_card_is_no_error(configs: Path) -> None:
+    code, output, errors = run(configs, "other-filter", *COMMANDS["gpuvirt vgpu apply"])
+    assert (code, "ConfigInvalid" in errors) == (0, False)
+    assert "names no GPU of this host" in output
+
+
+def test_a_config_may_be_valid_for_other_hosts(configs: Path) -> None:
+    code, _, errors = run(configs, "other-card", *COMMANDS["nvidia-vgpu-dm assert"], "--valid-config")
+    assert (code, "ConfigInvalid" in errors) == (0, False)
