@@ -8,6 +8,7 @@ limits. `null_is_absent` is for documents of Go programs (`nulls`).
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -21,9 +22,11 @@ from gpuvirt.plain import Plain, Step
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 20
+MOST_HINTED = 64
+"""The characters of the longest word for which a similar one is searched."""
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.+)`$")
-_BAD_ENUM = re.compile(r"^Invalid enum value ")
+_BAD_ENUM = re.compile(r"^Invalid enum value '?(.*?)'?$")
 _AT = re.compile(r"^(?P<message>.*?)(?: - at `(?P<path>[^`]+)`)?$", re.DOTALL)
 
 
@@ -108,12 +111,18 @@ def _fault(error: msgspec.ValidationError, content: Plain, shape: type[T]) -> tu
     message, path = _split(error)
     steps = _steps(content, shape, message, path)
     if unknown := _UNKNOWN.match(message):
-        known = ", ".join(_keys(msgspec.inspect.type_info(shape), path)) or "none"
+        keys = list(_keys(msgspec.inspect.type_info(shape), path))
+        known = f"{', '.join(keys) or 'none'}{_hint(unknown[1], keys)}"
         return f"no such key; expected one of: {known}", [*steps, unknown[1]]
-    if _BAD_ENUM.match(message):
-        known = ", ".join(_members(msgspec.inspect.type_info(shape), path))
-        return f"{plain.one_line(message)}; expected one of: {known}", steps
+    if bad := _BAD_ENUM.match(message):
+        members = list(_members(msgspec.inspect.type_info(shape), path))
+        return f"{plain.one_line(message)}; expected one of: {', '.join(members)}{_hint(bad[1], members)}", steps
     return message, steps
+
+
+def _hint(found: str, known: Sequence[str]) -> str:
+    near = get_close_matches(found.lower(), known, 1) if len(found) <= MOST_HINTED else []
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _split(error: msgspec.ValidationError) -> tuple[str, str]:

@@ -107,7 +107,8 @@ def test_a_yaml_scalar_is_read_as_text(text: str, name: str) -> None:
         ),
         ("named: {[a]: x}", "f:1: $.named: a key must be a string, found a list or a mapping"),
         ("colours:\n- red\n- gren", "f:3: $.colours[1]: Invalid enum value 'gren'; expected one of: red, green"),
-        ("colour: gren", "f:1: $.colour: Invalid enum value 'gren'; expected one of: red, green"),
+        ("colour: gren", "f:1: $.colour: Invalid enum value 'gren'; expected one of: red, green; did you mean green?"),
+        ("color: red", "f:1: $.color: no such key; expected one of: "),
         ("name:\n  " + "[" * 3000, "f:2: $: lists and mappings are nested too deep; expected at most 40 levels"),
         ("[" * 100_000, "f:1: $: lists and mappings are nested too deep; expected at most 40 levels"),
         ("- " * 3000, "f:1: $: lists and mappings are nested too deep; expected at most 40 levels"),
@@ -120,6 +121,11 @@ def test_an_invalid_document_is_reported_with_its_line_and_path(text: str, messa
     with pytest.raises(ConfigError) as error:
         documents.parse(text, Outer, where="f")
     assert str(error.value).startswith(message)
+
+
+def test_a_misspelled_key_is_recognized() -> None:
+    with pytest.raises(ConfigError, match=r"no such key; expected one of: .*; did you mean colour\?$"):
+        documents.parse("color: red", Outer, where="f")
 
 
 @given(st.text())

@@ -105,8 +105,8 @@ def nvidia_kubevirt_gpu_device_plugin() -> None:
 
 
 def vfio_manage() -> None:
-    """Run in place of NVIDIA's vfio-manage."""
-    run(sys.argv[1:], _program("vfiomanage"), "vfio-manage")
+    """Run in place of NVIDIA's vfio-manage; the exit code of every failure is 1."""
+    _run_as_nvidias("vfiomanage", "vfio-manage")
 
 
 def nvidia_vgpu_dm() -> None:

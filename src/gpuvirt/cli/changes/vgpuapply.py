@@ -65,9 +65,7 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
         return
     _, seen = _seen(where)
     found = _desired(seen, entries, notes)
-    results = [
-        vgpuhost.would(seen, gpu, DesiredGpu(vgpus=desired_vgpus)) for gpu, desired_vgpus in found.vgpus.items()
-    ]
+    results = [vgpuhost.would(seen, gpu, DesiredGpu(vgpus=desired_vgpus)) for gpu, desired_vgpus in found.vgpus.items()]
     vgpurender.results(results, as_json=where.as_json, dry_run=True, unfit=bool(found.unfit))
     if found.unfit or any(result.steps or result.reasons for result in results):
         raise typer.Exit(1)

@@ -17,6 +17,7 @@ from gpuvirt.cli.changes.vfio import Chosen
 from gpuvirt.cli.changes.vfiohost import Host
 from gpuvirt.cli.parameters import options
 from gpuvirt.cli.parameters.options import Output
+from gpuvirt.cli.version import Version
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
 from gpuvirt.hardware.functions.pci import read_function
 from gpuvirt.hardware.usage.processes import shows_all
@@ -31,6 +32,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Bind NVIDIA's GPUs to a VFIO driver, and unbind them.",
 )
+
+
+@app.callback()
+def root(*, version: Version = False) -> None:
+    """Bind NVIDIA's GPUs to a VFIO driver, and unbind them."""
+
 
 Every = Annotated[bool, typer.Option("--all", "-a", help="All of NVIDIA's GPUs on this host.")]
 DeviceId = Annotated[str | None, typer.Option("--device-id", "-d", metavar="ADDRESS", help="One device.")]
