@@ -10,6 +10,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 from gpuvirt.clock import Clock
+from gpuvirt.errors import GpuvirtError
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,17 @@ def backoff_s(*, first_s: float = 0.2, factor: float = 2.0, most_s: float = 10.0
 
 
 async def keep_going(name: str, work: Callable[[], Awaitable[None]], clock: Clock) -> None:
-    """Run `work`; when it fails, log the error and run it again after a pause. Return when `work` returns."""
+    """Run `work`; when it fails, log the error and run it again after a pause. Return when `work` returns.
+
+    Only a defect of gpuvirt is logged with its traceback.
+    """
     pauses = backoff_s()
     while True:
         began_s = clock.monotonic_s()
         try:
             await work()
+        except GpuvirtError as error:
+            log.error("the task failed and will be restarted: %s", error, extra={"task": name})  # noqa: TRY400  expected
         except Exception:
             log.exception("the task failed and will be restarted", extra={"task": name})
         else:

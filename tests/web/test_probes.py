@@ -16,6 +16,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import Registration
 from gpuvirt.web import agentmetrics as metrics
+from gpuvirt.web.listening import CannotListenError
 from gpuvirt.web.probes import MOST_CONNECTIONS, Answer, Probes
 from tests.kubeletnode import until
 from tests.simnode import SimNode, running_node
@@ -131,7 +132,9 @@ async def test_idle_connections_do_not_block_new_clients(request_line: bytes) ->
 
 async def test_an_address_in_use_is_an_error() -> None:
     async with serving(Probes(PAGES)) as port:
-        with pytest.raises(OSError, match="address already in use"):
+        with pytest.raises(
+            CannotListenError, match=r"can't listen at 127.0.0.1:\d+: Address already in use; .*`ss -ltnp"
+        ):
             await Probes(PAGES).run("127.0.0.1", port)
 
 

@@ -81,7 +81,7 @@ class HttpServer:
         self._clients = clients
 
     async def run(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
-        """Serve at an address until cancelled; raises OSError if the server can't listen there."""
+        """Serve at an address until cancelled; raises CannotListenError."""
 
         def started(port: int) -> None:
             self.port = port

@@ -5,11 +5,26 @@ tasks of its connections, or (Python 3.11) lose them.
 """
 
 import asyncio
+import errno
+import os
 import ssl
 from collections.abc import Callable
 
+from gpuvirt.errors import GpuvirtError
+
 HANDSHAKE_S = 5.0
 """How long a client may take to negotiate TLS. asyncio's default is a minute, for which silent clients would stay."""
+
+
+class CannotListenError(GpuvirtError):
+    """The process can't listen at an address."""
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        problem = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        fix = f"; `ss -ltnp 'sport = :{port}'` shows its process" if error.errno == errno.EADDRINUSE else ""
+        super().__init__(f"can't listen at {host or '*'}:{port}: {problem}; expected a free address of this host{fix}")
+
+
 Accept = Callable[[asyncio.TaskGroup, asyncio.StreamReader, asyncio.StreamWriter], None]
 """Starts the tasks of a new connection in a group."""
 
@@ -22,7 +37,7 @@ async def listen(
     limit: int,
     context: ssl.SSLContext | None = None,
 ) -> None:
-    """Accept connections until cancelled; raises OSError if the process can't listen at the address.
+    """Accept connections until cancelled; raises CannotListenError.
 
     `started` gets the port once connections are accepted; `limit` is the size of a reader's buffer in bytes.
     """
@@ -36,9 +51,12 @@ async def listen(
 
     host, port = address
     handshake_s = HANDSHAKE_S if context is not None else None
-    server = await asyncio.start_server(
-        connected, host, port, ssl=context, limit=limit, ssl_handshake_timeout=handshake_s, start_serving=False
-    )
+    try:
+        server = await asyncio.start_server(
+            connected, host, port, ssl=context, limit=limit, ssl_handshake_timeout=handshake_s, start_serving=False
+        )
+    except OSError as error:
+        raise CannotListenError(host, port, error) from error
     async with asyncio.TaskGroup() as group:
         await server.start_serving()
         started(server.sockets[0].getsockname()[1])

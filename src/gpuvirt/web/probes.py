@@ -50,7 +50,7 @@ class Probes:
         """Connections whose answer is being sent, the oldest first."""
 
     async def run(self, host: str, port: int) -> None:
-        """Serve at an address until cancelled; raises OSError if the server can't listen there."""
+        """Serve at an address until cancelled; raises CannotListenError."""
 
         def started(port: int) -> None:
             self.port = port
