@@ -34,7 +34,7 @@ from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.devices.platform import Boot, Cpu, PlatformSpec
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet import checkpoint
-from tests.commandline import called
+from tests.commandline import called, gpuvirt
 from tests.simnode import IDS
 
 GPUVIRT = [sys.executable, "-m", "gpuvirt"]
@@ -328,3 +328,12 @@ def test_doctor_finds_the_same_on_a_host_its_unpacked_archive_and_its_import(tmp
     assert reports[0] == reports[1] == reports[2]
     codes = {one["code"] for result in reports[0]["results"] for one in result["findings"]}
     assert codes >= {"KvmMissing", "UnsafeInterrupts", "VfioBlocked", "CdiOff"}
+
+
+def test_an_archive_that_cant_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    done = gpuvirt("sim", "run", "--snapshot", "--", "gpuvirt", "support", "--output", str(tmp_path / ("a" * 300)))
+    errors = done.stderr
+    assert done.returncode == 2
+    assert "--output: " in errors
+    assert "can't be written: File name too long; expected a file in a folder where you may write" in errors
+    assert "Traceback" not in errors

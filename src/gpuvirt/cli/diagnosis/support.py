@@ -90,12 +90,16 @@ def _settings(config: Path | None) -> Settings:
 
 
 def _write(name: str, content: bytes, output: Path | None) -> str:
-    """Write an archive, and return the name of its file."""
+    """Write an archive, and return the name of its file; raise ConfigError."""
     if output == STANDARD_OUTPUT:
         sys.stdout.buffer.write(content)
         return "standard output"
     path = output or Path()
-    path = path / f"{name}.tar.gz" if path.is_dir() else path
-    options.check_folder(path)
-    replace_file(path, content, durable=False)
+    try:
+        path = path / f"{name}.tar.gz" if path.is_dir() else path
+        options.check_folder(path)
+        replace_file(path, content, durable=False)
+    except OSError as error:
+        message = f"{path} can't be written: {error.strerror}; expected a file in a folder where you may write"
+        raise ConfigError(message, where="--output") from error
     return str(path)
