@@ -170,7 +170,8 @@ class Agents:
             state_file=None,
             desired_by_gpu=(world.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
-            watches_gpu_node=True,
+            watches_gpu_node=program is not Program.VGPUS_ONLY,
+            vgpus_only=program is Program.VGPUS_ONLY,
             moving=Moving(host, worker) if not program.is_unprivileged else None,
             sees_processes=not program.is_unprivileged,
             may_lack_gates=program.is_unprivileged,
@@ -232,8 +233,10 @@ class Agents:
 
     @property
     def _folders(self) -> tuple[Path, ...]:
-        device_plugins = self._world.kubelet.paths.device_plugins
-        return (device_plugins,) if self._world.scenario.program.is_unprivileged else (self.folder, device_plugins)
+        device_plugins, program = self._world.kubelet.paths.device_plugins, self._world.scenario.program
+        if program is Program.VGPUS_ONLY:
+            return (self.folder,)
+        return (device_plugins,) if program.is_unprivileged else (self.folder, device_plugins)
 
     def _lock_folders(self, process: Process) -> None:
         """Lock the folders of an agent. The second of two agents has folders of its own, which no command knows."""

@@ -38,6 +38,7 @@ from gpuvirt.node.change.steps.changes import Change, Changes
 from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError
 from gpuvirt.node.known import ledgerkeeper, state, withdrawal
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
+from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.shares import podends
 
@@ -296,5 +297,12 @@ GUARDS: Mapping[str, Guard] = {
         TenancyKeeper, "give", _nothing, ("memory-of-a-vm-after-a-kill",)
     ),
     "shares: all accounts but the API server's": Guard(podends, "why_kept", lambda *_: {}, ("share-of-a-deleted-pod",)),
+    "vGPUs of another plugin: removed once it has ended, and its devices are not counted": Guard(
+        Operands,
+        "_why_waiting",
+        _nothing,
+        ("neighbour-or-admission",),
+        beside=(Guard(withdrawal.Withdrawal, "leaving", lambda *_: frozenset(), ()),),
+    ),
     "drivers: what failed is put back": Guard(driverphase, "_put_back", _none, ("driver-refuses-for-good",)),
 }

@@ -23,6 +23,8 @@ def _faults(world: World) -> Iterator[ViolationError]:
         if kind_of(function.class_code, function.id.vendor) is FunctionKind.GPU and function.physfn is None:
             yield from _of_gpu(world, address, function)
     yield from _of_ids(world)
+    if world.neighbour is not None and world.kubelet.up and not (world.neighbour.is_selected and world.neighbour.runs):
+        yield ViolationError("left over", f"the other operator's plugin is stopped; reasons: {_reasons(world)}")
 
 
 def _of_gpu(world: World, address: PciAddress, function: SimFunction) -> Iterator[ViolationError]:

@@ -21,10 +21,12 @@ class Program(Enum):
     PLUGIN_ONLY = "gpuvirt node --plugin-only"
     WITHOUT_GATES = "gpuvirt node --plugin-only, which may not write its gates, or of an older version"
 
+    VGPUS_ONLY = "nvidia-k8s-vgpu-dm, whose vGPUs the device plugin of another operator offers"
+
     @property
     def is_unprivileged(self) -> bool:
         """Whether the agent has the kubelet's folder alone."""
-        return self is not Program.NODE
+        return self in {Program.PLUGIN_ONLY, Program.WITHOUT_GATES}
 
 
 class Action:

@@ -58,6 +58,7 @@ from tests.explore.hostactions import (
 )
 from tests.explore.instancescenarios import INSTANCE_SCENARIOS
 from tests.explore.nativescenarios import NATIVE_SCENARIOS
+from tests.explore.neighbourscenarios import NEIGHBOUR_SCENARIOS
 from tests.explore.observer import UNITS
 from tests.explore.scenario import Action, Scenario
 from tests.explore.vendorscenarios import VENDOR_SCENARIOS
@@ -311,4 +312,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     **VENDOR_SCENARIOS,
     **INSTANCE_SCENARIOS,
     **COMMAND_SCENARIOS,
+    **NEIGHBOUR_SCENARIOS,
 }

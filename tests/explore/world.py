@@ -21,9 +21,10 @@ from tests.explore.agents import Agents, Running
 from tests.explore.blocking import ScheduledBlocking
 from tests.explore.disk import Disk
 from tests.explore.kubelet import Key, Kubelet
+from tests.explore.neighbourplugin import NeighbourPlugin
 from tests.explore.observer import Observer
 from tests.explore.reduction import DESIRED, KERNEL
-from tests.explore.scenario import Action, Scenario
+from tests.explore.scenario import Action, Program, Scenario
 from tests.explore.scheduler import KilledError, Process, Scheduler
 from tests.explore.sharing import ShareKubelet
 from tests.explore.strategies import Strategy
@@ -48,6 +49,7 @@ class World:
         self.actors = [deque(actions) for actions in scenario.actors]
         self.agents = Agents(self)
         self.shares = ShareKubelet(self)
+        self.neighbour = NeighbourPlugin(self) if scenario.program is Program.VGPUS_ONLY else None
         self.kernel: SimKernel
         self.tools: SimTools
         self.kubelet: Kubelet
@@ -172,6 +174,7 @@ class World:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
         soon += kubelet.possible_events()
         soon += self.shares.possible_events()
+        soon += self.neighbour.possible_events() if self.neighbour is not None else ()
         next_s = self.clock.next_s
         if next_s is not None and next_s > min((pod.taken_by_s for pod in kubelet.pods.values()), default=next_s):
             next_s = None
@@ -208,11 +211,13 @@ class World:
         """Deliver the present desired state: a later change is never followed by an earlier one."""
         self.scheduler.touch(DESIRED)
         running.mode, running.mode_at = self.spec.mode, running.loop.rests
-        running.agent.take_request(NodeRequest(spec=Observed(self.spec)).updated(self.scenario.request))
+        spec = NodeRequest(spec=Observed(self.spec))
+        request = spec if self.neighbour is None else NodeRequest(config=Observed(self.spec.vgpu_config))
+        running.agent.take_request(request.updated(self.scenario.request))
 
     def _lists(self) -> Lists:
         view, running = self.agents.view, self.agents.running
-        if view is None or running is None or not view.looked:
+        if view is None or running is None or not view.looked or self.neighbour is not None:
             return self.kubelet.lists
         if running.sharing is not None:
             units = {running.sharing.shares.resource: running.sharing.units()}
