@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +62,24 @@ def changed(key: str, value: str, part: str = "annotations") -> Mapping[str, obj
     return {"metadata": {part: {key: value}}}
 
 
+@pytest.fixture
+def applied(helm: Helm, node: LabNode) -> Iterator[None]:
+    """Apply the extender's roles and policy, and delete them afterwards: a release owns objects of these names."""
+    rendered = helm.template("extender.enabled=true")
+    try:
+        for kind in KINDS:
+            node.apply(rendered.one(kind, "gpuvirt-extender"))
+        yield
+    finally:
+        for kind in KINDS:
+            node.cluster.kubectl("delete", kind, "gpuvirt-extender", "--ignore-not-found")
+
+
+@pytest.mark.usefixtures("applied")
 async def test_the_extender_may_change_only_its_annotation_of_pods_that_are_not_bound(
-    helm: Helm, node: LabNode, tmp_path: Path
+    node: LabNode, tmp_path: Path
 ) -> None:
-    rendered, extender = helm.template("extender.enabled=true"), account(node, tmp_path)
-    for kind in KINDS:
-        node.apply(rendered.one(kind, "gpuvirt-extender"))
+    extender = account(node, tmp_path)
     containers = [{"name": "main", "image": BOX, "imagePullPolicy": "Never"}]
     for name, field, value in (("waits", "schedulerName", "none"), ("bound", "nodeName", settings.NODE)):
         metadata = {"name": name, "namespace": node.namespace, "labels": {"app": "x"}}

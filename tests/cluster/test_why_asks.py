@@ -41,7 +41,15 @@ class Admin:
 
     def report_phase(self, name: str, phase: str) -> None:
         """Set the phase in a VMI's status; KubeVirt's own manifest has no subresource for it."""
-        patch = ("patch", "vmi", name, "--type=merge", "-p", f'{{"status": {{"phase": "{phase}"}}}}')
+        # kubectl knows a short name of a new kind only after it has read all kinds again.
+        patch = (
+            "patch",
+            "virtualmachineinstances.kubevirt.io",
+            name,
+            "--type=merge",
+            "-p",
+            f'{{"status": {{"phase": "{phase}"}}}}',
+        )
         known = self.node.cluster.kubectl("-n", self.node.namespace, *patch, "--subresource=status")
         if known.returncode != 0:
             self.node.kubectl(*patch)

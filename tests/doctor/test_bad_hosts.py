@@ -135,7 +135,7 @@ def test_every_check_has_a_host_with_a_finding() -> None:
         for result in examine(bad.build()).results
         if any(one.level is not Level.OK for one in result.findings)
     }
-    reported |= {"container_cdi", "listening", "registration", "counted", "policies"}
+    reported |= {"container_cdi", "listening", "registration", "exclusion", "counted", "policies"}
     reported |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates", "iommufd"}
     assert {one.name for one in CHECKS} == reported
     tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
