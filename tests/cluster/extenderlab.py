@@ -21,7 +21,7 @@ from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import ResourceName
 from tests.certificates import Authority, Pair
 from tests.cluster.cutoff import CutOff
-from tests.cluster.extenderservice import EXTENDER, UNKNOWN_POD, Service, is_of_leader
+from tests.cluster.extenderservice import EXTENDER, QUESTION, Service, is_of_leader
 from tests.cluster.sharenodes import ShareNodes
 
 SCHEDULER = "gpuvirt-scheduler"
@@ -143,7 +143,7 @@ class ExtenderLab(ShareNodes):
         """Return whether the node's proxy leads to a replica that serves; raises OSError."""
         address = self.kubectl("get", "service", EXTENDER, "-o", "jsonpath={.spec.clusterIP}")
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://{address}:8888/bind", UNKNOWN_POD, headers)
+        request = urllib.request.Request(f"http://{address}:8888/filter", QUESTION, headers)
         with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310  of this computer
             return is_of_leader(answer.read())
 

@@ -9,13 +9,13 @@ import msgspec
 from lab.cluster.cluster import Cluster
 
 EXTENDER = "gpuvirt-extender"
-UNKNOWN_POD = b'{"PodName": "nobody", "PodNamespace": "default", "PodUID": "0-0", "Node": "none"}'
-"""A request to bind a pod that does not exist."""
+QUESTION = b"{}"
+"""A request for /filter that lacks its pod: a replica that leads says so at once, and another that it does not lead."""
 
 
 def is_of_leader(answer: bytes) -> bool:
     """Return whether an answer to that request is one of a replica that leads."""
-    return b"nobody is gone" in answer
+    return b"filter: " in answer and b"does not lead" not in answer
 
 
 class _Endpoint(msgspec.Struct):

@@ -15,7 +15,7 @@ import pytest
 from tests.certificates import Authority
 from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.extenderlab import CLOCK, until
-from tests.cluster.extenderservice import EXTENDER, UNKNOWN_POD, is_of_leader
+from tests.cluster.extenderservice import EXTENDER, QUESTION, is_of_leader
 
 pytestmark = [
     pytest.mark.ring("cluster"),
@@ -63,8 +63,8 @@ class Release:
             context.wrap_socket(connection, server_hostname=SERVER) as encrypted,
         ):
             presented = encrypted.getpeercert(binary_form=True) or b""  # gone where the replica ends meanwhile
-            head = f"POST /bind HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(UNKNOWN_POD)}\r\n\r\n"
-            encrypted.sendall(head.encode() + UNKNOWN_POD)
+            head = "POST /filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            encrypted.sendall(f"{head}Content-Length: {len(QUESTION)}\r\n\r\n".encode() + QUESTION)
             page = b"".join(iter(lambda: encrypted.recv(65536), b""))
             return page, presented
         return b"", b""
