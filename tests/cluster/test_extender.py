@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -144,6 +145,10 @@ def test_kube_scheduler_checks_the_extenders_certificate(lab: Cluster, tmp_path:
         assert found.bound() == 0
 
 
+FILES_KEPT_S = 1.5
+"""Longer than kube-scheduler keeps the files of its certificate for new connections (client-go, transport.go: 1 s)."""
+
+
 def test_kube_scheduler_shows_its_certificate_and_others_are_refused(lab: Cluster, tmp_path: Path) -> None:
     """Its files are read again for new connections: as another client it is refused, with the reason in an event."""
     authority = Authority(tmp_path)
@@ -172,6 +177,7 @@ def test_kube_scheduler_shows_its_certificate_and_others_are_refused(lab: Cluste
         assert replica.metric('gpuvirt_extender_tls_refused_total{reason="peer did not return a certificate"}') == 1
 
         show(other)
+        time.sleep(FILES_KEPT_S)  # noqa: TID251  for a program outside
         replica.process.terminate()  # so that kube-scheduler connects again
         replica.process.wait(20)
         found.replicas.remove(replica)
