@@ -171,7 +171,7 @@ class RecordedAllocations:
 
     def why_unknown(self, look: Look) -> Reason | None:
         """Return why the record is not complete, None if it is."""
-        for path, found in ((self.paths.checkpoint, look.checkpoint), (self.paths.claims, look.claims)):
+        for path, found in ((self._checkpoint_path, look.checkpoint), (self._claims_path, look.claims)):
             if isinstance(found, DamagedError):
                 return allocations_unknown(f"{path}: {found}")
             if isinstance(found, OSError) and not isinstance(found, FileNotFoundError):

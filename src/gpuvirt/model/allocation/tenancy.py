@@ -168,20 +168,23 @@ class FormerTenants:
 
     def needs_reset(self, gpu: PciAddress, desired: TenantKind) -> bool:
         """Return whether a tenant of this kind gets the GPU only if the kernel can reset it."""
+        return self._to_reset(gpu, desired) is not None
+
+    def _to_reset(self, gpu: PciAddress, desired: TenantKind) -> Tenancy | None:
+        """Return the last tenant of a GPU that must be reset after it, None for other GPUs."""
         if not self.required or gpu in self.same_pod:
-            return False
+            return None
         tenancy = self.tenancies.of(gpu)
-        return tenancy is not None and tenancy.needs_reset(desired)
+        return tenancy if tenancy is not None and tenancy.needs_reset(desired) else None
 
     def why_withheld(
         self, functions: Mapping[PciAddress, PciFunction], gpu: PciAddress, desired: TenantKind
     ) -> Reason | None:
         """Return why a tenant of this kind does not get a GPU now, None if it may."""
-        if not self.needs_reset(gpu, desired):
+        if (former := self._to_reset(gpu, desired)) is None:
             return None
         reset = reset_of(functions, gpu)
-        former = self.tenancies.of(gpu)
-        if reset is Reset.POSSIBLE or former is None:
+        if reset is Reset.POSSIBLE:
             return None
         return unhealthy.not_reset(gpu, former.text, is_known=reset is Reset.IMPOSSIBLE)
 
