@@ -45,10 +45,11 @@ def _offers_without_gate(device_plugins: Path) -> bool | Unread:
     The privileged agent has gates elsewhere; it is none of these.
     """
     try:
-        if not device_plugins.is_dir():
+        if not device_plugins.is_dir() or has_member(gate_at(plugin_gates(device_plugins))):
             return False
+        # Only where no plugin has the lock is it held here, for microseconds: an agent that starts then tries again.
         with no_plugin(device_plugins) as nobody_offers:
-            return not nobody_offers and not has_member(gate_at(plugin_gates(device_plugins)))
+            return not nobody_offers
     except GateFailedError as error:
         return Unread(HostPath(str(error.path)), seen=error.problem)
 
