@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,13 +18,13 @@ from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
-from gpuvirt.facts.ids import ConfigMapName, NodeName
+from gpuvirt.facts.ids import ConfigMapName, NodeName, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
+from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.published.notice import Notice
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.sim.clock import BEGINNING
 
@@ -93,9 +93,10 @@ class Listener:
     workload_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
     views: Cell[NodeView] = field(default_factory=lambda: Cell(NodeView(at=BEGINNING)))
     operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
-    notice: Notice | None = None
+    node_counts: Cell[Mapping[ResourceName, Count]] | None = None
     pod_inquiry: PodInquiry = field(default_factory=PodInquiry)
     shares: NodeShares | None = None
+    counted: Mapping[ResourceName, int] | None = None
     operands: OperandsObserved | None = None
     problems: dict[str, Reason] = field(default_factory=dict)
     codes: list[ReasonCode] = field(default_factory=list)
@@ -116,6 +117,9 @@ class Listener:
 
     def observe_kind(self, *, exists: bool) -> None:
         self.kind_exists = exists
+
+    def observe_node_counts(self, counts: Mapping[ResourceName, int]) -> None:
+        self.counted = counts
 
     def observe_operands(self, observed: OperandsObserved | None) -> None:
         self.operands = observed

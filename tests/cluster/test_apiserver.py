@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,6 @@ import yaml
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
-from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client, Collection, EventType, PatchType
 from gpuvirt.cluster.failures import (
     ApiError,
@@ -37,8 +37,7 @@ from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Pr
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.published.notice import Notice
+from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.store import desiredstatestore
 from tests.cluster.apilab import (
     ACCOUNT,
@@ -302,8 +301,8 @@ async def test_an_agent_may_change_only_extended_resources_in_its_own_nodes_stat
 
 
 async def test_resource_counts_are_written_before_the_kubelets_next_report(api: ApiLab) -> None:
-    notice = Notice(RealClock(), Intervals(), lambda: None)
-    agent = Listener(notice=notice)
+    counts: Cell[Mapping[ResourceName, Count]] = Cell({})
+    agent = Listener(node_counts=counts)
     name = ResourceName("example.com/gpu")
 
     def reported() -> str:
@@ -311,9 +310,9 @@ async def test_resource_counts_are_written_before_the_kubelets_next_report(api: 
         return api.node_field(r".status.allocatable.example\.com/gpu") or "0"
 
     async with following(api.credentials, agent):
-        notice.counts.set({name: Count(2, 2)})
+        counts.set({name: Count(2, 2)})
         await until(lambda: reported() == "2", lambda: agent, SOON_S)
-        notice.counts.set({name: Count(0, 0)})
+        counts.set({name: Count(0, 0)})
         await until(lambda: reported() == "0", lambda: agent, SOON_S)
         report = '{"status": {"allocatable": {"example.com/gpu": "2"}}}'
         api.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", report)

@@ -25,6 +25,7 @@ from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.offers import withdrawal
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation import allocator
 from gpuvirt.node.change import driverphase
@@ -36,7 +37,7 @@ from gpuvirt.node.change.steps import changes, driverexecutor, leasing, proving,
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import Change, Changes
 from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError
-from gpuvirt.node.known import ledgerkeeper, state, withdrawal
+from gpuvirt.node.known import ledgerkeeper, state
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
+from gpuvirt.model.offers.namereview import NameReview, ReviewTerms, review_names
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.known.resourcestates import NameReview
-from gpuvirt.sim.clock import SimClock
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
@@ -145,22 +144,21 @@ SPECS = st.none() | st.builds(
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(NAMES, NAMES, SPECS, st.floats(0, 20)), max_size=12), st.booleans())
-async def test_only_undecided_new_names_wait_and_never_longer_than_the_bound(
+def test_only_undecided_new_names_wait_and_never_longer_than_the_bound(
     life: list[tuple[set[ResourceName], set[ResourceName], NodeSpec | None, float]], expected: bool
 ) -> None:
-    clock, reported = SimClock(), dict[str, Reason | None]()
-    review = NameReview(clock, BOUND_S, lambda: None, reported.__setitem__, expected=expected)
+    now_s, review, terms = 0.0, NameReview(), ReviewTerms(BOUND_S, expected=expected)
     since: dict[ResourceName, float] = {}
     for names, before, spec, pause_s in life:
-        review.spec = spec
-        waiting = review.conclude(names, before).keys()
+        review = review_names(review, names, before, spec, terms, now_s)
+        waiting = review.waiting.keys()
+        assert review_names(review, names, before, spec, terms, now_s) == review, "deciding twice is deciding once"
         decided = {*(spec.reviewed or ()), *(one.resource for one in spec.withheld)} if spec is not None else set()
         controlled = expected or (spec is not None and spec.reviewed is not None)
         assert waiting <= names - decided
         assert controlled or not waiting
-        now_s = clock.monotonic_s()
         since = {name: since.get(name, now_s) for name in waiting}
         assert all(now_s - one < BOUND_S for one in since.values())
-        overdue = reported["controller"]
-        assert overdue is None or not waiting & set(overdue.subject.split(", "))
-        await clock.advance(pause_s)
+        assert review.problem is None or not waiting & set(review.problem.subject.split(", "))
+        assert (review.again_at_s is None) is (not waiting)
+        now_s += pause_s

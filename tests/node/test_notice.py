@@ -1,6 +1,6 @@
 """The agent corrects the node's allocatable before the kubelet's list, so that pods already bound are admitted."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import Registration
-from gpuvirt.node.published.notice import Notice
+from gpuvirt.node.loops.cell import Cell
 from gpuvirt.sim.kernel import SimKernel
 from tests.nodewithvgpus import T4_4Q, T4_8Q, VGPU
 from tests.simnode import SimNode, running_node
@@ -23,8 +23,8 @@ class Status:
     """A node's status, with the kubelet's reports and the agent's corrections."""
 
     def __init__(self, node: SimNode) -> None:
-        assert node.agent.notice is not None
-        self.notice: Notice = node.agent.notice
+        assert node.agent.node_counts is not None
+        self.counts: Cell[Mapping[ResourceName, Count]] = node.agent.node_counts
         self.node = node
         self.allocatable: dict[ResourceName, int] = {}
 
@@ -32,13 +32,13 @@ class Status:
         """Have the kubelet know all resources, and write its counts to the node's status."""
         register_all(self.node)
         self.allocatable = {ResourceName(name): sum(devices.values()) for name, devices in self.node.offered.items()}
-        self.notice.observe(dict(self.allocatable))
+        self.node.agent.observe_node_counts(dict(self.allocatable))
 
     def correct(self) -> None:
         """Have the agent write its corrections to the node's status."""
-        if (patch := patch_of(self.notice.counts.get(), self.allocatable)) is not None:
+        if (patch := patch_of(self.counts.get(), self.allocatable)) is not None:
             self.allocatable |= integer_counts(patch.status.allocatable)
-            self.notice.observe(dict(self.allocatable))
+            self.node.agent.observe_node_counts(dict(self.allocatable))
 
 
 def register_all(node: SimNode) -> None:
@@ -52,6 +52,11 @@ def count_all(node: SimNode) -> None:
     node.counted = frozenset(
         (one.name, device.id) for one in node.view.resources for device in one.devices if device.healthy
     )
+
+
+def asks_again(node: SimNode) -> bool:
+    """Return whether the agent asks the kubelet again soon what it counts."""
+    return node.agent.unsettled
 
 
 def listed(node: SimNode, resource: str) -> int:
@@ -89,8 +94,8 @@ async def test_the_list_is_shortened_after_allocatable_is_corrected(simulated: S
     async with halved(simulated("4xT4"), tmp_path) as (node, status):
         await apply_vgpus(node, "T4-4Q")
         assert listed(node, T4_8Q) == 8, "the scheduler still counts them"
-        assert node.agent.notice is not None
-        assert node.agent.notice.counts.get()[T4_8Q] == Count(0, 0)
+        assert node.agent.node_counts is not None
+        assert node.agent.node_counts.get()[T4_8Q] == Count(0, 0)
         await node.advance(1)
         assert listed(node, T4_8Q) == 8
         status.correct()
@@ -153,10 +158,10 @@ async def test_vgpus_are_allocatable_as_soon_as_the_kubelet_counts_them(simulate
         assert status.allocatable.get(T4_4Q, 0) == 0, (
             "the kubelet does not count the new vGPUs yet, and would refuse pods"
         )
-        assert node.agent.unsettled, "the agent reads the kubelet's counts again soon"
+        assert asks_again(node), "the agent reads the kubelet's counts again soon"
         count_all(node)
         await node.report_account()
-        assert status.notice.is_growing is False
+        assert not asks_again(node)
         status.correct()
         assert status.allocatable == {T4_4Q: 16, T4_8Q: 0} | {
             name: 0 for name in status.allocatable if name not in {T4_4Q, T4_8Q}
@@ -167,7 +172,7 @@ async def test_a_resource_that_another_plugin_serves_is_not_corrected(simulated:
     async with halved(simulated("4xT4"), tmp_path) as (node, status):
         node.agent.observe_registration(T4_8Q, Registration(registered=False))
         await node.settle()
-        assert T4_8Q not in status.notice.counts.get()
+        assert T4_8Q not in status.counts.get()
         await apply_vgpus(node, "T4-4Q")
         await node.settle()
         assert listed(node, T4_8Q) == 0, "no pod gets a vGPU of the agent, so the node's status needs no correction"
@@ -212,4 +217,4 @@ async def test_vgpus_at_rest_are_no_reason_to_ask_the_kubelet_often(simulated: S
             await node.report_account()
         assert listed(node, T4_8Q) == 8
         assert node.counted
-        assert not node.agent.unsettled
+        assert not asks_again(node)

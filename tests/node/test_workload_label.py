@@ -161,9 +161,8 @@ async def test_no_gpu_returns_to_its_native_driver_before_allocatable_is_correct
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS, writes_node_counts=True) as node:
         await label(node, "vm-passthrough")
-        assert node.agent.notice is not None
         node.agent.observe_registration(ResourceName(WHOLE), Registration(registered=True))
-        node.agent.notice.observe({name: len(devices) for name, devices in offered(node).items()})
+        node.agent.observe_node_counts({name: len(devices) for name, devices in offered(node).items()})
         await node.settle()
         kernel.writes.clear()
         node.agent.take_request(NodeRequest(workload=Observed("container")))

@@ -6,6 +6,7 @@ follow `views`. They don't know each other, and none of them touches the host.
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache, partial
 
@@ -17,6 +18,8 @@ from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.namereview import ReviewTerms
+from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.allocation.allocator import Allocator, Callbacks
@@ -25,15 +28,13 @@ from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt.node.known.desiredstate import DesiredState
 from gpuvirt.node.known.podinquiry import PodInquiry
-from gpuvirt.node.known.resourcestates import NameReview
-from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.known.state import NodeState, NodeTerms
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.node.published.cdifiles import CdiFiles
-from gpuvirt.node.published.notice import Notice
 from gpuvirt.node.published.statefile import StateFile
 from gpuvirt.node.reconcile import dependencies
 from gpuvirt.node.reconcile.dependencies import Dependencies
@@ -78,25 +79,27 @@ class Agent:
         self._ledger_store = ledger_store(site.ledger, site.writing, site.clock)
         self._ledger_store.load()
         self._operands = Operands(site.clock, intervals) if site.vgpus_only else None
-        self.notice = Notice(site.clock, intervals, self._stale.set) if site.writes_node_counts else None
+        self.node_counts: Cell[Mapping[ResourceName, Count]] | None = Cell({}) if site.writes_node_counts else None
         """The counts of devices for the scheduler; None where the agent does not publish them."""
-        self._review = NameReview(
-            site.clock, intervals.review_most_s, self._stale.set, self._note, expected=site.awaits_controller
-        )
         self._state = NodeState(
             settings,
             ids,
             self._ledger_store.value,
             agent,
-            notice=self.notice,
-            vgpus_only=site.vgpus_only,
+            NodeTerms(
+                intervals.of_notice if site.writes_node_counts else None,
+                ReviewTerms(intervals.review_most_s, expected=site.awaits_controller),
+                site.vgpus_only,
+            ),
         )
         self._state.tenancies = TenancyKeeper(tenancyfile.beside(site.ledger), self._ledger_store.value)
         if shares is not None:
             self._state.shared.follow(shares)
             self._state.tenancies.with_gpus = shares.with_gpus
-        self._state.resources.review = self._review
         self._concluding: Timer | None = None
+        self._again: Timer | None = None
+        self._unreviewed: Reason | None = None
+        """The problem of the review of names that was logged."""
         self._watcher = Watcher(
             site.kernel,
             site.watching,
@@ -192,7 +195,13 @@ class Agent:
 
     def observe_kind(self, *, exists: bool) -> None:
         """Take whether the cluster has the kind GpuNode; without it no controller can review resource names."""
-        self._review.observe_kind(exists=exists)
+        if self._state.resources.observe_kind(exists=exists):
+            self._stale.set()
+
+    def observe_node_counts(self, counts: Mapping[ResourceName, int]) -> None:
+        """Take the counts of resources in the node's status."""
+        if self._state.observe_status_counts(counts):
+            self._stale.set()
 
     def observe_facts(self, facts: Facts, /) -> None:
         """Take the facts of an observation of the host."""
@@ -204,8 +213,8 @@ class Agent:
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Take the kubelet's account of allocated devices, None if the kubelet did not answer."""
         self._changes.account.observe_account(account)
-        waited, growing = not self._state.observed_since, self.notice is not None and self.notice.is_growing
-        if self._state.observe_account(account) or growing or (waited and self._state.observed_since):
+        waited = not self._state.observed_since
+        if self._state.observe_account(account) or self._is_growing or (waited and self._state.observed_since):
             self._stale.set()
         self._gates.answer_commands()
         if self._may_count_otherwise or (self.operands_away.get() and self._changes.account.awaits_reading):
@@ -241,8 +250,11 @@ class Agent:
 
     @property
     def _may_count_otherwise(self) -> bool:
-        growing = self.notice is not None and self.notice.is_growing
-        return growing or self._state.awaits_count
+        return self._is_growing or self._state.awaits_count
+
+    @property
+    def _is_growing(self) -> bool:
+        return self._state.notice.is_growing(self._site.clock.monotonic_s())
 
     def observe_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take the state of a resource's registration with the kubelet."""
@@ -287,6 +299,8 @@ class Agent:
     def conclude(self) -> None:
         """Draw the conclusions from all observations."""
         self.views.set(self._refresh())
+        if self.node_counts is not None and self._state.notice.counts != self.node_counts.get():
+            self.node_counts.set(self._state.notice.counts)
         if self.shares is not None:
             sharing = self._state.shared.sharing
             self.shares.observe_gpus(sharing.gpus, sharing.minors)
@@ -294,11 +308,20 @@ class Agent:
         self._changes.concluded.set()
         if self._operands is not None:
             self._operands.stir()
-        if self._state.withdrawal.grew or (self.notice is not None and self.notice.is_growing):
+        if self._state.withdrawal.grew or self._is_growing:
             self.allocated.set()  # the kubelet is asked again for its allocations
         self._gates.answer_commands()
         self._ledger_store.save(self._state.ledger.content)
         self._watcher.observe_again_at(self._judges_again_at_s)
+        self._conclude_again_at(self._state.again_at_s)
+
+    def _conclude_again_at(self, at_s: float | None) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        clock = self._site.clock
+        self._again = (
+            clock.call_later(max(at_s - clock.monotonic_s(), 0), self._stale.set) if at_s is not None else None
+        )
 
     def _refresh(self) -> NodeView:
         """Return the view of all observations. New invalid desired state is logged once."""
@@ -312,4 +335,8 @@ class Agent:
             if invalid not in view.invalid:
                 log.info("desired state: no longer invalid: %s %s", invalid.where, invalid.reason.message)
         self._invalid = view.invalid
+        if (problem := self._state.resources.review.problem) != self._unreviewed:
+            self._unreviewed = problem
+            if problem is not None:
+                log.warning("%s", problem.text, extra={"reason": str(problem.code)})
         return view

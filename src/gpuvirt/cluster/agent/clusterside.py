@@ -28,13 +28,13 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
-from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName
+from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
+from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, nodeproblems
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.published.notice import Notice
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.tasks import keep_going
 
@@ -65,7 +65,7 @@ class Follower(Protocol):
         ...
 
     @property
-    def notice(self) -> Notice | None:
+    def node_counts(self) -> Cell[Mapping[ResourceName, Count]] | None:
         """The resource counts for the scheduler; None if this agent does not write them."""
         ...
 
@@ -90,6 +90,10 @@ class Follower(Protocol):
 
     def observe_kind(self, *, exists: bool) -> None:
         """Store whether the cluster has the kind GpuNode; without it no controller can review resource names."""
+        ...
+
+    def observe_node_counts(self, counts: Mapping[ResourceName, int], /) -> None:
+        """Store the resource counts in the node's status."""
         ...
 
     def observe_operands(self, observed: OperandsObserved | None, /) -> None:
@@ -155,9 +159,11 @@ class _Run:
             self._start("pods of the node", lambda: answer_inquiry(agent.pod_inquiry, self._dependencies, report))
 
     def _keep_node(self, claims: Sequence[Claim]) -> None:
-        node_labels, key, notice = NodeLabels(self._dependencies), self._dependencies.key, self._agent.notice
+        node_labels, key, agent = NodeLabels(self._dependencies), self._dependencies.key, self._agent
         take_request = noderequests.observe_node(self._agent.take_request, key)
-        counts = NodeCounts(self._dependencies, notice) if notice is not None else None
+        counts = None
+        if agent.node_counts is not None:
+            counts = NodeCounts(self._dependencies, agent.node_counts, agent.observe_node_counts)
 
         def observe(delta: Delta[Node]) -> None:
             node = delta.objects.get(key)

@@ -5,7 +5,7 @@ clients may write it too (Kubernetes: "Advertise Extended Resources for a Node")
 later.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -18,7 +18,7 @@ from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.shares.quantities import whole_amounts
-from gpuvirt.node.published.notice import Notice
+from gpuvirt.node.loops.cell import Cell
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -48,9 +48,15 @@ def patch_of(counts: Mapping[ResourceName, Count], observed: Mapping[ResourceNam
 class NodeCounts:
     """Keeps the resource counts in the status of one node."""
 
-    def __init__(self, dependencies: KeeperDependencies, notice: Notice) -> None:
+    def __init__(
+        self,
+        dependencies: KeeperDependencies,
+        counts: Cell[Mapping[ResourceName, Count]],
+        observe: Callable[[Mapping[ResourceName, int]], None],
+    ) -> None:
+        """`counts` are those that the status should have; `observe` gets those that it has."""
         self._dependencies = dependencies
-        self._notice = notice
+        self._counts, self._observe = counts, observe
         self._known: ObservedObject[Node] = ObservedObject()
         self._due = Signal()
 
@@ -62,18 +68,16 @@ class NodeCounts:
 
     def _report_counts(self) -> None:
         if self._known.item is not None:
-            self._notice.observe(integer_counts(self._known.item.status.allocatable))
+            self._observe(integer_counts(self._known.item.status.allocatable))
 
     async def run(self, report: ReportOutcome) -> None:
         """Write the counts whenever they differ; `report` gets each error, and None after a success."""
-        with self._notice.counts.notifying(self._due):
+        with self._counts.notifying(self._due):
             await self._dependencies.keep(self._lacking, self._write, report, self._due)
 
     def _lacking(self) -> Patch | None:
         node = self._known.item
-        return (
-            patch_of(self._notice.counts.get(), integer_counts(node.status.allocatable)) if node is not None else None
-        )
+        return patch_of(self._counts.get(), integer_counts(node.status.allocatable)) if node is not None else None
 
     async def _write(self, patch: Patch) -> None:
         client, name, before = self._dependencies.client, self._dependencies.node, self._known.latest

@@ -4,9 +4,10 @@ Nothing here waits or changes the host. The agent puts observations in; `refresh
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
-from gpuvirt.facts.ids import PciAddress, VgpuId
+from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.knowndevices import known_devices
@@ -25,10 +26,13 @@ from gpuvirt.model.desired.workload import addresses_of_settings, named_addresse
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.namereview import ReviewTerms
+from gpuvirt.model.offers.notice import Notice, NoticeTimes, announce, with_counts
 from gpuvirt.model.offers.offers import OfferInputs, Offers
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.model.offers.viewmaking import ViewInputs, make_view
+from gpuvirt.model.offers.withdrawal import Departing, KubeletCount, Withdrawal, withdraw
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.change.steps.changes import Changes
 from gpuvirt.node.known.invalidstates import InvalidStates
@@ -37,8 +41,18 @@ from gpuvirt.node.known.resourcestates import ResourceStates
 from gpuvirt.node.known.sharedstate import SharedState
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.known.vgpuplans import VgpuPlans
-from gpuvirt.node.known.withdrawal import Withdrawal
-from gpuvirt.node.published.notice import Notice
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTerms:
+    """What an agent may wait for, and what it may change."""
+
+    notice: NoticeTimes | None = None
+    """The waits for the scheduler; None if withdrawals are not announced to it."""
+    review: ReviewTerms | None = None
+    """The wait for a review of new names; None if no controller reviews them."""
+    vgpus_only: bool = False
+    """Another device plugin offers the node's devices, and gpuvirt does not change drivers."""
 
 
 class NodeState:
@@ -50,33 +64,30 @@ class NodeState:
         ids: PciIds,
         ledger: Ledger,
         agent: AgentView | None,
-        *,
-        notice: Notice | None = None,
-        vgpus_only: bool = False,
+        terms: NodeTerms = NodeTerms(),
     ) -> None:
-        """`notice` announces withdrawals to the scheduler; None if they are not announced.
-
-        `vgpus_only`: another device plugin offers the node's devices, and gpuvirt does not change drivers.
-        """
         self.settings = settings
         self.ledger = LedgerKeeper(ledger, settings.resources_without_gpus)
         self.tenancies = TenancyKeeper(None, ledger)
         """The tenants of GPUs in this boot; an agent replaces this by one with a file."""
-        self.withdrawal = Withdrawal(lambda: self.ledger.rules)
+        self.withdrawal = Withdrawal()
+        self.notice = Notice()
+        """The withdrawals that were announced to the scheduler."""
         self.invalid = InvalidStates(addresses_of_settings(settings))
         """The invalid parts of the desired state."""
         self.changes = Changes(lambda: (*self.ledger.entries, *self.shared.entries(self._inventory)))
         self.vgpu_plans = VgpuPlans()
         """The desired vGPUs, and the plans toward them."""
-        self.resources = ResourceStates()
+        self.resources = ResourceStates(terms.review)
         self.shared = SharedState(settings.shares)
-        self._ids, self._agent, self._notice = ids, agent, notice
-        self._vgpus_only = vgpus_only
+        self._ids, self._agent, self._terms = ids, agent, terms
         self._inventory: Inventory | None = None
         self._observations = 0
         self._offers = Offers()
         self._notes: dict[str, Reason] = {}
         """The problems of the agent's parts, by part."""
+        self._status_counts: Mapping[ResourceName, int] | None = None
+        """The counts of resources in the node's status, None if not observed yet."""
         self._modes = Modes()
         self._follows_cluster = False
         self._closed = Scope()
@@ -118,13 +129,28 @@ class NodeState:
     @property
     def _drivers(self) -> DesiredDrivers:
         """The desired drivers of the present GPUs."""
-        gpus = self._inventory.gpus if self._inventory is not None and not self._vgpus_only else ()
+        gpus = self._inventory.gpus if self._inventory is not None and not self._terms.vgpus_only else ()
         return drivers_of(self._modes, gpus)
 
     @property
     def former(self) -> FormerTenants:
         """The last tenants of GPUs in this boot, and whether the settings require a reset between tenants."""
         return FormerTenants(self.tenancies.value, self.settings.require_reset)
+
+    @property
+    def _count(self) -> KubeletCount:
+        """What the kubelet counts by its last answer."""
+        return KubeletCount(self._inventory, self.ledger.account, self.ledger.rules)
+
+    def why_unsettled(self, gpu: PciAddress) -> Reason | None:
+        """Return why the kubelet may still admit pods by a GPU's withdrawn vGPUs, None if it does not."""
+        return self.withdrawal.why_unsettled(self._count, gpu)
+
+    @property
+    def again_at_s(self) -> float | None:
+        """When conclusions differ without a new observation; None: never."""
+        times = (self.notice.again_at_s, self.resources.review.again_at_s)
+        return min((at_s for at_s in times if at_s is not None), default=None)
 
     @property
     def observed_since(self) -> bool:
@@ -134,7 +160,7 @@ class NodeState:
     @property
     def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
         """The withdrawn functions that the kubelet may still count, with its names for them."""
-        return self.withdrawal.still_counted(self._inventory, self.ledger.account)
+        return self.withdrawal.still_counted(self._count)
 
     @property
     def count_unread(self) -> Unread | None:
@@ -145,12 +171,12 @@ class NodeState:
     @property
     def leaving(self) -> frozenset[VgpuId]:
         """The withdrawn vGPUs that the kubelet still counts by its last answer."""
-        return self.withdrawal.leaving(self._inventory, self.ledger.account)
+        return self.withdrawal.leaving(self._count)
 
     @property
     def awaits_count(self) -> bool:
         """Whether the kubelet may still count a device that leaves."""
-        return self.withdrawal.awaits_count(self._inventory, self.ledger.account) or bool(self.undrained)
+        return self.withdrawal.awaits_count(self._count) or bool(self.undrained)
 
     @property
     def _changing(self) -> Scope:
@@ -182,7 +208,7 @@ class NodeState:
     @property
     def suspicious(self) -> bool:
         """Whether a device seems to be in use by a process without a pod."""
-        if self._vgpus_only:
+        if self._terms.vgpus_only:
             return self._inventory is not None and self.vgpu_plans.waits_for_processes(
                 self._inventory, self.ledger.entries
             )
@@ -221,6 +247,11 @@ class NodeState:
         is_change = is_change or self.tenancies.value is not tenancies or self.tenancies.problem != problem
         return is_change or (self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving) != before
 
+    def observe_status_counts(self, counts: Mapping[ResourceName, int]) -> bool:
+        """Take the counts of resources in the node's status; return whether they have changed."""
+        is_change, self._status_counts = counts != self._status_counts, counts
+        return is_change
+
     def set_vgpu_configs(self, config_set: ConfigSet | None, problem: InvalidDesired | None) -> None:
         """Set the vGPU configs, None if they are unknown, and the problem of the newest ConfigMap."""
         self.vgpu_plans.config_set, self.invalid.configs = config_set, problem
@@ -258,23 +289,31 @@ class NodeState:
         self.vgpu_plans.conclude(inventory, self.holdings, self._modes, drivers, self.invalid.named)
         self.invalid.conclude(self.vgpu_plans, inventory.gpus)
         self._closed = self._changing
-        functions, vgpus = withdrawn(inventory, drivers), self.vgpu_plans.undesired
-        going = frozenset[str](functions) | vgpus
-        registered = self.resources.registered
-        passed = self._notice.passed(going, registered(self._offers)) if self._notice is not None else going
-        self.withdrawal.conclude(functions, vgpus, passed, now_s, drained=self._drained.functions)
-        if not self._vgpus_only:
+        departing = Departing(withdrawn(inventory, drivers), self.vgpu_plans.undesired, self._drained.functions)
+        self.withdrawal = withdraw(self.withdrawal, departing, self._announced(departing.names, now_s), now_s)
+        if not self._terms.vgpus_only:
             self._offers = self.resources.make_offers(inventory, self._offer_inputs(now_s), self._offers)
         sharing = self.shared.inputs(self._modes, self.former, self._closed, self._blocked)
         self.shared.conclude(inventory, sharing, now_s)
-        account = self.ledger.account
-        if self._notice is not None:
-            self._notice.conclude(
-                registered(self._offers), going, account.surely_counted if account is not None else ()
-            )
+        self._count_devices(departing.names, now_s)
         self.ledger.record_tenants(self.tenancies.for_ledger, self.tenancies.recorded_boot)
         self.ledger.record_offers(self._offers, self.resources.waiting.keys())
         return self._view(inventory, drivers, at)
+
+    def _announced(self, going: frozenset[str], now_s: float) -> frozenset[str]:
+        """Announce the withdrawal of devices to the scheduler, and return those that it had time for."""
+        if (times := self._terms.notice) is None:
+            return going
+        offers = self.resources.registered(self._offers)
+        self.notice = announce(self.notice, going, offers, self._status_counts, times, now_s)
+        return self.notice.passed
+
+    def _count_devices(self, going: frozenset[str], now_s: float) -> None:
+        """Count the devices for the scheduler."""
+        if (times := self._terms.notice) is not None:
+            offers, account = self.resources.registered(self._offers), self.ledger.account
+            counted = account.surely_counted if account is not None else ()
+            self.notice = with_counts(self.notice, offers, going, counted, times, now_s)
 
     def _offer_inputs(self, now_s: float) -> OfferInputs:
         """Return the inputs of offers besides the host's state."""
@@ -319,7 +358,8 @@ class NodeState:
     def _problems(self) -> tuple[Reason, ...]:
         """The problems of the node, the invalid desired state first."""
         tenancies = () if self.tenancies.problem is None else (self.tenancies.problem,)
-        return tuple(dict.fromkeys((*self.invalid.reasons, *tenancies, *self._notes.values())))
+        review = () if self.resources.review.problem is None else (self.resources.review.problem,)
+        return tuple(dict.fromkeys((*self.invalid.reasons, *tenancies, *review, *self._notes.values())))
 
     @property
     def holdings(self) -> tuple[Holding, ...]:

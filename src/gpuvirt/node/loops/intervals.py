@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gpuvirt.model.offers.notice import NoticeTimes
+
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
@@ -59,3 +61,8 @@ class Intervals:
     """Between checks of NVIDIA's CDI specs while GPUs are shared; a spec that has not changed is not parsed."""
     streamless_s: float = 5.0
     """How long a resource may be without a ListAndWatch stream before it is registered again."""
+
+    @property
+    def of_notice(self) -> NoticeTimes:
+        """The intervals of announced withdrawals."""
+        return NoticeTimes(self.notice_s, self.notice_most_s, self.growth_s)

@@ -50,8 +50,7 @@ class PodAccount:
         self.awaits_reading = not self._was_read_twice_since(since_s)
         if self.awaits_reading:
             return refusals.allocations_unknown(gpu)
-        state = self._state
-        return state.withdrawal.why_unsettled(state.inventory, state.ledger.account, gpu)
+        return self._state.why_unsettled(gpu)
 
     def _was_read_twice_since(self, since_s: float) -> bool:
         later = [reading.at_s for reading in self._readings if reading.at_s >= since_s]

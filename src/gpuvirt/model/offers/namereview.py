@@ -1,0 +1,67 @@
+"""The controller's review of a node's resource names: a new name waits for it, for a bounded time.
+
+Two plugins of one name confuse the kubelet, even for a moment. So a name that this node has never offered waits until
+the controller has checked that KubeVirt does not offer it itself. The wait is bounded: without devices no VM starts on
+the node, while a second plugin takes no device from a VM, since Allocate reads every device again.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import ResourceName
+from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.offers.withholding import Withholding
+from gpuvirt.model.reasons import Reason, nodeproblems
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewTerms:
+    """Whether a review can be awaited on a node, and how long."""
+
+    most_s: float
+    expected: bool = False
+    """A controller has deployed this agent. A spec with reviewed names shows a controller as well."""
+    is_possible: bool = True
+    """Whether the cluster has the kind GpuNode; without it no controller can review names."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameReview:
+    """The names that wait, since when, in seconds of the monotonic clock."""
+
+    since_s: Mapping[ResourceName, float] = field(default_factory=dict)
+    """When each name began to wait; also a name that has waited too long."""
+    waiting: Mapping[ResourceName, Withholding] = field(default_factory=dict)
+    """Resources that are not registered yet."""
+    problem: Reason | None = None
+    """Names that no longer wait, since no controller has reviewed them in time."""
+    again_at_s: float | None = None
+    """When the next name has waited long enough; None if none waits."""
+
+
+def review_names(
+    before: NameReview,
+    names: Iterable[ResourceName],
+    offered_before: Collection[ResourceName],
+    spec: NodeSpec | None,
+    terms: ReviewTerms,
+    now_s: float,
+) -> NameReview:
+    """Return the names that must wait. Names that this node has offered before never wait.
+
+    `spec` is the GpuNode's, as last observed, also before a restart.
+    """
+    reviewed = spec.reviewed if spec is not None else None
+    decided = {*(reviewed or ()), *(withheld.resource for withheld in (spec.withheld if spec is not None else ()))}
+    awaited = terms.is_possible and (terms.expected or reviewed is not None)
+    unknown = set(names) - decided if awaited else set()
+    since_s = {name: since_s for name, since_s in before.since_s.items() if name in unknown}
+    since_s |= dict.fromkeys(sorted(unknown - since_s.keys() - set(offered_before)), now_s)
+    waiting = sorted(name for name, at_s in since_s.items() if now_s < at_s + terms.most_s)
+    silent = sorted(since_s.keys() - set(waiting))
+    return NameReview(
+        since_s,
+        {name: Withholding(nodeproblems.awaits_controller(name, terms.most_s), silent=True) for name in waiting},
+        nodeproblems.controller_silent(silent, terms.most_s) if silent else None,
+        min((since_s[name] + terms.most_s for name in waiting), default=None),
+    )

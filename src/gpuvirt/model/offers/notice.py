@@ -1,0 +1,96 @@
+"""Announces withdrawals to the scheduler: the counts in the node's status fall before devices are withdrawn.
+
+The scheduler counts devices by the node's status, which the kubelet writes every ten seconds. If the scheduler binds a
+pod by an outdated count, the kubelet refuses the pod once its list of devices is shorter. So the node's status is
+lowered first, and the list is shortened a moment later, when earlier bound pods are admitted. If the status can't be
+written, a withdrawal waits for a few seconds only. When the kubelet counts further devices, the status is raised at
+once.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.model.offers.offers import Offers
+from gpuvirt.model.offers.schedulable import Count, counts, free_names, is_known
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeTimes:
+    """How long withdrawals wait for the scheduler, and how long new devices are awaited."""
+
+    notice_s: float
+    """From when the scheduler no longer counts a device to its withdrawal."""
+    notice_most_s: float
+    """The longest wait for the scheduler before a withdrawal."""
+    growth_s: float
+    """How long the kubelet may take to count new devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The announced withdrawals of one node. Times are in seconds of the monotonic clock."""
+
+    counts: Mapping[ResourceName, Count] = field(default_factory=dict)
+    """The counts of resources that the node's status should have."""
+    since_s: Mapping[str, float] = field(default_factory=dict)
+    """When the withdrawal of each offered function or vGPU was announced."""
+    known_since_s: float | None = None
+    """Since when the scheduler counts none of these devices."""
+    growing_until_s: float = 0.0
+    passed: frozenset[str] = frozenset()
+    """The functions and vGPUs that may be withdrawn."""
+    again_at_s: float | None = None
+    """When the next of them may be withdrawn; None if none waits."""
+
+    def is_growing(self, now_s: float) -> bool:
+        """Return whether the kubelet may soon count further devices, which the node's status must show then."""
+        return now_s < self.growing_until_s and any(count.least < count.most for count in self.counts.values())
+
+
+def announce(
+    before: Notice,
+    going: frozenset[str],
+    offers: Offers,
+    of_status: Mapping[ResourceName, int] | None,
+    times: NoticeTimes,
+    now_s: float,
+) -> Notice:
+    """Return the notice with those devices of `going` that may be withdrawn now. What is not offered needs no notice.
+
+    `of_status` are the counts in the node's status, None if not observed yet.
+    """
+    known = of_status is not None and is_known(counts(offers, going, ()), of_status)
+    since_s = {device: before.since_s.get(device, now_s) for device in going & free_names(offers)}
+    known_since_s = before.known_since_s if known and not since_s.keys() - before.since_s.keys() else None
+    if known and known_since_s is None:
+        known_since_s = now_s
+    until_s = {device: _until_s(at_s, known_since_s, times) for device, at_s in since_s.items()}
+    waiting_s = {device: at_s for device, at_s in until_s.items() if at_s > now_s}
+    return replace(
+        before,
+        since_s=since_s,
+        known_since_s=known_since_s,
+        passed=going - waiting_s.keys(),
+        again_at_s=min(waiting_s.values(), default=None),
+    )
+
+
+def _until_s(since_s: float, known_since_s: float | None, times: NoticeTimes) -> float:
+    """Return when a device may be withdrawn."""
+    most_s = since_s + times.notice_most_s
+    return most_s if known_since_s is None else min(most_s, max(since_s, known_since_s) + times.notice_s)
+
+
+def with_counts(
+    before: Notice,
+    offers: Offers,
+    going: frozenset[str],
+    counted: Iterable[tuple[ResourceName, DeviceId]],
+    times: NoticeTimes,
+    now_s: float,
+) -> Notice:
+    """Return the notice with the counts by the offers, the departing devices (`going`), and the kubelet's count."""
+    now = counts(offers, going, counted)
+    grows = any(count.most > before.counts.get(name, Count(0, 0)).most for name, count in now.items())
+    return replace(before, counts=now, growing_until_s=now_s + times.growth_s if grows else before.growing_until_s)
