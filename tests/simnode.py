@@ -25,6 +25,7 @@ from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
+from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.site import Moving, PodStarts, Site
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
@@ -196,6 +197,7 @@ async def running_node(
     awaits_controller: bool = False,
     sees_processes: bool = True,
     plugin_only: bool = False,
+    shares: NodeShares | None = None,
 ) -> AsyncIterator[SimNode]:
     """Run an agent for as long as the context lasts; a second agent on the same folder is a restart of the first."""
     clock = SimClock()
@@ -227,7 +229,7 @@ async def running_node(
         moving=Moving(host, moving or (lambda _: InlineWorker())) if not plugin_only else None,
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
-    agent = Agent(site, settings or Settings(), ids, who, intervals or Intervals())
+    agent = Agent(site, settings or Settings(), ids, who, intervals or Intervals(), shares)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
         running = group.create_task(agent.run())

@@ -67,23 +67,19 @@ class HeldWorker:
 class Shared:
     """A node with two shared GPUs, and the choice among them."""
 
-    def __init__(self, node: SimNode, folder: Path, worker: InlineWorker | HeldWorker) -> None:
-        self.node = node
+    def __init__(self, node: SimNode, folder: Path, shares: NodeShares) -> None:
+        self.node, self.shares = node, shares
         self.gates = Gate(folder / "locks")
         """The gates as another process has them."""
-        files = SpecFiles(folder / "cdi", (folder / "cdi",))
-        self.shares = stored_shares(folder / "shares.json", files, worker, ShareSettings())
         specs = [spec for spec in [parse("nvidia.json", nvidia_spec({A: 0, B: 1}).encode())] if spec is not None]
         self.shares.observe_runtime("containerd://2.1.3")
         self._specs = specs
-        self.observe()
+        self.judge()
         claims: GatedGpus = node.agent.gpu_claims
         self.choice = GpuChoice(self.shares, claims)
-        node.agent._state.shared.follow(self.shares)
 
-    def observe(self) -> None:
-        sharing = self.node.agent._state.shared.sharing
-        self.shares.observe_gpus(sharing.gpus, sharing.minors)
+    def judge(self) -> None:
+        """Conclude which GPUs containers can get."""
         self.shares.judge(self._specs, cdi_enabled=None)
 
     async def choose(self, gpu: GpuId | None, units: int = 1000) -> str:
@@ -105,9 +101,11 @@ class Shared:
 async def shared(
     kernel: SimKernel, folder: Path, worker: InlineWorker | HeldWorker | None = None
 ) -> AsyncIterator[Shared]:
-    async with running_node(kernel, folder, SHARED) as node:
+    files = SpecFiles(folder / "cdi", (folder / "cdi",))
+    shares = stored_shares(folder / "shares.json", files, worker or InlineWorker(), ShareSettings())
+    async with running_node(kernel, folder, SHARED, shares=shares) as node:
         await node.report_account()
-        found = Shared(node, folder, worker or InlineWorker())
+        found = Shared(node, folder, shares)
         assert dict(found.shares.node.get().capacity) == {A: 1000, B: 1000}
         yield found
 

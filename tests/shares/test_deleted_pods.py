@@ -87,14 +87,16 @@ async def test_the_scheduler_does_not_count_the_units_that_a_deleted_pod_keeps(s
     async with shared_node(short_path) as node:
         pod = await node.admit("p", 300, gpu="GPU-a")
         await node.start(pod)
-        assert not node.agent.shares.kept_by_gpu()
+        assert not node.agent.shares.given.kept_by_gpu()
         node.lose(pod)
-        await until(lambda: node.agent.shares.kept_by_gpu() == {A: 300})
+        await until(lambda: node.agent.shares.given.kept_by_gpu() == {A: 300})
         gpus = SharedGpus(tuple(SharedGpu(PciAddress("0000:02:00.0"), gpu, Units(1000)) for gpu in GPUS))
-        kept = tuple(replace(gpu, kept=node.agent.shares.kept_by_gpu().get(gpu.id or A, Units(0))) for gpu in gpus.gpus)
+        kept = tuple(
+            replace(gpu, kept=node.agent.shares.given.kept_by_gpu().get(gpu.id or A, Units(0))) for gpu in gpus.gpus
+        )
         assert replace(gpus, gpus=kept).schedulable == {A: 700, B: 1000}
         node.end_processes(pod)
-        await until(lambda: not node.agent.shares.kept_by_gpu())
+        await until(lambda: not node.agent.shares.given.kept_by_gpu())
         assert node.used(A) == 300, "the kubelet's record has it, and the scheduler need not know"
         node.kubelet.end_pod("p")
         await until(lambda: node.used(A) == 0)

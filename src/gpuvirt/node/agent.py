@@ -90,12 +90,14 @@ class Agent:
                 intervals.of_notice if site.writes_node_counts else None,
                 ReviewTerms(intervals.review_most_s, expected=site.awaits_controller),
                 site.vgpus_only,
+                (lambda: shares.given) if shares is not None else (lambda: None),
+            ),
+            TenancyKeeper(
+                tenancyfile.beside(site.ledger),
+                self._ledger_store.value,
+                *([shares.with_gpus] if shares is not None else []),
             ),
         )
-        self._state.tenancies = TenancyKeeper(tenancyfile.beside(site.ledger), self._ledger_store.value)
-        if shares is not None:
-            self._state.shared.follow(shares)
-            self._state.tenancies.with_gpus = shares.with_gpus
         self._concluding: Timer | None = None
         self._again: Timer | None = None
         self._unreviewed: Reason | None = None
@@ -240,7 +242,7 @@ class Agent:
 
     @property
     def _judges_again_at_s(self) -> float | None:
-        verdicts = (self._state.offers.verdict, self._state.shared.sharing.verdict)
+        verdicts = (self._state.offers.verdict, self._state.sharing.verdict)
         return min((verdict.again_at_s for verdict in verdicts if verdict.again_at_s is not None), default=None)
 
     @property
@@ -302,8 +304,7 @@ class Agent:
         if self.node_counts is not None and self._state.notice.counts != self.node_counts.get():
             self.node_counts.set(self._state.notice.counts)
         if self.shares is not None:
-            sharing = self._state.shared.sharing
-            self.shares.observe_gpus(sharing.gpus, sharing.minors)
+            self.shares.observe_gpus(self._state.sharing.gpus, self._state.sharing.minors)
         self._changes.desired.conclude()
         self._changes.concluded.set()
         if self._operands is not None:

@@ -3,15 +3,16 @@
 Nothing here waits or changes the host. The agent puts observations in; `refresh` draws the conclusions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.knowndevices import known_devices
-from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
+from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
@@ -26,26 +27,32 @@ from gpuvirt.model.desired.workload import addresses_of_settings, named_addresse
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.givenshares import GivenShares, entries_of, with_given
 from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.notice import Notice, NoticeTimes, announce, with_counts
 from gpuvirt.model.offers.offers import OfferInputs, Offers
+from gpuvirt.model.offers.sharing import SharedOffer, ShareInputs, share_gpus
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.model.offers.viewmaking import ViewInputs, make_view
 from gpuvirt.model.offers.withdrawal import Departing, KubeletCount, Withdrawal, withdraw
 from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.shares.otherplugins import OtherPlugins, other_plugins
 from gpuvirt.node.change.steps.changes import Changes
 from gpuvirt.node.known.invalidstates import InvalidStates
 from gpuvirt.node.known.ledgerkeeper import LedgerKeeper
 from gpuvirt.node.known.resourcestates import ResourceStates
-from gpuvirt.node.known.sharedstate import SharedState
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.known.vgpuplans import VgpuPlans
 
 
+def _none() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeTerms:
-    """What an agent may wait for, and what it may change."""
+    """What an agent may wait for, what it may change, and where it reads the shares of pods."""
 
     notice: NoticeTimes | None = None
     """The waits for the scheduler; None if withdrawals are not announced to it."""
@@ -53,6 +60,8 @@ class NodeTerms:
     """The wait for a review of new names; None if no controller reviews them."""
     vgpus_only: bool = False
     """Another device plugin offers the node's devices, and gpuvirt does not change drivers."""
+    read_shares: Callable[[], GivenShares | None] = _none
+    """Returns the shares that pods have, None for an agent that can't share GPUs; any thread calls it."""
 
 
 class NodeState:
@@ -65,21 +74,25 @@ class NodeState:
         ledger: Ledger,
         agent: AgentView | None,
         terms: NodeTerms = NodeTerms(),
+        tenancies: TenancyKeeper | None = None,
     ) -> None:
+        """Without `tenancies`, the tenants of GPUs are only remembered."""
         self.settings = settings
         self.ledger = LedgerKeeper(ledger, settings.resources_without_gpus)
-        self.tenancies = TenancyKeeper(None, ledger)
-        """The tenants of GPUs in this boot; an agent replaces this by one with a file."""
+        self.tenancies = tenancies if tenancies is not None else TenancyKeeper(None, ledger)
+        """The tenants of GPUs in this boot."""
         self.withdrawal = Withdrawal()
         self.notice = Notice()
         """The withdrawals that were announced to the scheduler."""
         self.invalid = InvalidStates(addresses_of_settings(settings))
         """The invalid parts of the desired state."""
-        self.changes = Changes(lambda: (*self.ledger.entries, *self.shared.entries(self._inventory)))
+        self.changes = Changes(lambda: (*self.ledger.entries, *self._entries_of_shares()))
         self.vgpu_plans = VgpuPlans()
         """The desired vGPUs, and the plans toward them."""
         self.resources = ResourceStates(terms.review)
-        self.shared = SharedState(settings.shares)
+        self.sharing = SharedOffer()
+        """The units of each GPU in mode `shared`, as last concluded from the host and the kubelet."""
+        self._other_plugins: OtherPlugins | Unknown = Unknown()
         self._ids, self._agent, self._terms = ids, agent, terms
         self._inventory: Inventory | None = None
         self._observations = 0
@@ -229,6 +242,21 @@ class NodeState:
         self.tenancies.observe_account(self.ledger.account, self.ledger.rules)
         return True
 
+    @property
+    def _units_resource(self) -> ResourceName:
+        return ResourceName(self.settings.shares.resource)
+
+    @property
+    def _share_inputs(self) -> ShareInputs:
+        """The inputs of shared GPUs. Devices of other plugins are unknown while an account is missing or incomplete."""
+        settings, plugins = self.settings.shares, self._other_plugins
+        return ShareInputs(self._modes, settings, plugins, self.former, self._closed, self._blocked)
+
+    def _entries_of_shares(self) -> tuple[Entry, ...]:
+        """Return the GPUs of shares as allocations; any thread calls it."""
+        given = self._terms.read_shares()
+        return entries_of(given.records, self._inventory, self._units_resource) if given is not None else ()
+
     def observe_gates(self, drained: Scope, blocked: Mapping[PciAddress, str]) -> bool:
         """Take the devices that other processes change or drain, and the steps that the kernel blocks.
 
@@ -243,8 +271,10 @@ class NodeState:
         problem, tenancies = self.tenancies.problem, self.tenancies.value
         self.ledger.observe_account(account)
         self.tenancies.observe_account(account, self.ledger.rules)
-        is_change = self.shared.observe_account(account)
-        is_change = is_change or self.tenancies.value is not tenancies or self.tenancies.problem != problem
+        plugins, self._other_plugins = self._other_plugins, other_plugins(account, self._units_resource)
+        is_change = (
+            self._other_plugins != plugins or self.tenancies.value is not tenancies or self.tenancies.problem != problem
+        )
         return is_change or (self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving) != before
 
     def observe_status_counts(self, counts: Mapping[ResourceName, int]) -> bool:
@@ -293,8 +323,7 @@ class NodeState:
         self.withdrawal = withdraw(self.withdrawal, departing, self._announced(departing.names, now_s), now_s)
         if not self._terms.vgpus_only:
             self._offers = self.resources.make_offers(inventory, self._offer_inputs(now_s), self._offers)
-        sharing = self.shared.inputs(self._modes, self.former, self._closed, self._blocked)
-        self.shared.conclude(inventory, sharing, now_s)
+        self.sharing = share_gpus(inventory, self._share_inputs, self.sharing.verdict, now_s)
         self._count_devices(departing.names, now_s)
         self.ledger.record_tenants(self.tenancies.for_ledger, self.tenancies.recorded_boot)
         self.ledger.record_offers(self._offers, self.resources.waiting.keys())
@@ -334,6 +363,7 @@ class NodeState:
 
     def _view(self, inventory: Inventory, drivers: DesiredDrivers, at: datetime) -> NodeView:
         workload = workload_of(self._modes.default, inventory)
+        given = self._terms.read_shares()
         inputs = ViewInputs(
             inventory,
             self._offers,
@@ -349,8 +379,8 @@ class NodeState:
             workload=workload,
             conditions=conditions(inventory, workload, drivers),
             withholdings={**self.resources.waiting, **self.resources.withholdings},
-            sharing=self.shared.shown,
-            pods_with_shares=self.shared.pods_with_shares(),
+            sharing=with_given(self.sharing, given),
+            pods_with_shares=given.pods_by_gpu() if given is not None else {},
         )
         return make_view(inputs, at)
 

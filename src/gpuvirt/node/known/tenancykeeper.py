@@ -22,10 +22,16 @@ Change = Callable[[Tenancies], Tenancies]
 class TenancyKeeper:
     """The tenants of one node's GPUs."""
 
-    def __init__(self, file: TenancyFile | None, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        file: TenancyFile | None,
+        ledger: Ledger,
+        with_gpus: Callable[[Consumers], Consumers] = lambda consumers: consumers,
+    ) -> None:
         """`file` is None for a view of the host without an agent, which records nothing.
 
-        `ledger` is the ledger as the last agent has left it.
+        `ledger` is the ledger as the last agent has left it. `with_gpus` puts the GPUs of shares in place of their
+        units.
         """
         self._file = file
         self._ledger = ledger
@@ -36,8 +42,7 @@ class TenancyKeeper:
         """The changes since the last one that could be written."""
         self._boot_id: BootId | None = None
         self._inventory: Inventory | None = None
-        self.with_gpus: Callable[[Consumers], Consumers] = lambda consumers: consumers
-        """Puts the GPUs of shares in place of their units."""
+        self._with_gpus = with_gpus
         self.problem: Reason | None = None
         """Why the file can't be written, or that it was lost."""
 
@@ -87,7 +92,7 @@ class TenancyKeeper:
         """Take the kubelet's account, None if the kubelet did not answer."""
         inventory = self._inventory
         if account is not None and account.recorded and inventory is not None:
-            devices = self.with_gpus(account.devices)
+            devices = self._with_gpus(account.devices)
             self._update(lambda found: observe_devices(found, inventory, devices, rules))
 
     def give(self, gpus: Mapping[PciAddress, TenantKind], *, on_disk: bool) -> Reason | None:

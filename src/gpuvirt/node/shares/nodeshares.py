@@ -10,8 +10,8 @@ from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.offers.givenshares import GivenShares
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons.sharing import RUNTIME
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, offered
 from gpuvirt.model.shares.node.keptshares import KeptShare
@@ -112,31 +112,10 @@ class NodeShares:
             self.node.set(shrunk)
         self.published.set(sharing)
 
-    def why_withheld(self, gpu: GpuId) -> Reason | None:
-        """Return why containers can't get a GPU that is to be shared, None if they can."""
-        known = gpu in self.node.get().capacity
-        return None if known else next((one for one in self.withheld.get() if one.subject in {gpu, RUNTIME}), None)
-
-    def pods_by_gpu(self) -> Mapping[GpuId, tuple[str, ...]]:
-        """Return the pods that have shares of each GPU, as texts in order: `pod default/a`."""
-        found: dict[GpuId, tuple[str, ...]] = {}
-        for pod in self.records.pods.values():
-            for gpu in pod.placement.used:
-                found[gpu] = (*found.get(gpu, ()), f"pod {pod.namespace}/{pod.name}")
-        return {gpu: tuple(sorted(pods)) for gpu, pods in found.items()}
-
-    def kept_by_gpu(self) -> Mapping[GpuId, Units]:
-        """Return the units that pods keep that the API server lacks or calls ended, of each GPU.
-
-        A pod that only the kubelet's record still has does not count: the kubelet writes its record again soon, and
-        the scheduler need not know.
-        """
-        pods, kept = self.store.records.get().pods, self.kept.get()
-        found: dict[GpuId, Units] = {}
-        for uid in (uid for uid, why in kept.items() if uid in pods and why is not KeptShare.RECORDED):
-            for gpu, units in pods[uid].placement.used.items():
-                found[gpu] = Units(found.get(gpu, 0) + units)
-        return found
+    @property
+    def given(self) -> GivenShares:
+        """The shares that pods have, as they are now; any thread reads it."""
+        return GivenShares(self.records, self.kept.get(), self.node.get().capacity, self.withheld.get())
 
     @contextmanager
     def notifying(self, changed: Signal) -> Iterator[None]:
