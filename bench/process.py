@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,12 @@ mount -t tmpfs bench /dev
 for node in null zero full random urandom tty; do touch /dev/$node; mount --bind "$WORK/dev/$node" /dev/$node; done
 cp -r "$GPUVIRT_HOST_ROOT/dev/vfio" /dev/vfio
 mount --bind "$GPUVIRT_HOST_ROOT/sys" /sys
-mkdir -p /var/lib/kubelet
 mount --bind "$GPUVIRT_KUBELET_DIR" /var/lib/kubelet
 unset GPUVIRT_HOST_ROOT GPUVIRT_KUBELET_DIR
 exec "$@"
 """
 """Mounts the host's files where a program with fixed paths reads them, in a mount namespace of its own."""
+KUBELET = Path("/var/lib/kubelet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,30 @@ def started(plugin: Plugin, host: Path, kubelet: Path, bytecode: Path) -> Iterat
     command = list(plugin.command)
     if plugin.wants_fixed_paths:
         command = ["unshare", "--mount", "sh", "-c", PEER, "sh", *command]
-    with (kubelet / "log").open("wb") as output:
+    fixed = mount_point(KUBELET) if plugin.wants_fixed_paths else nullcontext()
+    with fixed, (kubelet / "log").open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         try:
             yield process
         finally:
             process.terminate()
             process.wait(10)
+
+
+@contextmanager
+def mount_point(folder: Path) -> Iterator[None]:
+    """Provide a folder to mount on, and remove it afterwards if it did not exist.
+
+    A folder that stays would be that of a kubelet for gpuvirt, which then refuses to unbind devices.
+    """
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        if is_new:
+            with suppress(OSError):  # not empty: a kubelet uses it by now
+                folder.rmdir()
 
 
 def pss_kib(pid: int) -> int:

@@ -52,8 +52,11 @@ class Cluster:
         """Start the API server and etcd without controllers; raise ClusterError."""
         if leftovers.another_kubelet(self.folder):
             raise ClusterError("a kubelet already runs on this computer; the lab needs /var/lib/kubelet for itself")
+        if leftovers.kubelet_of_its_own(self.folder):
+            raise ClusterError("/var/lib/kubelet has files of a kubelet of this computer; the lab would overwrite them")
         self.down()
         settings.write_all(self.folder)
+        leftovers.make_kubelet_folder(self.folder)
         leftovers.make_bridge()
         _share_mounts()
         self._start("etcd", "etcd", *_etcd(self.folder))

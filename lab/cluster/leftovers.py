@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,10 @@ KUBELETS_OWN = (
     *("actuated_pods_state", "allocated_pods_state", "cpu_manager_state", "memory_manager_state", "dra_manager_state"),
 )
 """What the kubelet creates below its folder."""
+OF_A_STOPPED_KUBELET = ("pki", "cpu_manager_state")
+"""Files by which a kubelet that does not run now is recognized."""
+MADE = "made-kubelet-folder"
+"""The file of the lab's folder that exists if the lab has created the kubelet's folder."""
 
 
 class Ctr(Protocol):
@@ -42,6 +47,33 @@ def another_kubelet(folder: Path) -> bool:
     """Return whether a kubelet runs here that is not the lab's."""
     commands = (_command(pid) for pid in _pids())
     return any(Path(argv[0]).name == "kubelet" and str(folder) not in " ".join(argv) for argv in commands if argv[0])
+
+
+def kubelet_of_its_own(folder: Path, kubelet: Path = KUBELET) -> bool:
+    """Return whether the kubelet's folder has files of a kubelet that is not the lab's: the lab has no folder then."""
+    return not folder.exists() and any((kubelet / name).exists() for name in OF_A_STOPPED_KUBELET)
+
+
+def make_kubelet_folder(folder: Path, kubelet: Path = KUBELET) -> None:
+    """Create the kubelet's folder, and note it in the lab's folder if there was none."""
+    if not kubelet.exists():
+        (folder / MADE).touch()
+        kubelet.mkdir(parents=True)
+
+
+def clear_kubelet_folder(folder: Path, kubelet: Path = KUBELET) -> None:
+    """Remove the files of the lab's kubelet, and the folder if the lab has made it; nothing if no lab has run.
+
+    gpuvirt takes the folder for that of a kubelet whose allocations are unknown, and refuses to unbind devices.
+    """
+    if not folder.exists():
+        return
+    for name in KUBELETS_OWN:
+        path = kubelet / name
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    if (folder / MADE).exists():
+        with suppress(OSError):  # not empty, or a mount: something else uses it by now
+            kubelet.rmdir()
 
 
 def vfio_of_its_own() -> bool:
@@ -82,9 +114,7 @@ def clear(folder: Path) -> None:
     _clear_cgroups()
     if not vfio_of_its_own():
         clear_nodes()
-    for name in KUBELETS_OWN:
-        path = KUBELET / name
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    clear_kubelet_folder(folder)
     for logs in ("/var/lib/cni", "/var/log/pods", "/var/log/containers"):
         shutil.rmtree(logs, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

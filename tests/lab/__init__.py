@@ -1,0 +1,1 @@
+"""What the labs and the benchmarks leave behind on a computer."""
