@@ -44,6 +44,10 @@ class PlannedHost:
         unit = driver_state(self.site, orders).inventory.gpus[address].unit
         return change_drivers(self.site, unit, {address: desired_driver}, orders, lambda _: None)
 
+    def without_vfs(self) -> PciAddress:
+        gpus = driver_state(self.site, NOBODY).inventory.gpus
+        return next(address for address, gpu in gpus.items() if not gpu.function.virtfns)
+
     def refused(self, desired_driver: DesiredDriver, gpu: str, orders: Inputs = NOBODY) -> set[ReasonCode]:
         self.kernel.writes.clear()
         codes = {reason.code for reason in self.move(desired_driver, gpu, orders)}
@@ -190,8 +194,7 @@ def test_the_probe_is_left_to_the_administrator_on_a_host_with_nvswitches(
     host_of: Callable[[str], PlannedHost],
 ) -> None:
     host = host_of("8xA100")
-    gpus = driver_state(host.site, NOBODY).inventory.gpus
-    address = next(one for one, gpu in gpus.items() if not gpu.function.virtfns)
+    address = host.without_vfs()
     assert host.move(DesiredDriver.PASSTHROUGH, address) == ()
     (plan,) = host.plans(DesiredDriver.NATIVE, address)
     assert not any(step.text.startswith(f"{address}: probe") for step in plan.steps)
@@ -209,8 +212,7 @@ def test_what_a_killed_change_left_is_removed_before_the_administrator_probes(
 ) -> None:
     """With the override, the administrator's probe would bind the GPU to vfio-pci."""
     host = host_of("8xA100")
-    gpus = driver_state(host.site, NOBODY).inventory.gpus
-    address = next(one for one, gpu in gpus.items() if not gpu.function.virtfns)
+    address = host.without_vfs()
     host.kernel.rebind(address, None)
     found = driver_state(host.site, NOBODY)
     journal = replace(found.journal, overrides={address: "vfio-pci"})
@@ -224,8 +226,7 @@ def test_a_gpu_that_the_administrator_probes_needs_no_module(
     host_of: Callable[[str], PlannedHost], name: str, is_refused: bool
 ) -> None:
     host = host_of(name)
-    found = driver_state(host.site, NOBODY)
-    address = next(one for one, gpu in found.inventory.gpus.items() if not gpu.function.virtfns)
+    address = host.without_vfs()
     host.move(DesiredDriver.PASSTHROUGH, address)
     found = driver_state(host.site, NOBODY)
     missing = {"nvidia": "not found", alias_of(found.function(address)): "not found"}
