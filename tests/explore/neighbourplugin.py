@@ -45,18 +45,19 @@ class NeighbourPlugin:
         if running is not None and running.agent.operands_away.get() is self.is_selected:
             yield Option("the label of the other plugin follows", self._follow, "label")
         if not self.is_selected and self.runs:
-            yield Option("the other plugin ends", self._end, "plugin")
+            yield Option("the other plugin ends", self.end, "plugin")
         if self.is_selected and not self.runs and self._world.kubelet.up:
             yield Option("the other plugin starts", self._start, "plugin")
         if running is not None and self._observed.get(running.process.name) != self._state:
             yield Option("the agent observes the other plugin", lambda: self._deliver(running), "observes the plugin")
 
-    def _follow(self) -> None:
-        self.is_selected = not self.is_selected
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the plugin's pod: the kubelet then has no list of it."""
         self.runs = False
         self._world.kubelet.take_lists({})
+
+    def _follow(self) -> None:
+        self.is_selected = not self.is_selected
 
     def _start(self) -> None:
         self.runs = True
@@ -102,4 +103,4 @@ class RestartNeighbour(Action):
     @override
     def act(self, world: "World") -> None:
         assert world.neighbour is not None
-        world.neighbour._end()
+        world.neighbour.end()
