@@ -18,6 +18,7 @@ from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.httpserver import HttpServer
 from tests.certificates import Authority, Pair
 from tests.extender.test_serving import Connection, Standby, request
+from tests.webservers import serving
 
 NAMES = frozenset({"kube-scheduler", "scheduler.example"})
 STANDBY = "this replica of the extender does not lead"
@@ -57,26 +58,21 @@ class Served:
             if client is not None:
                 client.writer.transport.abort()
 
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Served"]:
+        async with serving(self.server, self.certificate.context):
+            yield self
+
     def metric(self, name: str) -> float:
         lines = self.pages.metrics().splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0.0)
-
-
-@asynccontextmanager
-async def serving(served: Served) -> AsyncIterator[Served]:
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(served.server.run("127.0.0.1", 0, served.certificate.context))
-        while served.server.port is None:
-            await RealClock().sleep(0.01)
-        yield served
-        running.cancel()
 
 
 @pytest.mark.parametrize("tls12", [False, True], ids=["tls1.3", "tls1.2"])
 async def test_clients_without_a_certificate_of_the_ca_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, tls12: bool
 ) -> None:
-    async with serving(Served(tmp_path)) as served:
+    async with Served(tmp_path).running() as served:
         assert ("handshake failure" if tls12 else "certificate required") in await served.error(None, tls12=tls12)
         assert "unknown ca" in await served.error(served.other.client("kube-scheduler"), tls12=tls12)
         assert STANDBY in await served.error(served.authority.client("kube-scheduler"), tls12=tls12)
@@ -91,7 +87,7 @@ async def test_clients_without_a_certificate_of_the_ca_are_refused(
 async def test_a_name_that_is_not_permitted_is_refused_with_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(Served(tmp_path)) as served:
+    async with Served(tmp_path).running() as served:
         why = await served.error(served.authority.client("tenant"))
         assert why == (
             "filter: the client has a certificate for tenant; the extender expects one for kube-scheduler,"
@@ -106,7 +102,7 @@ async def test_optional_certificates_are_counted_and_nobody_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    async with serving(Served(tmp_path, required=False)) as served:
+    async with Served(tmp_path, required=False).running() as served:
         for own in (None, None, served.authority.client("tenant"), served.authority.client("kube-scheduler")):
             assert STANDBY in await served.error(own)
         counts = {name: served.metric(f'gpuvirt_extender_clients_total{{certificate="{name}"}}') for name in KNOWN}
@@ -123,14 +119,14 @@ KNOWN = ("permitted", "other-name", "none")
 
 
 async def test_without_names_each_certificate_of_the_ca_is_permitted(tmp_path: Path) -> None:
-    async with serving(Served(tmp_path, names=frozenset())) as served:
+    async with Served(tmp_path, names=frozenset()).running() as served:
         assert STANDBY in await served.error(served.authority.client("tenant"))
         assert "TLS: " in await served.error(served.other.client("tenant"))
 
 
 @pytest.mark.parametrize("tls12", [False, True], ids=["tls1.3", "tls1.2"])
 async def test_another_ca_counts_without_a_restart(tmp_path: Path, *, tls12: bool) -> None:
-    async with serving(Served(tmp_path)) as served:
+    async with Served(tmp_path).running() as served:
         old, new = served.authority.client("kube-scheduler"), served.other.client("kube-scheduler")
         assert STANDBY in await served.error(old, tls12=tls12)
         both = served.authority.certificate.read_bytes() + served.other.certificate.read_bytes()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from random import Random
 
 import msgspec
@@ -17,6 +16,7 @@ from gpuvirt.web import connections, httpserver
 from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.httpserver import HttpServer
 from tests.extender.pods import pod
+from tests.webservers import serving
 
 GET = b"GET /filter HTTP/1.1\r\nHost: x\r\n\r\n"
 """A request whose connection is kept after the answer, 405."""
@@ -63,6 +63,10 @@ class Connection:
 Connect = Callable[[], Awaitable[Connection]]
 
 
+def standby() -> HttpServer:
+    return HttpServer(ExtenderPages(Standby(), RealClock()).answer)
+
+
 def request(path: str = "/filter", body: bytes = FILTER, *, method: str = "POST", **headers: str) -> bytes:
     given = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(len(body))}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -70,21 +74,9 @@ def request(path: str = "/filter", body: bytes = FILTER, *, method: str = "POST"
     return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
-@asynccontextmanager
-async def serving(pages: ExtenderPages | None = None) -> AsyncIterator[int]:
-    pages = pages or ExtenderPages(Standby(), RealClock())
-    server = HttpServer(pages.answer)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(server.run("127.0.0.1", 0))
-        while server.port is None:
-            await RealClock().sleep(0.01)
-        yield server.port
-        running.cancel()
-
-
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    async with serving() as port:
+    async with serving(standby()) as port:
         yield port
 
 
@@ -251,7 +243,7 @@ async def test_a_slow_request_is_given_up(connect: Connect, monkeypatch: pytest.
 
 async def test_requests_are_counted_by_verb_and_result() -> None:
     pages = ExtenderPages(Standby(), RealClock())
-    async with serving(pages) as port:
+    async with serving(HttpServer(pages.answer)) as port:
         await ask(port, request())
         await ask(port, request(Content_Type="text/yaml"))
     page = pages.pages()["/metrics"]()

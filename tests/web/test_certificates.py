@@ -15,6 +15,7 @@ from gpuvirt.web import certificates
 from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
 from tests.certificates import Authority, Pair
+from tests.webservers import serving
 
 
 async def answer(_: HttpRequest) -> HttpAnswer:
@@ -62,12 +63,8 @@ def common_name(writer: asyncio.StreamWriter) -> str:
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     served = Served(tmp_path)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(served.server.run("127.0.0.1", 0, served.certificate.context))
-        while served.server.port is None:
-            await RealClock().sleep(0.01)
+    async with serving(served.server, served.certificate.context):
         yield served
-        running.cancel()
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "first", None])

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.clock import RealClock
 from gpuvirt.web import connections
 from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.clients import ClientRules
 from gpuvirt.web.connections import Connection, Connections
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest, HttpServer
 from tests.certificates import Authority, Pair
+from tests.webservers import serving
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -99,11 +99,8 @@ async def test_a_verified_client_stays_while_others_come(
     rules = ClientRules(authority.certificate, required=False)
     context = ServerCertificate(CertificateFiles(pair.certificate, pair.key, rules)).context
     server = HttpServer(answer, clients=rules)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(server.run("127.0.0.1", 0, context))
-        while server.port is None:
-            await RealClock().sleep(0.01)
-        clients = Clients(server.port, authority)
+    async with serving(server, context) as port:
+        clients = Clients(port, authority)
         verified, first = await clients.connect(own), await clients.connect()
         if has_answer:
             assert await clients.ask(verified)
@@ -112,4 +109,3 @@ async def test_a_verified_client_stays_while_others_come(
         assert [await clients.ask(other) for other in others] == [False, *[True] * 5]
         assert not await clients.ask(first), "it made room"
         assert await clients.ask(verified)
-        running.cancel()
