@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Event, Thread
 
 import msgspec
 from lab.cluster.cluster import Cluster
+
+from tests.cluster.serverthreads import ServerThread
 
 EXTENDER = "gpuvirt-extender"
 QUESTION = b"{}"
@@ -41,11 +42,13 @@ class Service:
     """What a node's proxy does for a Service: each new connection goes to the address in its EndpointSlice."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.port = 0
         self._cluster = cluster
-        self._loop = asyncio.new_event_loop()
-        self._started = self._loop.create_future()
-        self._listens = Event()
+        self._server = ServerThread(self._pass_on)
+
+    @property
+    def port(self) -> int:
+        """Where the service listens."""
+        return self._server.port
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -55,38 +58,14 @@ class Service:
 
     @contextmanager
     def running(self) -> Iterator["Service"]:
-        """Serve on a thread of its own."""
-        thread = Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-        thread.start()
-        self._listens.wait(20)
-        try:
+        """Serve for the duration of the context."""
+        with self._server.running():
             yield self
-        finally:
-            self._loop.call_soon_threadsafe(self._started.set_result, None)
-            thread.join()
-            self._loop.close()
-
-    async def _serve(self) -> None:
-        tasks = set[asyncio.Task[None]]()
-
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = self._loop.create_task(self._pass_on(reader, writer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-        server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._listens.set()
-        await self._started
-        server.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         out: asyncio.StreamWriter | None = None
         try:
-            if (address := await self._loop.run_in_executor(None, lambda: self.address)) is not None:
+            if (address := await self._server.loop.run_in_executor(None, lambda: self.address)) is not None:
                 upstream, out = await asyncio.open_connection(*address)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(_copy(reader, out))

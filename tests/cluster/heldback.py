@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Thread
 
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
+
+from tests.cluster.serverthreads import ServerThread
 
 _LABELS = ('code="409"', 'resource="pods"', 'subresource="binding"')
 """Of the API server's metric for bindings that it has refused by a conflict."""
@@ -28,12 +29,9 @@ class HeldBack:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._loop = asyncio.new_event_loop()
-        self._ends = self._loop.create_future()
+        self._server = ServerThread(self._pass_on)
         self._open = asyncio.Event()
-        self._listens = Event()
         self._connections: set[_Connection] = set()
-        self._port = 0
 
     @property
     def is_delivered(self) -> bool:
@@ -50,16 +48,16 @@ class HeldBack:
 
     def hold(self) -> None:
         """Hold back all that the client sends from now on."""
-        self._loop.call_soon_threadsafe(self._open.clear)
+        self._server.loop.call_soon_threadsafe(self._open.clear)
 
     def deliver(self) -> None:
         """Deliver what was held back, also of connections that the client has ended."""
-        self._loop.call_soon_threadsafe(self._open.set)
+        self._server.loop.call_soon_threadsafe(self._open.set)
 
     def kubeconfig(self, folder: Path) -> Path:
         """Write a kubeconfig of the proxy."""
         path, ca = folder / "held-back.kubeconfig", self._cluster.folder / "certs/apiserver.crt"
-        server = f"{{server: 'https://127.0.0.1:{self._port}', tls-server-name: {settings.ADDRESS}"
+        server = f"{{server: 'https://127.0.0.1:{self._server.port}', tls-server-name: {settings.ADDRESS}"
         path.write_text(f"""
 current-context: x
 contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
@@ -71,33 +69,9 @@ users: [{{name: u, user: {{token: {settings.ADMIN_TOKEN}}}}}]
     @contextmanager
     def running(self) -> Iterator["HeldBack"]:
         """Serve for the duration of the context."""
-        thread = Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-        thread.start()
-        self._listens.wait(20)
-        try:
-            yield self
-        finally:
-            self._loop.call_soon_threadsafe(self._ends.set_result, None)
-            thread.join()
-            self._loop.close()
-
-    async def _serve(self) -> None:
         self._open.set()
-        tasks = set[asyncio.Task[None]]()
-
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = self._loop.create_task(self._pass_on(reader, writer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-        server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        self._port = server.sockets[0].getsockname()[1]
-        self._listens.set()
-        await self._ends
-        server.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        with self._server.running():
+            yield self
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, out = await asyncio.open_connection(settings.ADDRESS, settings.PORT)
