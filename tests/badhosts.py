@@ -188,15 +188,15 @@ BAD = {
     ),
     "no vGPU made": Bad(
         lambda: host(simulated="4xT4"),
-        ReasonCode.NO_VGPUS, Level.WARNING, "mdev_supported_types: GRID T4-16Q", "uuidgen >",
+        ReasonCode.NO_VGPUS, Level.WARNING, "mdev_supported_types: GRID T4-16Q", "vgpu create 0000:86:00.0 T4-16Q",
     ),
     "no vendor-VFIO vGPU made": Bad(
         lambda: host(simulated="4xL40S"),
-        ReasonCode.NO_VGPUS, Level.WARNING, "creatable_vgpu_types: NVIDIA L40S", "echo 1156 > ",
+        ReasonCode.NO_VGPUS, Level.WARNING, "creatable_vgpu_types: NVIDIA L40S", "vgpu create 0000:da:00.0 L40S-12Q",
     ),
     "VFs off": Bad(
         lambda: simulated(TYPELESS.replace("VFS", "0")),
-        FindingCode.VFS_OFF, Level.WARNING, "virtfn*: none", "sriov-manage -e 0000:65:00.0",
+        FindingCode.VFS_OFF, Level.WARNING, "virtfn*: none", "gpuvirt vgpu create 0000:65:00.0 TYPE",
     ),
     "no types": Bad(
         lambda: simulated(TYPELESS.replace("VFS", "2")),
@@ -208,7 +208,7 @@ BAD = {
     ),
     "VFs on a GPU for passthrough": Bad(
         lambda: simulated("about: x\nslots: [{at: '0000:65:00.0', board: A10, driver: vfio-pci, group: 12, vfs: 2}]"),
-        ReasonCode.VFS_ENABLED, Level.WARNING, "virtfn0", "echo 0 > ",
+        ReasonCode.VFS_ENABLED, Level.WARNING, "virtfn0", "gpuvirt vfio bind --remove-vgpus 0000:65:00.0",
     ),
     "a VM on the other node": Bad(
         lambda: acted(host(), pinned),

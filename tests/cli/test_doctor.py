@@ -100,7 +100,7 @@ def test_why_names_the_blocker_of_a_gpu(on: On) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     assert "blocked  driver" in done.stdout
     assert "NoVgpus" in done.stdout
-    assert "uuidgen" in done.stdout
+    assert "gpuvirt vgpu create 0000:86:00.0" in done.stdout
 
 
 def test_why_as_json(on: On) -> None:

@@ -82,7 +82,7 @@ NEIGHBOUR = (
         ),
         (lambda: rebound(host(), GPU, None), Step.DRIVER, ReasonCode.NO_DRIVER, "gpuvirt vfio bind"),
         (lambda: host(driver="nouveau"), Step.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
-        (lambda: simulated(WITH_VFS), Step.DRIVER, ReasonCode.NO_VGPUS, "uuidgen"),
+        (lambda: simulated(WITH_VFS), Step.DRIVER, ReasonCode.NO_VGPUS, "gpuvirt vgpu create 0000:65:00.0 A10-"),
         (lambda: node_lost(host()), Step.NODE, ReasonCode.NODE_MISSING, "udev"),
         (host, Step.REGISTERED, ReasonCode.KUBELET_AWAY, "--kubelet-dir"),
     ],

@@ -154,3 +154,8 @@ def test_doctor_reads_all_files_of_the_host() -> None:
         return {result["check"]: [finding.get("fix") for finding in result["findings"]] for result in results}
 
     assert codes() == codes("--snapshot")
+
+
+def test_a_simulated_host_without_a_kubelet_has_no_allocations() -> None:
+    done = on("-H", "2xA10-sriov", "--", "gpuvirt", "vgpu", "apply", "-c", "A10-4Q")
+    assert (done.returncode, done.stdout.count("carries 6 A10-4Q")) == (0, 2), done.stdout + done.stderr

@@ -1,5 +1,6 @@
 """The allocations of a host's devices to pods, for commands: from the kubelet and the agent's ledger."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -93,7 +94,9 @@ class PodAccount:
 
 
 def _unknown(error: str) -> Reason:
-    return refusals.allocations_unknown("a device of this host", Seen("", error), by_hand=True)
+    return refusals.allocations_unknown(
+        "a device of this host", Seen("", error), by_hand=True, is_root=os.geteuid() == 0
+    )
 
 
 def _holdings(inventory: Inventory, allocations: PodAllocations) -> Iterator[Holding]:

@@ -94,7 +94,8 @@ def run(
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
         root, kubelet_dir = Path(folder) / "host", Path(folder) / "kubelet"
         root.mkdir()
-        (kubelet_dir / "device-plugins").mkdir(parents=True)
+        if kubelet:  # without its folder, the host has no kubelet
+            (kubelet_dir / "device-plugins").mkdir(parents=True)
         with simulatedhost.at(root, spec, host, manager, snapshot=snapshot):
             environment = _environment(root, kubelet_dir, manager)
             code = asyncio.run(_run(command, environment, kubelet_dir, with_kubelet=kubelet))

@@ -93,7 +93,8 @@ def _without_manager(inventory: Inventory, desired_by_gpu: DesiredDrivers) -> It
             "has no driver that creates vGPUs, nor has any other GPU of this host",
             Seen.absent("/sys/class/mdev_bus"),
             Seen.absent("nvidia/creatable_vgpu_types of VFs"),
-            fix="install NVIDIA's vGPU manager on the host; where GPUs have VFs, enable them: sriov-manage -e ALL",
+            fix="install NVIDIA's vGPU manager on the host; a vGPU config switches the VFs on that it needs: gpuvirt"
+            " vgpu apply, or the node's label",
         )
 
 

@@ -71,7 +71,7 @@ def vfs_enabled(function: PciFunction) -> Reason:
         f"has {len(function.virtfns)} VFs: a VM can open it with a VF token only, and a change of its driver removes"
         " them",
         (Seen(sysfs.device_path(function.address, "virtfn0")),),
-        f"echo 0 > {sysfs.device_path(function.address, 'sriov_numvfs')}, when the VFs are free; an agent in mode"
+        f"gpuvirt vfio bind --remove-vgpus {function.address} switches them off when they are free; an agent in mode"
         " passthrough does so",
     )
 
@@ -143,15 +143,21 @@ def held_by_pod(address: PciAddress, pods: Sequence[str]) -> Reason:
     return Reason(ReasonCode.HELD_BY_POD, address, f"is allocated to {', '.join(pods)}", fix=WAIT_FOR_POD)
 
 
-def allocations_unknown(subject: str = "a device of this host", *seen: Seen, by_hand: bool = False) -> Reason:
-    """The allocations are unknown, so nothing is changed that may be allocated."""
+def allocations_unknown(
+    subject: str = "a device of this host", *seen: Seen, by_hand: bool = False, is_root: bool = False
+) -> Reason:
+    """The allocations are unknown, so nothing is changed that may be allocated.
+
+    `by_hand`: a command asks, with the rights of root (`is_root`) or without.
+    """
+    as_root = "name" if is_root else "run as root on the host, and name"
     return Reason(
         ReasonCode.ALLOCATIONS_UNKNOWN,
         subject,
         "may be allocated to a pod: the kubelet's allocations are not known completely",
         seen,
-        "run as root on the host, with --kubelet-dir if the kubelet's folder is not the default; or use"
-        " --assume-unallocated (a pod that has the device loses it)"
+        f"{as_root} the kubelet's folder by --kubelet-dir if it is not the default; or use --assume-unallocated (a pod"
+        " that has the device loses it)"
         if by_hand
         else "mount the kubelet's pod-resources and device-plugins folders, readable for root; the agent tries again by"
         " itself, and the kubelet replaces a damaged checkpoint at its next allocation",

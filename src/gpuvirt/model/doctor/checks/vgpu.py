@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 
-from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.sysfs import MDEV_PARENTS, device_path
 from gpuvirt.facts.vgpu import Framework, VgpuHost
+from gpuvirt.model.desired.workload import VGPU_CONFIG_LABEL
 from gpuvirt.model.doctor.evidence import Evidence
 from gpuvirt.model.doctor.findings import Finding, fine, of_reason, problem
 from gpuvirt.model.inventory.inventory import Gpu, Mode
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
+from gpuvirt.model.vgputypes.profiles import profile_name
 
 MANAGER = "nvidia_vgpu_vfio"
 """The kernel module that only NVIDIA's vGPU manager has."""
@@ -26,23 +27,15 @@ def vgpus(evidence: Evidence) -> Iterator[Finding]:
             kind = "mediated devices" if host.framework is Framework.MDEV else "VFs with a vGPU type"
             yield fine(gpu.function.address, f"carries {len(host.live)} vGPUs ({kind})")
         else:
-            yield _no_vgpus(gpu, host)
+            yield _no_vgpus(evidence, gpu, host)
 
 
-def _no_vgpus(gpu: Gpu, host: VgpuHost) -> Finding:
-    free = next(
-        (
-            (parent, name)
-            for parent, types in host.creatable.items()
-            for name, count in sorted(types.items())
-            if count > 0
-        ),
-        None,
-    )
-    lines: tuple[str, ...] = ("no type can be created now: delete what occupies the GPU's capacity",)
-    if free is not None:
-        lines = (f"# creates {free[1]}; any other creatable type works too", *_create_commands(host, *free))
+def _no_vgpus(evidence: Evidence, gpu: Gpu, host: VgpuHost) -> Finding:
     types = sorted({name for types in host.creatable.values() for name, count in types.items() if count > 0})
+    lines: tuple[str, ...] = ("no type can be created now: delete what occupies the GPU's capacity",)
+    if types:
+        name = profile_name(next((name for name in types if name.endswith("Q")), types[0]))
+        lines = (f"# makes {name}; any other creatable type works too", *_made_by(evidence, gpu, name))
     folder = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
     return Finding(
         Level.WARNING,
@@ -55,15 +48,11 @@ def _no_vgpus(gpu: Gpu, host: VgpuHost) -> Finding:
     )
 
 
-def _create_commands(host: VgpuHost, parent: PciAddress, name: VgpuType) -> tuple[str, ...]:
-    """Return the commands that create a vGPU of a type."""
-    if host.framework is Framework.MDEV:
-        return (
-            f"cd {MDEV_PARENTS}/{parent}/mdev_supported_types",
-            f"uuidgen > $(dirname $(grep -lx '{name}' */name))/create",
-        )
-    ids = {type_name: type_id for type_id, type_name in host.type_names.items()}
-    return (f"echo {ids.get(name, 'TYPE')} > {device_path(parent)}/nvidia/current_vgpu_type",)
+def _made_by(evidence: Evidence, gpu: Gpu, name: str) -> tuple[str, ...]:
+    """Return what makes vGPUs of a type on a GPU: the agent by the node's label, or a command."""
+    if evidence.view.agent is not None:
+        return (f'kubectl label --overwrite node "$(hostname)" {VGPU_CONFIG_LABEL}={name}',)
+    return (f"gpuvirt vgpu create {gpu.function.address} {name}",)
 
 
 def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
@@ -75,14 +64,14 @@ def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
             continue
         total = function.sriov_total_vfs or 0
         if managed and total and not function.virtfns:
-            yield _vfs_off(gpu, total)
+            yield _vfs_off(evidence, gpu, total)
         elif managed or function.virtfns:
             yield _no_types(evidence, gpu)
         elif not isinstance(evidence.setup.modules.names, Unread):
             yield fine(function.address, "is on nvidia without the vGPU manager: the host and containers use it")
 
 
-def _vfs_off(gpu: Gpu, total: int) -> Finding:
+def _vfs_off(evidence: Evidence, gpu: Gpu, total: int) -> Finding:
     address = gpu.function.address
     return problem(
         FindingCode.VFS_OFF,
@@ -90,7 +79,7 @@ def _vfs_off(gpu: Gpu, total: int) -> Finding:
         f"has its VFs disabled, 0 of {total}, and lists no vGPU type",
         (Seen(device_path(address, "virtfn*"), "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
         why="since Ampere, vGPUs are created on VFs",
-        fix=(f"/usr/lib/nvidia/sriov-manage -e {address}",),
+        fix=("# switches on the VFs that it needs; TYPE is a vGPU type of this card", *_made_by(evidence, gpu, "TYPE")),
     )
 
 
