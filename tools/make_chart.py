@@ -40,6 +40,9 @@ OF_THE_IMAGE = (
     (f"image: gpuvirt:{__version__}\n", 'image: {{ include "gpuvirt.image" . | quote }}\n'),
     ("imagePullPolicy: IfNotPresent\n", "imagePullPolicy: {{ .Values.image.pullPolicy }}\n"),
 )
+UID = "        runAsUser: 65532\n        runAsGroup: 65532\n"
+# On OpenShift, the namespace sets the UID.
+OF_THE_CLUSTER = ((UID, f'        {{{{- if not (include "gpuvirt.openshift" .) }}}}\n{UID}        {{{{- end }}}}\n'),)
 BEGIN, END = "<!-- values: generated -->\n", "<!-- values: end -->\n"
 
 
@@ -59,7 +62,7 @@ def template(name: str, leaves_out: Sequence[str], only_if: str = "") -> str:
         if what in (*CHARTS, *leaves_out):
             continue
         text = f"---\n{document}\n"
-        for found, put in (*IN_A_RELEASE, *OF_THE_IMAGE):
+        for found, put in (*IN_A_RELEASE, *OF_THE_IMAGE, *OF_THE_CLUSTER):
             text = text.replace(found, put)
         # Before 1.32, a token does not contain the node of its pod.
         guarded = '{{- if semverCompare ">=1.32.0-0" .Capabilities.KubeVersion.Version }}\n' + text + "{{- end }}\n"

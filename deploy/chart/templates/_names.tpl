@@ -74,11 +74,19 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* The security context of gpuvirt's unprivileged pods. */}}
+{{/* Whether the cluster is an OpenShift: "true" or empty. `helm template` needs --api-versions security.openshift.io/v1. */}}
+{{- define "gpuvirt.openshift" -}}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}true{{ end }}
+{{- end }}
+
+{{/* The security context of gpuvirt's unprivileged pods. On OpenShift, the namespace has a range of UIDs of its own, and
+the SCC restricted-v2 refuses others. */}}
 {{- define "gpuvirt.nobody" -}}
 runAsNonRoot: true
+{{- if not (include "gpuvirt.openshift" .) }}
 runAsUser: 65532
 runAsGroup: 65532
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 

@@ -77,6 +77,14 @@ def controller(  # noqa: PLR0913  one parameter an option
             help="Run an unprivileged agent on each node for containers, which labels it with the type of its vGPUs.",
         ),
     ] = False,
+    namespace_sets_uid: Annotated[
+        bool,
+        typer.Option(
+            "--namespace-sets-uid",
+            envvar="GPUVIRT_NAMESPACE_SETS_UID",
+            help="Set no UID for unprivileged pods: on OpenShift, their namespace sets it.",
+        ),
+    ] = False,
     listen: Annotated[
         str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
     ] = ":8080",
@@ -101,6 +109,7 @@ def controller(  # noqa: PLR0913  one parameter an option
             pull_secrets=tuple(image_pull_secret or ()),
             shared=_shared(shared_resource, shared_units),
             labels_vgpu_types=label_vgpu_types,
+            namespace_sets_uid=namespace_sets_uid,
             images={name: value for name, value in os.environ.items() if name.endswith("_IMAGE")},  # noqa: TID251
         ),
         elects=leader_elect,

@@ -70,6 +70,8 @@ class ControllerSettings:
     """The resource whose pods gpuvirt's extender places. None: no extender runs."""
     labels_vgpu_types: bool = False
     """Whether agents run on nodes for containers, to label them with the types of their vGPUs."""
+    namespace_sets_uid: bool = False
+    """Whether the namespace sets the UID of unprivileged pods, as on OpenShift."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ def site_of(
         coexists=settings.coexists,
         shared=settings.shared,
         labels_vgpu_types=settings.labels_vgpu_types,
+        namespace_sets_uid=settings.namespace_sets_uid,
     )
 
 

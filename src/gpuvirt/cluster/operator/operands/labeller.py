@@ -32,15 +32,6 @@ TOLERATIONS = (Toleration(operator="Exists"),)
 """Tainted nodes have GPUs, too."""
 USER = 65532
 NEEDS = ResourceNeeds(requests={"cpu": "5m", "memory": "48Mi"}, limits={"memory": "128Mi"})
-UNPRIVILEGED = SecurityContext(
-    read_only_root_filesystem=True,
-    run_as_user=USER,
-    run_as_group=USER,
-    run_as_non_root=True,
-    allow_privilege_escalation=False,
-    capabilities=Capabilities(drop=("ALL",)),
-    seccomp_profile=SeccompProfile(type="RuntimeDefault"),
-)
 
 
 def labeller(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
@@ -68,7 +59,7 @@ def _container(site: Site) -> Container:
         image_pull_policy=site.pull_policy,
         args=("node", "--labels-only", "--log-format=json"),
         env=(hostpaths.field_of("GPUVIRT_NODE_NAME", "spec.nodeName"), NO_GPUS),
-        security_context=UNPRIVILEGED,
+        security_context=_unprivileged(site),
         ports=(ContainerPort(name="metrics", container_port=agent.METRICS),),
         liveness_probe=ProbeSpec(
             http_get=HttpGet(path="/healthz", port="metrics"), period_seconds=30, timeout_seconds=5
@@ -76,4 +67,17 @@ def _container(site: Site) -> Container:
         readiness_probe=ProbeSpec(http_get=HttpGet(path="/readyz", port="metrics"), period_seconds=5),
         resources=NEEDS,
         volume_mounts=(mount("state", "/var/lib/gpuvirt"),),
+    )
+
+
+def _unprivileged(site: Site) -> SecurityContext:
+    uid = None if site.namespace_sets_uid else USER
+    return SecurityContext(
+        read_only_root_filesystem=True,
+        run_as_user=uid,
+        run_as_group=uid,
+        run_as_non_root=True,
+        allow_privilege_escalation=False,
+        capabilities=Capabilities(drop=("ALL",)),
+        seccomp_profile=SeccompProfile(type="RuntimeDefault"),
     )

@@ -70,6 +70,8 @@ class Site:
     """The resource of shared GPUs; None: agents use their default."""
     labels_vgpu_types: bool = False
     """Whether agents label the nodes for containers with their vGPU types."""
+    namespace_sets_uid: bool = False
+    """Whether the namespace sets the UID of unprivileged pods, as on OpenShift."""
 
 
 @dataclass(frozen=True, slots=True)
