@@ -4,6 +4,7 @@ The rights of agents are in deploy/node.yaml, kinds in their own manifests, and 
 values.yaml: each is written once, so that copies can't differ.
 """
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from gpuvirt import __version__
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.accounts import accounts
 
+Replacements = Sequence[tuple[str, str]]
+"""Texts of a manifest, and those of the template in their place."""
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "chart"
@@ -43,6 +46,22 @@ OF_THE_IMAGE = (
 UID = "        runAsUser: 65532\n        runAsGroup: 65532\n"
 # On OpenShift, the namespace sets the UID.
 OF_THE_CLUSTER = ((UID, f'        {{{{- if not (include "gpuvirt.openshift" .) }}}}\n{UID}        {{{{- end }}}}\n'),)
+OF_THE_DISCOVERER = (
+    ("gpuvirt-discover", '{{ include "gpuvirt.name" . }}-discover'),
+    (
+        "      terminationGracePeriodSeconds: 5\n",
+        (
+            "      {{- with .Values.discover.priorityClassName }}\n      priorityClassName: {{ . }}\n      {{- end }}\n"
+            "      terminationGracePeriodSeconds: 5\n"
+        ),
+    ),
+    (
+        "            requests: {cpu: 5m, memory: 40Mi}\n            limits: {memory: 128Mi}\n",
+        "            {{- toYaml .Values.discover.resources | nindent 12 }}\n",
+    ),
+)
+NAMED = re.compile(r"^metadata:\n  name: .*\n(?:  namespace: .*\n)?", re.MULTILINE)
+LABELLED = re.compile(r"^( +)labels:\n", re.MULTILINE)
 BEGIN, END = "<!-- values: generated -->\n", "<!-- values: end -->\n"
 
 
@@ -54,26 +73,40 @@ def documents(text: str) -> Iterator[tuple[str, str]]:
         yield " ".join(line.split()[1] for line in found), document.strip("\n")
 
 
-def template(name: str, leaves_out: Sequence[str], only_if: str = "") -> str:
-    """Return a manifest of deploy/ as a template; with `only_if`, as far as that condition is met."""
+def template(name: str, leaves_out: Sequence[str], only_if: str = "", more: Replacements = ()) -> str:
+    """Return a manifest of deploy/ as a template with `more` replacements; with `only_if`, if that condition is met."""
     begin, end = (f"{{{{- if {only_if} }}}}\n", "{{- end }}\n") if only_if else ("", "")
     parts = []
     for what, document in documents((DEPLOY / name).read_text()):
         if what in (*CHARTS, *leaves_out):
             continue
         text = f"---\n{document}\n"
-        for found, put in (*IN_A_RELEASE, *OF_THE_IMAGE, *OF_THE_CLUSTER):
+        for found, put in (*IN_A_RELEASE, *OF_THE_IMAGE, *OF_THE_CLUSTER, *more):
             text = text.replace(found, put)
+        text = with_common_labels(text)
         # Before 1.32, a token does not contain the node of its pod.
         guarded = '{{- if semverCompare ">=1.32.0-0" .Capabilities.KubeVersion.Version }}\n' + text + "{{- end }}\n"
         parts.append(guarded if what.startswith(POLICIES) else text)
     return "".join((begin, f"# Generated from deploy/{name} by `make generate`.\n", *parts, end))
 
 
+def with_common_labels(document: str) -> str:
+    """Return a document of a template with the labels that the values set for all objects, and for its pods."""
+    if LABELLED.search(document):
+        return LABELLED.sub(lambda found: f"{found[0]}{_common(len(found[1]) + 2)}", document)
+    added = "  {{- with .Values.commonLabels }}\n  labels:\n    {{- toYaml . | nindent 4 }}\n  {{- end }}\n"
+    return NAMED.sub(lambda found: f"{found[0]}{added}", document, count=1)
+
+
+def _common(indent: int) -> str:
+    at = " " * indent
+    return f"{at}{{{{- with .Values.commonLabels }}}}\n{at}{{{{- toYaml . | nindent {indent} }}}}\n{at}{{{{- end }}}}\n"
+
+
 def operands() -> str:
     """Return the template of the rights of operands with NVIDIA's images, because the controller can't grant rights."""
     manifests = (yaml.safe_load(encoded(account)) for account in accounts("{{ .Release.Namespace }}"))
-    text = "".join(f"---\n{yaml.safe_dump(manifest, sort_keys=False)}" for manifest in manifests)
+    text = "".join(f"---\n{with_common_labels(yaml.safe_dump(manifest, sort_keys=False))}" for manifest in manifests)
     return f"# Generated from src/gpuvirt/cluster/operator/operands/accounts.py by `make generate`.\n{text}"
 
 
@@ -101,7 +134,9 @@ def generated() -> dict[Path, str]:
         CHART / "templates/agent-access.yaml": template("node.yaml", CONTROLLERS),
         CHART / "templates/shares-access.yaml": template("shares.yaml", (), ".Values.extender.enabled"),
         CHART / "templates/operand-access.yaml": operands(),
-        CHART / "templates/discover.yaml": template("discover.yaml", (), 'include "gpuvirt.discovers" .'),
+        CHART / "templates/discover.yaml": template(
+            "discover.yaml", (), 'include "gpuvirt.discovers" .', OF_THE_DISCOVERER
+        ),
         VALUES: documented(),
     }
 

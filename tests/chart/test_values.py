@@ -16,7 +16,11 @@ SPEC = at(CRD, "spec", "versions", 0, "schema", "openAPIV3Schema", "properties",
 
 ELSEWHERE = {
     *(
+        "commonLabels",
+        "fullnameOverride",
         "global",
+        "jobs",
+        "nameOverride",
         "image",
         "nvidiaRegistry",
         "nfd",

@@ -165,3 +165,8 @@ def test_unsupported_fields_of_any_spec_are_reported(spec: object) -> None:
 
 def test_every_field_of_the_guides_policy_is_supported() -> None:
     assert unsupported(given_policy("guidepolicy.yaml")["spec"]) == ()
+
+
+def test_a_node_selector_of_all_daemon_sets_is_reported() -> None:
+    """NVIDIA's ClusterPolicy has no such field; in gpuvirt's, the nodes' labels decide."""
+    assert unsupported({**BASE, "daemonsets": {"nodeSelector": {"a": "b"}}}) == ("$.spec.daemonsets.nodeSelector",)

@@ -22,8 +22,11 @@ template:
     labels:
       {{- include "gpuvirt.labels" (list .root .name) | nindent 6 }}
   spec:
-    serviceAccountName: gpuvirt-{{ .name }}
+    serviceAccountName: {{ include "gpuvirt.name" .root }}-{{ .name }}
     restartPolicy: Never
+    {{- with .root.Values.jobs.priorityClassName }}
+    priorityClassName: {{ . }}
+    {{- end }}
     {{- with .root.Values.operator.tolerations }}
     tolerations:
       {{- toYaml . | nindent 6 }}
@@ -44,8 +47,7 @@ template:
         securityContext:
           {{- include "gpuvirt.unprivileged" .root | nindent 10 }}
         resources:
-          requests: {cpu: 10m, memory: 64Mi}
-          limits: {memory: 512Mi}
+          {{- toYaml .root.Values.jobs.resources | nindent 10 }}
         {{- if .given }}
         volumeMounts:
           - {name: given, mountPath: /given, readOnly: true}

@@ -1,7 +1,21 @@
-{{/* Labels, and the image. The objects have fixed names, because a cluster has one gpuvirt. */}}
+{{/* Names, labels, and the image. */}}
+
+{{/* How the names of the controller's, the discoverer's and the Jobs' objects begin. All other names are fixed: programs
+find those objects by name, and a cluster has one gpuvirt. */}}
+{{- define "gpuvirt.name" -}}
+{{ .Values.fullnameOverride | default .Values.nameOverride | default "gpuvirt" }}
+{{- end }}
 
 {{/* Labels of an object: (list $ "controller"). */}}
 {{- define "gpuvirt.labels" -}}
+{{- with (first .).Values.commonLabels }}
+{{- toYaml . }}
+{{ end }}
+{{- include "gpuvirt.ownLabels" . }}
+{{- end }}
+
+{{/* Labels that no value changes: (list $ "controller"). */}}
+{{- define "gpuvirt.ownLabels" -}}
 {{- $root := first . -}}
 {{ include "gpuvirt.selector" . }}
 app.kubernetes.io/part-of: gpuvirt
@@ -55,9 +69,18 @@ affinity:
   {{- toYaml $affinity | nindent 2 }}
 {{- end }}
 
+{{/* The names of the pull Secrets of all images, as a JSON list. */}}
+{{- define "gpuvirt.pullSecretNames" -}}
+{{- $names := .Values.image.pullSecrets -}}
+{{- range dig "imagePullSecrets" list (.Values.global | default dict) -}}
+{{- $names = append $names (kindIs "map" . | ternary (get (kindIs "map" . | ternary . dict) "name") .) -}}
+{{- end -}}
+{{ toJson (uniq $names) }}
+{{- end }}
+
 {{/* The pull Secrets of pods and service accounts. */}}
 {{- define "gpuvirt.pullSecrets" -}}
-{{- range .Values.image.pullSecrets }}
+{{- range include "gpuvirt.pullSecretNames" . | fromJsonArray }}
 - name: {{ . | quote }}
 {{- end }}
 {{- end }}

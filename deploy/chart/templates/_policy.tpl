@@ -77,6 +77,7 @@ k8s-driver-manager: /cloud-native
 {{- range list "sandboxWorkloads" "vgpuManager" "vgpuDeviceManager" "vfioManager" "sandboxDevicePlugin" "kataSandboxDevicePlugin" "ccManager" "kataManager" "daemonsets" "hostPaths" "validator" "nodeStatusExporter" "mig" "migManager" "cdi" "gds" "gdrcopy" -}}
 {{- $_ := set $spec . (deepCopy (get $.Values . | default dict)) -}}
 {{- end -}}
+{{- $_ := set $spec.daemonsets "labels" (mergeOverwrite (deepCopy .Values.commonLabels) ($spec.daemonsets.labels | default dict)) -}}
 {{- range list "driver" "toolkit" "devicePlugin" "dcgm" "dcgmExporter" "gfd" -}}
 {{- $_ := set $spec . (include "gpuvirt.nvidias" (list $ .) | fromYaml) -}}
 {{- end -}}

@@ -103,7 +103,7 @@ def _daemon_set(policy: ClusterPolicy, site: Site, os_tag: str, image: str, para
         host_ipc=True,
         host_network=assembly.on_host_network(manager),
         termination_grace_period_seconds=120,
-        image_pull_secrets=assembly.secrets(manager),
+        image_pull_secrets=assembly.secrets(site.pull_secrets, manager),
         containers=(container,),
         volumes=(*_volumes(hostpaths.driver_of(paths)), *volumes),
     )
