@@ -78,7 +78,7 @@ async def make_pods(client: Client, count: int, scheduler: str) -> Mapping[str, 
 
 async def prepare(lab: Cluster, nodes: int, count: int, scheduler: str) -> Mapping[str, str]:
     """Create nodes and pods."""
-    client = Client(from_kubeconfig(lab.kubeconfig), keeps=True)
+    client = Client(from_kubeconfig(lab.kubeconfig))
     try:
         await make_nodes(client, nodes)
         return await make_pods(client, count, scheduler)
@@ -111,10 +111,10 @@ def measure_scheduler(found: ExtenderLab, nodes: int, count: int, table: Table) 
     """Measure pods through kube-scheduler, from the first to the last."""
     replica = found.start_replica(PORT)
     found.leader()
-    client = Client(from_kubeconfig(found.cluster.kubeconfig), keeps=True)
+    client = Client(from_kubeconfig(found.cluster.kubeconfig))
     asyncio.run(make_nodes(client, nodes))
     began = time.monotonic()
-    asyncio.run(make_pods(Client(from_kubeconfig(found.cluster.kubeconfig), keeps=True), count, SCHEDULER))
+    asyncio.run(make_pods(Client(from_kubeconfig(found.cluster.kubeconfig)), count, SCHEDULER))
     made_s = time.monotonic() - began
     until(lambda: found.bound() == count, lambda: f"{found.bound()} of {count} pods are bound", within_s=300)
     seconds = time.monotonic() - began

@@ -37,7 +37,7 @@ async def load(
 
     `asked` has the units of each pod without a node.
     """
-    client = Client(from_kubeconfig(kubeconfig), keeps=True)
+    client = Client(from_kubeconfig(kubeconfig))
     collection = pods("default")
     names = [f"gpu-node-{number:05}" for number in range(nodes)]
     uids: dict[str, dict[str, str]] = {dialect.name: {} for dialect in dialects}

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,31 +37,80 @@ CONFLICT: Reply = 409, {"kind": "Status", "message": "the object has been modifi
 
 
 class ScriptedApi:
-    """The server, with the requests that it has received."""
+    """The server, with the requests that it has received. Like an API server it keeps connections."""
 
-    def __init__(self, answer: Callable[[Call], Reply]) -> None:
+    def __init__(self, answer: Callable[[Call], Reply | None]) -> None:
         self._answer = answer
         self.calls: list[Call] = []
         self.names: list[str | None] = []
         """The server names that clients have requested (SNI)."""
         self.port = 0
+        self.headers: dict[str, str] = {}
+        """Headers of all answers."""
+        self.opened = 0
+        """The number of connections so far."""
+        self.connections: set[asyncio.StreamWriter] = set()
+        """The connections that are open."""
+        self.resets = 0
+        """How many connections clients have reset."""
+        self.breaks = 0
+        """How many of the next requests end their connection instead of an answer."""
+        self.is_silent = False
+        """Whether requests get no answer."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection's request."""
-        with suppress(OSError, h11.RemoteProtocolError):
+        """Answer one connection's requests."""
+        self.opened += 1
+        self.connections.add(writer)
+        try:
             http = h11.Connection(h11.SERVER)
-            call = await self._call(http, reader, writer)
-            self.calls.append(call)
-            status, content = self._answer(call)
-            if isinstance(content, AsyncIterator):
-                await self._stream(http, writer, content)
-                return
-            body = json.dumps(content).encode()
-            headers = [("Content-Length", str(len(body))), ("Connection", "close")]
-            writer.write(http.send(h11.Response(status_code=status, headers=headers)) or b"")
-            writer.write((http.send(h11.Data(data=body)) or b"") + (http.send(h11.EndOfMessage()) or b""))
-            await writer.drain()
-        writer.close()
+            with suppress(OSError, h11.RemoteProtocolError, asyncio.CancelledError), self._count_resets():
+                while await self._serve_one(http, reader, writer):
+                    http.start_next_cycle()
+        finally:
+            self.connections.discard(writer)
+            writer.close()
+
+    async def _serve_one(
+        self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Answer one request, and return whether the connection may have another."""
+        call = await self._call(http, reader, writer)
+        self.calls.append(call)
+        if self.breaks:
+            self.breaks -= 1
+            return False
+        reply = None if self.is_silent else self._answer(call)
+        if reply is None:
+            await reader.read(1)  # until the client gives up
+            return False
+        status, content = reply
+        if isinstance(content, AsyncIterator):
+            await self._stream(http, writer, content)
+            return False
+        body = json.dumps(content).encode()
+        headers = [("Content-Length", str(len(body))), *self.headers.items()]
+        writer.write(http.send(h11.Response(status_code=status, headers=headers)) or b"")
+        writer.write((http.send(h11.Data(data=body)) or b"") + (http.send(h11.EndOfMessage()) or b""))
+        await writer.drain()
+        return http.our_state is h11.DONE and http.their_state is h11.DONE
+
+    @contextmanager
+    def _count_resets(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionResetError:
+            self.resets += 1
+            raise
+
+    def answer_by(self, answer: Callable[[Call], Reply | None]) -> None:
+        """Answer by another script from now on; None is no answer at all."""
+        self._answer = answer
+
+    def close_connections(self) -> None:
+        """Close all connections, as a server that ends."""
+        for writer in self.connections:
+            writer.close()
 
     async def _stream(self, http: h11.Connection, writer: asyncio.StreamWriter, events: AsyncIterator[object]) -> None:
         headers = [("Transfer-Encoding", "chunked"), ("Connection", "close")]
@@ -101,7 +150,7 @@ def _client(writer: asyncio.StreamWriter) -> str | None:
 
 
 @asynccontextmanager
-async def scripted(answer: Callable[[Call], Reply], server: Pair, clients: Path) -> AsyncIterator[ScriptedApi]:
+async def scripted(answer: Callable[[Call], Reply | None], server: Pair, clients: Path) -> AsyncIterator[ScriptedApi]:
     """Serve as `server` on a free port of 127.0.0.1; `clients` is the authority of clients' certificates."""
     api = ScriptedApi(answer)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(clients))
@@ -118,3 +167,4 @@ async def scripted(answer: Callable[[Call], Reply], server: Pair, clients: Path)
         yield api
     finally:
         listening.close()
+        api.close_connections()

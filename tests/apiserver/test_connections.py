@@ -54,8 +54,9 @@ async def test_a_proxy_reaches_a_server_whose_name_only_the_proxy_resolves(
             client = client_of(tmp_path, api.port, f"{cluster}, proxy-url: '{url}'")
             await get(client)
             await get(client)
-    assert proxy.asked == ["api.inside:6443"] * 2
-    assert api.names == ["api.inside"] * 2
+    assert proxy.asked == ["api.inside:6443"]
+    assert api.names == ["api.inside"]
+    assert len(api.calls) == 2
     assert api.calls[0].headers["host"] == "api.inside:6443"
 
 

@@ -176,7 +176,7 @@ def test_an_unchecked_server_certificate_is_warned_about_on_a_single_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = from_kubeconfig(kubeconfig(tmp_path, f"{CLUSTER}, insecure-skip-tls-verify: true"))
-    context = found.context()
+    context = found.identity().context()
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
     assert [record.getMessage() for record in caplog.records] == [
         f"the certificate of https://api.example:6443 is not checked: insecure-skip-tls-verify in {tmp_path}/kubeconfig"
@@ -206,7 +206,7 @@ def test_inline_certificates_are_used_and_servers_are_checked(tmp_path: Path, pa
             f"client-certificate-data: {certificate}, client-key-data: {key}",
         )
     )
-    context = found.context()
+    context = found.identity().context()
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert [dict(one)["subject"] for one in context.get_ca_certs()] == [((("commonName", "api.example"),),)]
     assert found.authorization() is None
@@ -215,6 +215,6 @@ def test_inline_certificates_are_used_and_servers_are_checked(tmp_path: Path, pa
 def test_a_replaced_ca_file_is_read_again(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
     credentials = Credentials("api.example", 443, "default", ca=tmp_path / "ca.crt")
     with pytest.raises(OSError, match="No such file"):
-        credentials.context()
+        credentials.identity().context()
     (tmp_path / "ca.crt").write_bytes(pair[0])
-    assert len(credentials.context().get_ca_certs()) == 1
+    assert len(credentials.identity().context().get_ca_certs()) == 1

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import pytest
-
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.core import Node
@@ -39,7 +37,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(folder: Path, *, keeps: bool) -> AsyncIterator[tuple[Server, Client]]:
+async def serving(folder: Path) -> AsyncIterator[tuple[Server, Client]]:
     authority, server = Authority(folder), Server()
     pair = authority.server("api", alternatives="IP:127.0.0.1")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -53,7 +51,7 @@ contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
 clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:{port}', certificate-authority: authority.crt}}}}]
 users: [{{name: u, user: {{token: abc}}}}]
 """)
-    client = Client(from_kubeconfig(path), keeps=keeps)
+    client = Client(from_kubeconfig(path))
     try:
         yield server, client
     finally:
@@ -61,10 +59,9 @@ users: [{{name: u, user: {{token: abc}}}}]
         listening.close()
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-async def test_a_request_without_an_answer_ends_by_a_reset(tmp_path: Path, keeps: bool) -> None:
+async def test_a_request_without_an_answer_ends_by_a_reset(tmp_path: Path) -> None:
     """A connection that is closed otherwise sends what the kernel still has, whenever the network lets it."""
-    async with serving(tmp_path, keeps=keeps) as (server, client):
+    async with serving(tmp_path) as (server, client):
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(client.get(NODES, "n", Node))
             await server.received.wait()
@@ -74,7 +71,7 @@ async def test_a_request_without_an_answer_ends_by_a_reset(tmp_path: Path, keeps
 
 async def test_the_kernel_gives_a_binding_up_with_its_process(tmp_path: Path) -> None:
     """A process that is stopped cannot reset its connections."""
-    async with serving(tmp_path, keeps=True) as (server, client), asyncio.TaskGroup() as group:
+    async with serving(tmp_path) as (server, client), asyncio.TaskGroup() as group:
         sending = group.create_task(
             client.create_part(pods("default"), "p", "binding", {}, within_s=WITHIN_S, may_send=lambda: True)
         )

@@ -40,9 +40,11 @@ class Process:
         self.term: Controller | None = None
         """The controller while this process leads; None while another process leads."""
         self._options = options
-        self._dependencies = ControllerDependencies(Client(options.credentials), options.clock, random)
+        client, clock = Client(options.credentials), options.clock
         candidacy = Candidacy(options.settings.namespace, CONTROLLER_LEASE, new_identity(random))
-        self._election = Election(self._dependencies.client, candidacy, options.clock, random)
+        self._election = Election(client, candidacy, clock, random)
+        leading = client.leading(self._may_write, candidacy.terms.within_s)
+        self._dependencies = ControllerDependencies(leading, clock, random)
 
     async def run(self) -> None:
         """Serve the pages and take part in the election, for ever."""
@@ -53,6 +55,9 @@ class Process:
                 probes = Probes(self.pages())
                 group.create_task(keep_going("probes", lambda: probes.run(host, port), options.clock))
             group.create_task(self._election.run(self._lead) if options.elects else self._lead())
+
+    def _may_write(self) -> bool:
+        return self._election.may_write or not self._options.elects
 
     async def _lead(self) -> None:
         self.term = Controller(self._dependencies, self._options.settings)

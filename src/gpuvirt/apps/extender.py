@@ -67,8 +67,8 @@ class Process:
         self._on_ready = on_ready
         self._me = new_identity(random)
         candidacy = Candidacy(options.namespace, EXTENDER_LEASE, self._me, TERMS)
-        self._election = Election(Client(options.credentials), candidacy, options.clock, random)
-        self._client = Client(options.credentials, keeps=True)
+        self._client = Client(options.credentials)
+        self._election = Election(self._client, candidacy, options.clock, random)
         self.extender = Extender(self._client, options.sharing, options.clock, random, self._may_write)
         self.route: RouteKeeper | None = None
         """Keeps the Service's route while this process leads and has a Service."""
@@ -124,8 +124,7 @@ class Process:
                 group.create_task(self._announce())
                 if service is not None:
                     backend = Backend(service.name, service.addresses, self._me)
-                    client = Client(self._options.credentials)
-                    self.route = RouteKeeper(client, self._options.namespace, backend, clock, self._may_write)
+                    self.route = RouteKeeper(self._client, self._options.namespace, backend, clock, self._may_write)
                     group.create_task(self.route.keep(await self._port()))
         finally:
             self.route = None

@@ -5,7 +5,8 @@ It raises the errors of `failures` and retries nothing.
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Generic, TypeVar
 from urllib.parse import urlencode
@@ -123,16 +124,47 @@ class _DeleteOptions(msgspec.Struct, frozen=True):
     preconditions: _Preconditions
 
 
+@dataclass(frozen=True, slots=True)
+class _WriteLimits:
+    """When a client may write, and for how long the kernel may try to deliver a write."""
+
+    may_write: MaySend
+    within_s: float
+
+    def applied_to(self, request: Request) -> Request:
+        """Return a write with these limits besides its own."""
+        own = request.may_send
+        may_send = self.may_write if own is None else lambda: self.may_write() and own()
+        return replace(request, may_send=may_send, within_s=min(request.within_s, self.within_s))
+
+
 class Client:
     """A client of one API server with the credentials of one user."""
 
-    def __init__(self, credentials: Credentials, *, keeps: bool = False) -> None:
-        """With `keeps`, connections are kept for the next requests."""
-        self._transport = Transport(credentials, keeps=keeps)
+    def __init__(self, credentials: Credentials) -> None:
+        self._transport = Transport(credentials)
+        self._limits: _WriteLimits | None = None
 
     def close(self) -> None:
-        """Close the connections that wait for a request."""
+        """Close the connections that wait for a request; those that wait at the end of the event loop close anyway."""
         self._transport.close()
+
+    def reset_writes(self) -> None:
+        """Have the kernel deliver none of the writes that are under way; they raise UnreachableError."""
+        self._transport.reset_writes()
+
+    def leading(self, may_write: MaySend, within_s: float) -> "Client":
+        """Return a client on the same connections whose writes are sent only if `may_write` holds right before.
+
+        The kernel tries to deliver each for `within_s` at most. What was not sent raises NotSentError.
+        """
+        leading = copy(self)
+        leading.limit_writes(may_write, within_s)
+        return leading
+
+    def limit_writes(self, may_write: MaySend, within_s: float) -> None:
+        """Send each write only if `may_write` holds right before, and deliver it within a time."""
+        self._limits = _WriteLimits(may_write, within_s)
 
     async def get(self, resource: Resource, name: str, shape: type[D]) -> D:
         """Return one object; raises ApiError."""
@@ -247,6 +279,8 @@ class Client:
         return _decoded(asked, await self._call(asked, request), shape)
 
     async def _call(self, asked: Asked, request: Request) -> bytes:
+        if self._limits is not None and request.is_write:
+            request = self._limits.applied_to(request)
         async with self._transport.ask(request) as answer:
             if answer.status not in {200, 201, 202}:
                 raise await _failed(asked, answer)

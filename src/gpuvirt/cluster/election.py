@@ -41,6 +41,11 @@ class Terms:
     """The time after which a leader that cannot renew stops. It is shorter than the lease, so that two never lead."""
     renew_s: float = RENEW_S
 
+    @property
+    def within_s(self) -> float:
+        """How long a write that was sent before `give_up_s` may be delivered: no longer than the lease lasts."""
+        return self.duration_s - self.give_up_s
+
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
     """The holder of a lease, and its times."""
@@ -99,6 +104,7 @@ class Election:
     """The part of one process in an election."""
 
     def __init__(self, client: Client, candidacy: Candidacy, clock: Clock, random: Random) -> None:
+        """The leader must write by the same client: when it loses the lease, its writes under way are reset."""
         self._client = client
         self._candidacy = candidacy
         self._clock = clock
@@ -161,6 +167,7 @@ class Election:
                 leading = group.create_task(_forever(lead))
                 await self._renew()
                 log.warning("this process is no longer the leader: it could not renew the lease, or another holds it")
+                self._client.reset_writes()
                 leading.cancel()
         except BaseException:
             await self._release()

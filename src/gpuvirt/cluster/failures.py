@@ -42,6 +42,10 @@ class UnreachableError(ApiError):
     """The server gave no answer: no connection, a broken or slow one, an untrusted certificate, or no HTTP."""
 
 
+class BrokenError(UnreachableError):
+    """The connection broke before the answer: the server, or the kernel, has ended it."""
+
+
 class NotSentError(UnreachableError):
     """The request was not sent: no connection, or the process may no longer write."""
 

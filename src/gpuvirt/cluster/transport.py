@@ -1,39 +1,33 @@
-"""HTTPS requests to the API server by h11; each wait has a limit.
+"""HTTPS requests to the API server; each wait has a limit.
 
-A connection for each request costs a handshake (5 ms), and avoids connections that have died unnoticed. Only watches
-last long. While a watch is quiet, TCP keepalive detects a dead API server within a minute. A client that writes
-hundreds of times a second keeps its connections for the next requests (`keptconnections`).
-
-A connection whose request is given up is reset: a connection that is closed otherwise delivers, after a network
-partition, what the kernel still has to send. The kernel itself gives up after the same time, since a process that is
-stopped cannot reset anything.
+A connection is kept for the next requests (`keptconnections`), since a new one costs 5 ms. A watch has one alone. The
+TLS context is made once, and again when the CA or the client's certificate has changed; so are connections.
 """
 
 import asyncio
-import socket
-import struct
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 
 import h11
 
 from gpuvirt import __version__
-from gpuvirt.cluster.access.credentials import Credentials, Streams
+from gpuvirt.cluster.access.credentials import Credentials, TlsIdentity
 from gpuvirt.cluster.access.proxies import authority
-from gpuvirt.cluster.failures import NotSentError, NotUnderstoodError, UnreachableError
-from gpuvirt.cluster.keptconnections import KeptConnection, KeptConnections
+from gpuvirt.cluster.connection import Connection, opened
+from gpuvirt.cluster.failures import BrokenError, NotSentError, NotUnderstoodError, UnreachableError
+from gpuvirt.cluster.keptconnections import KeptConnections
 
 CONNECT_S = 10.0
 ANSWER_S = 30.0
 """The longest time until an answer begins, and between two parts of an answer that is not a watch."""
-READ_BYTES = 1 << 16
+KEPT_WITHIN_S = 2.5
+"""How long the kernel tries to deliver a request on a kept connection, which may be dead while a new one would not be.
+"""
 UNAUTHORIZED = 401
 MOST_BYTES = 32 << 20
 """The most bytes of an answer or a line of a watch. A page of 500 nodes with all their images has a third of that."""
-_RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: a connection that is closed is reset, and the kernel sends nothing of it any more."""
-_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +42,16 @@ class Request:
     """Asked when the connection is there, right before the request is sent."""
     within_s: float = ANSWER_S
     """How long the kernel tries to deliver the request."""
+
+    @property
+    def is_write(self) -> bool:
+        """Whether the request changes something, so that it must not be made twice."""
+        return self.method != "GET"
+
+    def demand_right(self) -> None:
+        """Raise NotSentError if the process may no longer send the request."""
+        if self.may_send is not None and not self.may_send():
+            raise NotSentError(f"{self.method} {self.target}: not sent, since this process may no longer write")
 
 
 class Answer:
@@ -71,22 +75,29 @@ class Answer:
 
 
 class Transport:
-    """Sends HTTPS requests to one API server."""
+    """Sends HTTPS requests to one API server, with connections that are kept and one TLS context."""
 
-    def __init__(self, credentials: Credentials, *, keeps: bool = False) -> None:
-        """With `keeps`, connections are kept for the next requests; not with a credential plugin."""
+    def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
-        self._kept = KeptConnections() if keeps and credentials.plugin is None else None
+        self._kept = KeptConnections()
+        self._context: tuple[TlsIdentity, ssl.SSLContext] | None = None
+        self._writing: set[Connection] = set()
+        """The connections of writes that are under way."""
         self._where = f"https://{credentials.host}:{credentials.port}"
 
     def close(self) -> None:
         """Close the connections that wait for a request."""
-        if self._kept is not None:
-            self._kept.close()
+        self._kept.close()
+
+    def reset_writes(self) -> None:
+        """Reset the connections of all writes under way, so that the kernel delivers none of them any more."""
+        for connection in self._writing:
+            connection.reset()
+        self._kept.close()
 
     @asynccontextmanager
     async def ask(self, request: Request, *, quiet_s: float = ANSWER_S) -> AsyncIterator[Answer]:
-        """Send a request and yield its answer; the connection ends with the context. Raises UnreachableError.
+        """Send a request and yield its answer; the answer ends with the context. Raises UnreachableError.
 
         With a credential plugin, raises CredentialsError. If the server rejects the plugin's credentials, the request
         is sent once more with new ones.
@@ -108,45 +119,70 @@ class Transport:
 
     @asynccontextmanager
     async def _ask(self, credentials: Credentials, request: Request, quiet_s: float) -> AsyncIterator[Answer]:
-        kept = self._kept.take() if self._kept is not None else None
-        reader, writer, http = kept or (*await self._connect(credentials), h11.Connection(h11.CLIENT))
+        connection, head = await self._begun(credentials, request)
         try:
-            if request.may_send is not None and not request.may_send():
-                raise NotSentError(
-                    f"{request.method} {request.target}: not sent, since this process may no longer write"
-                )
-            with self._broken():
-                _limit(writer, request.within_s)
-                async with asyncio.timeout(ANSWER_S):
-                    writer.write(_head(credentials, http, request, keeps=self._kept is not None))
-                    await writer.drain()
-                    head = await _next(http, reader)
-            if not isinstance(head, h11.Response):
-                raise UnreachableError(f"{self._where}: expected an answer, got {type(head).__name__}")
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-            yield Answer(head.status_code, headers, self._parts(http, reader, quiet_s))
+            yield Answer(head.status_code, headers, self._parts(connection, quiet_s))
         finally:
-            if self._kept is None or not self._kept.keep(KeptConnection(reader, writer, http)):
-                _end(writer, http)
+            self._release(connection)
 
-    async def _connect(self, credentials: Credentials) -> Streams:
+    async def _begun(self, credentials: Credentials, request: Request) -> tuple[Connection, h11.Response]:
+        """Send a request, and return when its answer begins.
+
+        A kept connection may break because the server closes it at this moment. Then a request that only reads is sent
+        again on a new one, as by Go's net/http. For a write it is not known whether the server has made it.
+        """
+        await self._kept.belong()
+        with self._unsent():
+            identity, head = credentials.identity(), _head(credentials, request)
+        kept = self._kept.take(identity)
+        if kept is not None:
+            kept_s = min(request.within_s, KEPT_WITHIN_S)
+            try:
+                return kept, await self._exchange(kept, head, replace(request, within_s=kept_s))
+            except BrokenError:
+                if request.is_write or kept.is_answered:
+                    raise
+        connection = await self._connect(credentials, identity)
+        return connection, await self._exchange(connection, head, request)
+
+    async def _connect(self, credentials: Credentials, identity: TlsIdentity) -> Connection:
+        with self._unsent():
+            if self._context is None or self._context[0] != identity:
+                self._context = identity, identity.context()
+            async with asyncio.timeout(CONNECT_S):
+                return await opened(credentials, identity, self._context[1])
+
+    async def _exchange(self, connection: Connection, head: h11.Request, request: Request) -> h11.Response:
+        """Send a request on a connection and return the head of its answer; otherwise the connection ends."""
         try:
+            request.demand_right()
+            if request.is_write:
+                self._writing.add(connection)
             with self._broken():
-                async with asyncio.timeout(CONNECT_S):
-                    reader, writer = await _opened(credentials)
-        except UnreachableError as error:
-            raise NotSentError(str(error)) from error
-        tcp = writer.get_extra_info("socket")
-        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEP_ALIVE:
-            tcp.setsockopt(socket.IPPROTO_TCP, option, value)
-        return reader, writer
+                connection.limit(request.within_s)
+                async with asyncio.timeout(ANSWER_S):
+                    await connection.send(head, request.body)
+                    return await connection.answer()
+        except NotSentError:
+            self._release(connection)
+            raise
+        except BaseException:
+            self._kept.close()  # also after a cancelled request: those that wait may be as dead
+            self._release(connection)
+            raise
 
-    async def _parts(self, http: h11.Connection, reader: asyncio.StreamReader, quiet_s: float) -> AsyncIterator[bytes]:
+    def _release(self, connection: Connection) -> None:
+        """Keep a connection whose request has ended, or end it."""
+        self._writing.discard(connection)
+        if not self._kept.keep(connection):
+            connection.end()
+
+    async def _parts(self, connection: Connection, quiet_s: float) -> AsyncIterator[bytes]:
         while True:
             with self._broken():
                 async with asyncio.timeout(quiet_s):
-                    event = await _next(http, reader)
+                    event = await connection.next_event()
             if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
                 return
             if isinstance(event, h11.Data):
@@ -154,74 +190,46 @@ class Transport:
 
     @contextmanager
     def _broken(self) -> Iterator[None]:
-        """Turn the errors of a broken connection into UnreachableError."""
+        """Turn the errors of a broken connection into UnreachableError; those that wait are closed with it."""
         try:
             yield
-        except TimeoutError as error:
-            raise UnreachableError(f"{self._where}: the API server did not answer in time") from error
         except (OSError, ValueError, h11.ProtocolError) as error:
-            raise UnreachableError(f"{self._where}: {str(error) or type(error).__name__}") from error
+            self._kept.close()
+            kind = UnreachableError if _is_slow(error) else BrokenError
+            raise kind(self._reported(error)) from error
+
+    @contextmanager
+    def _unsent(self) -> Iterator[None]:
+        """Turn the errors before a request is sent into NotSentError."""
+        try:
+            yield
+        except (OSError, ValueError, h11.ProtocolError) as error:
+            raise NotSentError(self._reported(error)) from error
+
+    def _reported(self, error: Exception) -> str:
+        found = "the API server did not answer in time" if _is_slow(error) else str(error) or type(error).__name__
+        return f"{self._where}: {found}"
 
 
-def _limit(writer: asyncio.StreamWriter, within_s: float) -> None:
-    """Have the kernel give up what it cannot deliver within a time; raises OSError."""
-    tcp = writer.get_extra_info("socket")
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(within_s * 1000))
+def _is_slow(error: Exception) -> bool:
+    """Return whether our own time limit has ended a wait; the kernel's, which ends dead connections, has a number."""
+    return isinstance(error, TimeoutError) and error.errno is None
 
 
-def _end(writer: asyncio.StreamWriter, http: h11.Connection) -> None:
-    """Close a connection; reset it if its request was not answered completely."""
-    if http.their_state not in {h11.DONE, h11.MUST_CLOSE, h11.CLOSED}:
-        with suppress(OSError):
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    writer.transport.abort()
-
-
-async def _opened(credentials: Credentials) -> Streams:
-    """Return a connection to the API server. Raises OSError and ValueError."""
-    host, port, context = credentials.host, credentials.port, credentials.context()
-    name = credentials.server_name or host
-    if credentials.tunnel is None:
-        return await asyncio.open_connection(host, port, ssl=context, server_hostname=name, limit=READ_BYTES)
-    reader, writer = await credentials.tunnel.open(host, port)
-    try:
-        await writer.start_tls(context, server_hostname=name)
-    except BaseException:
-        writer.transport.abort()
-        raise
-    return reader, writer
-
-
-def _head(credentials: Credentials, http: h11.Connection, request: Request, *, keeps: bool) -> bytes:
-    """Return the encoded request. Raises OSError if the token can't be read."""
+def _head(credentials: Credentials, request: Request) -> h11.Request:
+    """Return the head of a request. Raises OSError if the token can't be read."""
     headers = {
         "Host": authority(credentials.host, credentials.port),
         "User-Agent": f"gpuvirt/{__version__}",
         "Accept": "application/json",
-        **({} if keeps else {"Connection": "close"}),
         **request.headers,
     }
     if (authorization := credentials.authorization()) is not None:
         headers["Authorization"] = authorization
     if request.body:
         headers["Content-Length"] = str(len(request.body))
-    target = credentials.path + request.target
     sent = [*headers.items(), *credentials.headers]
-    head = http.send(h11.Request(method=request.method, target=target, headers=sent))
-    body = http.send(h11.Data(data=request.body)) if request.body else b""
-    return (head or b"") + (body or b"") + (http.send(h11.EndOfMessage()) or b"")
-
-
-async def _next(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
-    """Return the next event of the answer."""
-    while True:
-        event = http.next_event()
-        if isinstance(event, h11.Event) and not isinstance(event, h11.InformationalResponse):
-            return event
-        if event is h11.PAUSED:
-            raise h11.RemoteProtocolError("the server sent data after the end of its answer")
-        if event is h11.NEED_DATA:
-            http.receive_data(await reader.read(READ_BYTES))
+    return h11.Request(method=request.method, target=credentials.path + request.target, headers=sent)
 
 
 class Lines:

@@ -1,6 +1,6 @@
 """Everything that a connection to the API server needs: its address, its CA, and the client's credentials.
 
-Certificates and tokens in files are read again for each connection, because the kubelet replaces the files.
+Certificates and tokens in files are read again for each request, because the kubelet replaces the files.
 """
 
 import asyncio
@@ -102,17 +102,36 @@ class Credentials:
             return f"Basic {base64.b64encode(pair.encode()).decode()}"
         return None if self.token is None else f"Bearer {_content(self.token).decode('latin-1').strip()}"
 
-    def context(self) -> ssl.SSLContext:
-        """Return the TLS context. Raises OSError (also ssl.SSLError) or ValueError if a certificate is unusable."""
-        ca = None if self.ca is None else _content(self.ca).decode("latin-1")
+    def identity(self) -> "TlsIdentity":
+        """Return what a connection is made with. Raises OSError if a file can't be read."""
+        ca, certificate, key = (
+            None if material is None else _content(material) for material in (self.ca, self.certificate, self.key)
+        )
         if ca is not None and not ca.strip():
             raise ssl.SSLError(f"no certificate in {self.ca!r}")  # Python would trust the system's CAs instead
-        context = ssl.create_default_context(cadata=ca)
+        return TlsIdentity(ca, certificate, key, is_insecure=self.is_insecure)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsIdentity:
+    """The CA that a connection trusts and the certificate that it shows, by their content.
+
+    A connection with an equal identity may have the next request, also after a new token: tokens are sent with each.
+    """
+
+    ca: bytes | None
+    certificate: bytes | None
+    key: bytes | None = field(repr=False)
+    is_insecure: bool
+
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS context. Raises OSError (also ssl.SSLError) or ValueError if a certificate is unusable."""
+        context = ssl.create_default_context(cadata=None if self.ca is None else self.ca.decode("latin-1"))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.is_insecure:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if self.certificate is not None and self.key is not None:
-            _load_chain(context, _content(self.certificate) + b"\n" + _content(self.key))
+            _load_chain(context, self.certificate + b"\n" + self.key)
         return context
 
 

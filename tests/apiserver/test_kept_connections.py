@@ -56,7 +56,7 @@ contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
 clusters: [{{name: c, cluster: {{server: '{url}', certificate-authority: authority.crt}}}}]
 users: [{{name: u, user: {{token: abc}}}}]
 """)
-        client = Client(from_kubeconfig(path), keeps=True)
+        client = Client(from_kubeconfig(path))
         yield server, client
         client.close()
         await RealClock().sleep(0.05)
