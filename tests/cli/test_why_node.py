@@ -61,6 +61,17 @@ async def test_a_node_without_an_agent_is_said_to_have_none(tmp_path: Path) -> N
     assert "no GpuNode" in done.stdout
 
 
+async def test_a_kind_and_a_name_may_be_two_words(tmp_path: Path) -> None:
+    with_slash, words = [
+        await run(tmp_path, "why", *target, "-o", "json", cluster=cluster())
+        for target in (["node/node01"], ["node", "node01"])
+    ]
+    assert (words.returncode, words.stdout) == (with_slash.returncode, with_slash.stdout)
+    misspelt = await run(tmp_path, "why", "nod", "node01", cluster=cluster())
+    assert misspelt.returncode == 2
+    assert "did you mean node/node01?" in " ".join(misspelt.stderr.split())
+
+
 async def test_an_unknown_node_is_named_with_a_similar_one(tmp_path: Path) -> None:
     done = await run(tmp_path, "why", "node/node02", cluster=cluster())
     assert done.returncode == 2

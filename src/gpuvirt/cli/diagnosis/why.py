@@ -1,5 +1,6 @@
 """`gpuvirt why`: the finding that keeps a device from VMs, a VM or pod from its devices, or pods from a node."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,9 @@ from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import NodeName, ObjectName, parse_node_name
+from gpuvirt.facts.ids import NodeName, ObjectName
 from gpuvirt.model.doctor.explaining import explain_device
-from gpuvirt.model.doctor.target import is_target, object_target
+from gpuvirt.model.doctor.target import is_target, joined_target, node_target, object_target
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
@@ -41,6 +42,10 @@ def why(  # noqa: PLR0913  one parameter an option
             help="A PCI address, a vGPU's UUID or a resource on this host, or a VM, VMI, pod or node of the cluster.",
         ),
     ],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="The object's name, after its kind: vm NAME.", show_default=False),
+    ] = None,
     *,
     namespace: Annotated[
         str,
@@ -66,24 +71,25 @@ def why(  # noqa: PLR0913  one parameter an option
     """Explain what keeps a GPU from VMs, or a VM from its GPUs.
 
     For a PCI address, a UUID or a resource, the command checks this host, and prints the stages between the GPU and a
-    VM. Of a resource, it takes the device that passes most stages. For vm/NAME, vmi/NAME or pod/NAME, it reads the
-    cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the requested devices, the scheduler's message,
-    and what blocks the pod on each node. For node/NAME, it prints the node's resources, the reasons of its GPUs, and
-    the pending pods that request what the node has, with what blocks each.
+    VM. Of a resource, it takes the device that passes most stages. For vm/NAME (or vm NAME), vmi/NAME or pod/NAME, it
+    reads the cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the requested devices, the scheduler's
+    message, and what blocks the pod on each node. For node/NAME, it prints the node's resources, the reasons of its
+    GPUs, and the pending pods that request what the node has, with what blocks each.
 
     It exits with 0 if nothing blocks the device, VM or pod, with 1 otherwise.
     """
-    if (node := _node_in(target)) is not None:
+    chosen = _target_of(target, name)
+    if chosen.node is not None:
         credentials = apiserver.asked_credentials(kubeconfig, context)
-        whynode.explain(node, credentials, output, options.resource_of(resource))
+        whynode.explain(chosen.node, credentials, output, options.resource_of(resource))
         return
-    if (found := _object_in(target)) is not None:
+    if chosen.found is not None:
         sharing = Sharing(options.resource_of(resource), Units(units))
-        whyvm.explain(found, apiserver.asked_credentials(kubeconfig, context), namespace, output, sharing)
+        whyvm.explain(chosen.found, apiserver.asked_credentials(kubeconfig, context), namespace, output, sharing)
         return
     where = Where(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
-    explanation = explain_device(gather(kernel, around), target)
+    explanation = explain_device(gather(kernel, around), chosen.text)
     if output is Output.JSON:
         json_lines(explanation)
     else:
@@ -91,26 +97,25 @@ def why(  # noqa: PLR0913  one parameter an option
     raise typer.Exit(1 if explanation.blocker is not None else 0)
 
 
-def _node_in(target: str) -> NodeName | None:
-    """Return the node that a target names, None for other targets; raise BadParameter for an invalid name."""
-    kind, slash, name = target.partition("/")
-    if not slash or kind not in {"node", "nodes", "no"}:
-        return None
-    try:
-        return parse_node_name(name)
-    except InvalidIdError as error:
-        raise typer.BadParameter(str(error), param_hint=TARGETS) from error
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a command line names: a device or a resource as text, else a node or another object."""
+
+    text: str
+    node: NodeName | None = None
+    found: tuple[ObjectKind, ObjectName] | None = None
 
 
-def _object_in(target: str) -> tuple[ObjectKind, ObjectName] | None:
-    """Return the object that a target names, None for a device or a resource; raise BadParameter if it is invalid."""
+def _target_of(text: str, name: str | None) -> _Target:
+    """Return the target of the words of a command line; raise BadParameter, ConfigError if it is invalid."""
+    whole = joined_target(text, name)
     try:
-        found = object_target(target)
+        target = _Target(whole, node_target(whole), object_target(whole))
     except InvalidIdError as error:
         raise typer.BadParameter(str(error), param_hint=TARGETS) from error
-    if found is None and not is_target(target):
+    if target.node is None and target.found is None and not is_target(whole):
         raise typer.BadParameter(
-            f"{target!r} is not valid; expected 0000:65:00.0, an mdev's UUID, nvidia.com/GA102GL_A10, or vm/vm-a",
+            f"{whole!r} is not valid; expected 0000:65:00.0, an mdev's UUID, nvidia.com/GA102GL_A10, or vm/vm-a",
             param_hint=TARGETS,
         )
-    return found
+    return target

@@ -1,10 +1,12 @@
 """Targets of `gpuvirt why`: an address, a vGPU's id, a resource's name; and the findings where none exists."""
 
-from gpuvirt.errors import InvalidIdError
+from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import (
+    NodeName,
     ObjectName,
     PciAddress,
     is_mdev_uuid,
+    parse_node_name,
     parse_object_name,
     parse_pci_address,
     parse_resource_name,
@@ -23,6 +25,39 @@ KINDS = {
     **dict.fromkeys(("po", "pod", "pods"), ObjectKind.POD),
 }
 """The kinds that `gpuvirt why` explains, by the names that kubectl accepts."""
+NODE_KINDS = frozenset({"no", "node", "nodes"})
+NAMED_KINDS = (ObjectKind.VM, ObjectKind.VMI, ObjectKind.POD, "node")
+"""The kinds, as errors and help name them."""
+COMMAND = "gpuvirt why"
+
+
+def joined_target(target: str, name: str | None) -> str:
+    """Return the target of the words of a command line, `vm vm-a` as `vm/vm-a`; raise ConfigError.
+
+    A word before `/` that has no dot is a kind, and not the domain of a resource.
+    """
+    kind, slash, rest = target.partition("/")
+    is_kind = kind.casefold() in KINDS or kind.casefold() in NODE_KINDS
+    if name is not None and slash:
+        raise ConfigError(f"{target!r} has a name already; expected {target}, or {kind} {name}", where=COMMAND)
+    if name is None and not (slash or is_kind):
+        return target
+    if is_kind:
+        known, found = kind.casefold(), name or rest
+        if not found:
+            raise ConfigError(f"{target!r} lacks a name; expected {known}/NAME, or {known} NAME", where=COMMAND)
+        return f"{known}/{found}"
+    if name is None and ("." in kind or not kind):
+        return target
+    meant = nearest(kind, NAMED_KINDS) or nearest(kind, (*KINDS, *NODE_KINDS))
+    hint = f"did you mean {meant}/{name or rest}?" if meant else f"expected {', '.join(NAMED_KINDS)}"
+    raise ConfigError(f"{kind!r} is no kind that why explains; {hint}", where=COMMAND)
+
+
+def node_target(text: str) -> NodeName | None:
+    """Return the name in `node/NAME`, None for another target; raise InvalidIdError for an invalid name."""
+    kind, slash, name = text.partition("/")
+    return parse_node_name(name) if slash and kind in NODE_KINDS else None
 
 
 def object_target(text: str) -> tuple[ObjectKind, ObjectName] | None:
