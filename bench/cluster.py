@@ -1,223 +1,179 @@
-"""Measures a controller over many simulated nodes, on a real API server, and prints a table.
+"""Measures a controller over many nodes on a real API server, and prints a table for each number of nodes.
 
-The nodes are only objects, without kubelet and agent. Each has the label of Node Feature Discovery for a GPU, and a
-workload label. With --peer, another operator's program runs on the same API server over nodes of its own, and the last
-column is gpuvirt's figure divided by the peer's. The peer finds the API server by KUBECONFIG and its namespace by
-OPERATOR_NAMESPACE.
+The nodes are only objects, without kubelet and agent, in usual size and with the labels of Node Feature Discovery.
+etcd, the API server, the bench and the measured program share this computer. With --peer, another operator's program
+is measured over the same nodes, on an API server without other objects, and the last column is gpuvirt's figure divided
+by the peer's. A program finds the API server by KUBECONFIG and its namespace by OPERATOR_NAMESPACE, and has an account
+that may do everything. With several numbers of nodes, a last table shows the growth.
 
-    .venv/bin/python -m bench.cluster
+    .venv/bin/python -m bench.cluster --nodes 500 2000
 """
 
 import argparse
-import asyncio
+import json
 import os
-import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab.cache import locked
 from lab.cluster.cluster import Cluster, cluster
 
-from bench.process import cpu_s, pss_kib
-from gpuvirt.cluster.access.kubecontext import from_kubeconfig
-from gpuvirt.cluster.client import Client, Collection, PatchType
-from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, REQUIRED, StoredPolicy
-from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.cluster.labels import DEPLOY, SETS
-from gpuvirt.cluster.resources import NODES
-from gpuvirt.model.desired.workload import LABEL, Workload
+from bench.clusterapi import Requests
+from bench.clustermeasures import MEASURES, Fleet, chosen, measure_start
+from bench.clusternodes import Peculiarity, mixed_gpu_node, peculiarity_of
+from bench.clusterprograms import NAMESPACE, OURS, Program, counted, make_account, running
+from bench.results import Results
+from gpuvirt.cluster.kinds.clusterpolicy import REQUIRED
+from gpuvirt.cluster.kinds.gpunode import API_VERSION
 
-NAMESPACE = "gpu-operator"
 ROOT = Path(__file__).parent.parent
-OURS = (sys.executable, "-m", "gpuvirt", "controller", "--no-leader-elect", "--listen", "")
-AT_ONCE = 32
-WITHIN_S = 600.0
-IDLE_S = 20.0
+GPUVIRT, CHECKOUT, PEER = COLUMNS = ("gpuvirt", "checkout", "peer")
 SWITCHES = ("sandboxWorkloads", "vfioManager", "vgpuDeviceManager", "sandboxDevicePlugin")
+KINDS = ("gpunodes.yaml", "clusterpolicies.yaml")
+GPU_NODES = f"/apis/{API_VERSION}/gpunodes"
 
 
 @dataclass
-class Bench:
-    """One API server, and the figures measured on it."""
+class Measured:
+    """All figures: a table for each number of nodes, and the requests behind them."""
 
-    lab: Cluster
-    client: Client
-    nodes: int
-    asked: int = 0
-    """The number of requests that the bench itself has made."""
-    rows: dict[str, float] = field(default_factory=dict)
+    tables: dict[int, Results] = field(default_factory=dict)
+    kinds: dict[int, dict[str, Mapping[str, Mapping[str, int]]]] = field(default_factory=dict)
+    loads: dict[int, float] = field(default_factory=dict)
 
-    def add(self, what: str, value: float) -> None:
-        """Add a figure."""
-        self.rows[what] = value
-        print(f"  {what}: {value:.3g}", file=sys.stderr)
+    def add(self, program: Program, nodes: int, fleet: Fleet) -> None:
+        """Add the figures of a program."""
+        table = self.tables.setdefault(nodes, Results())
+        for what, value in fleet.rows.items():
+            table.add(program.name, what, value)
+        self.kinds.setdefault(nodes, {})[program.name] = fleet.kinds
+        self.loads[nodes] = os.getloadavg()[1]
 
-    async def each(self, names: Iterable[str], act: Callable[[str], Awaitable[object]]) -> None:
-        """Call `act` for each node, a limited number at a time."""
-        room = asyncio.Semaphore(AT_ONCE)
+    def text(self) -> str:
+        """Return the tables, and the growth of each program where there are several numbers of nodes."""
+        parts = [f"{nodes:,} nodes\n\n{table.table(COLUMNS)}" for nodes, table in self.tables.items()]
+        if len(self.tables) > 1:
+            parts += [f"growth, {name}\n\n{growth(self.tables, name)}" for name in COLUMNS if self._has(name)]
+        return "\n\n".join(parts)
 
-        async def limited(name: str) -> None:
-            async with room:
-                self.asked += 1
-                await act(name)
+    def as_json(self) -> str:
+        """Return the figures and the requests for a comparison by a program."""
+        content = {
+            str(nodes): {"figures": table.rows, "requests": self.kinds[nodes], "load": self.loads[nodes]}
+            for nodes, table in self.tables.items()
+        }
+        return json.dumps(content, indent=1)
 
-        await asyncio.gather(*(limited(name) for name in names))
-
-    def names(self) -> Sequence[str]:
-        """Return the names of the nodes."""
-        return [f"sim{number:04}" for number in range(self.nodes)]
-
-    async def make_nodes(self) -> None:
-        """Create the nodes, each with a GPU and the workload label for whole GPUs."""
-        labels = {"feature.node.kubernetes.io/pci-10de.present": "true", LABEL: str(Workload.PASSTHROUGH)}
-
-        async def make(name: str) -> None:
-            content = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-            await self.client.create(NODES, content, Node)
-
-        await self.each(self.names(), make)
-
-    async def clear(self) -> None:
-        """Delete the nodes, and the GpuNodes that a program has left."""
-        await self.each(self.names(), lambda name: self.client.delete(NODES, name))
-        found = (await self.client.list(Collection(GPU_NODES, GpuNode))).items
-        await self.each(
-            [gpu_node.metadata.name for gpu_node in found], lambda name: self.client.delete(GPU_NODES, name)
-        )
-
-    async def label(self, workload: Workload) -> None:
-        """Set the workload label of all nodes."""
-        patch = {"metadata": {"labels": {LABEL: str(workload)}}}
-        await self.each(self.names(), lambda name: self.client.patch(NODES, name, patch, PatchType.MERGE, Node))
-
-    async def until_deployed(self, workload: Workload) -> None:
-        """Wait until all nodes have exactly the labels of a workload."""
-        desired = {f"{DEPLOY}{name}" for name in SETS[workload]}
-        deadline = time.monotonic() + WITHIN_S
-        while time.monotonic() < deadline:
-            self.asked += -(-self.nodes // 500)
-            found = (await self.client.list(Collection(NODES, Node))).items
-            done = sum({key for key in node.metadata.labels if key.startswith(DEPLOY)} == desired for node in found)
-            if done >= self.nodes:
-                return
-            await asyncio.sleep(0.1)
-        raise SystemExit(f"after {WITHIN_S:g} s, not all nodes have their labels")
-
-    def requests(self) -> int:
-        """Return how many requests the API server has answered."""
-        page = self.lab.kubectl("get", "--raw", "/metrics").stdout
-        pattern = r"^apiserver_request_total\{.*resource=\"(?:nodes|gpunodes|clusterpolicies)\".*\} ([0-9.e+]+)$"
-        return int(sum(float(value) for value in re.findall(pattern, page, flags=re.MULTILINE)))
+    def _has(self, name: str) -> bool:
+        return any(name in row for table in self.tables.values() for row in table.rows.values())
 
 
-async def measure(bench: Bench, pid: int) -> None:
-    """Measure a running program, from its start."""
-    began, asked, answered = time.monotonic(), bench.asked, bench.requests()
-    await bench.until_deployed(Workload.PASSTHROUGH)
-    bench.add(f"start to {bench.nodes} nodes labelled, s", time.monotonic() - began)
-    await asyncio.sleep(3)
-    bench.add("start: requests", bench.requests() - answered - (bench.asked - asked))
-    began, spent_s = time.monotonic(), cpu_s(pid)
-    asked, answered = bench.asked, bench.requests()
-    labelling = asyncio.create_task(bench.label(Workload.VGPU))
-    await bench.until_deployed(Workload.VGPU)
-    await labelling
-    bench.add(f"{bench.nodes} nodes given another label, all done, s", time.monotonic() - began)
-    await asyncio.sleep(3)
-    bench.add("another label: requests", bench.requests() - answered - (bench.asked - asked))
-    bench.add("another label: CPU, s", cpu_s(pid) - spent_s)
-    spent_s, answered, asked = cpu_s(pid), bench.requests(), bench.asked
-    await asyncio.sleep(IDLE_S)
-    bench.add("left alone: CPU, ms a minute", (cpu_s(pid) - spent_s) * 1000 * 60 / IDLE_S)
-    bench.add("left alone: requests a minute", (bench.requests() - answered - (bench.asked - asked)) * 60 / IDLE_S)
-    bench.add("memory (PSS), MiB", pss_kib(pid) / 1024)
+def growth(tables: Mapping[int, Results], name: str) -> str:
+    """Return a program's figures by the number of nodes, and the ratio of the last to the first."""
+    sizes = sorted(tables)
+    results, columns = Results(), [f"{nodes:,}" for nodes in sizes]
+    for nodes in reversed(sizes):
+        for what, row in tables[nodes].rows.items():
+            if name in row:
+                results.add(f"{nodes:,}", what, row[name])
+    return results.table(columns[::-1])
 
 
-@contextmanager
-def running(command: Sequence[str], lab: Cluster, log: Path) -> Iterator[int]:
-    """Run a program, and provide its process id."""
-    environment = os.environ | {"KUBECONFIG": str(lab.kubeconfig), "OPERATOR_NAMESPACE": NAMESPACE}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-        try:
-            yield process.pid
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-async def compare(lab: Cluster, nodes: int, commands: Sequence[Sequence[str]], work: Path) -> Sequence[Bench]:
-    """Measure each program over nodes of its own."""
-    client = Client(from_kubeconfig(lab.kubeconfig))
-    done = []
-    for number, command in enumerate(commands):
-        print(shlex.join(command), file=sys.stderr)
-        bench = Bench(lab, client, nodes)
-        await bench.make_nodes()
-        with running(command, lab, work / f"{number}.log") as pid:
-            await measure(bench, pid)
-        await bench.clear()
-        done.append(bench)
-    return done
-
-
-def install(lab: Cluster) -> None:
-    """Create gpuvirt's kinds and a namespace."""
-    for file in ("gpunodes.yaml", "clusterpolicies.yaml"):
-        lab.kubectl("apply", "-f", str(ROOT / "deploy" / file))
+def install(lab: Cluster, requests: Requests, program: Program, kinds: Sequence[Path]) -> None:
+    """Create the kinds, the namespace and a ClusterPolicy with everything that VMs need."""
+    files = [ROOT / "deploy" / name for name in KINDS] if program.is_ours else [ROOT / "deploy" / KINDS[1], *kinds]
+    for file in files:
+        done = lab.kubectl("apply", "--server-side", "-f", str(file))
+        if done.returncode:
+            raise SystemExit(f"{file}: {done.stderr}")
     lab.kubectl("create", "namespace", NAMESPACE)
-    while lab.kubectl("get", "clusterpolicies,gpunodes").returncode:
+    while lab.kubectl("get", "clusterpolicies,gpunodes" if program.is_ours else "clusterpolicies").returncode:
         time.sleep(0.1)
-
-
-async def make_policy(client: Client) -> None:
-    """Create a ClusterPolicy with everything that VMs need."""
     spec = {**{name: {} for name in REQUIRED}, **{name: {"enabled": True} for name in SWITCHES}}
     content = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"}}
-    await client.create(CLUSTER_POLICIES, {**content, "spec": spec}, StoredPolicy)
+    requests.ask("POST", "/apis/nvidia.com/v1/clusterpolicies", {**content, "spec": spec})
 
 
-def table(measured: Sequence[Bench]) -> str:
-    """Return the figures as a Markdown table."""
-    ours, *peers = measured
-    head = "| | gpuvirt | peer | gpuvirt / peer |" if peers else "| | gpuvirt |"
-    lines = [head, "|---|---|---|---|" if peers else "|---|---|"]
-    for what, value in ours.rows.items():
-        others = [peer.rows[what] for peer in peers if what in peer.rows]
-        cells = [
-            what,
-            f"{value:.3g}",
-            *(text for other in others for text in (f"{other:.3g}", f"{value / other:.2f}" if other else "-")),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def measure(lab: Cluster, program: Program, nodes: int, arguments: argparse.Namespace, work: Path) -> Fleet:
+    """Measure a program over nodes, on an API server without other objects."""
+    print(f"{nodes} nodes, {program.name}: {shlex.join(program.command)}", file=sys.stderr)
+    lab.up_control_plane()
+    requests = Requests(lab.folder / "certs/apiserver.crt")
+    install(lab, requests, program, arguments.peer_kinds)
+    kubeconfig = work / "kubeconfig"
+    make_account(lab, kubeconfig)
+    fleet = Fleet(lab, requests, nodes)
+    fleet.join(nodes)
+    if program.is_ours:
+        mixed = [number for number in range(nodes) if peculiarity_of(number) is Peculiarity.TWO_MODES]
+        requests.each(mixed, lambda number: requests.ask("POST", GPU_NODES, mixed_gpu_node(number)))
+    with running(program, lab, kubeconfig, work / f"{program.name}-{nodes}.log") as process:
+        measure_start(fleet, process)
+        for name in chosen(arguments.only):
+            MEASURES[name](fleet, process)
+    return fleet
+
+
+def measure_all(arguments: argparse.Namespace, work: Path) -> Measured:
+    """Measure each program over each number of nodes."""
+    programs = [Program(GPUVIRT, OURS)]
+    if arguments.checkout:
+        programs.append(Program(CHECKOUT, OURS, arguments.checkout.resolve()))
+    if arguments.peer:
+        programs.append(Program(PEER, shlex.split(arguments.peer), is_ours=False))
+    measured, lab = Measured(), cluster()
+    alone = lab.folder.with_name("cluster-alone")
+    alone.mkdir(exist_ok=True)
+    with locked(alone), counted():
+        try:
+            for nodes in arguments.nodes:
+                for program in programs:
+                    if program.name != PEER or nodes <= arguments.peer_up_to:
+                        measured.add(program, nodes, measure(lab, program, nodes, arguments, work))
+                        if arguments.json:
+                            arguments.json.write_text(measured.as_json())
+        finally:
+            lab.down()
+    return measured
+
+
+def read_arguments() -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[500], help="numbers of nodes, each measured alone")
+    parser.add_argument("--peer", metavar="CMD", help="another operator's program")
+    parser.add_argument(
+        "--peer-kinds",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="kinds that it needs beside ClusterPolicy",
+    )
+    parser.add_argument(
+        "--peer-up-to", type=int, default=sys.maxsize, metavar="NODES", help="measure it only up to so many nodes"
+    )
+    parser.add_argument("--checkout", type=Path, metavar="DIR", help="another checkout of gpuvirt, to compare with")
+    parser.add_argument(
+        "--only", choices=tuple(MEASURES), nargs="*", default=tuple(MEASURES), help="measure only this, and the start"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures and the requests to a file")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the logs of the programs there")
+    return parser.parse_args()
 
 
 def main() -> None:
-    """Measure, and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=500)
-    parser.add_argument("--peer", metavar="CMD", help="another operator's program")
-    arguments = parser.parse_args()
-    lab = cluster()
-    lab.up_control_plane()
-    try:
-        install(lab)
-        asyncio.run(make_policy(Client(from_kubeconfig(lab.kubeconfig))))
-        commands: list[Sequence[str]] = [(*OURS, "--namespace", NAMESPACE)]
-        if arguments.peer:
-            commands.append(shlex.split(arguments.peer))
-        with tempfile.TemporaryDirectory(prefix="gvb-", dir="/tmp") as folder:
-            print(table(asyncio.run(compare(lab, arguments.nodes, commands, Path(folder)))))
-    finally:
-        lab.down()
+    """Measure, and print the tables."""
+    arguments = read_arguments()
+    with tempfile.TemporaryDirectory(prefix="gvb-", dir="/tmp") as folder:
+        work = arguments.logs or Path(folder)
+        work.mkdir(parents=True, exist_ok=True)
+        print(measure_all(arguments, work).text())
 
 
 if __name__ == "__main__":
