@@ -1,17 +1,20 @@
-"""`gpuvirt install`: the commands of the chart's Jobs, which run before and after an install or upgrade."""
+"""`gpuvirt install`: the commands of the chart's Jobs, and the list of the images that an install pulls."""
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gpuvirt import __version__, documents
 from gpuvirt.cli.parameters import apiserver
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
+from gpuvirt.install import images as image_lists
 from gpuvirt.install import installing
 
-app = typer.Typer(no_args_is_help=True, help="Install what helm cannot; the chart's Jobs run this.")
+app = typer.Typer(no_args_is_help=True, help="Install what helm cannot (the chart's Jobs run this), and list images.")
 
 
 @app.command("crds")
@@ -72,3 +75,32 @@ def policy(
     manifest = installing.read_policy(file)
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     print(asyncio.run(installing.install_policy(client, manifest, RealClock())))
+
+
+@app.command("images")
+def images(
+    manifests: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[MANIFEST]...", help="Output of helm template, or a ClusterPolicy. Without: stdin."),
+    ] = None,
+    *,
+    systems: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--os",
+            metavar="OS",
+            help="Operating system of nodes with GPUs, for images of drivers: ubuntu22.04, rhel9; repeatable.",
+        ),
+    ] = None,
+    image: Annotated[
+        str, typer.Option("--image", metavar="IMAGE", help="gpuvirt's image, if no manifest has the controller.")
+    ] = f"gpuvirt:{__version__}",
+) -> None:
+    """List all images that an installation pulls, one a line.
+
+    The operands' images are those that the ClusterPolicy enables. `helm template` prints the manifests of the values
+    that you install.
+    """
+    texts = [(str(file), documents.text_of(file)) for file in manifests or ()] or [("stdin", sys.stdin.read())]
+    for name in image_lists.images_of(texts, image_lists.Inputs(frozenset(systems or ()), image)):
+        print(name)
