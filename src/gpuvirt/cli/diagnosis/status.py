@@ -67,16 +67,7 @@ def status(  # noqa: PLR0913  one parameter an option
     ] = WAIT_S,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
-    namespace: Annotated[
-        str,
-        typer.Option(
-            "--namespace",
-            "-n",
-            envvar=["GPUVIRT_NAMESPACE", "OPERATOR_NAMESPACE"],
-            metavar="NAME",
-            help="Namespace of the controller and its operands. Default: the one in the ClusterPolicy's status.",
-        ),
-    ] = "",
+    namespace: Annotated[str, apiserver.own_namespace_option("the one in the ClusterPolicy's status")] = "",
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
     """Show whether gpuvirt is ready, and the state of each component on each GPU node.

@@ -24,11 +24,8 @@ from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 
 ClusterFile = Annotated[
     Path | None,
-    typer.Option(
-        "--kubeconfig",
-        dir_okay=False,
-        metavar="FILE",
-        help="Kubeconfig of the cluster: of the VM or pod, or of the KubeVirt that is checked for a device.",
+    options.cluster_file(
+        "Kubeconfig of the cluster: of the VM or pod, or of the KubeVirt that is checked for a device."
     ),
 ]
 TARGETS = "ADDRESS|RESOURCE|vm/NAME|vmi/NAME|pod/NAME|node/NAME"

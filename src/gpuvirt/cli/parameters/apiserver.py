@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, parse_namespace, parse_node_name
@@ -52,16 +53,20 @@ ContextOption = Annotated[
     str, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig. Default: its current context.")
 ]
 
-OwnNamespaceOption = Annotated[
-    str,
-    typer.Option(
+
+def own_namespace_option(default: str) -> OptionInfo:
+    """Return the option of the controller's namespace; `default` says which one it is without the option."""
+    found: OptionInfo = typer.Option(
         "--namespace",
         "-n",
         envvar=["GPUVIRT_NAMESPACE", "OPERATOR_NAMESPACE"],
         metavar="NAME",
-        help="Namespace of the controller and its operands. Default: the pod's, else that of the kubeconfig's context.",
-    ),
-]
+        help=f"Namespace of the controller and its operands. Default: {default}.",
+    )
+    return found
+
+
+OwnNamespaceOption = Annotated[str, own_namespace_option("the pod's, else that of the kubeconfig's context")]
 
 
 def node_name_of(text: str | None, where: str = "--node-name") -> NodeName | None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli.parameters import apiserver
+from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cluster.fleet import read_gpu_nodes
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.errors import ConfigError
@@ -19,12 +19,9 @@ AllNodesOption = Annotated[
 ]
 ClusterFile = Annotated[
     Path | None,
-    typer.Option(
-        "--kubeconfig",
-        dir_okay=False,
-        metavar="FILE",
-        help="Kubeconfig for --node and -A. Default: KUBECONFIG, the pod's service account, or"
-        f" ~/{apiserver.DEFAULT_KUBECONFIG}.",
+    options.cluster_file(
+        "Kubeconfig for --node and -A. Default: KUBECONFIG, the pod's service account, or"
+        f" ~/{apiserver.DEFAULT_KUBECONFIG}."
     ),
 ]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from gpuvirt import documents
 from gpuvirt.apps.logs import LogFormat
@@ -87,15 +88,15 @@ KubeVirtFile = Annotated[
         help="Output of `kubectl get kubevirt -A -o yaml`, to check it too; - for standard input.",
     ),
 ]
-ClusterFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--kubeconfig",
-        dir_okay=False,
-        metavar="FILE",
-        help="Kubeconfig of the cluster whose KubeVirt is checked.",
-    ),
-]
+
+
+def cluster_file(text: str) -> OptionInfo:
+    """Return the option of a kubeconfig that KUBECONFIG does not set, with its help."""
+    found: OptionInfo = typer.Option("--kubeconfig", dir_okay=False, metavar="FILE", help=text)
+    return found
+
+
+ClusterFile = Annotated[Path | None, cluster_file("Kubeconfig of the cluster whose KubeVirt is checked.")]
 AssumeUnallocated = Annotated[
     bool,
     typer.Option(
