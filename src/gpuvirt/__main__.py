@@ -1,6 +1,6 @@
 """Runs the command `gpuvirt` as `python -m gpuvirt`."""
 
-from gpuvirt.cli.main import main
+from gpuvirt.cli.entry import gpuvirt
 
 if __name__ == "__main__":
-    main()
+    gpuvirt()

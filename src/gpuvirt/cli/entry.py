@@ -1,0 +1,54 @@
+"""Starts the programs of the command line: Ctrl-C while their modules still load ends them at once, and in silence.
+
+Loading takes up to a second, in which Python would print the traceback of whatever import was under way. Nothing has
+begun by then, so the process may end as any other does. `gpuvirt.cli.main` hands interrupts to the command once it is
+loaded.
+"""
+
+import signal
+
+
+def gpuvirt() -> None:
+    """Run `gpuvirt`."""
+    _end_at_interrupt()
+    from gpuvirt.cli.main import main  # noqa: PLC0415
+
+    main()
+
+
+def nvidia_kubevirt_gpu_device_plugin() -> None:
+    """Run the agent in place of NVIDIA's plugin."""
+    _end_at_interrupt()
+    from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main  # noqa: PLC0415
+
+    main()
+
+
+def vfio_manage() -> None:
+    """Run in place of NVIDIA's vfio-manage."""
+    _end_at_interrupt()
+    from gpuvirt.cli.main import vfio_manage as main  # noqa: PLC0415
+
+    main()
+
+
+def nvidia_vgpu_dm() -> None:
+    """Run in place of NVIDIA's vgpu-device-manager on a host."""
+    _end_at_interrupt()
+    from gpuvirt.cli.main import nvidia_vgpu_dm as main  # noqa: PLC0415
+
+    main()
+
+
+def nvidia_k8s_vgpu_dm() -> None:
+    """Run in place of NVIDIA's vgpu-device-manager in a cluster."""
+    _end_at_interrupt()
+    from gpuvirt.cli.main import nvidia_k8s_vgpu_dm as main  # noqa: PLC0415
+
+    main()
+
+
+def _end_at_interrupt() -> None:
+    """End the process at SIGINT, unless it is ignored, as below `nohup`."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

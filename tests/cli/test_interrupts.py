@@ -1,0 +1,27 @@
+"""Ctrl-C ends a command at any moment without a traceback, also while its modules still load."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+PAUSES_S = (0.06, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2)
+"""From the start to the interrupt: most are within the time in which modules load."""
+
+
+@pytest.mark.parametrize("command", ["devices", "sim hosts", "status", "vgpu types", "controller", "demo"])
+@pytest.mark.parametrize("pause_s", PAUSES_S)
+def test_an_interrupt_leaves_no_traceback(command: str, pause_s: float) -> None:
+    waits = f"import sys; sys.argv = ['gpuvirt', *{command.split()!r}]"
+    program = [sys.executable, "-c", f"{waits}; from gpuvirt.cli.entry import gpuvirt; print(flush=True); gpuvirt()"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            process.wait(pause_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors, errors
+    assert process.returncode in {0, 1, 2, 130, -signal.SIGINT}
