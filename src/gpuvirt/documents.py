@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 import msgspec.inspect
 
-from gpuvirt import nulls, plain
+from gpuvirt import mismatches, nulls, plain
 from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.plain import Plain, Step
 
@@ -117,7 +117,17 @@ def _fault(error: msgspec.ValidationError, content: Plain, shape: type[T]) -> tu
     if bad := _BAD_ENUM.match(message):
         members = list(_members(msgspec.inspect.type_info(shape), path))
         return f"{plain.one_line(message)}; expected one of: {', '.join(members)}{_hint(bad[1], members)}", steps
-    return message, steps
+    return mismatches.worded(message, _at(content, steps)), steps
+
+
+def _at(content: Plain, steps: Sequence[Step]) -> Plain:
+    """Return the value at `steps`."""
+    for step in steps:
+        if isinstance(content, dict):
+            content = content.get(str(step))
+        elif isinstance(content, list):
+            content = content[int(step)]
+    return content
 
 
 def _hint(found: str, known: Sequence[str]) -> str:

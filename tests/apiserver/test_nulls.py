@@ -185,7 +185,7 @@ def test_a_node_whose_labels_are_null_can_be_patched() -> None:
 
 def test_nulls_in_user_files_and_state_files_are_faults() -> None:
     """A user who wrote a key without a value made a mistake, and our own files never contain null."""
-    with pytest.raises(ConfigError, match="got `null`"):
+    with pytest.raises(ConfigError, match="found nothing"):
         documents.parse("labels:", Metadata, where="f")
     with pytest.raises(DamagedError, match="got `null`"):
         documents.from_json(b'{"labels": null}', Metadata)

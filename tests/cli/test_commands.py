@@ -187,7 +187,10 @@ def test_devices_of_a_host_without_gpus(tmp_path: Path) -> None:
         ("offer: [bridge]", "node.yaml: $.offer[0]: bridge functions can't be offered"),
         ("aliases: {GA102GL_A10: a b}", "node.yaml: $.aliases.GA102GL_A10: 'nvidia.com/a b' is not a resource name"),
         ("alias: {}", "node.yaml:1: $.alias: no such key; expected one of: offer, aliases"),
-        ("compat: {whole_vfio_folder: maybe}", "node.yaml:1: $.compat.whole_vfio_folder: Expected `bool`, got `str`"),
+        (
+            "compat: {whole_vfio_folder: maybe}",
+            'node.yaml:1: $.compat.whole_vfio_folder: expected true or false, found text "maybe"',
+        ),
     ],
 )
 def test_an_invalid_config_exits_with_2_and_the_path(host: Path, tmp_path: Path, config: str, message: str) -> None:

@@ -201,7 +201,7 @@ def test_a_host_without_iommufd_runs_no_vm_once_the_gate_is_on() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"missing required field `kind`"),
+        ("", r"lacks the key kind"),
         ("kind: VirtualMachine\n", r"f: \$\.kind: is a VirtualMachine; expected KubeVirt"),
         ("kind: List\nitems: [{kind: Pod}]", r"is a Pod; expected KubeVirt"),
         ("kind: KubeVirt\nspec: {configuration: {permittedHostDevices: [1]}}", r"\$\.spec\.configuration"),
