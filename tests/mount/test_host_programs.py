@@ -156,6 +156,14 @@ def test_doctor_reads_all_files_of_the_host() -> None:
     assert codes() == codes("--snapshot")
 
 
+@pytest.mark.parametrize("options", [["-H", "2xA10"], ["-H", "2xA10", "--snapshot"]])
+def test_lspci_lists_the_gpus_of_the_simulated_host(options: list[str]) -> None:
+    done = on(*options, "--", "lspci", "-nnk", "-d", "10de:")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines() if "[10de:2236]" in line] == ["65:00.0", "ca:00.0"]
+    assert done.stdout.count("Kernel driver in use: vfio-pci") == 2
+
+
 def test_a_simulated_host_without_a_kubelet_has_no_allocations() -> None:
     done = on("-H", "2xA10-sriov", "--", "gpuvirt", "vgpu", "apply", "-c", "A10-4Q")
     assert (done.returncode, done.stdout.count("carries 6 A10-4Q")) == (0, 2), done.stdout + done.stderr

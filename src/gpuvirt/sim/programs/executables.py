@@ -33,6 +33,7 @@ class VgpuManager(StrEnum):
 CALLS = ".simulator"
 """The file through which the programs call the simulator, in the root that contains the programs."""
 MODPROBE = "/usr/sbin/modprobe"
+LSPCI = "/usr/bin/lspci"
 NVIDIAS = ("/usr/bin/nvidia-smi", "/usr/lib/nvidia/sriov-manage")
 SHELL = ("sh", "cat")
 _LIBRARY = re.compile(r"(?:^|=>)\s*(/\S+)", re.MULTILINE)
@@ -51,6 +52,10 @@ cat <&3 >&2
 cat <&3
 exit "$code"
 """
+SHOW = """#!/bin/sh
+# lspci of this computer, which shows the PCI functions of a simulated host.
+exec {lspci} -A linux-sysfs -O "sysfs.path=${{0%/*}}/../../sys/bus/pci" "$@"
+"""
 REFUSE = """#!/bin/sh
 # {name} of a simulated host that is a snapshot in files.
 cat >&2 <<'END'
@@ -67,19 +72,22 @@ def roots(manager: VgpuManager) -> tuple[HostPath, ...]:
 
 def search_path(root: Path, manager: VgpuManager) -> str:
     """Return the entries for PATH that find the programs of the host at `root` first."""
-    places = dict.fromkeys(_below(root, place, program).parent for place, program in _programs(manager))
+    programs = (*_programs(manager), (HostPath("/"), LSPCI))
+    places = dict.fromkeys(_below(root, place, program).parent for place, program in programs)
     return ":".join(map(str, places))
 
 
 def install(kernel: SimKernel, root: Path, manager: VgpuManager, *, refusal: str | None = None) -> None:
     """Write the programs of a host below `root`; with a `refusal`, the programs print it and fail.
 
-    NVIDIA's programs are installed on hosts with an NVIDIA GPU.
+    NVIDIA's programs are installed on hosts with an NVIDIA GPU, and lspci where this computer has it.
     """
     has_nvidia = any(function.id.vendor == NVIDIA for function in kernel.pci.functions.values())
     programs = [(place, name) for place, name in _programs(manager) if has_nvidia or name not in NVIDIAS]
     for place, program in programs:
         _write(_below(root, place, program), program, refusal)
+    if (lspci := shutil.which("lspci")) is not None:
+        _put(_below(root, HostPath("/"), LSPCI), SHOW.format(lspci=lspci))
     for place in {place for place, _ in programs}:
         _copy_shell(_below(root, place, "/"))
 
@@ -98,8 +106,12 @@ def _below(root: Path, place: HostPath, path: str) -> Path:
 def _write(target: Path, program: str, refusal: str | None) -> None:
     up = "/".join([".."] * (program.count("/") - 1))
     text = ASK if refusal is None else REFUSE
+    _put(target, text.format(name=target.name, up=up, calls=CALLS, why=refusal))
+
+
+def _put(target: Path, script: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text.format(name=target.name, up=up, calls=CALLS, why=refusal), encoding="utf-8")
+    target.write_text(script, encoding="utf-8")
     target.chmod(0o755)
 
 
