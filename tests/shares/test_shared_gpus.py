@@ -141,8 +141,9 @@ async def test_single_gpus_are_shared_beside_others_for_containers_and_vms(
 ) -> None:
     modes = {T4[0]: DesiredMode.SHARED, T4[1]: DesiredMode.PASSTHROUGH}
     async with running_node(simulated("4xT4"), tmp_path, Settings(mode=DesiredMode.CONTAINER, modes=modes)) as node:
-        await node.advance(60)
-        await node.report_account()
+        for _ in range(5):
+            await node.advance(30)
+            await node.report_account()
         assert capacity(node) == {uuid(T4[0]): 1000}
         assert [gpu.units for gpu in node.view.gpus] == [1000, None, None, None]
 
@@ -166,6 +167,41 @@ async def test_a_gpu_that_still_serves_a_vm_is_shared_when_the_vm_has_ended(
             await node.advance(30)
             await node.report_account()
         assert capacity(node) == {uuid(T4[2]): 1000}
+
+
+async def test_a_gpu_with_a_vgpu_that_a_vm_uses_gives_no_units(simulated: Simulated, tmp_path: Path) -> None:
+    """Pods would have it beside the VM, and would keep the vGPU from being removed when the VM has ended."""
+    kernel = simulated("4xT4")
+    vgpu = next(one for one in kernel.mdev.devices.values() if one.vgpu_host.gpu == T4[0])
+    guest = kernel.start_vm(vgpu.group)
+    async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
+        await node.report_account()
+        node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed("shared")))
+        for _ in range(10):
+            await node.advance(30)
+            await node.report_account()
+        assert vgpu.uuid in kernel.mdev.devices
+        assert capacity(node) == dict.fromkeys(map(uuid, T4[1:]), 1000)
+        assert code(node, T4[0]) is ReasonCode.WITHDRAWN
+        kernel.end_vm(guest)
+        for _ in range(10):
+            await node.advance(30)
+            await node.report_account()
+        assert not kernel.mdev.devices
+        assert capacity(node) == dict.fromkeys(map(uuid, T4), 1000)
+
+
+async def test_a_gpu_with_vfs_gives_no_units_until_they_are_off(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xA10-sriov")
+    async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
+        node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed("shared")))
+        await node.advance(30)
+        assert {gpu.withheld.code for gpu in node.view.shared.gpus if gpu.withheld} == {ReasonCode.VFS_ENABLED}
+        for _ in range(10):
+            await node.report_account()
+            await node.advance(30)
+        assert not any(function.virtfns for function in kernel.pci.functions.values())
+        assert sorted(capacity(node).values()) == [1000, 1000]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
     for address in shared:
         found = _sized(inventory, address, whole)
         against = verdict.health(_key(resource, address)).against
-        withheld = found.withheld or _why_changing(inputs, address) or elsewhere.get(address)
+        withheld = found.withheld or _why_for_vms(inventory, address)
+        withheld = withheld or _why_changing(inputs, address) or elsewhere.get(address)
         withheld = withheld or (against[0] if against else None)
         if withheld is None and isinstance(plugins, Unknown):
             withheld = plugins.reason_for(address) or refusals.allocations_unknown(address)
@@ -80,6 +81,14 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: Verdict, now_s
         verdict,
         dict(_minors(inventory)),
     )
+
+
+def _why_for_vms(inventory: Inventory, address: PciAddress) -> Reason | None:
+    """Return why a GPU still serves VMs: pods would have it beside them, and would keep it from ever changing."""
+    gpu = inventory.gpus[address]
+    if gpu.vgpu_host is not None and gpu.vgpu_host.live:
+        return withheldshares.carries_vgpus(address, len(gpu.vgpu_host.live))
+    return withheldshares.vfs_on(address, len(gpu.function.virtfns)) if gpu.function.virtfns else None
 
 
 def _why_changing(inputs: ShareInputs, address: PciAddress) -> Reason | None:

@@ -61,6 +61,20 @@ def not_native_yet(address: str, driver: str | None) -> Reason:
     return Reason(ReasonCode.NO_DRIVER if driver is None else ReasonCode.WITHDRAWN, address, message, (), fix)
 
 
+def carries_vgpus(address: str, count: int) -> Reason:
+    """The vGPUs are removed first, and VMs may use them until then."""
+    message = f"carries {count} vGPU{'' if count == 1 else 's'}, and is shared once they are removed"
+    fix = "none is needed: the agent removes them when no VM uses them; `gpuvirt status` shows what it waits for"
+    return Reason(ReasonCode.WITHDRAWN, address, message, (), fix)
+
+
+def vfs_on(address: str, count: int) -> Reason:
+    """The VFs are switched off first, and VMs may use them until then."""
+    message = f"has {count} VFs, and is shared once they are off"
+    fix = "none is needed: the agent switches them off when no VM uses them; `gpuvirt status` shows what it waits for"
+    return Reason(ReasonCode.VFS_ENABLED, address, message, (), fix)
+
+
 def registered_elsewhere(address: str, resource: str, device: str) -> Reason:
     """The kubelet could give the whole GPU to one pod, and units of it to others."""
     message = f"is offered as {resource} by another device plugin, so gpuvirt offers no units of it"
