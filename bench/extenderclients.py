@@ -3,22 +3,50 @@
 import http.client
 import math
 import multiprocessing
+import ssl
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 Request = tuple[str, bytes]
 """A path and a body."""
 
 
-def send(url: str, requests: Sequence[Request], within_s: float = math.inf) -> tuple[Sequence[float], Sequence[bytes]]:
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """How a client connects to an `https` URL."""
+
+    authority: Path
+    """The CA of the extender's certificate."""
+    own: tuple[Path, Path] | None = None
+    """The client's certificate and its key."""
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """The context of a connection."""
+        context = ssl.create_default_context(cafile=str(self.authority))
+        if self.own is not None:
+            context.load_cert_chain(*self.own)
+        return context
+
+
+def send(
+    url: str, requests: Sequence[Request], within_s: float = math.inf, tls: ClientTls | None = None
+) -> tuple[Sequence[float], Sequence[bytes]]:
     """Send requests in turn over one connection; return the milliseconds of each, and the answers.
 
     No request is sent after `within_s`, so the results may be fewer than the requests.
     """
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    host, port = parts.hostname or "", parts.port
+    connection: http.client.HTTPConnection
+    if tls is not None:
+        connection = http.client.HTTPSConnection(host, port, timeout=60, context=tls.context)
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=60)
     took_ms, answers = list[float](), list[bytes]()
     start = time.perf_counter()
     for path, body in requests:
@@ -33,12 +61,12 @@ def send(url: str, requests: Sequence[Request], within_s: float = math.inf) -> t
 
 
 def send_at_once(
-    url: str, clients: Sequence[Sequence[Request]], within_s: float = math.inf
+    url: str, clients: Sequence[Sequence[Request]], within_s: float = math.inf, tls: ClientTls | None = None
 ) -> tuple[Sequence[float], Sequence[bytes], float]:
     """Send requests from several processes; return the milliseconds, the answers, and the seconds of all."""
     with multiprocessing.Pool(len(clients)) as pool:
         began = time.perf_counter()
-        found = pool.starmap(send, [(url, requests, within_s) for requests in clients], chunksize=1)
+        found = pool.starmap(send, [(url, requests, within_s, tls) for requests in clients], chunksize=1)
         seconds = time.perf_counter() - began
     return [one for took, _ in found for one in took], [one for _, answers in found for one in answers], seconds
 
