@@ -58,8 +58,8 @@ async def make_nodes(client: Client, count: int) -> None:
     await each((f"bench{number:04}" for number in range(count)), make)
 
 
-async def make_pods(client: Client, count: int, scheduler: str) -> Mapping[str, str]:
-    """Create pods of 300 units, and return their UIDs."""
+async def make_pods(client: Client, count: int, scheduler: str, *, first: int = 0) -> Mapping[str, str]:
+    """Create pods of 300 units, whose names have numbers from `first` on, and return their UIDs."""
     uids: dict[str, str] = {}
 
     async def make(name: str) -> None:
@@ -72,7 +72,7 @@ async def make_pods(client: Client, count: int, scheduler: str) -> Mapping[str, 
         content = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
         uids[name] = (await client.create(pods("default"), content, SharingPod)).metadata.uid
 
-    await each((f"pod-{number:05}" for number in range(count)), make)
+    await each((f"pod-{number:05}" for number in range(first, first + count)), make)
     return uids
 
 
