@@ -10,7 +10,7 @@ VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster lab-shell lab-down lab-kernel-shell lint format
+.PHONY: help demo test test-unit explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
 .PHONY: bench bench-extender generate pci-ids lock clean
 
 help:  ## List what there is to do
@@ -36,6 +36,9 @@ lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once
 
 lab-cluster: .venv/made-for-dev  ## Start a real Kubernetes node on this host, as root (lab/cluster/README.md)
 	@$(VENV)/python -m lab.cluster up
+
+demo-cluster: .venv/made-for-dev  ## Start such a node as root, with gpuvirt on a simulated host, and say what to type there
+	@$(VENV)/python -m lab.cluster demo
 
 lab-shell: .venv/made-for-dev  ## Open a shell with kubectl for it
 	@$(VENV)/python -m lab.cluster shell

@@ -1,4 +1,4 @@
-"""`python -m lab.cluster up|down|shell|build|base` starts, stops and prepares the lab."""
+"""`python -m lab.cluster up|down|shell|demo|build|base` starts, stops and prepares the lab."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ import sys
 
 from lab.cluster.baseimage import ImageError, base_image
 from lab.cluster.cluster import ClusterError, cluster
+from lab.cluster.demo import demo
 from lab.cluster.golang import BuildError
 from lab.cluster.helm import helm
 
@@ -14,7 +15,7 @@ from lab.cluster.helm import helm
 def main() -> int:
     """Run the command of the command line."""
     parser = argparse.ArgumentParser(prog="lab.cluster", description=__doc__)
-    parser.add_argument("what", choices=("up", "down", "shell", "build", "base"))
+    parser.add_argument("what", choices=("up", "down", "shell", "demo", "build", "base"))
     arguments = parser.parse_args()
     try:
         if arguments.what == "base":
@@ -25,6 +26,9 @@ def main() -> int:
             lab.down()
             return 0
         charts = helm()
+        if arguments.what == "demo":
+            print(demo(lab))
+            return 0
         if arguments.what in {"up", "shell"} and not lab.kubeconfig.exists():
             lab.up()
     except (BuildError, ClusterError, ImageError) as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.cache import cache_root
-from lab.cluster import images, leftovers, settings
+from lab.cluster import footprint, images, leftovers, settings
 from lab.cluster.api import Api
 from lab.cluster.binaries import binaries
 
@@ -56,36 +56,39 @@ class Cluster:
             raise ClusterError("/var/lib/kubelet has files of a kubelet of this computer; the lab would overwrite them")
         self.down()
         settings.write_all(self.folder)
+        footprint.note(self.folder)
         leftovers.make_kubelet_folder(self.folder)
         leftovers.make_bridge()
         _share_mounts()
-        self._start("etcd", "etcd", *_etcd(self.folder))
-        self._until(lambda: self._answers("http://127.0.0.1:12379/health"), "etcd")
+        self.start("etcd", "etcd", *_etcd(self.folder))
+        self.until(lambda: self._answers("http://127.0.0.1:12379/health"), "etcd")
         self.start_api_server()
 
     def up(self) -> None:
         """Start everything; raise ClusterError."""
         self.up_control_plane()
         self._start_controllers()
-        self._start("containerd", "containerd", "-c", "containerd.toml")
-        self._until(lambda: self.containerd("version").returncode == 0, "containerd")
+        self.start("containerd", "containerd", "-c", "containerd.toml")
+        self.until(lambda: self.containerd("version").returncode == 0, "containerd")
         self._import_images()
         self.start_kubelet()
-        self._until(self._node_is_ready, "kubelet")
-        self._start("proxy", "kube-proxy", *_PROXY)  # after the kubelet: it waits up to 30 s for its node
+        self.until(self._node_is_ready, "kubelet")
+        self.start("proxy", "kube-proxy", *_PROXY)  # after the kubelet: it waits up to 30 s for its node
 
     def down(self) -> None:
         """Stop everything, and remove what it has left."""
         self.stop("kubelet")
         leftovers.end_containers(self.containerd)
-        for name in ("containerd", "proxy", "scheduler", "controllers", "apiserver", "etcd"):
+        for name in ("containerd", "proxy", "scheduler", "controllers", "apiserver", "etcd", "hardware"):
             self.stop(name)
+        created = footprint.noted(self.folder)
         leftovers.clear(self.folder)
+        footprint.remove(created)
 
     def start_api_server(self) -> None:
         """Start the API server, and wait until it is ready."""
-        self._start("apiserver", "kube-apiserver", *_api_server(self.folder))
-        self._until(lambda: self._answers(f"https://{settings.ADDRESS}:{settings.PORT}/readyz"), "apiserver")
+        self.start("apiserver", "kube-apiserver", *_api_server(self.folder))
+        self.until(lambda: self._answers(f"https://{settings.ADDRESS}:{settings.PORT}/readyz"), "apiserver")
 
     def restart_after_outage(self) -> None:
         """Start the API server again, and restart its clients: some have ended meanwhile, others wait for minutes."""
@@ -94,16 +97,16 @@ class Cluster:
             self.stop(name)
         self._start_controllers()
         self.start_kubelet()
-        self._until(self._node_is_ready, "kubelet")
-        self._start("proxy", "kube-proxy", *_PROXY)
+        self.until(self._node_is_ready, "kubelet")
+        self.start("proxy", "kube-proxy", *_PROXY)
 
     def _start_controllers(self) -> None:
-        self._start("controllers", "kube-controller-manager", *_controllers(self.folder))
-        self._start("scheduler", "kube-scheduler", "--kubeconfig=kubeconfig", "--leader-elect=false", "--secure-port=0")
+        self.start("controllers", "kube-controller-manager", *_controllers(self.folder))
+        self.start("scheduler", "kube-scheduler", "--kubeconfig=kubeconfig", "--leader-elect=false", "--secure-port=0")
 
     def start_kubelet(self) -> None:
         """Start the kubelet."""
-        self._start("kubelet", "kubelet", *_kubelet(self.folder))
+        self.start("kubelet", "kubelet", *_kubelet(self.folder))
 
     def runs(self, name: str) -> bool:
         """Return whether a program runs."""
@@ -143,7 +146,8 @@ class Cluster:
         if done.returncode:
             raise ClusterError(f"{archive} can't be imported: {done.stderr}")
 
-    def _start(self, name: str, program: str, *arguments: str) -> None:
+    def start(self, name: str, program: str, *arguments: str) -> None:
+        """Start a program in the background; it has a log of its name, by which `stop` finds it."""
         search = f"{self.binaries}:{os.environ['PATH']}:/usr/sbin:/sbin"
         with (self.folder / "log" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -159,7 +163,8 @@ class Cluster:
         self.children[name] = process
         (self.folder / "log" / f"{name}.pid").write_text(str(process.pid))
 
-    def _until(self, met: Callable[[], bool], name: str) -> None:
+    def until(self, met: Callable[[], bool], name: str) -> None:
+        """Wait for what a program does; raise ClusterError with its log where it ends, or takes too long."""
         deadline = time.monotonic() + READY_WITHIN_S
         while not met():
             log = self.folder / "log" / f"{name}.log"

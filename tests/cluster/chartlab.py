@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import yaml
+from lab.cluster import demo
 from lab.cluster.cluster import Cluster
 from lab.cluster.helm import helm as built
 from lab.cluster.images import PREFIX, busybox, write_archive
@@ -136,14 +137,9 @@ class Install:
             self.kubectl("delete", "node", name, "--ignore-not-found")
 
 
-def on_simulated_host(node: LabNode) -> tuple[str, ...]:
+def on_simulated_host(node: LabNode) -> Sequence[str]:
     """Return values that make agents use the mounted host as their host."""
-    env = "sandboxDevicePlugin.env[0]"
-    return (
-        f"hostPaths.driverInstallDir={node.host}",
-        f"{env}.name=GPUVIRT_HOST_ROOT",
-        f"{env}.value=/run/nvidia/driver",
-    )
+    return demo.on_simulated_host(node.host)
 
 
 @contextmanager
@@ -179,17 +175,6 @@ def import_vgpu_manager(cluster: Cluster, tag: str) -> str:
     write_archive(archive, f"{PREFIX}/vgpu-manager:{tag}", layer.getvalue(), ())
     cluster.import_image(archive)
     return PREFIX
-
-
-def import_kube_scheduler(cluster: Cluster, tag: str) -> str:
-    """Load Kubernetes' scheduler as an image; return its repository."""
-    layer = io.BytesIO(busybox(Path("/bin/busybox")))
-    with tarfile.open(fileobj=layer, mode="a") as tar:
-        tar.add(cluster.binaries / "kube-scheduler", "bin/kube-scheduler")
-    archive = cluster.folder / "kube-scheduler.tar"
-    write_archive(archive, f"{PREFIX}/kube-scheduler:{tag}", layer.getvalue(), ())
-    cluster.import_image(archive)
-    return f"{PREFIX}/kube-scheduler"
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """A real node for tests: pods by kubectl, a mounted host as hardware, the agent as a process or in a pod."""
 
 import json
-import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -14,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from lab.cluster import settings
+from lab.cluster import hardware, settings
 from lab.cluster.cluster import KUBELET_ROOT, Cluster
-from lab.cluster.leftovers import NULL, VFIO, clear_nodes
+from lab.cluster.leftovers import VFIO, clear_nodes
 
 from gpuvirt.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
 from gpuvirt.model.shares.quantities import units_of
@@ -130,23 +128,12 @@ class LabNode:
     @contextmanager
     def cdi_folder(self) -> Iterator[Path]:
         """Show the lab's folder of CDI specs as the mounted host's `/run/cdi`, also in pods."""
-        source, shown = self.cluster.folder / settings.CDI, self.host / "run/cdi"
-        for folder in (source, shown):
-            folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["/bin/mount", "--bind", source, shown], check=True)
-        try:
-            yield source
-        finally:
-            subprocess.run(["/bin/umount", shown], check=True)
-            for path in source.iterdir():
-                path.unlink()
+        with hardware.cdi_folder(self.cluster.folder) as found:
+            yield found
 
     def make_nodes(self) -> None:
         """Create the host's missing device nodes in the real `/dev`: those of vGPUs appear at run time."""
-        folder = self.host / "dev/vfio"  # missing on a host without an IOMMU, such as a worker VM
-        for node in folder.iterdir() if folder.is_dir() else ():
-            if not (VFIO / node.name).exists():
-                os.mknod(VFIO / node.name, stat.S_IFCHR | 0o600, NULL)
+        hardware.make_nodes(self.host)
 
     @contextmanager
     def nodes_kept(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 from lab.cluster import settings
+from lab.cluster.schedulerimage import import_kube_scheduler
 
 from gpuvirt.cluster.kinds.gpunode import Status as GpuNodeStatus
 from gpuvirt.facts.ids import PodUid
@@ -17,7 +18,7 @@ from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, PodShares
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.model.shares.overview import SharesOverview
 from gpuvirt.node.shares import recordstore
-from tests.cluster.chartlab import CHART, NAMESPACE, Install, import_kube_scheduler, on_simulated_host
+from tests.cluster.chartlab import CHART, NAMESPACE, Install, on_simulated_host
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD
 from tests.cluster.nvidiastoolkit import nvidias_toolkit

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 
 import pytest
 import yaml
+from lab.cluster.kubevirtkinds import SOURCES
 from lab.cluster.settings import NODE
 
 from gpuvirt.plain import Plain
 from tests.cluster.chartlab import IMAGE, NAMESPACE, Install, on_simulated_host
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD
-from tests.cluster.kubevirtkinds import SOURCES, install
+from tests.cluster.kubevirtkinds import install
 from tests.cluster.rights import Right, asked_in, outside, rights_in, unused
 
 BIG, SMALL = "nvidia.com/NVIDIA_A10-12Q", "nvidia.com/NVIDIA_A10-4Q"

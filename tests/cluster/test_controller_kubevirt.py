@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
+from lab.cluster.kubevirtkinds import SOURCES
 from lab.cluster.settings import NODE
 
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD, ControlledNode, controlled
-from tests.cluster.kubevirtkinds import SOURCES, install
+from tests.cluster.kubevirtkinds import install
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 

@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+from lab.cluster.kubevirtkinds import SOURCES
 
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, Collection, PatchType
@@ -27,7 +28,7 @@ from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.plain import Plain
 from tests.cluster.clusterlab import LabNode
-from tests.cluster.kubevirtkinds import SOURCES, install
+from tests.cluster.kubevirtkinds import install
 from tests.commandline import gpuvirt
 from tests.kubevirts import A10, OFFERED, T4_8Q, at, entry
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lab.cluster.schedulerimage import import_kube_scheduler
 
 from tests.certificates import Authority
-from tests.cluster.chartlab import NAMESPACE, Install, import_kube_scheduler
+from tests.cluster.chartlab import NAMESPACE, Install
 from tests.cluster.clusterlab import BOX, LabNode
 from tests.cluster.controllerlab import ControlledNode, controlled
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lab.cluster.kubevirtkinds import SOURCES
 from lab.cluster.settings import NODE
 
 from gpuvirt.cluster.labels import SETS
@@ -15,7 +16,7 @@ from gpuvirt.plain import Plain
 from tests.cluster.chartlab import CHART, NAMESPACE, ROOT, Install, import_vgpu_manager, no_log_left, on_simulated_host
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import PRESENT, WORKLOAD
-from tests.cluster.kubevirtkinds import SOURCES, install
+from tests.cluster.kubevirtkinds import install
 from tests.commandline import gpuvirt
 from tests.kubevirts import at, entry
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lab.cluster.kubevirtkinds import SOURCES
 from lab.cluster.settings import NODE
 
 from tests.cluster.clusterlab import BOX, GPUVIRT, LabNode
-from tests.cluster.kubevirtkinds import SOURCES, install
+from tests.cluster.kubevirtkinds import install
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
