@@ -31,7 +31,7 @@ def serves_after(lab: Cluster) -> float:
 
 async def prepare(lab: Cluster, before: int, count: int) -> None:
     """Create the nodes, and then more pods."""
-    client = Client(from_kubeconfig(lab.kubeconfig), keeps=True)
+    client = Client(from_kubeconfig(lab.kubeconfig))
     try:
         if not count:
             await make_nodes(client, NODES)
