@@ -218,3 +218,15 @@ async def test_vgpus_at_rest_are_no_reason_to_ask_the_kubelet_often(simulated: S
         assert listed(node, T4_8Q) == 8
         assert node.counted
         assert not asks_again(node)
+
+
+async def test_vgpus_that_only_the_kubelet_counts_have_no_user_to_stop(simulated: Simulated, tmp_path: Path) -> None:
+    async with halved(simulated("4xT4"), tmp_path) as (node, _):
+        await apply_vgpus(node, "T4-4Q")
+        reported: set[str] = set()
+        for _ in range(30):
+            await node.advance(0.5)
+            progress = node.agent.vgpu_states.get()
+            reported.add(progress.reason if progress is not None else "")
+        assert "StillAllocatable" in " ".join(reported), reported
+        assert "VgpuInUse" not in " ".join(reported), reported

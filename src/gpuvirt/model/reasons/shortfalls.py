@@ -16,8 +16,16 @@ OTHER_MAKERS = (
 )
 
 
+KUBELET = "the kubelet, which may give it to a pod at any moment"
+"""Stands for the user of a vGPU that nobody uses while the kubelet still counts it."""
+
+
 def vgpu_in_use(vgpu: LiveVgpu, users: Sequence[str], why: str = "is no longer desired") -> Reason:
-    """A vGPU stays because it is in use; `why` has the change that waits for its user."""
+    """A vGPU stays because it is in use, or still offered; `why` has the change that waits for that."""
+    if tuple(users) == (KUBELET,):
+        message = f"{why}, and stays until the kubelet no longer counts it"
+        seen = (Seen("GetAllocatableResources", "counts it"),)
+        return Reason(ReasonCode.STILL_ALLOCATABLE, vgpu.id, message, seen, "none is needed: this takes some seconds")
     message = f"{why}, and stays while it is in use: {', '.join(users)}"
     fix = "stop its user; the GPU is then changed"
     seen = (Seen(sysfs.device_path(vgpu.parent), f"carries it as {vgpu.type}"),)

@@ -25,10 +25,11 @@ from gpuvirt.model.change.modalias import FALLBACK, best_vfio_driver
 from gpuvirt.model.change.nativedrivers import HEADS
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.vgpus import modes
-from gpuvirt.model.change.vgpus.gpustate import KUBELET, GpuState, gpu_state_of, host_namespace, with_report
+from gpuvirt.model.change.vgpus.gpustate import GpuState, gpu_state_of, host_namespace, with_report
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Seen
+from gpuvirt.model.reasons.shortfalls import KUBELET
 from gpuvirt.node.change import nativemodules
 from gpuvirt.node.change.inputs import Account, Inputs
 from gpuvirt.node.change.site import Site

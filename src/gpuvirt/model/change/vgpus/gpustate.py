@@ -20,9 +20,6 @@ NAMESPACE = uuid.UUID("6f1e5a0c-93c5-5d0e-8d0b-2f9b1f1f7a11")
 """The UUID namespace of gpuvirt, from which each host's own namespace follows."""
 
 
-KUBELET = "the kubelet, which may give it to a pod at any moment"
-"""The user of a vGPU that is offered: it is not removed, although no process uses it."""
-
 Counts = Mapping[VgpuType, int]
 """The number of vGPUs of each type, by the host's names of types."""
 
