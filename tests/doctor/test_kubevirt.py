@@ -151,6 +151,14 @@ def test_missing_feature_gates_are_reported() -> None:
     assert any("v1.9.0 has the gates" in one.message for one in findings(reported))
 
 
+@pytest.mark.parametrize(("enabled", "missing"), [(GRACE_GATES, False), (GRACE_GATES[1:], True)])
+def test_a_gate_that_is_enabled_and_disabled_is_on(enabled: tuple[str, ...], missing: bool) -> None:
+    """KubeVirt looks into `featureGates` first."""
+    both = f"featureGates: [{', '.join(enabled)}], disabledFeatureGates: [{GRACE_GATES[0]}]"
+    reported = report(f"{{developerConfiguration: {{{both}}}, {GRACE_LIST}}}", "2xGH200")
+    assert (FindingCode.FEATURE_GATE_MISSING in codes(reported)) is missing
+
+
 def test_without_a_list_kubevirt_admits_vms_with_grace_gpus() -> None:
     one = found(report("{}", "2xGH200"), FindingCode.FEATURE_GATE_MISSING)
     assert one.level is Level.WARNING

@@ -63,6 +63,14 @@ def test_a_disabled_gate_is_off() -> None:
     assert codes(found.plan) == [ReasonCode.GRACE_GATES_MISSING]
 
 
+def test_a_gate_that_is_enabled_and_disabled_is_on() -> None:
+    """KubeVirt looks into `featureGates` first."""
+    developer: Fields = {"featureGates": list(GRACE_GATES), "disabledFeatureGates": [GRACE_GATES[2]]}
+    found = cluster({"developerConfiguration": developer})
+    assert entries(found) == [OUR_A10, OUR_GH200]
+    assert codes(found.plan) == []
+
+
 def test_no_list_is_created_without_a_grace_gpu_that_a_vm_uses() -> None:
     """Without a list KubeVirt admits the VM; with the entry, and without it, KubeVirt would refuse the VM."""
     found = cluster(gated(), names=Names(gpus=frozenset({GH200}), scheduled=frozenset({GH200})))

@@ -119,9 +119,9 @@ class KubeVirt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gates(self) -> frozenset[str]:
-        """The enabled feature gates."""
+        """The enabled feature gates; KubeVirt takes a gate that is also in `disabledFeatureGates` as enabled."""
         developer = self.configuration.developer_configuration or DeveloperConfiguration()
-        return frozenset(developer.feature_gates or ()) - frozenset(developer.disabled_feature_gates or ())
+        return frozenset(developer.feature_gates or ())
 
     @property
     def version(self) -> str:

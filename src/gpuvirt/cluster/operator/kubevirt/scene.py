@@ -50,10 +50,9 @@ class KubeVirtPicture:
 
     @property
     def gates(self) -> frozenset[str]:
-        """The feature gates that are on, by any writer."""
+        """The feature gates that are on, by any writer; one that `disabledFeatureGates` has too is on."""
         developer = (self.kubevirt.spec.configuration or Configuration()).developer_configuration
-        found = developer or DeveloperConfiguration()
-        return frozenset(found.feature_gates or ()) - frozenset(found.disabled_feature_gates or ())
+        return frozenset((developer or DeveloperConfiguration()).feature_gates or ())
 
     @property
     def effective(self) -> tuple[Entry, ...]:
