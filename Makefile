@@ -11,7 +11,7 @@ PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-unit explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
-.PHONY: bench bench-extender generate pci-ids lock clean
+.PHONY: bench bench-extender generate picture pci-ids lock clean
 
 help:  ## List what there is to do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,7 @@ lint: .venv/made-for-dev  ## Check style, types, layers, and that generated file
 	$(VENV)/python tools/make_chart.py --check
 	$(VENV)/python tools/make_json_reference.py --check
 	$(VENV)/python tools/make_reference.py --check
+	$(VENV)/python tools/make_picture.py --check
 
 format: .venv/made-for-dev  ## Format the code
 	$(VENV)/ruff check --fix
@@ -92,6 +93,9 @@ generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manife
 	$(VENV)/python tools/make_chart.py
 	$(VENV)/python tools/make_reference.py
 	$(VENV)/python tools/make_json_reference.py
+
+picture: .venv/made-for-dev  ## Draw README's picture again from docs/flow.dot; needs Graphviz
+	$(VENV)/python tools/make_picture.py
 
 pci-ids:  ## Regenerate the PCI ID data from its pinned source
 	python3 tools/make_pci_ids.py
