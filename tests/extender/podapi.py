@@ -48,6 +48,8 @@ class Faults:
     """Whether bindings are made and never answered."""
     changes_fail: bool = False
     """Whether pods cannot be changed."""
+    unchangeable: set[str] = field(default_factory=set)
+    """The pods that a webhook lets nobody change."""
     reads_fail: bool = False
     """Whether single pods cannot be read."""
 
@@ -158,6 +160,8 @@ class PodApi:
         pod, content = self.pods.get(key), msgspec.json.decode(call.body, type=dict[str, object])
         if pod is None:
             return NOT_FOUND
+        if key in self.faults.unchangeable:
+            return 403, {"message": 'admission webhook "frozen.example.com" denied the request'}
         if not _is_at(_part(pod, "metadata"), _part(content, "metadata")):
             return CONFLICT
         changed = copy.deepcopy(pod)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -72,6 +73,65 @@ async def test_a_successor_places_no_pod_before_its_predecessors_bindings_are_de
     other.report("q")
     assert await other.bind("q") == ""
     assert bench.api.arrive() == [REFUSED]
+
+
+@asynccontextmanager
+async def began_with_an_unchangeable_pod(bench: Bench) -> AsyncIterator[Bench]:
+    """A successor in whose term the pod `p` of 300 units may still be bound by its predecessor, anywhere."""
+    bench.add(pod("p", 300))
+    cut_off(bench)
+    assert UNKNOWN in await bench.bind("p", "m")
+    mend(bench)
+    bench.lease.held = False
+    bench.api.faults.unchangeable = {"default/p"}
+    for name, units in (("q", 800), ("r", 700), ("s", 700), ("t", 200), ("u", 300)):
+        bench.api.put("pods", pod(name, units))
+    other = successor(bench)
+    async with asyncio.TaskGroup() as group:
+        begins = group.create_task(other.binder.begin_term())
+        async with asyncio.timeout(20):
+            while not other.binder.is_fenced:
+                await RealClock().sleep(0.02)
+        for name in "qrstu":
+            other.report(name)
+        yield other
+        async with asyncio.timeout(20):
+            await begins
+
+
+async def test_a_pod_that_nobody_can_change_keeps_no_other_pod_waiting(bench: Bench) -> None:
+    async with began_with_an_unchangeable_pod(bench) as other:
+        why = await other.bind("p")
+        assert "bindings of earlier leaders may still arrive for 1 pods (default/p)" in why
+        assert 'webhook "frozen.example.com" denied the request' in why
+        assert "its largest free piece is 700" in await other.bind("q"), "its units are free on each GPU"
+        assert [await other.bind("r"), await other.bind("s", "m")] == ["", ""]
+        assert bench.api.arrive() == [MADE], "the binding that nobody could prevent finds room"
+        other.report("p")
+        assert "does not fit" in await other.bind("u", "m")
+        assert await other.bind("t") == ""
+    assert other.known.free("m") == {"c": 0}
+    assert other.known.free("n") == {"a": 300, "b": 300}
+
+
+async def test_the_units_of_an_unchangeable_pod_are_free_once_it_is_deleted(bench: Bench) -> None:
+    async with began_with_an_unchangeable_pod(bench) as other:
+        assert other.known.free("n") == {"a": 700, "b": 200}
+        other.known.nodes(node("n", a=1000, b=500), node("m", c=1000), node("new", d=1000))
+        assert other.known.free("new") == {"d": 700}
+        bench.api.delete("pods", "default/p")
+    assert bench.api.arrive() == [404]
+    assert other.known.free("n") == {"a": 1000, "b": 500}
+    assert other.known.free("new") == {"d": 1000}
+    assert await other.bind("q") == ""
+
+
+async def test_an_unchangeable_pod_that_changes_by_itself_waits_no_longer(bench: Bench) -> None:
+    async with began_with_an_unchangeable_pod(bench) as other:
+        bench.api.put("pods", pod("p", 300, labels={"changed": "true"}))
+        other.report("p")
+    assert bench.api.arrive() == [REFUSED]
+    assert await other.bind("p") == ""
 
 
 async def test_a_binding_that_arrives_before_the_change_counts(bench: Bench) -> None:

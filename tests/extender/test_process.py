@@ -196,6 +196,28 @@ async def test_requests_wait_until_a_new_leader_has_changed_all_pods(api: PodApi
     assert sorted(api.changed) == ["default/p0", "default/p1", "default/p2"]
 
 
+async def test_a_pod_that_a_webhook_lets_nobody_change_waits_alone(api: PodApi, tmp_path: Path) -> None:
+    """Its units stay free on each GPU; a pod that only these keep waiting is tried again soon, and so is it itself."""
+    api.put("pods", pod("frozen", 300))
+    api.faults.unchangeable = {"default/frozen"}
+    async with running(api, tmp_path) as processes:
+        process = await processes.start(elects=False)
+        await until(lambda: is_ready(process))
+        for name, units in (("frozen", 300), ("fits", 700), ("waits", 800), ("large", 2000)):
+            if name != "frozen":
+                api.put("pods", pod(name, units))
+        frozen = await post(process, "filter", Pod=pod("frozen", 300), NodeNames=["n"])
+        assert 'webhook "frozen.example.com" denied the request' in str(frozen["Error"])
+        assert "held" in str((await post(process, "filter", Pod=pod("waits", 800), NodeNames=["n"]))["Error"])
+        refused = await post(process, "filter", Pod=pod("large", 2000), NodeNames=["n"])
+        assert (refused.get("Error", ""), refused["NodeNames"]) == ("", [])
+        assert process.extender.index.totals().pods == 0, "it has no node"
+        assert await bind(process, "fits") == ""
+        api.faults.unchangeable.clear()
+        await until(lambda: process.extender.index.totals().free == 300)
+        assert await bind(process, "frozen") == ""
+
+
 async def test_a_leader_that_cannot_renew_binds_nothing(api: PodApi, tmp_path: Path) -> None:
     async with running(api, tmp_path) as processes:
         process = await processes.start()

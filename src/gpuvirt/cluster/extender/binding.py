@@ -43,7 +43,7 @@ class Binder:
         self.fence = Fence(client, index, clock)
         self.writes = Writes(client, index, self.fence, clock, may_write)
         self.is_fenced = False
-        """Whether no binding of an earlier term, of this or another process, can be made any more."""
+        """Whether no binding of an earlier term, of this or another process, can overcommit a GPU any more."""
 
     async def begin_term(self) -> None:
         """Change each pod that an earlier leader may have sent a binding of; needs pods that were listed in this term.
@@ -53,7 +53,10 @@ class Binder:
         """
         self.is_fenced = False
         await self.writes.begin_term()
-        await self.fence.change_all(self._index.unbound_pods())
+        await self.fence.change_all(self._index.unbound_pods(), self._open)
+        self._open()
+
+    def _open(self) -> None:
         self.is_fenced = True
 
     def end_term(self) -> None:
@@ -99,6 +102,8 @@ class Binder:
             raise CannotBindError(NOT_LEADING)
         if pod.spec.node_name == node:
             return None
+        if (why := self.fence.why_withheld(pod.uid)) is not None:
+            raise CannotBindError(f"pod {pod.where} is not bound: {why}")
         if pod.spec.node_name:
             raise CannotBindError(f"pod {pod.where} is bound to node {pod.spec.node_name} already, not to {node}")
         if self.writes.is_under_way(pod.uid, node):

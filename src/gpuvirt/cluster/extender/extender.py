@@ -180,6 +180,8 @@ class Extender:
         asked = node_arguments(FILTER, body)
         await self._turns.wait(asked.pod.uid)
         index, pod = self.index, asked.pod
+        if (why := self.binder.fence.why_withheld(pod.uid)) is not None:
+            return failed(f"filter: pod {pod.where} is not placed: {why}", REFUSED)
         found = filtered(asked, index.rows_for(pod), self._sharing, index.nominated_for(pod))
         if not found.node_names and (found.nodes is None or not found.nodes.items):
             if fits_without_held(asked, index.rows_without(self.binder.writes.held), self._sharing):

@@ -5,12 +5,16 @@ pod (Kubernetes, pkg/registry/core/pod/storage/storage.go, setPodNodeAndMetadata
 apiserver/pkg/storage/etcd3/store.go). So a binding that arrives late is refused once its pod has another version. The
 fence is an annotation that it gets through `pods/status`, with the same precondition: a pod that has changed by itself
 needs none, and one that was bound meanwhile gets none.
+
+A few pods that nobody can change, because a webhook or a policy refuses it, keep no other pod waiting: the index counts
+each of them on each GPU of each node, since a binding of it may still be made there, until it is changed or gone.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -20,6 +24,7 @@ from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, Not
 from gpuvirt.cluster.resources import pods
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SharingPod
+from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 
 log = logging.getLogger(__name__)
@@ -30,6 +35,12 @@ RETRY_S = 0.25
 OBSERVE_EVERY_S = 0.02
 AT_ONCE = 16
 """Pods that are changed at the same time."""
+MOST_WITHHELD = 8
+"""How many pods may be unchanged while others are placed: each takes its units of each GPU in the cluster."""
+TRIES = 4
+"""How often the change of a pod fails before others are placed without it."""
+NAMED = 3
+"""How many pods a message names."""
 
 
 class _FenceMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -49,14 +60,23 @@ class Fence:
         self._client = client
         self._index = index
         self._clock = clock
-        self._left = 0
+        self._open: dict[PodUid, SharingPod] = {}
+        """The pods that `change_all` has not changed yet."""
+        self._tries: Counter[PodUid] = Counter()
+        """How often the changes of these pods have failed."""
         self._problem = ""
 
     @property
     def missing(self) -> str:
         """What `change_all` still waits for."""
         why = f": {self._problem}" if self._problem else ""
-        return f"bindings of earlier leaders may still arrive for {self._left} pods, which are being changed{why}"
+        names = ", ".join(pod.where for pod in list(self._open.values())[:NAMED])
+        named = f"{names}, ..." if len(self._open) > NAMED else names
+        return f"bindings of earlier leaders may still arrive for {len(self._open)} pods ({named}){why}"
+
+    def why_withheld(self, pod: PodUid) -> str | None:
+        """Return why a pod cannot be placed while others can; None for one that was changed, or needs no change."""
+        return self.missing if pod in self._open else None
 
     async def change(self, pod: SharingPod) -> SharingPod | None:
         """Return a pod in another version than `pod` has, bound or not; None where it is gone or was replaced.
@@ -90,33 +110,62 @@ class Fence:
             return None
         return found if found.uid == pod.uid else None
 
-    async def change_all(self, unbound: Iterable[SharingPod]) -> None:
-        """Change pods, and return when the index has those that were bound before their change."""
-        waiting = list(unbound)
-        self._left, self._problem = len(waiting), ""
+    async def change_all(self, unbound: Iterable[SharingPod], few_left: Callable[[], None]) -> None:
+        """Change pods, and return when the index has those that were bound before their change.
+
+        `few_left` is called once no more pods are left than the index can count on each GPU.
+        """
+        waiting = deque(unbound)
+        self._open, self._tries, self._problem = {pod.uid: pod for pod in waiting}, Counter(), ""
         if waiting:
             log.info("changing pods so that no binding of an earlier leader is made", extra={"pods": len(waiting)})
 
         async def work() -> None:
             while waiting:
-                await self._change_surely(waiting.pop())
-                self._left -= 1
+                pod = waiting.popleft()
+                if await self._is_changed(pod):
+                    del self._open[pod.uid]
+                    self._index.restore(pod.uid)
+                else:
+                    await self._clock.sleep(RETRY_S)
+                    waiting.append(pod)
+                if 0 < len(self._open) <= MOST_WITHHELD and all(self._tries[uid] >= TRIES for uid in self._open):
+                    self._withhold()
+                    few_left()
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(AT_ONCE, len(waiting))):
-                group.create_task(work())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(AT_ONCE, len(waiting))):
+                    group.create_task(work())
+        finally:
+            for uid in self._open:
+                self._index.restore(uid)
+            self._open = {}
 
-    async def _change_surely(self, pod: SharingPod) -> None:
-        while True:
-            try:
-                found = await self.change(pod)
-            except (ApiError, TimeoutError) as error:
-                self._problem = str(error) or "the API server did not answer in time"
-                await self._clock.sleep(RETRY_S)
-                continue
-            while found is not None and found.spec.node_name and not self._is_observed(found):
-                await self._clock.sleep(OBSERVE_EVERY_S)
-            return
+    def _withhold(self) -> None:
+        new = [pod for pod in self._open.values() if not self._index.is_withheld(pod.uid)]
+        if new:
+            log.warning("%s; these pods count on each GPU until they are changed or deleted", self.missing)
+        for pod in new:
+            self._index.withhold(pod)
+
+    async def _is_changed(self, pod: SharingPod) -> bool:
+        try:
+            found = await self.change(pod)
+        except (ApiError, TimeoutError) as error:
+            self._tries[pod.uid] += 1
+            self._problem = str(error) or "the API server did not answer in time"
+            return self._has_changed(pod)
+        while found is not None and found.spec.node_name and not self._is_observed(found):
+            await self._clock.sleep(OBSERVE_EVERY_S)
+        return True
+
+    def _has_changed(self, pod: SharingPod) -> bool:
+        """Return whether an event has reported a pod as bound, gone, or in another version than it had."""
+        known = self._index.pod(pod.metadata.namespace, pod.metadata.name)
+        return self._is_observed(pod) or (
+            known is not None and known.metadata.resource_version != pod.metadata.resource_version
+        )
 
     def _is_observed(self, pod: SharingPod) -> bool:
         """Return whether the index has a pod as bound, or has it no more."""

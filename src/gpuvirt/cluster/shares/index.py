@@ -6,6 +6,7 @@ a GPU that its node never had, counts on each GPU of its node, since it may have
 
 A nominated pod, for which kube-scheduler has evicted others, counts for pods of no higher priority only.
 A reservation keeps the units of a binding that was sent and that no event has confirmed yet, except for its own pod.
+A pod that is withheld counts on each GPU of each node, since a binding of another process may put it anywhere.
 """
 
 import logging
@@ -20,7 +21,7 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.shares.annotations import InvalidAnnotationError, pod_shares, shared_gpus
-from gpuvirt.model.shares.books import Books, NodeBooks, NodeRow, row_of
+from gpuvirt.model.shares.books import NO_PODS, Books, NodeBooks, NodeRow, row_of
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.nomination import Nomination, with_nominated
 from gpuvirt.model.shares.placement import GpuId, Placement, Shares
@@ -63,6 +64,8 @@ class Index:
         self._pods: dict[ObjectKey, SharingPod] = {}
         """The pods that name the resource, bound or not."""
         self._reserved: dict[PodUid, dict[NodeName, Placement]] = {}
+        self._withheld: dict[PodUid, Units] = {}
+        """The pods that count everywhere, with their units."""
         self._nominations = Nominations(sharing)
         self._observed: set[str] = set()
 
@@ -106,11 +109,13 @@ class Index:
         return row.books if row is not None else None
 
     def rows_without(self, held: Iterable[tuple[PodUid, NodeName]]) -> Mapping[NodeName, NodeRow]:
-        """Return the rows of the nodes of reservations as they would be without these."""
+        """Return the rows of the nodes of reservations, or of withheld pods, as they would be without these."""
         pods: dict[NodeName, set[PodUid]] = {}
         for pod, name in held:
             if self.reserved(pod, name) is not None:
                 pods.setdefault(name, set()).add(pod)
+        for name in self.nodes if self._withheld else ():
+            pods.setdefault(name, set()).update(self._withheld)
         found = {name: self._books.node(name) for name in pods}
         return {name: row_of(books.without(pods[name])) for name, books in found.items() if books is not None}
 
@@ -153,6 +158,24 @@ class Index:
         """Return the GPUs in a binding that was sent and that no event has confirmed; None without one."""
         return self._reserved.get(pod, {}).get(node)
 
+    def withhold(self, pod: SharingPod) -> None:
+        """Count a pod on each GPU, until `restore`: on each node that is here, or comes, and that does not have it."""
+        self._withheld[pod.uid] = _total(pod, self._sharing)
+        for name in tuple(self.nodes):
+            self._count_withheld(name)
+
+    def restore(self, pod: PodUid) -> None:
+        """Count a pod that is withheld as any other one: where it is bound."""
+        if self._withheld.pop(pod, None) is not None:
+            for name in tuple(self.nodes):
+                if pod not in self.pods_on(name):
+                    self._books.drop(name, pod)
+                    self._forget_if_empty(name)
+
+    def is_withheld(self, pod: PodUid) -> bool:
+        """Return whether a pod counts everywhere."""
+        return pod in self._withheld
+
     def unbound_pods(self) -> Sequence[SharingPod]:
         """Return the pods with units that can be bound: neither bound, nor being deleted, nor behind gates."""
         return [
@@ -177,8 +200,9 @@ class Index:
             totals.gpus += gpus
             totals.capacity += sum(books.capacity.values())
             totals.free += sum(books.free.values())
-            totals.pods += len(books.all_pods)
-            totals.floating += len(books.all_pods) - len(books.pods)
+            elsewhere = sum(books.has(pod) for pod in self._withheld)
+            totals.pods += len(books.all_pods) - elsewhere
+            totals.floating += len(books.all_pods) - len(books.pods) - elsewhere
         return totals
 
     def _row_for(self, pod: PodUid, name: NodeName, nominated: Sequence[Nomination]) -> NodeRow | None:
@@ -207,6 +231,7 @@ class Index:
         is_new = not capacity.keys() <= node.gpus
         node.gpus |= capacity.keys()
         self._books.set_node(name, capacity)
+        self._count_withheld(name)
         if is_new:
             for pod in node.pods.values():
                 self._count(pod, name, node)
@@ -248,6 +273,12 @@ class Index:
         total = _total(pod, self._sharing)
         if total:
             self._books.put(name, pod.uid, self._used(pod, node), total, pod.spec.priority)
+
+    def _count_withheld(self, name: NodeName) -> None:
+        """Count the withheld pods on a node; none of them can be evicted from there."""
+        for pod, units in self._withheld.items():
+            if pod not in self.pods_on(name):
+                self._books.put(name, pod, None, units, NO_PODS)
 
     def _used(self, pod: SharingPod, node: _NodePods) -> Shares | None:
         text = pod.metadata.annotations.shares
