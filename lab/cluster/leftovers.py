@@ -18,6 +18,7 @@ KUBELET = Path("/var/lib/kubelet")
 KUBELETS_OWN = (
     *("device-plugins", "plugins", "plugins_registry", "pods", "pod-resources", "checkpoints", "pki", "config"),
     *("actuated_pods_state", "allocated_pods_state", "cpu_manager_state", "memory_manager_state", "dra_manager_state"),
+    "image_manager",
 )
 """What the kubelet creates below its folder."""
 OF_A_STOPPED_KUBELET = ("pki", "cpu_manager_state")
