@@ -76,6 +76,7 @@ def test_the_charts_unprivileged_pods_need_no_constraints_of_their_own(helm: Hel
     assert {"gpuvirt-controller", "gpuvirt-extender", "gpuvirt-scheduler", "gpuvirt-crds", "gpuvirt-uninstall"} < set(
         pods
     )
+    pods = {**pods, "gpuvirt-test": at(rendered(helm).one("Pod", "gpuvirt-test"), "spec")}
     refused = {name: refusals(RESTRICTED, pod) for name, pod in pods.items()}
     assert {name for name, why in refused.items() if why} == {"gpuvirt-discover"}
 

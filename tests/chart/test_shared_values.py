@@ -102,7 +102,7 @@ def test_global_secrets_pull_all_images(helm: Helm) -> None:
         for name, one in rendered.named("ServiceAccount").items()
         if name.startswith("gpuvirt-")
     }
-    assert len(ours) == 7
+    assert len(ours) == 8
     assert {name for name, found in ours.items() if found != expected} == set()
     variables = items(at(rendered.pods()["gpuvirt-controller"], "containers", 0, "env"))
     assert {"name": "GPUVIRT_IMAGE_PULL_SECRETS", "value": "mine shared third"} in variables

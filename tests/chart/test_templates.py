@@ -366,10 +366,11 @@ def test_existing_crds_can_be_kept(helm: Helm) -> None:
 def test_hook_jobs_run_in_order_and_are_deleted(helm: Helm) -> None:
     rendered = helm.template(*GUIDE)
     hooks = {str(at(one, "metadata", "name")): at(one, "metadata", "annotations") for one in rendered.hooks()}
-    assert {name.removeprefix("gpuvirt-") for name in hooks} == {"install", "crds", "policy", "uninstall"}
+    assert {name.removeprefix("gpuvirt-") for name in hooks} == {"install", "crds", "policy", "uninstall", "test"}
     assert at(hooks["gpuvirt-crds"], "helm.sh/hook") == "pre-install,pre-upgrade"
     assert at(hooks["gpuvirt-policy"], "helm.sh/hook") == "post-install,post-upgrade,post-rollback"
     assert at(hooks["gpuvirt-uninstall"], "helm.sh/hook") == "pre-delete"
+    assert at(hooks["gpuvirt-test"], "helm.sh/hook") == "test"
     assert all("hook-succeeded" in str(at(one, "helm.sh/hook-delete-policy")) for one in hooks.values())
 
 
@@ -411,3 +412,15 @@ def test_notes_name_the_next_steps(helm: Helm) -> None:
     assert "pod-security" not in vgpu
     assert "vGPU driver" not in vgpu
     assert "upgrade with --set sandboxWorkloads.enabled=true" in notes()
+
+
+def test_the_test_pod_may_only_read(helm: Helm) -> None:
+    rendered = helm.template(*GUIDE)
+    roles = [rendered.one(kind, "gpuvirt-test") for kind in ("ClusterRole", "Role")]
+    verbs = {str(verb) for role in roles for rule in rules(role) for verb in items(at(rule, "verbs"))}
+    assert verbs == {"get", "list"}
+    pod = rendered.one("Pod", "gpuvirt-test")
+    assert at(pod, "spec", "containers", 0, "args", 1) == "verify"
+    assert at(pod, "spec", "serviceAccountName") == "gpuvirt-test"
+    policy = at(pod, "metadata", "annotations", "helm.sh/hook-delete-policy")
+    assert policy == "before-hook-creation,hook-succeeded", "a passed test leaves nothing"

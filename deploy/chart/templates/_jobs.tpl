@@ -1,4 +1,5 @@
-{{/* The labels and annotations of a hook: (dict "root" $ "name" "install" "hooks" "pre-install" "weight" 1). */}}
+{{/* The labels and annotations of a hook: (dict "root" $ "name" "install" "hooks" "pre-install" "weight" 1), and
+"logs" if helm prints more than the output of a hook that failed. */}}
 {{- define "gpuvirt.hook" -}}
 labels:
   {{- include "gpuvirt.labels" (list .root .name) | nindent 2 }}
@@ -6,7 +7,7 @@ annotations:
   helm.sh/hook: {{ .hooks }}
   helm.sh/hook-weight: {{ .weight | quote }}
   helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
-  helm.sh/hook-output-log-policy: hook-failed
+  helm.sh/hook-output-log-policy: {{ .logs | default "hook-failed" }}
 {{- end }}
 
 {{/* The spec of a Job that runs one command of gpuvirt: (dict "root" $ "name" "install" "args" (list "install" "crds")).

@@ -1,4 +1,4 @@
-"""`gpuvirt install`: the commands of the chart's Jobs, and the list of the images that an install pulls."""
+"""`gpuvirt install`: the commands of the chart's Jobs, the list of its images, and its check."""
 
 import asyncio
 import sys
@@ -12,9 +12,12 @@ from gpuvirt.cli.parameters import apiserver
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
 from gpuvirt.install import images as image_lists
-from gpuvirt.install import installing
+from gpuvirt.install import installing, verifying
 
-app = typer.Typer(no_args_is_help=True, help="Install what helm cannot (the chart's Jobs run this), and list images.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Install what helm cannot (the chart's Jobs run this), list images, and check an installation.",
+)
 
 
 @app.command("crds")
@@ -104,3 +107,26 @@ def images(
     texts = [(str(file), documents.text_of(file)) for file in manifests or ()] or [("stdin", sys.stdin.read())]
     for name in image_lists.images_of(texts, image_lists.Inputs(frozenset(systems or ()), image)):
         print(name)
+
+
+@app.command("verify")
+def verify(
+    *,
+    timeout: Annotated[int, typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait.")] = 240,
+    namespace: apiserver.OwnNamespaceOption = "",
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+) -> None:
+    """Check that an installation works; `helm test` runs this.
+
+    The kinds are served, a controller leads, and all that the ClusterPolicy wants is ready. The command waits for both,
+    and exits with 1 if a part does not work.
+    """
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
+    client, own = Client(credentials), apiserver.own_namespace(namespace, credentials)
+
+    async def run() -> None:
+        async for line in verifying.verify(client, own, RealClock(), timeout):
+            print(line, flush=True)
+
+    asyncio.run(run())
