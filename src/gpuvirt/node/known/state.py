@@ -3,24 +3,34 @@
 Nothing here waits or changes the host. The agent puts observations in; `refresh` draws the conclusions.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.vgpu import SmiReport
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.tenancy import FormerTenants
-from gpuvirt.model.change.desired import DesiredDrivers
+from gpuvirt.model.change.desired import DesiredDrivers, DesiredVgpus
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
+from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
+from gpuvirt.model.change.nodevgpus import (
+    DesiredConfig,
+    NodeVgpus,
+    SmiMemory,
+    VgpuDemand,
+    plan_node_vgpus,
+)
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
+from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.gpumodes import Modes
-from gpuvirt.model.desired.invalid import InvalidDesired
+from gpuvirt.model.desired.invalid import InvalidDesired, Source
 from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import addresses_of_settings, named_addresses
@@ -39,11 +49,9 @@ from gpuvirt.model.offers.withdrawal import Departing, KubeletCount, Withdrawal,
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.otherplugins import OtherPlugins, other_plugins
 from gpuvirt.node.change.steps.changes import Changes
-from gpuvirt.node.known.invalidstates import InvalidStates
 from gpuvirt.node.known.ledgerkeeper import LedgerKeeper
 from gpuvirt.node.known.resourcestates import ResourceStates
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
-from gpuvirt.node.known.vgpuplans import VgpuPlans
 
 
 def _none() -> None:
@@ -84,11 +92,18 @@ class NodeState:
         self.withdrawal = Withdrawal()
         self.notice = Notice()
         """The withdrawals that were announced to the scheduler."""
-        self.invalid = InvalidStates(addresses_of_settings(settings))
+        self.invalid = InvalidStates()
         """The invalid parts of the desired state."""
+        self._invalid_workload: InvalidDesired | None = None
+        self._invalid_configs: InvalidDesired | None = None
+        self._named: Mapping[str, Source] = addresses_of_settings(settings)
+        """The GPUs whose mode is set by address, with the source that names each."""
         self.changes = Changes(lambda: (*self.ledger.entries, *self._entries_of_shares()))
-        self.vgpu_plans = VgpuPlans()
+        self.vgpus = NodeVgpus()
         """The desired vGPUs, and the plans toward them."""
+        self.smi = SmiMemory()
+        """What nvidia-smi has reported."""
+        self._config = DesiredConfig()
         self.resources = ResourceStates(terms.review)
         self.sharing = SharedOffer()
         """The units of each GPU in mode `shared`, as last concluded from the host and the kubelet."""
@@ -222,9 +237,7 @@ class NodeState:
     def suspicious(self) -> bool:
         """Whether a device seems to be in use by a process without a pod."""
         if self._terms.vgpus_only:
-            return self._inventory is not None and self.vgpu_plans.waits_for_processes(
-                self._inventory, self.ledger.entries
-            )
+            return self._inventory is not None and self.vgpus.waits_for_processes(self._inventory, self.ledger.entries)
         return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self._offers.verdict.traces.values())
 
     def observe_facts(self, facts: Facts) -> bool:
@@ -282,19 +295,32 @@ class NodeState:
         is_change, self._status_counts = counts != self._status_counts, counts
         return is_change
 
+    def observe_smi(self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, at_s: float) -> None:
+        """Take nvidia-smi's report on a GPU, which was read for these desired vGPUs."""
+        self.smi = self.smi.with_report(gpu, vgpus, report, self.vgpus.time_shared.get(gpu), at_s)
+
+    def observe_scheduler(self, gpu: PciAddress, report: SchedulerReport) -> bool:
+        """Take nvidia-smi's report on a GPU's scheduler; return whether that is a change."""
+        before, self.smi = self.smi.schedulers.get(gpu), self.smi.with_scheduler(gpu, report)
+        return before is None or replace(before, at_s=report.at_s) != report
+
+    def forget_smi(self, gpu: PciAddress) -> None:
+        """Drop nvidia-smi's reports on a GPU, since they may be outdated."""
+        self.smi = self.smi.without(gpu)
+
     def set_vgpu_configs(self, config_set: ConfigSet | None, problem: InvalidDesired | None) -> None:
         """Set the vGPU configs, None if they are unknown, and the problem of the newest ConfigMap."""
-        self.vgpu_plans.config_set, self.invalid.configs = config_set, problem
+        self._config, self._invalid_configs = replace(self._config, config_set=config_set), problem
 
     def set_vgpu_config(self, config: ConfigName | None) -> None:
         """Set the name of the desired vGPU config."""
-        self.vgpu_plans.config = config
+        self._config = replace(self._config, name=config)
 
     def set_modes(self, modes: Modes, request: NodeRequest, invalid: InvalidDesired | None) -> None:
         """Set the desired modes of GPUs, from a request of the cluster that may be partly invalid."""
-        self._modes, self.invalid.workload = modes, invalid
+        self._modes, self._invalid_workload = modes, invalid
         self._follows_cluster = self.settings.workload_label or request.has_spec
-        self.invalid.named = named_addresses(self.settings, request)
+        self._named = named_addresses(self.settings, request)
 
     def note(self, who: str, reason: Reason | None) -> bool:
         """Take the problem of a part of the agent, None if it has none any more; return whether that is a change."""
@@ -313,13 +339,15 @@ class NodeState:
         withdrawals that were announced, the offers, the withdrawals to announce, the ledger's names, the view.
         """
         if (inventory := self._inventory) is None:
-            self.invalid.conclude(self.vgpu_plans, None)
+            self.invalid = self._invalid(None)
             return NodeView(at=at, notes=self._problems, invalid=self.invalid.all, agent=self._agent, looked=False)
         drivers = self._drivers
-        self.vgpu_plans.conclude(inventory, self.holdings, self._modes, drivers, self.invalid.named)
-        self.invalid.conclude(self.vgpu_plans, inventory.gpus)
+        demand = VgpuDemand(self._config, self._modes, drivers, self.holdings, self._named)
+        self.vgpus = plan_node_vgpus(inventory, demand, self.smi)
+        self.smi = self.smi.of_contexts(self.vgpus.time_shared)
+        self.invalid = self._invalid(inventory.gpus)
         self._closed = self._changing
-        departing = Departing(withdrawn(inventory, drivers), self.vgpu_plans.undesired, self._drained.functions)
+        departing = Departing(withdrawn(inventory, drivers), self.vgpus.undesired, self._drained.functions)
         self.withdrawal = withdraw(self.withdrawal, departing, self._announced(departing.names, now_s), now_s)
         if not self._terms.vgpus_only:
             self._offers = self.resources.make_offers(inventory, self._offer_inputs(now_s), self._offers)
@@ -328,6 +356,9 @@ class NodeState:
         self.ledger.record_tenants(self.tenancies.for_ledger, self.tenancies.recorded_boot)
         self.ledger.record_offers(self._offers, self.resources.waiting.keys())
         return self._view(inventory, drivers, at)
+
+    def _invalid(self, gpus: Collection[str] | None) -> InvalidStates:
+        return invalid_states(self._invalid_workload, self._invalid_configs, self._named, gpus, self.vgpus)
 
     def _announced(self, going: frozenset[str], now_s: float) -> frozenset[str]:
         """Announce the withdrawal of devices to the scheduler, and return those that it had time for."""
@@ -374,8 +405,8 @@ class NodeState:
             self._agent,
             invalid=self.invalid.all,
             desired_by_gpu={gpu: str(self._modes.of(gpu)) for gpu in drivers},
-            vgpu_configs=self.vgpu_plans.configs,
-            schedulers={gpu: report.scheduler for gpu, report in self.vgpu_plans.schedulers.items()},
+            vgpu_configs=self.vgpus.configs,
+            schedulers={gpu: report.scheduler for gpu, report in self.smi.schedulers.items()},
             workload=workload,
             conditions=conditions(inventory, workload, drivers),
             withholdings={**self.resources.waiting, **self.resources.withholdings},

@@ -8,7 +8,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredGpu, DesiredUnit, desired_drivers
 from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.drivers import interrupted
-from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
+from gpuvirt.model.change.nodevgpus import DesiredConfig
 from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
@@ -24,7 +24,7 @@ class _Desired:
 
     gpus: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
     modes: Modes = field(default_factory=Modes)
-    config: tuple[ConfigSet | None, ConfigName | None] = (None, None)
+    config: DesiredConfig = field(default_factory=DesiredConfig)
 
     def origin_of(self, gpu: PciAddress) -> object:
         """Return what a GPU's desired state follows from, besides the host's state."""
@@ -62,8 +62,8 @@ class DesiredUnits:
 
     def conclude(self) -> None:
         """Update the desired units from the conclusions of the node's state."""
-        vgpu_plans = self._state.vgpu_plans
-        self._last = _Desired(vgpu_plans.desired, self._state.modes, (vgpu_plans.config_set, vgpu_plans.config))
+        vgpus = self._state.vgpus
+        self._last = _Desired(vgpus.desired, self._state.modes, vgpus.config)
 
     def why_kept(self, desires: Mapping[str, Sequence[str]]) -> Reason | None:
         """Return why the agent would undo a command: one of its GPUs has another desired state."""
@@ -73,7 +73,7 @@ class DesiredUnits:
             if desired.driver is not None and drivers - {str(desired.driver)}:
                 return refusals.managed(gpu, str(self._state.modes.of(gpu)))
             if desired.vgpus is not None and VGPUS in others:
-                config = self._state.vgpu_plans.configs.get(gpu)
+                config = self._state.vgpus.configs.get(gpu)
                 return refusals.vgpus_managed(gpu, config or str(self._state.modes.of(gpu)))
         return None
 

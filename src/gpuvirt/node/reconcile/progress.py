@@ -39,7 +39,7 @@ def _against_workload(outcomes: Outcomes, whole: set[PciAddress]) -> Iterator[Re
 
 def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
     """Return the progress of the desired vGPUs; None if no vGPUs are desired."""
-    target = agent.state.vgpu_plans.desired_types
+    target = agent.state.vgpus.desired_types
     if target.name is None or agent.state.inventory is None:
         return None
     if agent.state.invalid.vgpus:

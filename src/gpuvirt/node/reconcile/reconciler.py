@@ -178,7 +178,7 @@ class Reconciler:
             self._observations[unit] = agent.state.observations
             for gpu, target in desired.items():
                 if target.vgpus is not None:
-                    agent.state.vgpu_plans.forget_smi(gpu)
+                    agent.state.forget_smi(gpu)
             agent.callbacks.changed(what, str(outcome.reasons[0].code) if outcome.reasons else "done")
             self._conclude(agent, unit, outcome)
         finally:

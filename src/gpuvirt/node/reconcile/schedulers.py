@@ -15,7 +15,6 @@ from gpuvirt.hardware.access.tools import PROGRAM, Tools
 from gpuvirt.hardware.programs.smireport import read_scheduler
 from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.known.vgpuplans import VgpuPlans
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
 
@@ -44,23 +43,23 @@ class Schedulers:
         """
         if self._asking is not None and not self._asking.done():
             return
-        gpu, inventory = self._next(state.vgpu_plans), state.inventory
+        gpu, inventory = self._next(state), state.inventory
         if gpu is None or inventory is None or gpu not in inventory.gpus:
             return
-        worker, scheduler_context = self._workers(inventory.gpus[gpu].unit), state.vgpu_plans.time_shared[gpu]
+        worker, scheduler_context = self._workers(inventory.gpus[gpu].unit), state.vgpus.time_shared[gpu]
 
         def observe(report: SchedulerReport) -> None:
-            if state.vgpu_plans.observe_scheduler(gpu, report):
+            if state.observe_scheduler(gpu, report):
                 conclude_soon()
 
         self._asking = group.create_task(self._ask(observe, gpu, worker, scheduler_context))
 
-    def _next(self, vgpu_plans: VgpuPlans) -> PciAddress | None:
+    def _next(self, state: NodeState) -> PciAddress | None:
         """Return a GPU whose scheduler is unknown, else one whose scheduler was read too long ago."""
-        known = vgpu_plans.schedulers
+        known = state.smi.schedulers
         due_s = {
             gpu: known[gpu].at_s + self._intervals.schedulers_s if gpu in known else 0.0
-            for gpu in vgpu_plans.time_shared
+            for gpu in state.vgpus.time_shared
         }
         gpu = min(due_s, key=due_s.__getitem__, default=None)
         return gpu if gpu is not None and self._clock.monotonic_s() >= due_s[gpu] else None

@@ -55,7 +55,7 @@ class SmiQuestions:
             except WorkerBlockedError as error:
                 blocked(agent, unit, gpu, refusals.blocked(gpu, str(error)))
             else:
-                agent.state.vgpu_plans.observe_smi(gpu, vgpus, report, self._clock.monotonic_s())
+                agent.state.observe_smi(gpu, vgpus, report, self._clock.monotonic_s())
                 agent.callbacks.conclude_soon()
         finally:
             self.asking.discard(gpu)

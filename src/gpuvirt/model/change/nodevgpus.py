@@ -1,0 +1,221 @@
+"""Plans the vGPUs of one node: which are desired, what nvidia-smi has reported, the plans and questions that follow."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.vgpu import Scheduler, SmiReport
+from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.planner import plan_vgpus
+from gpuvirt.model.change.vgpus import invalidvgpus
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet, DesiredTypes, config_gpus, resolve
+from gpuvirt.model.change.vgpus.gpustate import (
+    NAMESPACE,
+    GpuState,
+    Holding,
+    gpu_state_of,
+    with_report,
+)
+from gpuvirt.model.change.vgpus.modes import Questions, questions
+from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerReport, scheduler_context_of
+from gpuvirt.model.desired.configchoice import ConfigGpu
+from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
+from gpuvirt.model.desired.invalid import InvalidDesired, Source
+from gpuvirt.model.inventory.inventory import Inventory
+
+WHOLE = frozenset({DesiredMode.PASSTHROUGH, *FOR_CONTAINERS})
+
+
+@dataclass(frozen=True, slots=True)
+class SmiMemory:
+    """What nvidia-smi has reported on the GPUs of one node."""
+
+    reports: Mapping[PciAddress, tuple[DesiredVgpus, SmiReport]] = field(default_factory=dict)
+    """Each report with the desired vGPUs for which it was asked."""
+    schedulers: Mapping[PciAddress, SchedulerReport] = field(default_factory=dict)
+    """The reported schedulers of GPUs whose vGPUs share time; a report is dropped when its context changes."""
+
+    def with_report(
+        self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, context: SchedulerContext | None, at_s: float
+    ) -> "SmiMemory":
+        """Return the memory with a report on a GPU, which was read for these desired vGPUs."""
+        found = replace(self, reports={**self.reports, gpu: (vgpus, report)})
+        if report.scheduler is None or context is None:
+            return found
+        return found.with_scheduler(gpu, SchedulerReport(report.scheduler, context, at_s))
+
+    def with_scheduler(self, gpu: PciAddress, report: SchedulerReport) -> "SmiMemory":
+        """Return the memory with a report on a GPU's scheduler, also for the GPU's plan."""
+        planned, reports = self.reports.get(gpu), self.reports
+        if planned is not None and planned[1].scheduler is not None and isinstance(report.scheduler, Scheduler):
+            reports = {**reports, gpu: (planned[0], replace(planned[1], scheduler=report.scheduler))}
+        return SmiMemory(reports, {**self.schedulers, gpu: report})
+
+    def without(self, gpu: PciAddress) -> "SmiMemory":
+        """Return the memory without the reports on a GPU, since they may be outdated."""
+        reports, schedulers = dict(self.reports), dict(self.schedulers)
+        reports.pop(gpu, None)
+        schedulers.pop(gpu, None)
+        return SmiMemory(reports, schedulers)
+
+    def of_contexts(self, contexts: Mapping[PciAddress, SchedulerContext]) -> "SmiMemory":
+        """Return the memory without the reports on schedulers of other contexts than these."""
+        kept = {gpu: report for gpu, report in self.schedulers.items() if report.scheduler_context == contexts.get(gpu)}
+        return self if kept == self.schedulers else replace(self, schedulers=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredConfig:
+    """The vGPU config of a node."""
+
+    config_set: ConfigSet | None = None
+    """The vGPU configs, None if not observed yet."""
+    name: ConfigName | None = None
+    """The name of the desired vGPU config, None if there is none or it was not observed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class VgpuDemand:
+    """What the vGPUs of a node follow from, besides the host and nvidia-smi."""
+
+    config: DesiredConfig
+    modes: Modes
+    drivers: DesiredDrivers
+    holdings: tuple[Holding, ...]
+    named: Mapping[str, Source]
+    """The GPUs whose mode is set by address, with the source that names each."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVgpus:
+    """The desired vGPUs of one node, and the plans toward them."""
+
+    config: DesiredConfig = field(default_factory=DesiredConfig)
+    desired_types: DesiredTypes = field(default_factory=DesiredTypes)
+    """The desired vGPU types by GPU, or why they are unknown."""
+    invalid: tuple[InvalidDesired, ...] = ()
+    """The desired vGPUs that their GPUs can't carry."""
+    by_gpu: Mapping[PciAddress, tuple[DesiredVgpus, VgpuPlan]] = field(default_factory=dict)
+    """The desired vGPUs of each GPU, and its plan."""
+    desired: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
+    """The desired state of each GPU; gpuvirt does not change the other GPUs."""
+    questions: Mapping[PciAddress, tuple[DesiredVgpus, Questions]] = field(default_factory=dict)
+    """The questions that nvidia-smi must answer before these GPUs can be planned."""
+    time_shared: Mapping[PciAddress, SchedulerContext] = field(default_factory=dict)
+    """The GPUs in mode vgpu whose vGPUs share time, with the contexts of their schedulers."""
+
+    @property
+    def undesired(self) -> frozenset[VgpuId]:
+        """The vGPUs to remove, now or when they are free."""
+        return frozenset[VgpuId]().union(*(plan.undesired for _, plan in self.by_gpu.values()))
+
+    @property
+    def configs(self) -> Mapping[PciAddress, str]:
+        """The vGPU config that is applied to each GPU."""
+        with_vgpus = (gpu for gpu, (desired_vgpus, _) in self.by_gpu.items() if not desired_vgpus.whole)
+        name = self.config.name
+        return dict.fromkeys((*with_vgpus, *self.questions), name.name if name is not None else "")
+
+    def plan_of(self, gpu: PciAddress) -> VgpuPlan:
+        """Return the plan for the vGPUs of a GPU, an empty one if it has no desired vGPUs."""
+        planned = self.by_gpu.get(gpu)
+        return planned[1] if planned is not None else VgpuPlan(gpu)
+
+    def waits_for_processes(self, inventory: Inventory | None, entries: Iterable[Entry]) -> bool:
+        """Return whether a plan waits for a VM whose pod is gone."""
+        if inventory is None or not any(plan.pending for _, plan in self.by_gpu.values()):
+            return False
+        users, pods = inventory.facts.users or {}, {entry.target.vgpu for entry in entries}
+        groups = (vgpu.live.group for vgpu_id, vgpu in inventory.vgpus.items() if vgpu_id not in pods)
+        return any(isinstance(group, int) and users.get(IommuGroup(group)) for group in groups)
+
+
+def plan_node_vgpus(inventory: Inventory, demand: VgpuDemand, smi: SmiMemory) -> NodeVgpus:
+    """Return the desired vGPUs of each GPU, the plans toward them, and what nvidia-smi must be asked first."""
+    modes, functions = {gpu: demand.modes.of(gpu) for gpu in inventory.gpus}, inventory.facts.functions
+    with_vgpus = [gpu for gpu, mode in modes.items() if mode is DesiredMode.VGPU]
+    whole = [gpu for gpu, mode in modes.items() if mode in WHOLE]
+    of_gpus = inventory.gpus if with_vgpus else whole
+    found = {gpu: gpu_state_of(inventory, gpu, demand.holdings, NAMESPACE) for gpu in of_gpus}
+    states = {gpu: _with_report(functions[gpu], state, smi) for gpu, state in found.items()}
+    desired_types, gpus = _resolved(inventory, demand.config, found if with_vgpus else {})
+    vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))
+    vgpus |= {gpu: target for gpu, target in desired_types.desired_by_gpu.items() if gpu in with_vgpus}
+    asked = {gpu: (vgpus[gpu], question) for gpu, question in _questions(inventory, with_vgpus, vgpus, found, smi)}
+    desired = {
+        gpu: DesiredGpu(demand.drivers.get(gpu), vgpus.get(gpu)) for gpu in sorted(demand.drivers.keys() | vgpus.keys())
+    }
+    by_gpu = {
+        gpu: (target, plan_vgpus(functions[gpu], states[gpu], desired[gpu]))
+        for gpu, target in vgpus.items()
+        if gpu not in asked
+    }
+    carriers = [gpu for gpu in gpus if gpu.address in with_vgpus]
+    return NodeVgpus(
+        demand.config,
+        desired_types,
+        tuple(_invalid(demand, desired_types, by_gpu, carriers)) if gpus else (),
+        by_gpu,
+        desired,
+        asked,
+        dict(_scheduler_contexts(inventory, with_vgpus, states)),
+    )
+
+
+def _resolved(
+    inventory: Inventory, config: DesiredConfig, found: Mapping[PciAddress, GpuState | None]
+) -> tuple[DesiredTypes, list[ConfigGpu]]:
+    """Return the desired vGPUs, and the GPUs in the form that configs choose from, none without a config."""
+    if not found or config.config_set is None or config.name is None:
+        return DesiredTypes(), []
+    gpus = config_gpus(inventory, {gpu: state for gpu, state in found.items() if state is not None})
+    return resolve(config.name, config.config_set, gpus), gpus
+
+
+def _questions(
+    inventory: Inventory,
+    with_vgpus: Iterable[PciAddress],
+    vgpus: Mapping[PciAddress, DesiredVgpus],
+    found: Mapping[PciAddress, GpuState | None],
+    smi: SmiMemory,
+) -> Iterator[tuple[PciAddress, Questions]]:
+    for gpu in with_vgpus:
+        desired_vgpus, state = vgpus.get(gpu), found[gpu]
+        if desired_vgpus is None or state is None or smi.reports.get(gpu, (None,))[0] == desired_vgpus:
+            continue
+        if (asked := questions(inventory.facts.functions[gpu], state, desired_vgpus)) is not None:
+            yield gpu, asked
+
+
+def _invalid(
+    demand: VgpuDemand,
+    desired_types: DesiredTypes,
+    by_gpu: Mapping[PciAddress, tuple[DesiredVgpus, VgpuPlan]],
+    carriers: Collection[ConfigGpu],
+) -> Iterator[InvalidDesired]:
+    name = demand.config.name
+    if name is None or desired_types.problem is not None:
+        return
+    yield from invalidvgpus.without_vgpus(demand.named, name.name, desired_types.desired_by_gpu, carriers)
+    for gpu in carriers:
+        if gpu.address in by_gpu:
+            yield from invalidvgpus.unknown_types(name.source, gpu, name.name, by_gpu[gpu.address][1].refusals)
+
+
+def _with_report(function: PciFunction, gpu_state: GpuState | None, smi: SmiMemory) -> GpuState | None:
+    observed = smi.reports.get(function.address)
+    return gpu_state if gpu_state is None or observed is None else with_report(gpu_state, function, observed[1])
+
+
+def _scheduler_contexts(
+    inventory: Inventory, with_vgpus: Iterable[PciAddress], states: Mapping[PciAddress, GpuState | None]
+) -> Iterator[tuple[PciAddress, SchedulerContext]]:
+    """Yield the GPUs whose vGPUs share time, with the contexts of their schedulers."""
+    for gpu in with_vgpus:
+        state = states[gpu]
+        scheduler_context = scheduler_context_of(inventory.facts.functions[gpu], state) if state is not None else None
+        if scheduler_context is not None:
+            yield gpu, scheduler_context
