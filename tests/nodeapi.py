@@ -53,13 +53,13 @@ class NodeApi:
 
     def _object(self) -> dict[str, object]:
         own: dict[str, object] = {"metadata": {"name": NODE, "uid": "1", "resourceVersion": str(self._version)}}
-        return _merged(self._node, own)
+        return merged_of(self._node, own)
 
     def _list(self, *items: object) -> object:
         return {"metadata": {"resourceVersion": str(self._version)}, "items": list(items)}
 
     def _patch(self, patch: dict[str, object]) -> None:
-        merged = _merged(self._node, patch)
+        merged = merged_of(self._node, patch)
         if merged != self._node:
             self._node, self._version = merged, self._version + 1
             self._changed.set()
@@ -77,7 +77,7 @@ async def _silence() -> AsyncIterator[object]:
     yield {}
 
 
-def _merged(document: dict[str, object], patch: dict[str, object]) -> dict[str, object]:
+def merged_of(document: dict[str, object], patch: dict[str, object]) -> dict[str, object]:
     """Apply a merge patch (RFC 7386)."""
     merged = dict(document)
     for key, value in patch.items():
@@ -85,7 +85,7 @@ def _merged(document: dict[str, object], patch: dict[str, object]) -> dict[str, 
             merged.pop(key, None)
         elif isinstance(value, dict):
             before = merged.get(key)
-            merged[key] = _merged(before if isinstance(before, dict) else {}, value)
+            merged[key] = merged_of(before if isinstance(before, dict) else {}, value)
         else:
             merged[key] = value
     return merged

@@ -33,6 +33,7 @@ class Call:
 Reply = tuple[int, object]
 """A status, and its body as JSON; the items of an iterator are sent as one line each."""
 NOT_FOUND: Reply = 404, {"kind": "Status", "message": "not found", "code": 404}
+NOT_STREAMED: Reply = 422, {"kind": "Status", "message": "sendInitialEvents is forbidden for watch", "code": 422}
 CONFLICT: Reply = 409, {"kind": "Status", "message": "the object has been modified", "code": 409}
 
 
@@ -55,6 +56,10 @@ class ScriptedApi:
         """How many connections clients have reset."""
         self.breaks = 0
         """How many of the next requests end their connection instead of an answer."""
+        self.ends_watches = False
+        """Whether a watch whose script ends is ended as by an API server; otherwise its connection breaks."""
+        self.streams = False
+        """Whether the script answers streaming lists; otherwise they are refused, and not recorded."""
         self.is_silent = False
         """Whether requests get no answer."""
 
@@ -76,6 +81,8 @@ class ScriptedApi:
     ) -> bool:
         """Answer one request, and return whether the connection may have another."""
         call = await self._call(http, reader, writer)
+        if "sendInitialEvents" in call.target and not self.streams:
+            return await self._reply(http, writer, NOT_STREAMED)
         self.calls.append(call)
         if self.breaks:
             self.breaks -= 1
@@ -84,10 +91,14 @@ class ScriptedApi:
         if reply is None:
             await reader.read(1)  # until the client gives up
             return False
-        status, content = reply
+        content = reply[1]
         if isinstance(content, AsyncIterator):
             await self._stream(http, writer, content)
-            return False
+            return self.ends_watches
+        return await self._reply(http, writer, reply)
+
+    async def _reply(self, http: h11.Connection, writer: asyncio.StreamWriter, reply: Reply) -> bool:
+        status, content = reply
         body = json.dumps(content).encode()
         headers = [("Content-Length", str(len(body))), *self.headers.items()]
         writer.write(http.send(h11.Response(status_code=status, headers=headers)) or b"")
@@ -113,11 +124,13 @@ class ScriptedApi:
             writer.close()
 
     async def _stream(self, http: h11.Connection, writer: asyncio.StreamWriter, events: AsyncIterator[object]) -> None:
-        headers = [("Transfer-Encoding", "chunked"), ("Connection", "close")]
+        headers = [("Transfer-Encoding", "chunked"), *([] if self.ends_watches else [("Connection", "close")])]
         writer.write(http.send(h11.Response(status_code=200, headers=headers)) or b"")
         async for event in events:
             writer.write(http.send(h11.Data(data=json.dumps(event).encode() + b"\n")) or b"")
             await writer.drain()
+        if self.ends_watches:
+            writer.write(http.send(h11.EndOfMessage()) or b"")
 
     async def _call(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call:
         head, body = None, b""

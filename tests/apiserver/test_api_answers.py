@@ -1,5 +1,7 @@
 """Responses of an API server: lines that arrive in pieces, and errors with their fix."""
 
+from collections.abc import AsyncIterator
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from gpuvirt.cluster import failures
 from gpuvirt.cluster.failures import Asked, ForbiddenError, GoneError, NotUnderstoodError, RefusedError, failure
 from gpuvirt.cluster.resources import NODES, Resource, config_maps
-from gpuvirt.cluster.transport import Lines
+from gpuvirt.cluster.transport import Answer, Lines
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda text: text.replace(b"\n", b"x"))), st.integers(1, 9))
@@ -76,7 +78,13 @@ def test_a_missing_right_is_reported_with_the_rbac_rule_that_grants_it(asked: As
 
 @pytest.mark.parametrize(("header", "wait_s"), [("7", 7.0), ("", 0.0), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0)])
 def test_a_retry_after_header_is_honoured(header: str, wait_s: float) -> None:
-    assert failure(Asked("list", NODES), 429, b"{}", retry_after=header).retry_after_s == wait_s
+    assert Answer(429, {"retry-after": header}, _no_parts()).retry_after_s == wait_s
+    assert failure(Asked("list", NODES), 429, b"{}", retry_after_s=wait_s).retry_after_s == wait_s
+
+
+async def _no_parts() -> AsyncIterator[bytes]:
+    for part in list[bytes]():
+        yield part
 
 
 @given(st.binary(max_size=2000))

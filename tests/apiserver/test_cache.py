@@ -142,6 +142,20 @@ def test_backoff_grows_for_a_server_that_ends_each_watch() -> None:
     assert pause_s(ended, 1.0) == 2.0
 
 
+def test_agents_come_back_over_time_after_the_server_has_cut_their_watches() -> None:
+    cut, _ = after(Listed((), "5"), Ended(LONG_S, early=True))
+    assert [pause_s(cut, chance, 5.0) for chance in (0.0, 0.5, 1.0)] == [0.0, 2.5, 5.0]
+    assert pause_s(cut, 1.0) == 0.0, "a controller comes back at once"
+    broken, _ = after(Listed((), "5"), Failed(after_s=LONG_S), Failed())
+    assert pause_s(broken, 1.0, 5.0) == 5.0, "also while the server is away"
+    for at_ease in (
+        after(Ended(LONG_S), cache=cut),
+        after(bookmark(9), cache=broken),
+        after(Listed((), "9"), cache=cut),
+    ):
+        assert pause_s(at_ease[0], 1.0, 5.0) == 0.0
+
+
 @given(st.floats(0, 1), st.integers(0, 10_000))
 def test_backoff_is_within_its_bounds(chance: float, failures: int) -> None:
     cache: Cache[Node] = Cache(failures=max(failures, 1), failed=True)

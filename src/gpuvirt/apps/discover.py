@@ -9,7 +9,7 @@ from random import Random
 from gpuvirt import __version__
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
+from gpuvirt.cluster.agent.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection, PatchType
@@ -63,9 +63,8 @@ class Discovery:
         options, clock = self._options, self._options.clock
         cell = self._discoverer.labels
         claim = Claim(lambda _: DesiredLabels(dict(cell.get())), cell.notifying)
-        nodes = Reflector(
-            self._dependencies.client, Collection(NODES, Node, options.node), clock, self._dependencies.random
-        )
+        collection, random = Collection(NODES, Node, options.node), self._dependencies.random
+        nodes = Reflector(self._dependencies.client, collection, clock, random, spread_s=SPREAD_S)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._discoverer.run())
             group.create_task(keep_going("node", lambda: nodes.run(self._observe, self._report("node")), clock))

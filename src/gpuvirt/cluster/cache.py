@@ -38,6 +38,8 @@ class Ended:
     """The API server has ended a watch, which is normal."""
 
     after_s: float
+    early: bool = False
+    """Whether it was to last longer: such a server stops, and ends the watches of all agents at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Cache(Generic[T]):
     """Failures since the last successful watch."""
     failed: bool = False
     """Whether the last list or watch failed. Only then is there a pause before the next."""
+    cut: bool = False
+    """Whether the server has cut an open watch, as it does to all agents when it stops."""
     watches: int = 0
     """Watches since the last list."""
     doubted: bool = False
@@ -92,25 +96,31 @@ def step(cache: Cache[T], received: Input[T]) -> Step[T]:
             return _listed(cache, received)
         case Watched():
             return _watched(cache, received)
-        case Ended(after_s=after_s):
+        case Ended(after_s=after_s, early=early):
             failed = after_s < SHORT_WATCH_S
             failures = cache.failures + 1 if failed else 0
             watches = cache.watches + 1
             version = None if watches >= WATCHES_A_LIST else cache.version
-            return Step(replace(cache, failed=failed, failures=failures, watches=watches, version=version))
+            after = replace(cache, failed=failed, failures=failures, cut=early, watches=watches, version=version)
+            return Step(after)
         case Failed(after_s=after_s, expired=expired, missing=missing):
             failures = cache.failures + 1 if after_s < SHORT_WATCH_S else 1
             version = None if expired or missing else cache.version
             doubted = cache.doubted or missing
-            return Step(replace(cache, failed=True, failures=failures, version=version, doubted=doubted))
+            cut = cache.cut or after_s >= SHORT_WATCH_S
+            return Step(replace(cache, failed=True, failures=failures, cut=cut, version=version, doubted=doubted))
 
 
-def pause_s(cache: Cache[T], chance: float) -> float:
-    """Return the pause before the next list or watch; `chance`, from 0 to 1, spreads many agents over time."""
+def pause_s(cache: Cache[T], chance: float, spread_s: float = 0.0) -> float:
+    """Return the pause before the next list or watch; `chance`, from 0 to 1, spreads many agents over time.
+
+    After the server has cut their watches, they come back within `spread_s`.
+    """
+    cut_s = spread_s * chance if cache.cut else 0.0
     if not cache.failed:
-        return 0.0
+        return cut_s
     longest_s = min(FIRST_PAUSE_S * 2.0 ** min(cache.failures - 1, 10), MOST_PAUSE_S)
-    return longest_s * (0.5 + 0.5 * chance)
+    return max(longest_s * (0.5 + 0.5 * chance), cut_s)
 
 
 def _listed(cache: Cache[T], listed: Listed[T]) -> Step[T]:
@@ -125,7 +135,7 @@ def _listed(cache: Cache[T], listed: Listed[T]) -> Step[T]:
 
 
 def _watched(cache: Cache[T], watched: Watched[T]) -> Step[T]:
-    observed = replace(cache, version=watched.version or cache.version, failures=0, failed=False)
+    observed = replace(cache, version=watched.version or cache.version, failures=0, failed=False, cut=False)
     if watched.item is None or cache.objects is None:
         return Step(observed)
     key, objects = key_of(watched.item), cache.objects

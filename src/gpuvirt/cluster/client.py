@@ -3,6 +3,7 @@
 It raises the errors of `failures` and retries nothing.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from copy import copy
@@ -15,7 +16,7 @@ import msgspec
 
 from gpuvirt import nulls
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.failures import Asked, NotUnderstoodError, Status, failure
+from gpuvirt.cluster.failures import Asked, NotStreamedError, NotUnderstoodError, RefusedError, Status, failure
 from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource
 from gpuvirt.cluster.transport import Answer, Lines, Request, Transport
 
@@ -28,6 +29,11 @@ PAGE = 500
 """Objects on a page of a list."""
 FIELD_MANAGER = "gpuvirt"
 """The owner of applied fields, as `kubectl get --show-managed-fields` prints it."""
+LISTED_WITHIN_S = 60.0
+"""The longest time until all objects of a streaming list have come."""
+COMPLETES_ANNOTATION = "k8s.io/initial-events-end"
+_NOT_STREAMED = {400, 422}
+"""What servers answer that have no streaming lists, or have them switched off (ValidateListOptions)."""
 QUIET_S = 10.0
 """The time after the requested end of a watch after which a silent watch counts as broken."""
 
@@ -94,6 +100,8 @@ class Watched(Generic[T]):
     type: EventType
     version: str
     item: T | None
+    completes: bool = False
+    """Whether this bookmark says that all objects of a streaming list have come."""
 
 
 class _ListMetadata(msgspec.Struct, rename="camel"):
@@ -210,6 +218,32 @@ class Client:
                 raise await _failed(asked, answer)
             yield _watched(asked, answer, collection.shape)
 
+    @asynccontextmanager
+    async def stream(
+        self, collection: Collection[T], *, for_s: int
+    ) -> AsyncIterator[tuple[Listed[T], AsyncIterator[Watched[T]]]]:
+        """Yield all objects of a collection, and an iterator over the later events, by one request (KEP-3157).
+
+        The server answers from its memory, with what it had when it got the request or later. Raises as `watch`, and
+        NotStreamedError if the server has no streaming lists: it is older, or has them switched off.
+        """
+        asked = Asked("watch", collection.resource, collection.name)
+        query = collection.query(
+            watch="1",
+            allowWatchBookmarks="true",
+            sendInitialEvents="true",
+            resourceVersionMatch="NotOlderThan",
+            timeoutSeconds=str(for_s),
+        )
+        request = Request("GET", f"{collection.resource.path}?{query}")
+        async with self._transport.ask(request, quiet_s=for_s + QUIET_S) as answer:
+            if answer.status in _NOT_STREAMED:
+                raise NotStreamedError(str(await _failed(asked, answer)))
+            if answer.status != 200:
+                raise await _failed(asked, answer)
+            events = _watched(asked, answer, collection.shape)
+            yield await _listed(asked, events), events
+
     async def patch(
         self, resource: Resource, name: str, patch: object, patch_type: PatchType, shape: type[D], *, part: str = ""
     ) -> D:
@@ -287,9 +321,30 @@ class Client:
             return await answer.body()
 
 
+async def _listed(asked: Asked, events: AsyncIterator[Watched[T]]) -> Listed[T]:
+    """Return the objects of a streaming list; raises NotStreamedError if the server can't complete it.
+
+    A server whose etcd is older than 3.4.25 begins the answer, and then reports that it lacks RequestWatchProgress.
+    """
+    items: list[T] = []
+    try:
+        async with asyncio.timeout(LISTED_WITHIN_S):
+            async for event in events:
+                if event.completes:
+                    return Listed(tuple(items), event.version)
+                if event.item is not None:
+                    items.append(event.item)
+    except RefusedError as error:
+        raise NotStreamedError(str(error)) from error
+    except TimeoutError as error:
+        message = f"{asked.text}: the streaming list did not end in {LISTED_WITHIN_S:g} s"
+        raise NotStreamedError(message) from error
+    raise NotStreamedError(f"{asked.text}: the server ended the streaming list before all objects had come")
+
+
 async def _failed(asked: Asked, answer: Answer) -> Exception:
     body = await answer.body()
-    return failure(asked, answer.status, body, retry_after=answer.headers.get("retry-after", ""))
+    return failure(asked, answer.status, body, retry_after_s=answer.retry_after_s)
 
 
 async def _watched(asked: Asked, answer: Answer, shape: type[T]) -> AsyncIterator[Watched[T]]:
@@ -301,8 +356,9 @@ async def _watched(asked: Asked, answer: Answer, shape: type[T]) -> AsyncIterato
                 status = _decoded(asked, event.object, Status)
                 raise failure(asked, status.code, bytes(event.object))
             if event.type is EventType.BOOKMARK:
-                version = _decoded(asked, event.object, _Bookmark).metadata.resource_version
-                yield Watched(event.type, version, None)
+                metadata = _decoded(asked, event.object, _Bookmark).metadata
+                completes = metadata.annotations.get(COMPLETES_ANNOTATION) == "true"
+                yield Watched(event.type, metadata.resource_version, None, completes)
             else:
                 item = _decoded(asked, event.object, shape)
                 yield Watched(event.type, item.metadata.resource_version, item)

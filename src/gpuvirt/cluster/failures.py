@@ -78,6 +78,10 @@ class GoneError(ApiError):
     """The server no longer keeps the version to watch from (410): the collection must be listed again."""
 
 
+class NotStreamedError(ApiError):
+    """The server has no streaming lists: the collection must be listed in pages."""
+
+
 class RefusedError(ApiError):
     """Any other error answer: too many requests, an invalid object, an internal server error."""
 
@@ -119,8 +123,8 @@ class Status(msgspec.Struct, frozen=True):
     code: int = 0
 
 
-def failure(asked: Asked, code: int, body: bytes, *, retry_after: str = "") -> ApiError:
-    """Return the error for an answer with status `code`; `retry_after` is the header of that name."""
+def failure(asked: Asked, code: int, body: bytes, *, retry_after_s: float = 0.0) -> ApiError:
+    """Return the error for an answer with status `code`."""
     text = f"{asked.text}: the API server answers {code}: {_message_of(body)}"
     if code == 401:
         return UnauthorizedError(f"{text}; expected a token of this cluster that has not expired")
@@ -130,7 +134,7 @@ def failure(asked: Asked, code: int, body: bytes, *, retry_after: str = "") -> A
     if code in _BY_CODE:
         return _BY_CODE[code](text)
     refused = RefusedError(text)
-    refused.retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
+    refused.retry_after_s = retry_after_s
     return refused
 
 

@@ -5,14 +5,14 @@ objects each time that one has changed, and nothing while the API server does no
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Generic, TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.cache import Cache, Delta, Ended, Failed, Input, pause_s, step
-from gpuvirt.cluster.client import Client, Collection
-from gpuvirt.cluster.failures import ApiError, GoneError, NotFoundError
+from gpuvirt.cluster.client import Client, Collection, Watched
+from gpuvirt.cluster.failures import ApiError, GoneError, NotFoundError, NotStreamedError
 from gpuvirt.cluster.resources import KubernetesObject
 
 log = logging.getLogger(__name__)
@@ -23,15 +23,24 @@ WATCH_S = 240, 300
 """The range of the requested duration of a watch. The server ends the watch then, and the next one continues at the
 same version. So a renewed token is sent soon, and agents that were started together spread over time."""
 
+EARLY_S = 5.0
+"""A watch that ends sooner than requested by more than this was cut by the server."""
+
 
 class Reflector(Generic[T]):
     """Keeps the cache of one collection up to date."""
 
-    def __init__(self, client: Client, collection: Collection[T], clock: Clock, random: Random) -> None:
+    def __init__(
+        self, client: Client, collection: Collection[T], clock: Clock, random: Random, *, spread_s: float = 0.0
+    ) -> None:
+        """`spread_s` is the time over which many of them come back after the server has cut their watches."""
         self._client = client
         self._collection = collection
         self._clock = clock
         self._random = random
+        self._spread_s = spread_s
+        self._streams = True
+        """Whether the server is believed to have streaming lists."""
         self._cache: Cache[T] = Cache()
         self._watching_since_s: float | None = None
 
@@ -44,7 +53,7 @@ class Reflector(Generic[T]):
         self._cache = Cache(self._cache.objects, restarted=True)
         asked_for_s = 0.0
         while True:
-            wait_s = max(pause_s(self._cache, self._random.random()), asked_for_s)
+            wait_s = max(pause_s(self._cache, self._random.random(), self._spread_s), asked_for_s)
             if wait_s:
                 await self._clock.sleep(wait_s)
             asked_for_s = 0.0
@@ -54,25 +63,43 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 expired, missing = isinstance(error, GoneError), isinstance(error, NotFoundError)
                 self._take(Failed(self._watched_s(), expired=expired, missing=missing), observe)
-                asked_for_s = error.retry_after_s
+                asked_for_s = error.retry_after_s * (1.0 + self._random.random())
                 if not expired:
                     report(error)
                 log.debug("%s", error, extra={"failures": self._cache.failures})
 
     async def _go_on(self, observe: Callable[[Delta[T]], None], report: Callable[[ApiError | None], None]) -> None:
-        """List the collection if that is due; otherwise watch it until the server ends the watch."""
-        version = self._cache.version
-        if version is None:
+        """List the collection if that is due, and watch it until the server ends the watch."""
+        version, for_s = self._cache.version, self._random.randint(*WATCH_S)
+        if version is not None:
+            async with self._client.watch(self._collection, version, for_s=for_s) as events:
+                await self._watch(events, observe, report)
+        elif self._streams:
+            try:
+                async with self._client.stream(self._collection, for_s=for_s) as (listed, events):
+                    self._take(listed, observe)
+                    await self._watch(events, observe, report)
+            except NotStreamedError as error:
+                log.debug("%s; listing by pages", error)
+                self._streams = False
+                return
+        else:
             self._take(await self._client.list(self._collection), observe)
             report(None)
             return
-        for_s = self._random.randint(*WATCH_S)
-        async with self._client.watch(self._collection, version, for_s=for_s) as events:
-            self._watching_since_s = self._clock.monotonic_s()
-            report(None)
-            async for event in events:
-                self._take(event, observe)
-        self._take(Ended(self._watched_s()), observe)
+        watched_s = self._watched_s()
+        self._take(Ended(watched_s, early=watched_s < for_s - EARLY_S), observe)
+
+    async def _watch(
+        self,
+        events: AsyncIterator[Watched[T]],
+        observe: Callable[[Delta[T]], None],
+        report: Callable[[ApiError | None], None],
+    ) -> None:
+        self._watching_since_s = self._clock.monotonic_s()
+        report(None)
+        async for event in events:
+            self._take(event, observe)
 
     def _watched_s(self) -> float:
         """Return for how long the current watch has been open."""

@@ -9,10 +9,12 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from random import Random
 
 import h11
 
 from gpuvirt import __version__
+from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials, TlsIdentity
 from gpuvirt.cluster.access.proxies import authority
 from gpuvirt.cluster.connection import Connection, opened
@@ -25,7 +27,11 @@ ANSWER_S = 30.0
 KEPT_WITHIN_S = 2.5
 """How long the kernel tries to deliver a request on a kept connection, which may be dead while a new one would not be.
 """
-UNAUTHORIZED = 401
+UNAUTHORIZED, TOO_MANY, UNAVAILABLE = 401, 429, 503
+MOST_BUSY = 3
+"""How often a request is sent again to a server that is too busy; then its caller gets the error."""
+MOST_RETRY_AFTER_S = 10.0
+"""The longest pause that a request waits for; a caller gets an error that asks for a longer one."""
 MOST_BYTES = 32 << 20
 """The most bytes of an answer or a line of a watch. A page of 500 nodes with all their images has a third of that."""
 
@@ -64,6 +70,20 @@ class Answer:
         self.parts = parts
         """The parts of the body as they arrive; raises UnreachableError if the connection breaks."""
 
+    @property
+    def retry_after_s(self) -> float:
+        """The pause that the server asks for before the next request; 0 without one."""
+        written = self.headers.get("retry-after", "")
+        return float(written) if written.isascii() and written.isdigit() else 0.0
+
+    def is_busy(self, request: Request) -> bool:
+        """Return whether the server did nothing and asks for the same request a little later.
+
+        Only 429 says so of a write: a 503 may come after the server has begun with it.
+        """
+        codes = {TOO_MANY} if request.is_write else {TOO_MANY, UNAVAILABLE}
+        return self.status in codes and 0.0 < self.retry_after_s <= MOST_RETRY_AFTER_S
+
     async def body(self) -> bytes:
         """Return the whole body; raises UnreachableError, and NotUnderstoodError if it is too long."""
         found = bytearray()
@@ -83,6 +103,8 @@ class Transport:
         self._context: tuple[TlsIdentity, ssl.SSLContext] | None = None
         self._writing: set[Connection] = set()
         """The connections of writes that are under way."""
+        self._clock = RealClock()
+        self._random = Random()  # noqa: S311  it spreads the requests of many agents over time, and is no secret
         self._where = f"https://{credentials.host}:{credentials.port}"
 
     def close(self) -> None:
@@ -100,9 +122,23 @@ class Transport:
         """Send a request and yield its answer; the answer ends with the context. Raises UnreachableError.
 
         With a credential plugin, raises CredentialsError. If the server rejects the plugin's credentials, the request
-        is sent once more with new ones.
+        is sent once more with new ones. If it is too busy, the request is sent again when the server asks for it.
         `quiet_s` is the longest time between two parts of the body.
         """
+        for _ in range(MOST_BUSY):
+            async with self._permitted(request, quiet_s) as answer:
+                if not answer.is_busy(request):
+                    yield answer
+                    return
+                wait_s = answer.retry_after_s * (1.0 + self._random.random())
+                await answer.body()  # the connection stays usable
+            await self._clock.sleep(wait_s)
+        async with self._permitted(request, quiet_s) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def _permitted(self, request: Request, quiet_s: float) -> AsyncIterator[Answer]:
+        """Send a request with the plugin's credentials, if there is one."""
         plugin = self.credentials.plugin
         if plugin is None:
             async with self._ask(self.credentials, request, quiet_s) as answer:

@@ -11,7 +11,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent import noderequests
 from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, observe_no_spec
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
-from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
+from gpuvirt.cluster.agent.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
 from gpuvirt.cluster.agent.nodecounts import NodeCounts
 from gpuvirt.cluster.agent.nodelabels import Claim, NodeLabels
 from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
@@ -247,7 +247,8 @@ class _Run:
         self._start(who, lambda: reflector.run(observe, report))
 
     def _reflector(self, collection: Collection[T]) -> Reflector[T]:
-        return Reflector(self._dependencies.client, collection, self._dependencies.clock, self._dependencies.random)
+        parts = self._dependencies
+        return Reflector(parts.client, collection, parts.clock, parts.random, spread_s=SPREAD_S)
 
     def _start(self, who: str, run: Callable[[], Awaitable[None]]) -> None:
         self._group.create_task(keep_going(f"cluster: {who}", run, self._dependencies.clock))

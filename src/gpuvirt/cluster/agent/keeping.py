@@ -59,6 +59,8 @@ class ObservedObject(Generic[T]):
 P = TypeVar("P")
 
 MOST_PAUSE_S = 30.0
+SPREAD_S = 5.0
+"""The time over which the agents of a cluster come back after the API server has cut their watches."""
 ReportOutcome = Callable[[ApiError | None], None]
 """Reports an error of the API server, and None after a success."""
 
@@ -88,8 +90,9 @@ class KeeperDependencies:
                     await write(patch)
                 except ApiError as error:
                     report(error)
-                    pause_s = next(pauses_s) * (0.5 + 0.5 * self.random.random())
-                    await self.clock.sleep(max(pause_s, error.retry_after_s))
+                    chance = self.random.random()
+                    pause_s = next(pauses_s) * (0.5 + 0.5 * chance)
+                    await self.clock.sleep(max(pause_s, error.retry_after_s * (1.0 + chance)))
                 else:
                     report(None)
             await due.wait()
