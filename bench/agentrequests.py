@@ -2,6 +2,7 @@
 
 The agent of a simulated host with two GPUs follows its node, its GpuNode and the ConfigMap, as on a node of the chart.
 The API server is simulated: it streams lists, ends watches when the agent asked for it, and keeps connections.
+After the label's change, the agent withdraws its GPUs, and then waits for the kubelet.
 
     .venv/bin/python -m bench.agentrequests --minutes 20
 """
@@ -17,14 +18,16 @@ from urllib.parse import parse_qs
 
 import msgspec
 from tests.certificates import Authority
-from tests.kubeletnode import CLOCK, Cluster, agent_on, options_for, until
+from tests.kubeletnode import CLOCK, Cluster, agent_on, options_for
 from tests.nodeapi import merged_of
 from tests.scriptedapi import NOT_FOUND, Call, Reply, ScriptedApi, scripted
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.clusterside import ClusterSide
-from gpuvirt.cluster.labels import CONFIG_LABEL, STATE_LABEL
 from gpuvirt.facts.ids import ConfigMapName, NodeName
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.workload import LABEL as WORKLOAD_LABEL
+from gpuvirt.model.desired.workload import Workload
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.kubelet import running
@@ -53,11 +56,6 @@ class OneNode:
         self.objects[kind] = merged_of(merged_of(self.objects[kind], patch), version)
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def label(self, key: str) -> object:
-        """Return a label of the node."""
-        metadata = msgspec.convert(self.objects["nodes"]["metadata"], dict[str, object])
-        return msgspec.convert(metadata.get("labels", {}), dict[str, object]).get(key)
 
     def answer(self, call: Call) -> Reply:
         """Answer a request."""
@@ -103,7 +101,7 @@ class Counted:
     opened: int = 0
 
     def line(self, what: str, hours: float = 1.0) -> str:
-        """Return a row of the table, in units of an hour where one is given, and begin anew."""
+        """Return a row of the table, in units of an hour where one is given, and count from 0 on."""
         requests, opened = len(self.api.calls) - self.requests, self.api.opened - self.opened
         self.requests, self.opened = len(self.api.calls), self.api.opened
         return f"| {what} | {requests / hours:.3g} | {opened / hours:.3g} | {len(self.api.connections)} |"
@@ -127,7 +125,9 @@ async def measure(folder: Path, minutes: float) -> None:
         credentials = Credentials("127.0.0.1", api.port, "gpu-operator", ca=authority.certificate, token=b"x")
         side = ClusterSide(credentials, NodeName(NODE), ConfigMapName("configs"))
         kernel = build_host(load_host("2xA10"))
-        options = replace(options_for(kernel, folder), node_name=NodeName(NODE), cluster=side.run)
+        options = replace(
+            options_for(kernel, folder, Settings(workload_label=True)), node_name=NodeName(NODE), cluster=side.run
+        )
         async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
             await Cluster(kernel, kubelet, agent).until_registered()
             counted = Counted(api)
@@ -136,10 +136,9 @@ async def measure(folder: Path, minutes: float) -> None:
             print(counted.line("start"), flush=True)
             await CLOCK.sleep(minutes * 60)
             print(counted.line("an hour left alone", minutes / 60), flush=True)
-            node.change("nodes", {"metadata": {"labels": {CONFIG_LABEL: "A10-4Q"}}})
-            await until(lambda: node.label(STATE_LABEL) not in {None, "pending"})
+            node.change("nodes", {"metadata": {"labels": {WORKLOAD_LABEL: str(Workload.VGPU)}}})
             await counted.settled()
-            print(counted.line(f"another vGPU config ({node.label(STATE_LABEL)})"))
+            print(counted.line("another workload, devices withdrawn"))
 
 
 @contextmanager
