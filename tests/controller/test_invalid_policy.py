@@ -50,7 +50,7 @@ class Case:
 
 CASES = {
     "a value of another type": Case(
-        (f"{POLICY} $.spec.vfioManager.enabled", "bool"), {"vfioManager": {"enabled": "on"}}
+        (f"{POLICY} $.spec.vfioManager.enabled", "true or false"), {"vfioManager": {"enabled": "on"}}
     ),
     "a value that there is not": Case(
         (f"{POLICY} $.spec.sandboxWorkloads.defaultWorkload", "vm-vgpus", "expected one of", "vm-vgpu"),
