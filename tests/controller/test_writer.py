@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from typing_extensions import override
 
 from gpuvirt.cluster.failures import RefusedError
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
@@ -120,3 +121,38 @@ async def test_a_write_in_progress_is_not_started_twice() -> None:
         server.slow.set()
         await clock.settle()
         assert server.done == [("a", "one")], "the next decision offers the write again"
+
+
+class CountedTarget(Target):
+    """A target that counts how often a collection looks it up."""
+
+    looked_up = 0
+
+    @override
+    def __hash__(self) -> int:
+        CountedTarget.looked_up += 1
+        return hash(self.name)
+
+
+async def test_the_cost_of_a_write_does_not_grow_with_the_pending_writes() -> None:
+    async def lookups_of(nodes: int) -> float:
+        server = Server()
+        async with writing(server) as (writer, clock):
+            patch = LabelPatch(DesiredLabels({"label": "x"}))
+            before = CountedTarget.looked_up
+            writer.offer([PatchNode(CountedTarget(NODES, f"n{number}"), patch) for number in range(nodes)])
+            await clock.settle()
+            assert len(server.done) == nodes
+        return (CountedTarget.looked_up - before) / nodes
+
+    assert await lookups_of(400) <= 1.2 * await lookups_of(50)
+
+
+async def test_a_write_that_failed_keeps_its_pause_while_it_is_offered_again() -> None:
+    server = Server(refuses={"bad"})
+    async with writing(server) as (writer, clock):
+        for _ in range(100):
+            writer.offer([label("bad"), label("bad2")])
+            await clock.settle()
+        assert server.asked <= 101, "one failure of bad, and the others' successes"
+        assert server.done.count(("bad2", "x")) == 100

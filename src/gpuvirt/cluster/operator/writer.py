@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from random import Random
 
 from gpuvirt.clock import Clock, Signal
@@ -37,6 +39,14 @@ class _Problem:
     until_s: float
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Retry:
+    """When to write a target again."""
+
+    at_s: float
+    target: Target = field(compare=False)
+
+
 class Writer:
     """Makes writes with `AT_ONCE` workers, at most one write to an object at a time."""
 
@@ -50,7 +60,12 @@ class Writer:
         self._write = write
         self._clock = clock
         self._random = random
-        self._pending: Mapping[Target, Write] = {}
+        self._pending: dict[Target, Write] = {}
+        """The writes to make, those of failed targets too."""
+        self._fresh = deque[Target]()
+        """The pending targets without a problem, in the order of the writes."""
+        self._retries: list[_Retry] = []
+        """A heap of the failed targets by the time of their retry."""
         self._busy: set[Target] = set()
         self._problems: dict[Target, _Problem] = {}
         self._due = Signal()
@@ -63,7 +78,16 @@ class Writer:
     def offer(self, writes: Iterable[Write]) -> None:
         """Replace all pending writes; a write that is under way is finished first, and decided again then."""
         self._pending = {write.target: write for write in writes if write.target not in self._busy}
-        self._problems = {target: problem for target, problem in self._problems.items() if target in self._pending}
+        self._problems = {
+            target: problem
+            for target, problem in self._problems.items()
+            if target in self._pending or target in self._busy
+        }
+        self._fresh = deque(target for target in self._pending if target not in self._problems)
+        self._retries = [
+            _Retry(problem.until_s, target) for target, problem in self._problems.items() if target in self._pending
+        ]
+        heapify(self._retries)
         self._due.set()
 
     async def run(self) -> None:
@@ -81,20 +105,20 @@ class Writer:
             await self._try(target)
 
     def _next(self) -> tuple[Target | None, float | None]:
-        """Return the target to write now; if there is none, the seconds until the first retry, or None."""
-        now_s, soonest_s = self._clock.monotonic_s(), None
-        for target in self._pending:
-            if target in self._busy:
-                continue
-            left_s = self._problems[target].until_s - now_s if target in self._problems else 0.0
+        """Return the target to write now; if there is none, the seconds until the first retry, or None.
+
+        The target leaves the queue, so that a write costs the same however many are pending.
+        """
+        if self._retries:
+            left_s = self._retries[0].at_s - self._clock.monotonic_s()
             if left_s <= 0:
-                return target, None
-            soonest_s = left_s if soonest_s is None else min(soonest_s, left_s)
-        return None, soonest_s
+                return heappop(self._retries).target, None
+            if not self._fresh:
+                return None, left_s
+        return (self._fresh.popleft() if self._fresh else None), None
 
     async def _try(self, target: Target) -> None:
-        write = self._pending[target]
-        self._pending = {pending: other for pending, other in self._pending.items() if pending != target}
+        write = self._pending.pop(target)
         self._busy.add(target)
         try:
             await self._write(write)
@@ -118,4 +142,5 @@ class Writer:
         if problem is None:
             log.warning("%s; the controller retries the write", error)
         self._problems[write.target] = _Problem(pauses_s, error, until_s)
-        self._pending = {write.target: write, **self._pending}
+        self._pending[write.target] = write
+        heappush(self._retries, _Retry(until_s, write.target))
