@@ -25,9 +25,10 @@ from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
+from gpuvirt.cluster.operator.nodedecisions import NodeMemory
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
-from gpuvirt.cluster.operator.picture import Picture
+from gpuvirt.cluster.operator.picture import Picture, read_of
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.scheduler.decisions import EXTENDER
 from gpuvirt.cluster.operator.store import AnyStore, Store
@@ -71,8 +72,9 @@ class Controller:
         self._changed = Signal()
         self._writer = Writer(self._write, dependencies.clock, dependencies.random)
         self._announcer = Announcer(dependencies.client, dependencies.clock)
+        self._memory = NodeMemory()
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
-        self._nodes = Store(Collection(NODES, Node), self._changed)
+        self._nodes = Store(Collection(NODES, Node), self._changed, reads=read_of)
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed)
         self._made = {store.resource: store for store in self._stores_of_made()}
         self._marks: dict[Target, Mark] = {}
@@ -146,7 +148,7 @@ class Controller:
             if picture is None:
                 continue
             now, failures = self._dependencies.clock.now(), self._writer.failures
-            before, self.decisions = self.decisions, decide(picture, self._settings, failures, now)
+            before, self.decisions = self.decisions, decide(picture, self._settings, failures, now, self._memory)
             log_invalid(before.progress.invalid if before is not None else (), self.decisions.progress.invalid)
             if self.decisions.histories is not None:
                 self._histories = self.decisions.histories

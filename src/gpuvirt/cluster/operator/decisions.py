@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 
+import msgspec
+
 from gpuvirt.cluster.kinds.clusterpolicy import (
     CLUSTER_POLICIES,
     ClusterPolicy,
@@ -28,9 +30,9 @@ from gpuvirt.cluster.operator.deployment.decisions import Deployment, OperandSta
 from gpuvirt.cluster.operator.kubevirt import decisions as kubevirts
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtDecisions, NodesObserved
 from gpuvirt.cluster.operator.kubevirt.names import on_nodes
-from gpuvirt.cluster.operator.nodedecisions import NodeDecisions
+from gpuvirt.cluster.operator.nodedecisions import NodeDecisions, NodeMemory
 from gpuvirt.cluster.operator.nodes.placement import Placement
-from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
+from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import SharedResource, Site
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
@@ -43,6 +45,7 @@ from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.cluster.operator.scheduler import decisions as scheduler
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
+from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, clusterproblems
 
@@ -89,8 +92,17 @@ class Decisions:
     """The history of patches of KubeVirt; None if it has not changed."""
 
 
-def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[str], at: datetime) -> Decisions:
-    """Return the decisions; `failures` are the errors of writes that failed last."""
+def decide(
+    picture: Picture,
+    settings: ControllerSettings,
+    failures: Sequence[str],
+    at: datetime,
+    memory: NodeMemory | None = None,
+) -> Decisions:
+    """Return the decisions; `failures` are the errors of writes that failed last.
+
+    With a memory, only the nodes are decided whose part of the picture has changed since; the result is the same.
+    """
     choice = policies.choose(picture.policies.values())
     scheduling = scheduler.decide(settings.shared, picture.services, picture.existing, settings.namespace)
     if choice is None:
@@ -115,13 +127,16 @@ def decide(picture: Picture, settings: ControllerSettings, failures: Sequence[st
             at,
             manage=settings.manages_kubevirt,
         )
+        has_image = settings.image is not None
+        desired = msgspec.structs.replace(policy, metadata=Metadata(name=policy.metadata.name), status=None)
+        deployer = Deployer(desired, has_image, has_daemon_sets=has_image, beside=settings.coexists)
         found = nodes.decide(
             picture,
             policy,
             kubevirt,
-            beside=settings.coexists,
-            has_image=settings.image is not None,
+            deployer,
             labels_vgpu_types=settings.labels_vgpu_types,
+            memory=memory if memory is not None else NodeMemory(),
         )
         drains = any(placement.leaving and placement.counts for placement in found.placements.values())
         missing = tuple(invalidstates.of_config_map(policy, picture))

@@ -50,6 +50,19 @@ class Picture:
         return next(stored, {}).items()
 
 
+def read_of(node: Node) -> tuple[object, ...]:
+    """Return what the controller reads of a node. The kubelet changes the rest every 10 s, as with its conditions."""
+    metadata, status = node.metadata, node.status
+    return (
+        metadata.name,
+        metadata.labels,
+        metadata.annotations,
+        node.resources,
+        status.capacity.keys(),
+        status.node_info.container_runtime_version,
+    )
+
+
 def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
     return tuple(config_map.texts or {})
 

@@ -55,9 +55,17 @@ class Store(Generic[T]):
     """The observed objects of one collection."""
 
     def __init__(
-        self, collection: Collection[T], changed: Signal, also: Callable[[Delta[T]], None] | None = None
+        self,
+        collection: Collection[T],
+        changed: Signal,
+        also: Callable[[Delta[T]], None] | None = None,
+        reads: Callable[[T], object] | None = None,
     ) -> None:
-        """Make an empty store; `also` is called first with each delta."""
+        """Make an empty store; `also` is called first with each delta.
+
+        `reads` returns what the controller reads of an object: a change of other fields, as each heartbeat of a node
+        makes, is stored and does not signal `changed`. Without it, each change does.
+        """
         self.collection = collection
         self.objects: ObjectMap[T] | None = None
         """The observed objects; None until the collection has been listed."""
@@ -67,6 +75,7 @@ class Store(Generic[T]):
         """Why the collection cannot be watched; None if it can."""
         self._changed = changed
         self._also = also
+        self._reads = reads
 
     @property
     def resource(self) -> Resource:
@@ -91,9 +100,22 @@ class Store(Generic[T]):
         """Store the objects that the reflector has observed."""
         if self._also is not None:
             self._also(delta)
+        matters = self._matters(delta)
         self.objects = ObjectMap.of(delta.objects)
         self.installed = True
-        self._changed.set()
+        if matters:
+            self._changed.set()
+
+    def _matters(self, delta: Delta[T]) -> bool:
+        """Return whether a delta changes a field that is read; a delta that names no change may be any."""
+        before, reads = self.objects, self._reads
+        if reads is None or before is None or delta.removed or not delta.changed:
+            return True
+        for key in delta.changed:
+            known, item = before.get(key), delta.objects.get(key)
+            if known is None or item is None or reads(known) != reads(item):
+                return True
+        return False
 
     def observe_error(self, error: ApiError | None) -> None:
         """Store the reflector's error. A kind that is not installed counts as observed, with no objects."""
