@@ -208,7 +208,7 @@ BAD = {
     ),
     "VFs on a GPU for passthrough": Bad(
         lambda: simulated("about: x\nslots: [{at: '0000:65:00.0', board: A10, driver: vfio-pci, group: 12, vfs: 2}]"),
-        ReasonCode.VFS_ENABLED, Level.WARNING, "virtfn0", "gpuvirt vfio bind --remove-vgpus 0000:65:00.0",
+        ReasonCode.VFS_ENABLED, Level.WARNING, "virtfn0", "does not change VFs that vfio-pci has enabled",
     ),
     "a VM on the other node": Bad(
         lambda: acted(host(), pinned),

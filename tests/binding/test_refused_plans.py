@@ -79,6 +79,9 @@ def test_a_gpu_without_a_driver_whose_group_a_vm_has_is_not_bound(host: Build) -
 
 def test_a_gpu_whose_vfs_are_enabled_keeps_its_native_driver(host: Build) -> None:
     found = host(SlotSpec(at=PF, board="L40S", group=12, vfs=2))
+    (reason,) = found.move(PASSTHROUGH, PF)
+    assert reason.code is ReasonCode.VFS_ENABLED
+    assert f"gpuvirt vfio bind --remove-vgpus {PF}" in str(reason.fix)
     assert found.refused(PASSTHROUGH, PF) == {ReasonCode.VFS_ENABLED}
 
 
@@ -88,6 +91,9 @@ def test_a_gpu_on_vfio_whose_vfs_are_enabled_is_not_returned(host: Build) -> Non
     found.kernel.rebind(PF, None)
     found.kernel.rebind(PF, "vfio-pci")
     assert found.kernel.pci.functions[PF].virtfns
+    (reason,) = found.move(NATIVE, PF)
+    assert reason.code is ReasonCode.VFS_ENABLED
+    assert "gpuvirt vfio bind" not in str(reason.fix), "it is bound, so that the command changes nothing"
     assert found.refused(NATIVE, PF) == {ReasonCode.VFS_ENABLED}
 
 

@@ -16,6 +16,7 @@ BY_HAND = re.compile(r"uuidgen|\becho\b.*>|sriov-manage|> ?/sys|/bind\b|/unbind\
 
 OTHERS = {
     "echo 1 > /sys/bus/pci/rescan": "finds a card again; a rescan changes no function that is there",
+    "at boot, and reboot; or: echo 0 > ": "no command of gpuvirt changes the VFs of a GPU on vfio-pci",
     "; or: echo > ": "clears a foreign override's name, which gpuvirt does not touch; no driver changes by that",
     "echo {address} > {sysfs.DRIVERS_PROBE}": "a probe of one GPU beside NVSwitches may hang, so gpuvirt makes none",
     "echo {module} > /etc/modules-load.d/kvm.conf": "a module of KVM, no device",
@@ -54,4 +55,5 @@ def test_no_text_of_the_model_names_a_write_by_hand() -> None:
 def test_no_fix_of_a_bad_host_names_a_write_by_hand(name: str) -> None:
     kernel = BAD[name].build()
     listed = [line for finding in findings(examine(kernel)) for line in finding.fix if BY_HAND.search(line)]
-    assert all(re.search(r"/etc/mod|rescan|drivers_probe", line) for line in listed), listed
+    allowed = re.compile(r"/etc/mod|rescan|drivers_probe|VFs that vfio-pci has enabled")
+    assert all(allowed.search(line) for line in listed), listed

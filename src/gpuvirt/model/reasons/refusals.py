@@ -15,6 +15,7 @@ NOT_VMS = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter"})
 process can give itself such a name."""
 KERNEL_LOG = "see the kernel's log (dmesg)"
 WAIT_FOR_POD = "delete the pod, or wait until it ends"
+WAIT_FOR_COUNT = "wait some seconds; if this persists, remove the other device plugin that offers it to the kubelet"
 
 
 def serious(users: Iterable[User]) -> tuple[User, ...]:
@@ -64,16 +65,20 @@ def carries_vgpus(address: PciAddress, count: int) -> Reason:
 
 
 def vfs_enabled(function: PciFunction) -> Reason:
-    """A VM can open a physical function with VFs only with a token."""
-    return Reason(
-        ReasonCode.VFS_ENABLED,
-        function.address,
-        f"has {len(function.virtfns)} VFs: a VM can open it with a VF token only, and a change of its driver removes"
-        " them",
-        (Seen(sysfs.device_path(function.address, "virtfn0")),),
-        f"gpuvirt vfio bind --remove-vgpus {function.address} switches them off when they are free; an agent in mode"
-        " passthrough does so",
+    """A VM can open a physical function with VFs only with a token; gpuvirt changes VFs only of a native driver."""
+    fix = (
+        f"gpuvirt does not change VFs that {function.driver} has enabled. When no VM uses one: remove what enables them"
+        f" at boot, and reboot; or: echo 0 > {sysfs.device_path(function.address, 'sriov_numvfs')}"
+        if function.on_vfio
+        else f"gpuvirt vfio bind --remove-vgpus {function.address} switches them off when they are free; an agent in"
+        " mode passthrough does so"
     )
+    message = (
+        f"has {len(function.virtfns)} VFs: a VM can open it with a VF token only, and a change of its driver removes"
+        " them"
+    )
+    seen = (Seen(sysfs.device_path(function.address, "virtfn0")),)
+    return Reason(ReasonCode.VFS_ENABLED, function.address, message, seen, fix)
 
 
 def used_by_host(address: PciAddress, use: str) -> Reason:
@@ -201,9 +206,8 @@ def unsettled(unit: str, detail: str) -> Reason:
 def still_counted(address: str, counted: Sequence[str]) -> Reason:
     """A pod could be admitted with the device at any moment."""
     message = "is being returned to the host or its vGPUs removed, but the kubelet still counts it as allocatable"
-    fix = "wait a second; if this persists, remove the other device plugin that offers it to the kubelet"
     seen = (Seen("GetAllocatableResources", ", ".join(counted)) if counted else Seen("GetAllocatableResources"),)
-    return Reason(ReasonCode.STILL_ALLOCATABLE, address, message, seen, fix)
+    return Reason(ReasonCode.STILL_ALLOCATABLE, address, message, seen, WAIT_FOR_COUNT)
 
 
 def count_unknown(address: str, unread: Unread) -> Reason:

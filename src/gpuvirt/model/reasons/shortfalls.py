@@ -8,7 +8,7 @@ from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.vgpu import LiveVgpu
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
-from gpuvirt.model.reasons.refusals import failed
+from gpuvirt.model.reasons.refusals import WAIT_FOR_COUNT, failed
 
 SMI = "nvidia-smi -q"
 OTHER_MAKERS = (
@@ -24,8 +24,9 @@ def vgpu_in_use(vgpu: LiveVgpu, users: Sequence[str], why: str = "is no longer d
     """A vGPU stays because it is in use, or still offered; `why` has the change that waits for that."""
     if tuple(users) == (KUBELET,):
         message = f"{why}, and stays until the kubelet no longer counts it"
-        seen = (Seen("GetAllocatableResources", "counts it"),)
-        return Reason(ReasonCode.STILL_ALLOCATABLE, vgpu.id, message, seen, "none is needed: this takes some seconds")
+        return Reason(
+            ReasonCode.STILL_ALLOCATABLE, vgpu.id, message, (Seen("GetAllocatableResources"),), WAIT_FOR_COUNT
+        )
     message = f"{why}, and stays while it is in use: {', '.join(users)}"
     fix = "stop its user; the GPU is then changed"
     seen = (Seen(sysfs.device_path(vgpu.parent), f"carries it as {vgpu.type}"),)
