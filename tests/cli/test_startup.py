@@ -68,7 +68,8 @@ def completed(line: str) -> list[str]:
         ("gpuvirt vfio b", ["bind"]),
         ("gpuvirt vfio bind --dry", ["--dry-run"]),
         ("gpuvirt vgpu scheduler ", ["get", "set"]),
-        ("gpuvirt devices -o ", ["json", "table"]),
+        ("gpuvirt devices -o ", ["json", "name", "table", "wide", "yaml"]),
+        ("gpuvirt doctor -o ", ["json", "table", "yaml"]),
     ],
 )
 def test_shells_complete_commands_options_and_values(line: str, words: list[str]) -> None:

@@ -1,6 +1,9 @@
 """Tables on terminals of several widths: no cell is cut, identifying columns never wrap, reasons follow below."""
 
+import os
+import pty
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from gpuvirt.cluster.operator.report import Row
 from gpuvirt.sim.archives.export import export
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
-from tests.commandline import gpuvirt, ran
+from tests.commandline import GPUVIRT, PATH, ran
 
 WIDTHS = (80, 120, 200)
 REASON = "VgpuInUse: " + " ".join(f"word{number:02}" for number in range(41)) + "xyz"
@@ -54,12 +57,47 @@ def test_status_shows_columns_uncut_and_reasons_below(width: int, capsys: pytest
     assert (f"Running              {OFFERED}" in shown) == (width == 200)
 
 
-def test_tables_are_eighty_columns_wide_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_of_unknown_width_has_eighty_columns() -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*GPUVIRT, "sim", "hosts"], stdout=theirs, env={"PATH": PATH}) as process:
+        os.close(theirs)
+        shown = b"".join(iter(lambda: _read(ours), b"")).decode()
+    os.close(ours)
+    assert process.returncode == 0
+    assert 70 < max(len(line) for line in shown.splitlines()) <= 80
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def test_no_line_is_wrapped_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    piped = gpuvirt("sim", "hosts").stdout
-    assert piped == gpuvirt("sim", "hosts", environment={"COLUMNS": "80"}).stdout
-    assert piped != gpuvirt("sim", "hosts", environment={"COLUMNS": "120"}).stdout
-    assert 70 < max(len(line) for line in piped.splitlines()) <= 80
+    print_status(ClusterStatus("cluster-policy", "notReady", REASON, COMPONENTS))
+    lines = capsys.readouterr().out.splitlines()
+    head, *rows = lines[lines.index("") + 1 :]
+    assert [re.split("  +", row)[:5] for row in rows] == [
+        [row.node, row.workload, row.component, "yes" if row.ready else "no", row.state] for row in COMPONENTS
+    ]
+    assert [row[head.index("DETAIL") :] for row in rows] == [OFFERED, "-", REASON]
+
+
+def test_a_reader_that_ends_early_gets_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(
+            [*GPUVIRT, "sim", "hosts"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            timeout=100,
+            check=False,
+            env={"PATH": PATH},
+        )
+    assert done.stderr == b""
 
 
 FIX = " " * 9 + "fix:", " " * 15

@@ -9,6 +9,7 @@ import typer
 from gpuvirt.cli.changes import vgpuhost
 from gpuvirt.cli.changes.inworker import in_worker
 from gpuvirt.cli.changes.vfiohost import Host
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.errors import DamagedError
@@ -72,15 +73,13 @@ def roots(host_root: Path) -> HostRoots:
     return HostRoots.under(host_root)
 
 
-def get(here: Host, roots: HostRoots, addresses: Collection[str], *, as_json: bool) -> None:
+def get(here: Host, roots: HostRoots, addresses: Collection[str], *, output: Output) -> None:
     """Print schedulers; exit with 1 if nvidia-smi did not report one."""
     seen = observe(here.site, here.inputs, None)
     chosen = vgpuhost.gpus_named(seen, addresses) or _gpus(seen)
     kept = moduleoptions.read_kept(roots)
     rows = [_row(seen, gpu, kept.get(gpu)) for gpu in chosen]
-    if as_json:
-        render.json_lines(rows)
-    else:
+    if not render.print_document(rows, output):
         _show(rows)
     if any(row.reason is not None for row in rows):
         raise typer.Exit(1)
@@ -115,14 +114,12 @@ def _show(rows: Sequence[SchedulerRow]) -> None:
             render.say_reason(out, row.reason, style="yellow")
 
 
-def set_(here: Host, roots: HostRoots, address: str, order: Order, *, as_json: bool) -> None:
+def set_(here: Host, roots: HostRoots, address: str, order: Order, *, output: Output) -> None:
     """Set a scheduler, and keep it if the order says so; exit with 1 if either failed."""
     seen = observe(here.site, here.inputs, None)
     (gpu,) = vgpuhost.gpus_named(seen, [address])
     result = _set(here, roots, seen, gpu, order)
-    if as_json:
-        render.json_lines(result)
-    else:
+    if not render.print_document(result, output):
         _print_result(result, order)
     if result.reasons:
         raise typer.Exit(1)

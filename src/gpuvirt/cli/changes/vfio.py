@@ -10,10 +10,10 @@ import typer
 from gpuvirt.cli.changes import vfiohost
 from gpuvirt.cli.changes.inworker import changed_in_worker
 from gpuvirt.cli.changes.vfiohost import Host
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import vfiorender
 from gpuvirt.cli.output.vfiorender import Result
 from gpuvirt.cli.parameters import options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
@@ -80,7 +80,7 @@ def status(
     seen = observe(here.site, here.inputs).host_state()
     # Each GPU is planned alone, so that its row has the refusals that other GPUs of its IOMMU group cause.
     rows = [(gpu, plan_units(seen, {gpu: DesiredDriver.PASSTHROUGH})[0]) for gpu in sorted(seen.inventory.gpus)]
-    vfiorender.status(seen, rows, as_json=output is Output.JSON)
+    vfiorender.status(seen, rows, output=output)
 
 
 @app.command("bind")
@@ -180,10 +180,10 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     results: list[Result] = []
     for unit, plan in plans.items():
         would = _would(host, plan, units[unit])
-        quiet = output is Output.JSON
+        quiet = output is not Output.TABLE
         unchanged = dry_run or would.reasons
         results.append(would if unchanged else _changed(host, units[unit], would, seen.inventory, quiet=quiet))
-    vfiorender.results(results, desired, as_json=output is Output.JSON, dry_run=dry_run)
+    vfiorender.results(results, desired, output=output, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
 

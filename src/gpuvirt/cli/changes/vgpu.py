@@ -1,13 +1,14 @@
 """`gpuvirt vgpu`: lists, creates and deletes vGPUs, and applies vGPU configs."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from gpuvirt.cli.changes import vgpuapply, vgpuhost, vgpuscheduler
+from gpuvirt.cli.formats import Listing, ListOutput, Output
 from gpuvirt.cli.output import fleetrender, render, vgpurender
 from gpuvirt.cli.parameters import apiserver, fleet, options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cli.parameters.vgpuconfigs import Address, ConfigFile, Selected, ValidConfig
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired import vgpuconfig
@@ -71,7 +72,8 @@ def list_(  # noqa: PLR0913  a command's options
     *,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
-    output: options.OutputFormat = Output.TABLE,
+    output: options.ListFormat = ListOutput.TABLE,
+    no_headers: options.NoHeaders = False,
     node: fleet.NodeOption = None,
     all_nodes: fleet.AllNodesOption = False,
     kubeconfig: fleet.ClusterFile = None,
@@ -80,11 +82,13 @@ def list_(  # noqa: PLR0913  a command's options
     """List the vGPUs of this host or of other nodes, and their users."""
     if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
         found = fleetrender.vgpus_of(gpu_nodes)
-        render.json_lines(found) if output is Output.JSON else fleetrender.vgpus(found)
+        ids = (row.id for row in found)
+        render.print_list(found, ids, partial(fleetrender.vgpus, found), Listing(output, no_headers))
         return
     here = vgpuhost.host(host_root, kubelet_dir)
     rows = vgpurender.rows_of(vgpuhost.gpu_states(observe(here.site, here.inputs, None)))
-    render.json_lines(rows) if output is Output.JSON else vgpurender.vgpus(rows)
+    ids = (row.id for row in rows)
+    render.print_list(rows, ids, partial(vgpurender.vgpus, rows), Listing(output, no_headers))
 
 
 @app.command("types")
@@ -93,7 +97,8 @@ def types(
     *,
     host_root: options.HostRoot = options.ROOT,
     kubelet_dir: options.KubeletDirOfHost = None,
-    output: options.OutputFormat = Output.TABLE,
+    output: options.ListFormat = ListOutput.TABLE,
+    no_headers: options.NoHeaders = False,
 ) -> None:
     """List each GPU's vGPU types, and how many vGPUs fit."""
     here = vgpuhost.host(host_root, kubelet_dir)
@@ -102,7 +107,8 @@ def types(
     rows = vgpurender.types_of(
         {gpu: gpu_state for gpu, gpu_state in vgpuhost.gpu_states(seen).items() if gpu in chosen}
     )
-    render.json_lines(rows) if output is Output.JSON else vgpurender.types(rows)
+    names = (row.name for row in rows)
+    render.print_list(rows, names, partial(vgpurender.types, rows), Listing(output, no_headers))
 
 
 @app.command("create")

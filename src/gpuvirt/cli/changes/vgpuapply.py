@@ -9,10 +9,10 @@ import typer
 
 from gpuvirt.cli.changes import vgpuhost
 from gpuvirt.cli.changes.vfiohost import Host
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import vgpurender
 from gpuvirt.cli.output.vgpurender import Result
 from gpuvirt.cli.parameters import vgpuconfigs
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
@@ -35,9 +35,9 @@ class Where:
     assume_unallocated: bool = False
 
     @property
-    def as_json(self) -> bool:
-        """Whether the output is JSON."""
-        return self.output is Output.JSON
+    def quiet(self) -> bool:
+        """Whether the output is a document, beside which no progress is printed."""
+        return self.output is not Output.TABLE
 
 
 def apply(where: Where, config_file: str | None, selected: str | None, *, rebind: bool, dry_run: bool) -> None:
@@ -66,7 +66,7 @@ def check(where: Where, config_file: str | None, selected: str | None, *, valid_
     _, seen = _seen(where)
     found = _desired(seen, entries, notes)
     results = [vgpuhost.would(seen, gpu, DesiredGpu(vgpus=desired_vgpus)) for gpu, desired_vgpus in found.vgpus.items()]
-    vgpurender.results(results, as_json=where.as_json, dry_run=True, unfit=bool(found.unfit))
+    vgpurender.results(results, output=where.output, dry_run=True, unfit=bool(found.unfit))
     if found.unfit or any(result.steps or result.reasons for result in results):
         raise typer.Exit(1)
 
@@ -91,10 +91,10 @@ def delete(where: Where, ids: Sequence[str], *, dry_run: bool) -> None:
     if missing := [vgpu for vgpu in chosen if vgpu not in gpus]:
         raise typer.BadParameter(f"{missing[0]}: this host has no such vGPU (gpuvirt vgpu list)")
     results = [
-        vgpuhost.removed(here, seen, gpus[vgpu], vgpu, quiet=where.as_json, dry_run=dry_run)
+        vgpuhost.removed(here, seen, gpus[vgpu], vgpu, quiet=where.quiet, dry_run=dry_run)
         for vgpu in sorted(chosen, key=lambda vgpu: (gpus[vgpu], vgpu))
     ]
-    vgpurender.results(results, as_json=where.as_json, dry_run=dry_run)
+    vgpurender.results(results, output=where.output, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
 
@@ -136,8 +136,8 @@ def _change(
     for gpu, desired_gpu in sorted(desired.items()):
         would = vgpuhost.would(seen, gpu, desired_gpu)
         unchanged = dry_run or not (would.steps or would.reasons)
-        results.append(would if unchanged else vgpuhost.changed(here, seen, gpu, desired_gpu, quiet=where.as_json))
-    vgpurender.results(results, as_json=where.as_json, dry_run=dry_run, unfit=bool(unfit))
+        results.append(would if unchanged else vgpuhost.changed(here, seen, gpu, desired_gpu, quiet=where.quiet))
+    vgpurender.results(results, output=where.output, dry_run=dry_run, unfit=bool(unfit))
     if unfit or any(result.reasons for result in results):
         raise typer.Exit(1)
 

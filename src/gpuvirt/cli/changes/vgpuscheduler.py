@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from gpuvirt.cli.changes import schedulers, vgpuhost
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.parameters import options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cli.parameters.vgpuconfigs import Address
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 
@@ -27,7 +27,7 @@ def get(
 ) -> None:
     """Show each GPU's vGPU scheduler, now and at the driver's next load."""
     here = vgpuhost.host(host_root, kubelet_dir)
-    schedulers.get(here, schedulers.roots(host_root), addresses or (), as_json=output is Output.JSON)
+    schedulers.get(here, schedulers.roots(host_root), addresses or (), output=output)
 
 
 @app.command("set")
@@ -56,4 +56,4 @@ def set_(  # noqa: PLR0913  a command's options
     here = vgpuhost.host(host_root, kubelet_dir, assume_unallocated=assume_unallocated)
     roots = schedulers.roots(host_root)
     order = schedulers.Order(Scheduler(policy, timeslice_ms), persist=persist, dry_run=dry_run)
-    schedulers.set_(here, roots, address, order, as_json=output is Output.JSON)
+    schedulers.set_(here, roots, address, order, output=output)

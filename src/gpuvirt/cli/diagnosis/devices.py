@@ -1,13 +1,14 @@
 """`gpuvirt devices`: the GPUs of this host or of other nodes, and what each is offered as."""
 
 import os
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from gpuvirt.cli.formats import Layout, Listing, ListOutput
 from gpuvirt.cli.output import fleetrender, render
 from gpuvirt.cli.parameters import apiserver, fleet, options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.clock import RealClock
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.node.known import snapshot
@@ -21,7 +22,8 @@ def devices(  # noqa: PLR0913  one parameter an option
     kubelet_dir: options.KubeletDirOfHost = None,
     config: options.Config = None,
     pci_ids: options.PciIdsFile = None,
-    output: options.OutputFormat = Output.TABLE,
+    output: options.ListFormat = ListOutput.TABLE,
+    no_headers: options.NoHeaders = False,
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Also list audio, USB and NVSwitch functions that are not offered.")
     ] = False,
@@ -39,7 +41,8 @@ def devices(  # noqa: PLR0913  one parameter an option
     """
     if (gpu_nodes := fleet.asked_nodes(node, kubeconfig, context, every=all_nodes)) is not None:
         rows = fleetrender.devices_of(gpu_nodes)
-        render.json_lines(rows) if output is Output.JSON else fleetrender.devices(rows)
+        names = (f"node/{row.node}" for row in rows)
+        render.print_list(rows, names, partial(fleetrender.devices, rows), Listing(output, no_headers))
         return
     roots = HostRoots.under(host_root)
     kubelet = KubeletPaths(kubelet_dir or roots.local(options.KUBELET))
@@ -51,7 +54,9 @@ def devices(  # noqa: PLR0913  one parameter an option
     if view is None:
         ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
         view = snapshot.take(kernel, settings, ids, clock, ledger)
-    if output is Output.JSON:
-        render.json_lines(view)
-    else:
-        render.devices(view, every=every, sees_users=os.geteuid() == 0)
+    names = (row.address for row in render.rows_of(view, every=every))
+
+    def show(layout: Layout) -> None:
+        render.devices(view, every=every, sees_users=os.geteuid() == 0, layout=layout)
+
+    render.print_list(view, names, show, Listing(output, no_headers))

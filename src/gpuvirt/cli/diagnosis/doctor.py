@@ -6,10 +6,10 @@ import typer
 
 from gpuvirt.apps.doctor import diagnose
 from gpuvirt.cli.diagnosis.evidencehost import KubeVirtAt, Where, surroundings
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import diagnosisrender
-from gpuvirt.cli.output.render import json_lines
+from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.parameters import apiserver, options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.model.reasons.codes import Level
 
 
@@ -34,8 +34,6 @@ def doctor(  # noqa: PLR0913  one parameter an option
     where = Where(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
     report = diagnose(kernel, around)
-    if output is Output.JSON:
-        json_lines(report)
-    else:
+    if not print_document(report, output):
         diagnosisrender.report(report, every=every)
     raise typer.Exit(1 if report.level is Level.ERROR else 0)

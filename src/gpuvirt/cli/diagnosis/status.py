@@ -3,14 +3,16 @@
 import asyncio
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from gpuvirt.cli.formats import Layout, Listing, ListOutput
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import CLEAR, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import UnreachableError
@@ -34,9 +36,24 @@ COLUMNS = (
 )
 
 
-def print_status(found: ClusterStatus) -> None:
+def print_status(found: ClusterStatus, layout: Layout = Layout()) -> None:  # noqa: B008  frozen
     """Print whether all is well, and the table of components; the reason of a row is below it."""
     out = console()
+    if layout.headings:
+        _verdict(out, found)
+    if not found.components:
+        return
+    table = Table(COLUMNS, below="DETAIL")
+    for row in found.components:
+        detail, reasons = (row.detail, ()) if row.ready else ("", (row.detail,))
+        ready = render.yes_or_no(row.ready)
+        table.add(row.node, row.workload, row.component, ready, row.state, detail, below=filter(None, reasons))
+    if layout.headings:
+        out.print()
+    table.print(out, layout)
+
+
+def _verdict(out: Console, found: ClusterStatus) -> None:
     say(out, found.verdict)
     if not found.is_installed:
         say(out, INSTALL, head="  fix: ")
@@ -47,15 +64,6 @@ def print_status(found: ClusterStatus) -> None:
         say(out, "Invalid desired state, which gpuvirt does not apply:")
     for value in found.invalid:
         say(out, value.text, head="  ")
-    if not found.components:
-        return
-    table = Table(COLUMNS)
-    for row in found.components:
-        detail, reasons = (row.detail, ()) if row.ready else ("", (row.detail,))
-        ready = render.yes_or_no(row.ready)
-        table.add(row.node, row.workload, row.component, ready, row.state, detail, below=filter(None, reasons))
-    out.print()
-    table.print(out)
 
 
 def status(  # noqa: PLR0913  one parameter an option
@@ -68,35 +76,35 @@ def status(  # noqa: PLR0913  one parameter an option
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
     namespace: Annotated[str, apiserver.own_namespace_option("the one in the ClusterPolicy's status")] = "",
-    output: options.OutputFormat = Output.TABLE,
+    output: options.ListFormat = ListOutput.TABLE,
+    no_headers: options.NoHeaders = False,
 ) -> None:
     """Show whether gpuvirt is ready, and the state of each component on each GPU node.
 
     The components have the names of the operands of NVIDIA's operator, also those that are parts of gpuvirt's agent.
     The command reads GpuNodes and pods. It exits with 1 if the ClusterPolicy or a component is not ready.
     """
+    listing = Listing(output, no_headers)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     client, own = Client(credentials), apiserver.own_namespace(namespace, credentials)
     if watch:
         with suppress(KeyboardInterrupt):
-            asyncio.run(_watch(client, own, output))
+            asyncio.run(_watch(client, own, listing))
         return
     found = asyncio.run(_wait(client, own, timeout) if wait else ask(client, own))
     if namespace and found.namespace not in {"", namespace}:
         print(f"gpuvirt: gpuvirt runs in namespace {found.namespace}, not in {namespace}", file=sys.stderr)
-    _show(found, output)
+    _show(found, listing)
     raise typer.Exit(0 if found.well else 1)
 
 
-def _show(found: ClusterStatus, output: Output) -> None:
-    if output is Output.JSON:
-        render.json_lines(found)
-    else:
-        print_status(found)
+def _show(found: ClusterStatus, listing: Listing) -> None:
+    names = (f"node/{row.node}" for row in found.components)
+    render.print_list(found, names, partial(print_status, found), listing)
     sys.stdout.flush()
 
 
-async def _watch(client: Client, namespace: Namespace, output: Output) -> None:
+async def _watch(client: Client, namespace: Namespace, listing: Listing) -> None:
     """Show the status, and again after each change, until cancelled."""
     clock = RealClock()
     shown: ClusterStatus | None = None
@@ -108,9 +116,9 @@ async def _watch(client: Client, namespace: Namespace, output: Output) -> None:
             print(f"gpuvirt: {error}", file=sys.stderr)
             found = shown
         if found is not None and found != shown:
-            if output is not Output.JSON and sys.stdout.isatty():
+            if listing.is_table and sys.stdout.isatty():
                 print(CLEAR, end="")
-            _show(found, output)
+            _show(found, listing)
             shown = found
         await clock.sleep(EVERY_S)
 

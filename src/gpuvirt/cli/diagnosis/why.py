@@ -9,10 +9,10 @@ import typer
 from gpuvirt.apps.doctor import gather
 from gpuvirt.cli.diagnosis import whynode, whyvm
 from gpuvirt.cli.diagnosis.evidencehost import KubeVirtAt, Where, surroundings
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import diagnosisrender
-from gpuvirt.cli.output.render import json_lines
+from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.parameters import apiserver, options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName
@@ -87,9 +87,7 @@ def why(  # noqa: PLR0913  one parameter an option
     where = Where(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
     explanation = explain_device(gather(kernel, around), chosen.text)
-    if output is Output.JSON:
-        json_lines(explanation)
-    else:
+    if not print_document(explanation, output):
         diagnosisrender.explanation(explanation)
     raise typer.Exit(1 if explanation.blocker is not None else 0)
 

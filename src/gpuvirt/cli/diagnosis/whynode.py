@@ -2,9 +2,9 @@
 
 import typer
 
-from gpuvirt.cli.output.render import json_lines
+from gpuvirt.cli.formats import Output
+from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.vms.nodeevidence import ask_node
 from gpuvirt.model.doctor.vms.nodeexplanation import NodeExplanation, explain_node
@@ -17,9 +17,7 @@ POD_COLUMNS = (Column("PENDING POD"), Column("REQUESTS", folds=True), Column("RE
 def explain(node: str, credentials: Credentials, output: Output, units: str) -> None:
     """Explain what a node has, and what is pending there; exit with 1 if something is wrong."""
     found = explain_node(ask_node(credentials, node, units))
-    if output is Output.JSON:
-        json_lines(found)
-    else:
+    if not print_document(found, output):
         show(found)
     raise typer.Exit(1 if found.is_blocked else 0)
 
@@ -45,7 +43,7 @@ def show(found: NodeExplanation) -> None:
     elif not found.pending:
         say(out, "No pod with a device of this node is pending.", style="green")
     else:
-        pods = Table(POD_COLUMNS)
+        pods = Table(POD_COLUMNS, below="MESSAGE")
         for pod in found.pending:
             pods.add(
                 f"{pod.namespace}/{pod.name}", counts_text(pod.requests), pod.code or NOTHING, below=(pod.message,)

@@ -3,11 +3,11 @@
 import typer
 from rich.text import Text
 
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.diagnosisrender import print_blocker, print_stages
-from gpuvirt.cli.output.render import json_lines
+from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.vms.evidence import ask
@@ -33,9 +33,7 @@ def explain(
     found = vmexplanation.explain(
         ask(credentials, ObjectRef(kind, name, apiserver.own_namespace(namespace, credentials)), sharing)
     )
-    if output is Output.JSON:
-        json_lines(found)
-    else:
+    if not print_document(found, output):
         show(found)
     raise typer.Exit(1 if found.blocker is not None else 0)
 
@@ -64,7 +62,7 @@ def show(found: Explanation) -> None:
 
 
 def _nodes(found: Explanation) -> Table:
-    table = Table(NODE_COLUMNS)
+    table = Table(NODE_COLUMNS, below="MESSAGE")
     for verdict in found.nodes:
         obstacle = verdict.obstacle
         code = Text("none", style="green") if obstacle is None else Text(str(obstacle.code), style="yellow")

@@ -15,8 +15,8 @@ from gpuvirt.cli.changes import vfio, vfiohost
 from gpuvirt.cli.changes.podaccount import PodAccount
 from gpuvirt.cli.changes.vfio import Chosen
 from gpuvirt.cli.changes.vfiohost import Host
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.parameters import options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cli.version import Version
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
 from gpuvirt.hardware.functions.pci import read_function

@@ -11,8 +11,8 @@ import typer
 
 from gpuvirt.apps import logs
 from gpuvirt.cli.changes import vgpuapply
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.parameters import options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cli.parameters.vgpuconfigs import NeededConfigFile, Selected, ValidConfig
 from gpuvirt.cli.version import Version
 

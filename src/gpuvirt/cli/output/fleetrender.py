@@ -4,16 +4,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Offered, ReasonStatus, Status
 
 DEVICE_COLUMNS = (
     *(Column("NODE"), Column("ADDRESS"), Column("NAME", folds=True), Column("MODE")),
     *(Column(name, folds=True, optional=True) for name in ("DRIVER", "USERS", "VGPUS", "OFFERED AS", "REASON")),
+    *(Column(name, wide=True) for name in ("NUMA", "VFS", "CONFIG", "VMS", "READY")),
 )
 VGPU_COLUMNS = (
     *(Column("NODE"), Column("VGPU"), Column("TYPE"), Column("GPU")),
     *(Column(name, folds=True, optional=True) for name in ("USED BY", "REASON")),
+    *(Column(name, wide=True) for name in ("OFFERED AS", "VMS")),
 )
 UNKNOWN = "Unknown"
 
@@ -80,19 +83,18 @@ def vgpus_of(gpu_nodes: Iterable[GpuNode]) -> list[NodeVgpu]:
     ]
 
 
-def devices(rows: Iterable[NodeDevices]) -> None:
+def devices(rows: Iterable[NodeDevices], layout: Layout) -> None:
     """Print the table of GPUs, with the reasons below it."""
     out, table, rows = console(), Table(DEVICE_COLUMNS), tuple(rows)
     for row in rows:
         for gpu in row.gpus:
-            table.add(row.node, *_cells(gpu))
+            table.add(row.node, *_cells(gpu), row.state)
     if any(row.gpus for row in rows):
-        table.print(out)
-    else:
+        table.print(out, layout)
+    elif layout.headings:
         out.print("No GPU is reported.")
-    for row in rows:
-        for line in _notes(row):
-            say(out, line)
+    for line in dict.fromkeys(line for row in rows for line in _notes(row)) if layout.headings else ():
+        say(out, line)
 
 
 def _cells(gpu: Gpu) -> tuple[str, ...]:
@@ -109,6 +111,11 @@ def _cells(gpu: Gpu) -> tuple[str, ...]:
         ", ".join(f"{count} x {name}" for name, count in types.items()) or NOTHING,
         ", ".join(name for name in offers if name is not None) or NOTHING,
         ", ".join(reasons) or NOTHING,
+        NOTHING if gpu.numa_node is None else str(gpu.numa_node),
+        NOTHING if gpu.vfs is None else str(gpu.vfs),
+        gpu.vgpu_config or NOTHING,
+        ", ".join(dict.fromkeys((*gpu.virtual_machines, *(vm for vgpu in gpu.vgpus for vm in vgpu.virtual_machines))))
+        or NOTHING,
     )
 
 
@@ -129,16 +136,17 @@ def _notes(row: NodeDevices) -> Iterator[str]:
             yield from (f"{reason.code}: {row.node} {vgpu.id} {reason.message}" for reason in vgpu.reasons)
 
 
-def vgpus(rows: Iterable[NodeVgpu]) -> None:
+def vgpus(rows: Iterable[NodeVgpu], layout: Layout) -> None:
     """Print the table of vGPUs, with the reasons below it."""
     out, table, rows = console(), Table(VGPU_COLUMNS), tuple(rows)
     for row in rows:
         codes = ", ".join(dict.fromkeys(reason.code for reason in row.reasons))
-        table.add(row.node, row.id, row.type, row.gpu, ", ".join(row.users) or NOTHING, codes or NOTHING)
+        users, vms = ", ".join(row.users), ", ".join(row.virtual_machines)
+        table.add(row.node, row.id, row.type, row.gpu, users, codes, row.offered_as or NOTHING, vms or NOTHING)
     if rows:
-        table.print(out)
-    else:
+        table.print(out, layout)
+    elif layout.headings:
         out.print("No vGPU is reported.")
-    for row in rows:
+    for row in rows if layout.headings else ():
         for reason in row.reasons:
             say(out, f"{reason.code}: {row.node} {row.id} {reason.message}")

@@ -1,11 +1,13 @@
 """The output of commands: tables for a terminal, JSON for programs."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from gpuvirt import plain
+from gpuvirt.cli.formats import Layout, Listing, ListOutput, Output
 from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
 from gpuvirt.facts.vgpu import Scheduler
 from gpuvirt.model.inventory.inventory import Mode
@@ -16,6 +18,7 @@ DEVICE_COLUMNS = (
     *(Column("ADDRESS"), Column("NAME", folds=True, optional=True), Column("MODE")),
     *(Column(name, optional=True) for name in ("DRIVER", "GROUP", "NUMA")),
     *(Column(name, folds=True, optional=True) for name in ("USERS", "VGPUS", "SCHEDULER", "OFFERED AS", "REASON")),
+    *(Column(name, wide=True) for name in ("VFS", "DESIRED", "CONFIG", "VMS", "PCI ID")),
 )
 RESOURCE_COLUMNS = (
     Column("RESOURCE"),
@@ -27,30 +30,58 @@ RESOURCE_COLUMNS = (
 MODE_COLORS = {Mode.PASSTHROUGH: "green", Mode.VGPU: "cyan", Mode.CONTAINER: "blue", Mode.SHARED: "magenta"}
 
 
-def json_lines(value: object) -> None:
-    """Print a value as indented JSON."""
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+def print_document(value: object, output: Output | ListOutput) -> bool:
+    """Print a value as JSON or YAML; return whether `output` is one of them."""
+    if output in {Output.JSON, ListOutput.JSON}:
+        print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    elif output in {Output.YAML, ListOutput.YAML}:
+        print(plain.write(msgspec.json.decode(msgspec.json.encode(value))), end="")
+    else:
+        return False
+    return True
 
 
-def devices(view: NodeView, *, every: bool, sees_users: bool = True) -> None:
+def print_list(document: object, names: Iterable[str], show: Callable[[Layout], None], listing: Listing) -> None:
+    """Print a list in a format: as a document, by the names of its entries, or by `show` as a table."""
+    if print_document(document, listing.output):
+        return
+    if listing.is_table:
+        show(listing.layout)
+        return
+    for name in dict.fromkeys(names):
+        print(name)
+
+
+def rows_of(view: NodeView, *, every: bool) -> tuple[GpuView, ...]:
+    """Return the GPUs, and the other functions that are offered; with `every`, all functions."""
+    return *view.gpus, *(function for function in view.functions if every or function.offered_as is not None)
+
+
+def devices(
+    view: NodeView,
+    *,
+    every: bool,
+    sees_users: bool = True,
+    layout: Layout = Layout(),  # noqa: B008  frozen
+) -> None:
     """Print the tables of a node's devices and resources, and the reasons.
 
-    Functions other than GPUs have a row if they are offered, or with `every`. `sees_users` tells whether the processes
-    that use a device are visible.
+    `sees_users` tells whether the processes that use a device are visible.
     """
-    out = console()
-    functions = [function for function in view.functions if every or function.offered_as is not None]
-    if not view.gpus and not functions:
+    out, rows = console(), rows_of(view, every=every)
+    if rows:
+        devices_table(rows).print(out, layout)
+    elif layout.headings:
         out.print("No GPU of NVIDIA, AMD or Intel on this host.")
-    else:
-        devices_table((*view.gpus, *functions)).print(out)
-    if hidden := len(view.functions) - len(functions):
+    if not layout.headings:
+        return
+    if hidden := len(view.gpus) + len(view.functions) - len(rows):
         out.print(Text(f"{hidden} other functions of these cards and NVSwitches are hidden (--all)", style="dim"))
-    for reason in reasons_shown(view):
+    for reason in dict.fromkeys(reasons_shown(view)):
         say_reason(out, reason)
     if view.resources:
         out.print()
-        resources_table(view.resources).print(out)
+        resources_table(view.resources).print(out, layout)
     source = f"agent {view.agent.version}, pid {view.agent.pid}" if view.agent else "the host"
     if view.agent is None and not sees_users:
         source += "; only root sees which processes use a device"
@@ -79,6 +110,11 @@ def _device_cells(row: GpuView) -> tuple[Cell, ...]:
         _scheduler(row.scheduler),
         _offered(row),
         _codes(row.reasons),
+        _or_nothing(row.vfs),
+        row.desired or NOTHING,
+        row.vgpu_config or NOTHING,
+        ", ".join(dict.fromkeys((*row.vms, *(vm for vgpu in row.vgpus for vm in vgpu.vms)))) or NOTHING,
+        row.pci_id,
     )
 
 

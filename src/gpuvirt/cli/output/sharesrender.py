@@ -5,6 +5,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
+from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, say
 from gpuvirt.model.shares.overview import GpuOverview, NodeOverview, PodShare, SharesOverview, short_ids
 
@@ -22,20 +23,25 @@ FULL_AT = 0.9
 """A GPU with more than this in use is shown in yellow, a full one in red."""
 
 
-def print_shares(out: Console, found: SharesOverview) -> None:
+def print_shares(
+    out: Console,
+    found: SharesOverview,
+    layout: Layout = Layout(),  # noqa: B008  frozen
+) -> None:
     """Print the table, and below it what is free in the cluster."""
-    if not found.nodes:
+    if not found.nodes and layout.headings:
         say(out, "No node shares GPUs. A node shares the GPUs that are in mode shared; see docs/sharing.md.")
+    if not found.nodes:
         return
     names = short_ids(gpu.gpu for node in found.nodes for gpu in node.gpus)
-    table = Table(COLUMNS)
+    table = Table(COLUMNS, below="UNPLACED")
     for node in found.nodes:
         below = tuple(_below(node))
         for number, gpu in enumerate(node.gpus):
             last = number == len(node.gpus) - 1
             table.add(
                 node.node,
-                names[gpu.gpu],
+                gpu.gpu if layout.wide else names[gpu.gpu],
                 bar(gpu),
                 f"{gpu.used}/{gpu.units}",
                 str(gpu.free),
@@ -44,7 +50,9 @@ def print_shares(out: Console, found: SharesOverview) -> None:
             )
         if not node.gpus:
             table.add(node.node, NOTHING, NOTHING, NOTHING, NOTHING, "", below=below)
-    table.print(out)
+    table.print(out, layout)
+    if not layout.headings:
+        return
     out.print()
     gpus = f"{found.gpus} GPU{'s' if found.gpus != 1 else ''}"
     largest = max((node.largest for node in found.nodes), default=0)

@@ -1,10 +1,11 @@
 """Tables and paragraphs as wide as the terminal; no cell and no word is ever cut.
 
 A table that is too wide keeps its identifying columns. Its other columns go below the rows, rightmost first, with a
-line for each cell that is not empty.
+line for each cell that is not empty. In a pipe nothing is wrapped: a row is one line, and no cell of it is empty.
 """
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,15 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from gpuvirt.cli.formats import Layout
+
 Cell = Text | str
 
 NOTHING = "-"
 FALLBACK_WIDTH = 80
-"""The width without COLUMNS and without a terminal."""
+"""The width of a terminal that does not tell its own."""
+UNBOUNDED = 1_000_000
+"""The width in a pipe without COLUMNS, and of a wide table."""
 NARROWEST = 40
 """The least width; a narrower paragraph would have one word on a line."""
 CLEAR = "\x1b[H\x1b[2J"
@@ -36,6 +41,8 @@ class Column:
     """Whether its cells go below their rows if the table is too wide."""
     optional: bool = False
     """Whether it is left out if it is empty in all rows."""
+    wide: bool = False
+    """Whether only wide tables have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +56,46 @@ class Table:
     """A table whose layout fits the console that prints it."""
 
     columns: Sequence[Column]
+    below: str = "REASON"
+    """The column in which a row that is one line has the texts below it."""
     _rows: list[_Row] = field(default_factory=list)
 
     def add(self, *cells: Cell, below: Iterable[str] = ()) -> None:
-        """Add a row with a cell for each column; the paragraphs `below` are always printed below it."""
+        """Add a row with a cell for each column; on a terminal the paragraphs `below` are printed below it."""
         texts = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
         self._rows.append(_Row(tuple(_on_one_line(text) for text in texts), tuple(below)))
 
-    def print(self, out: Console) -> None:
+    def print(self, out: Console, layout: Layout = Layout()) -> None:  # noqa: B008  frozen
         """Print the table."""
-        for line in self.lines(out.width):
+        for line in self.lines(out.width, layout):
             out.print(line, soft_wrap=True)
 
-    def lines(self, width: int) -> Iterator[Text]:
+    def lines(self, width: int, layout: Layout = Layout()) -> Iterator[Text]:  # noqa: B008  frozen
         """Yield the lines of the table, its heading first."""
-        inside, folded = self._fit(width)
+        if layout.wide or width >= UNBOUNDED:
+            return self._whole().fitted(UNBOUNDED, layout)
+        return self.fitted(width, layout)
+
+    def _whole(self) -> "Table":
+        """Return the table with its texts below rows as cells, and no empty cell."""
+        names = [column.name for column in self.columns]
+        extra = self.below not in names and any(row.below for row in self._rows)
+        made = Table((*self.columns, Column(self.below)) if extra else self.columns)
+        at = names.index(self.below) if self.below in names else len(names)
+        for row in self._rows:
+            cells = [*row.cells, Text()] if extra else list(row.cells)
+            if row.below:
+                cells[at] = Text("; ".join((*filter(None, (cells[at].plain,)), *row.below)))
+            made.add(*(cell if cell.plain else NOTHING for cell in cells))
+        return made
+
+    def fitted(self, width: int, layout: Layout) -> Iterator[Text]:
+        """Yield the lines of the table, in the columns that fit the width."""
+        inside, folded = self._fit(width, layout)
         heads = {at: Text(self.columns[at].name, style="bold") for at in inside}
-        widths = {at: self._width(at) for at in inside}
-        yield _joined(heads, widths)
+        widths = {at: self._width(at, layout) for at in inside}
+        if layout.headings:
+            yield _joined(heads, widths)
         for row in self._rows:
             yield _joined({at: row.cells[at] for at in inside}, widths)
             for at in folded:
@@ -76,11 +105,11 @@ class Table:
             for text in row.below:
                 yield from paragraph(text, width, head=BELOW)
 
-    def _fit(self, width: int) -> tuple[list[int], list[int]]:
+    def _fit(self, width: int, layout: Layout) -> tuple[list[int], list[int]]:
         """Return the columns that stay in the rows, and those that go below them."""
-        inside = [at for at in range(len(self.columns)) if self._is_shown(at)]
+        inside = [at for at in range(len(self.columns)) if self._is_shown(at, layout)]
         folded: list[int] = []
-        while sum(self._width(at) for at in inside) + len(GAP) * (len(inside) - 1) > width:
+        while sum(self._width(at, layout) for at in inside) + len(GAP) * (len(inside) - 1) > width:
             last = next((at for at in reversed(inside) if self.columns[at].folds), None)
             if last is None:
                 break
@@ -88,11 +117,15 @@ class Table:
             folded.insert(0, last)
         return inside, folded
 
-    def _is_shown(self, at: int) -> bool:
-        return not self.columns[at].optional or not all(_is_empty(row.cells[at]) for row in self._rows)
+    def _is_shown(self, at: int, layout: Layout) -> bool:
+        column = self.columns[at]
+        if column.wide or layout.wide:
+            return layout.wide
+        return not column.optional or not all(_is_empty(row.cells[at]) for row in self._rows)
 
-    def _width(self, at: int) -> int:
-        return max(cell_len(self.columns[at].name), *(row.cells[at].cell_len for row in self._rows), 0)
+    def _width(self, at: int, layout: Layout) -> int:
+        heading = cell_len(self.columns[at].name) if layout.headings else 0
+        return max(heading, *(row.cells[at].cell_len for row in self._rows), 0)
 
 
 def console() -> Console:
@@ -101,8 +134,9 @@ def console() -> Console:
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal: COLUMNS, the terminal's own width, or 80."""
-    return max(shutil.get_terminal_size((FALLBACK_WIDTH, 24)).columns, NARROWEST)
+    """Return the width of the output: COLUMNS, the terminal's own width, or 80; in a pipe nothing has to fit."""
+    unknown = FALLBACK_WIDTH if sys.stdout.isatty() else UNBOUNDED
+    return max(shutil.get_terminal_size((unknown, 24)).columns, NARROWEST)
 
 
 def paragraph(text: Cell, width: int, *, head: Cell = "") -> Iterator[Text]:

@@ -6,6 +6,7 @@ from itertools import chain
 
 from rich.text import Text
 
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress
@@ -50,11 +51,10 @@ class Row:
     reasons: tuple[Reason, ...]
 
 
-def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, as_json: bool) -> None:
+def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, output: Output) -> None:
     """Print the driver of each GPU, and whether it is or could be bound for VMs."""
     shown = [_row(seen, address, plan) for address, plan in rows]
-    if as_json:
-        render.json_lines(shown)
+    if render.print_document(shown, output):
         return
     out = console()
     if not shown:
@@ -69,10 +69,9 @@ def status(seen: UnitState, rows: Iterable[tuple[PciAddress, DriverPlan]], *, as
         render.say_reason(out, reason)
 
 
-def results(done: Sequence[Result], desired: DesiredGpu, *, as_json: bool, dry_run: bool) -> None:
+def results(done: Sequence[Result], desired: DesiredGpu, *, output: Output, dry_run: bool) -> None:
     """Print the result of each change, or of its dry run."""
-    if as_json:
-        render.json_lines(done)
+    if render.print_document(done, output):
         return
     out = console()
     if not done:

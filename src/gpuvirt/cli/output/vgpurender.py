@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gpuvirt.cli.formats import Layout, Output
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
@@ -113,36 +114,37 @@ def _left(gpu_state: GpuState, vgpu_type: VgpuType) -> int:
     return min(left, max(int(free * most), 0))
 
 
-def vgpus(rows: Sequence[VgpuRow]) -> None:
+def vgpus(rows: Sequence[VgpuRow], layout: Layout) -> None:
     """Print the table of vGPUs."""
     out = console()
-    if not rows:
+    if not rows and layout.headings:
         out.print("No vGPU on this host.")
+    if not rows:
         return
     table = Table(VGPU_COLUMNS)
     for row in rows:
         group = NOTHING if row.group is None else str(row.group)
         on = NOTHING if row.slot in {row.gpu, row.id} else row.slot
         table.add(row.id, row.type, row.gpu, on, group, ", ".join(row.users) or NOTHING)
-    table.print(out)
+    table.print(out, layout)
 
 
-def types(rows: Sequence[TypeRow]) -> None:
+def types(rows: Sequence[TypeRow], layout: Layout) -> None:
     """Print the table of vGPU types."""
     out = console()
-    if not rows:
+    if not rows and layout.headings:
         out.print("No GPU of this host can carry vGPUs now; see: gpuvirt doctor")
+    if not rows:
         return
     table = Table(TYPE_COLUMNS)
     for row in rows:
         table.add(row.gpu, row.type, row.name, str(row.there), str(row.left))
-    table.print(out)
+    table.print(out, layout)
 
 
-def results(done: Sequence[Result], *, as_json: bool, dry_run: bool, unfit: bool = False) -> None:
+def results(done: Sequence[Result], *, output: Output, dry_run: bool, unfit: bool = False) -> None:
     """Print the result of each change, or of its dry run; `unfit`: GPUs were selected that can't have the types."""
-    if as_json:
-        render.json_lines(done)
+    if render.print_document(done, output):
         return
     out = console()
     for result in done:

@@ -1,7 +1,6 @@
 """Options that several commands share, and the readers of the files that they name."""
 
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from typer.models import OptionInfo
 
 from gpuvirt import documents
 from gpuvirt.apps.logs import LogFormat
+from gpuvirt.cli.formats import ListOutput, Output
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import ResourceName, parse_resource_name
 from gpuvirt.model.desired import settings, vgpuconfig
@@ -24,13 +24,6 @@ SYSTEM_PCI_IDS = (
     HostPath("/usr/share/hwdata/pci.ids"),
     HostPath("/usr/share/pci.ids"),
 )
-
-
-class Output(StrEnum):
-    """The format of a command's output."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 HostRoot = Annotated[
@@ -118,6 +111,13 @@ SharedResource = Annotated[
 ]
 SharedUnits = Annotated[int, typer.Option("--units", min=1, metavar="NUMBER", help="Units of a whole GPU.")]
 OutputFormat = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
+ListFormat = Annotated[
+    ListOutput,
+    typer.Option(
+        "--output", "-o", help="Output format. wide shows all columns; name prints names that other commands take."
+    ),
+]
+NoHeaders = Annotated[bool, typer.Option("--no-headers", help="Print only the rows: no headings, no text beside them.")]
 
 LEDGER = HostPath("/var/lib/gpuvirt/ledger.json")
 ROOT = Path("/")

@@ -13,10 +13,10 @@ from typing import IO, Annotated
 
 import typer
 
+from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import console, say
 from gpuvirt.cli.parameters import options
-from gpuvirt.cli.parameters.options import Output
 from gpuvirt.cli.simulated import simulatedhost
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
@@ -60,8 +60,7 @@ class SimulatedHostRow:
 def hosts(*, output: options.OutputFormat = Output.TABLE) -> None:
     """List the hosts that can be simulated."""
     rows = [SimulatedHostRow(name, load_host(name).about) for name in host_names()]
-    if output is Output.JSON:
-        render.json_lines(rows)
+    if render.print_document(rows, output):
         return
     out, width = console(), max(len(row.name) for row in rows)
     for row in rows:
