@@ -13,7 +13,7 @@ from tests.scriptedapi import NOT_FOUND, Call, Reply
 
 GPU_NODES = "/apis/gpuvirt.io/v1alpha1/gpunodes"
 USED = {"id": "4b20d080-1b54-4048-85b3-a6a62d165c01", "type": "NVIDIA A10-4Q", "offeredAs": "nvidia.com/NVIDIA_A10-4Q"}
-BUSY = {"code": "VgpuInUse", "message": "is in use; fix: stop its user"}
+BUSY = {"code": "VgpuInUse", "message": "VgpuInUse: 4b20d080-1b54-4048-85b3-a6a62d165c02 is in use; fix: stop its user"}
 NODE01 = {
     "metadata": {"name": "node01"},
     "status": {

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from gpuvirt.cli.formats import Layout, Listing, ListOutput
 from gpuvirt.cli.output import render
+from gpuvirt.cli.output.repeats import Repeats
 from gpuvirt.cli.output.tables import CLEAR, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
@@ -37,33 +39,33 @@ COLUMNS = (
 
 
 def print_status(found: ClusterStatus, layout: Layout = Layout()) -> None:  # noqa: B008  frozen
-    """Print whether all is well, and the table of components; the reason of a row is below it."""
-    out = console()
-    if layout.headings:
-        _verdict(out, found)
-    if not found.components:
-        return
+    """Print whether all is well, and the table of components. Each reason is printed once, below its first row."""
+    out, repeats = console(), Repeats()
+    invalid = list(filter(None, (repeats.fresh(value.text) for value in found.invalid)))
     table = Table(COLUMNS, below="DETAIL")
     for row in found.components:
-        detail, reasons = (row.detail, ()) if row.ready else ("", (row.detail,))
+        detail, reasons = (row.detail, ()) if row.ready else ("", (repeats.fresh(row.detail, row.node),))
         ready = render.yes_or_no(row.ready)
         table.add(row.node, row.workload, row.component, ready, row.state, detail, below=filter(None, reasons))
     if layout.headings:
-        out.print()
-    table.print(out, layout)
+        _print_verdict(out, found, repeats.fresh(found.reason) if found.state != "ready" else "", invalid)
+    if found.components:
+        if layout.headings:
+            out.print()
+        table.print(out, layout)
 
 
-def _verdict(out: Console, found: ClusterStatus) -> None:
+def _print_verdict(out: Console, found: ClusterStatus, reason: str, invalid: Sequence[str]) -> None:
     say(out, found.verdict)
     if not found.is_installed:
         say(out, INSTALL, head="  fix: ")
-    if found.reason and found.state != "ready":
-        say(out, found.reason, head="  ")
-    if found.invalid:
+    if reason:
+        say(out, reason, head="  ")
+    if invalid:
         say(out, "")
         say(out, "Invalid desired state, which gpuvirt does not apply:")
-    for value in found.invalid:
-        say(out, value.text, head="  ")
+    for text in invalid:
+        say(out, text, head="  ")
 
 
 def status(  # noqa: PLR0913  one parameter an option

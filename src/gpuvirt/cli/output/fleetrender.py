@@ -5,8 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuvirt.cli.formats import Layout
+from gpuvirt.cli.output.repeats import Repeats
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Offered, ReasonStatus, Status
+from gpuvirt.model.reasons import ReasonCode, with_code
 
 DEVICE_COLUMNS = (
     *(Column("NODE"), Column("ADDRESS"), Column("NAME", folds=True), Column("MODE")),
@@ -101,7 +103,8 @@ def _cells(gpu: Gpu) -> tuple[str, ...]:
     users = dict.fromkeys((*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)))
     offers = dict.fromkeys((gpu.offered_as, *(vgpu.offered_as for vgpu in gpu.vgpus)))
     types = Counter(vgpu.type for vgpu in gpu.vgpus)
-    reasons = dict.fromkeys(reason.code for reason in (*gpu.reasons, *_of_vgpus(gpu)))
+    codes = dict.fromkeys(reason.code for reason in (*gpu.reasons, *_of_vgpus(gpu)))
+    reasons = [code for code in codes if code != ReasonCode.CARRIES_VGPUS]
     return (
         gpu.address,
         gpu.name or NOTHING,
@@ -125,15 +128,26 @@ def _of_vgpus(gpu: Gpu) -> Iterator[ReasonStatus]:
 
 
 def _notes(row: NodeDevices) -> Iterator[str]:
-    """Yield the node's own reason, and those of its GPUs and vGPUs."""
+    """Yield the node's own reasons, and those of its GPUs and vGPUs, each once."""
     if not row.reason:
         yield f"{row.node}: its agent has not reported yet"
-    elif row.state != "True":
-        yield f"{row.reason}: {row.node} {row.message}"
+    texts = [with_code(row.reason, row.message)] if row.reason and row.state != "True" else []
     for gpu in row.gpus:
-        yield from (f"{reason.code}: {row.node} {gpu.address} {reason.message}" for reason in gpu.reasons)
+        texts += _texts(gpu.address, gpu.reasons)
         for vgpu in gpu.vgpus:
-            yield from (f"{reason.code}: {row.node} {vgpu.id} {reason.message}" for reason in vgpu.reasons)
+            texts += _texts(vgpu.id, vgpu.reasons)
+    repeats = Repeats()
+    yield from (f"{row.node}: {text}" for text in map(repeats.fresh, texts) if text)
+
+
+def _texts(subject: str, reasons: Iterable[ReasonStatus]) -> list[str]:
+    return [
+        reason.message
+        if reason.message.startswith(f"{reason.code}: ")
+        else f"{reason.code}: {subject} {reason.message}"
+        for reason in reasons
+        if reason.code != ReasonCode.CARRIES_VGPUS
+    ]
 
 
 def vgpus(rows: Iterable[NodeVgpu], layout: Layout) -> None:
@@ -148,5 +162,5 @@ def vgpus(rows: Iterable[NodeVgpu], layout: Layout) -> None:
     elif layout.headings:
         out.print("No vGPU is reported.")
     for row in rows if layout.headings else ():
-        for reason in row.reasons:
-            say(out, f"{reason.code}: {row.node} {row.id} {reason.message}")
+        for text in _texts(row.id, row.reasons):
+            say(out, f"{row.node}: {text}")

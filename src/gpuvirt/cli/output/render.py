@@ -188,4 +188,5 @@ def _offered(row: GpuView) -> Text:
 
 
 def _codes(reasons: tuple[Reason, ...]) -> str:
-    return ", ".join(dict.fromkeys(str(reason.code) for reason in reasons)) or NOTHING
+    codes = dict.fromkeys(reason.code for reason in reasons if reason.code is not ReasonCode.CARRIES_VGPUS)
+    return ", ".join(map(str, codes)) or NOTHING

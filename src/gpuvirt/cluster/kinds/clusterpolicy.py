@@ -46,6 +46,8 @@ from gpuvirt.plain import Plain
 
 GROUP, VERSION, KIND, PLURAL = "nvidia.com", "v1", "ClusterPolicy", "clusterpolicies"
 API_VERSION = f"{GROUP}/{VERSION}"
+ERROR = "Error"
+"""The condition that is True with the reason of a policy that is not ready."""
 CLUSTER_POLICIES = Resource(PLURAL, GROUP, VERSION)
 REQUIRED = (
     "daemonsets",

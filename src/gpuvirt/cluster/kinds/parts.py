@@ -5,6 +5,8 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
+from gpuvirt.model.reasons import with_code
+
 
 class Part(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Base of the structs in gpuvirt's kinds."""
@@ -32,4 +34,4 @@ class Condition(Part, frozen=True, kw_only=True):
     @property
     def why(self) -> str:
         """The reason, followed by the message if there is one: `NodesNotReady: node node01: ...`."""
-        return f"{self.reason}: {self.message}" if self.message else self.reason
+        return with_code(self.reason, self.message)

@@ -193,4 +193,6 @@ def _pod_rows(node: str, workload: str, pods: Iterable[Pod]) -> Iterator[Row]:
 
 
 def _first(failed: Sequence[Condition]) -> tuple[str, str]:
-    return (failed[0].reason, failed[0].message) if failed else (RUNNING, "")
+    if not failed:
+        return RUNNING, ""
+    return failed[0].reason, failed[0].message.removeprefix(f"{failed[0].reason}: ")

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuvirt.cluster.kinds.clusterpolicy import Status
+from gpuvirt.cluster.kinds.clusterpolicy import ERROR, Status
+from gpuvirt.cluster.kinds.gpunode import READY
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.labelpatch import LabelPatch
 from gpuvirt.cluster.operator.nodes.resolve import AppliedGpuNode
@@ -69,11 +70,16 @@ class PatchPolicyStatus:
 
     @property
     def text(self) -> str:
-        """The log line: `ClusterPolicy cluster-policy is notReady: Ready is False (NodesNotReady: node ...), ...`."""
-        conditions = ", ".join(
-            f"{condition.type} is {condition.status} ({condition.why})" for condition in self.status.conditions
-        )
-        return f"ClusterPolicy {self.target.name} is {self.status.state}: {conditions}"
+        """The log line: `ClusterPolicy cluster-policy is notReady: NodesNotReady: node ...; ...`."""
+        conditions = {condition.type: condition for condition in self.status.conditions}
+        ready = conditions.pop(READY, None)
+        others = [
+            f"{kind} is {condition.status} ({condition.reason})"
+            for kind, condition in conditions.items()
+            if kind != ERROR  # it says what Ready says
+        ]
+        texts = "; ".join((*((ready.why,) if ready is not None else ()), *others))
+        return f"ClusterPolicy {self.target.name} is {self.status.state}: {texts}"
 
 
 @dataclass(frozen=True, slots=True)

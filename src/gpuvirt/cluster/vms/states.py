@@ -21,6 +21,7 @@ from gpuvirt.model.doctor.vms.vmevidence import (
     VmiSeen,
     VmSeen,
 )
+from gpuvirt.model.reasons import with_code
 from gpuvirt.model.shares.quantities import whole_amounts
 
 LAUNCHER_LABEL, LAUNCHER = "kubevirt.io", "virt-launcher"
@@ -139,7 +140,7 @@ def _gpu_node(found: GpuNode) -> GpuNodeSeen:
             *(_device(vgpu.id, vgpu.type, vgpu) for gpu in gpus for vgpu in gpu.vgpus),
         ),
         withheld={
-            withheld.resource: f"{withheld.code}: {withheld.message}"
+            withheld.resource: with_code(withheld.code, withheld.message)
             for withheld in (spec.withheld if spec is not None else ())
         },
     )
@@ -150,7 +151,7 @@ def _device(device: str, name: str, found: Gpu | Vgpu) -> DeviceSeen:
 
 
 def _text(why: ReasonStatus) -> str:
-    return why.message if why.message.startswith(f"{why.code}:") else f"{why.code}: {why.message}"
+    return with_code(why.code, why.message)
 
 
 def _extended(spec: core.RequestingPodSpec) -> dict[str, int]:

@@ -92,6 +92,13 @@ class Reason:
         return "; ".join(parts)
 
 
+def with_code(code: str, text: str) -> str:
+    """Return a text behind its code; a reason's own text begins with its code already."""
+    if not text:
+        return code
+    return text if text.startswith(f"{code}: ") else f"{code}: {text}"
+
+
 def code_in(text: str) -> ReasonCode | None:
     """Return the code that a reason's text begins with, None where it begins with none."""
     return ReasonCode.named(text.partition(":")[0])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuvirt.cluster.kinds.clusterpolicy import NodeCounts, State, Status
+from gpuvirt.cluster.kinds.clusterpolicy import ERROR, NodeCounts, State, Status
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.cluster.labels import OPERANDS_LABEL
 from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
@@ -17,7 +17,7 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode, reasons_text
 
-READY, ERROR, UNSUPPORTED, KUBEVIRT = "Ready", "Error", "UnsupportedField", "KubeVirtConfigured"
+READY, UNSUPPORTED, KUBEVIRT = "Ready", "UnsupportedField", "KubeVirtConfigured"
 INVALID = "DesiredStateInvalid"
 RECONCILED, NO_NODES, NODES_NOT_READY, OPERANDS_NOT_READY, FAILED, IGNORED = (
     "Reconciled",
