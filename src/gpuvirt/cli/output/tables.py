@@ -67,8 +67,8 @@ class Table:
 
     def print(self, out: Console, layout: Layout = Layout()) -> None:  # noqa: B008  frozen
         """Print the table."""
-        for line in self.lines(out.width, layout):
-            out.print(line, soft_wrap=True)
+        if lines := list(self.lines(out.width, layout)):  # one call: each takes a third of a millisecond
+            out.print(Text("\n").join(lines), soft_wrap=True)
 
     def lines(self, width: int, layout: Layout = Layout()) -> Iterator[Text]:  # noqa: B008  frozen
         """Yield the lines of the table, its heading first."""

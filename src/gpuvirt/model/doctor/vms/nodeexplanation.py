@@ -70,7 +70,11 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
     node = evidence.node
     agent = node.gpu_node or GpuNodeSeen()
     names = _names(node, agent)
-    reasons = (f"{device.id} {reason}" for device in agent.devices for reason in device.reasons)
+    reasons = (
+        reason if device.id in reason else f"{device.id} {reason}"
+        for device in agent.devices
+        for reason in device.reasons
+    )
     return NodeExplanation(
         node.name,
         node.ready,
