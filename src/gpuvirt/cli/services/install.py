@@ -16,7 +16,7 @@ from gpuvirt.install import installing, verifying
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Install what helm cannot (the chart's Jobs run this), list images, and check an installation.",
+    help="Install what helm cannot; the chart's Jobs run this.\n\nIt also lists images, and checks an installation.",
 )
 
 
