@@ -96,9 +96,9 @@ async def test_devices_of_all_nodes(tmp_path: Path) -> None:
     assert next(row for row in rows if row[:1] == ["node01"])[1:4] == ["0000:65:00.0", "GA102GL_A10", "vgpu"]
     assert next(row for row in rows if row[:1] == ["node02"])[1:3] == ["0000:17:00.0", "-"]
     assert "2 x NVIDIA A10-4Q" in done.stdout
-    assert "GroupShared: node02 0000:17:00.0 shares its group; fix: ACS" in done.stdout
-    assert "VgpuInUse: node01 4b20d080-1b54-4048-85b3-a6a62d165c02 is in use" in done.stdout
-    assert "AgentAway: node02 the agent does not report" in done.stdout
+    assert "node02: GroupShared: 0000:17:00.0 shares its group; fix: ACS" in done.stdout
+    assert "node01: VgpuInUse: 4b20d080-1b54-4048-85b3-a6a62d165c02 is in use" in done.stdout
+    assert "node02: AgentAway: the agent does not report" in done.stdout
     assert "node03: its agent has not reported yet" in done.stdout
 
 
