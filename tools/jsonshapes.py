@@ -16,6 +16,7 @@ from gpuvirt.cli.simulated import sim
 from gpuvirt.cluster.kinds import gpunode
 from gpuvirt.cluster.operator.clusterstatus import ClusterStatus
 from gpuvirt.cluster.operator.report import Row as ComponentRow
+from gpuvirt.cluster.plans.nodeplan import NodePlan
 from gpuvirt.model.doctor import findings
 from gpuvirt.model.doctor.explanation import DeviceExplanation
 from gpuvirt.model.doctor.vms.nodeexplanation import NodeExplanation
@@ -30,6 +31,7 @@ COMMANDS: Mapping[str, object] = {
     "why ADDRESS|RESOURCE": DeviceExplanation,
     "why vm/NAME|vmi/NAME|pod/NAME": Explanation,
     "why node/NAME": NodeExplanation,
+    "plan node/NAME": NodePlan,
     "status": ClusterStatus,
     "shares": SharesOverview,
     "vfio status": list[vfiorender.Row],

@@ -179,6 +179,7 @@ OF_CLUSTERS = {
     "status": ("status",),
     "why vm/NAME|vmi/NAME|pod/NAME": ("why", "vm/vm"),
     "why node/NAME": ("why", "node/a1"),
+    "plan node/NAME": ("plan", "node/a1", "--vgpu-config", "A10-4Q"),
 }
 
 
@@ -221,7 +222,8 @@ async def test_cluster_commands_print_the_documented_json(tmp_path: Path, comman
         is_list = call.path.rpartition("/")[2].isalpha() and not call.path.endswith("/vm")
         if call.path == "/api/v1/nodes/a1":
             return 200, {"metadata": {"name": "a1"}}
-        return (200, {"metadata": {"resourceVersion": "1"}, "items": []}) if is_list else NOT_FOUND
+        items = [{"metadata": {"name": "a1"}}] if call.path.endswith("/gpunodes") else []
+        return (200, {"metadata": {"resourceVersion": "1"}, "items": items}) if is_list else NOT_FOUND
 
     async with scripted(answer, authority.server("api", alternatives="IP:127.0.0.1"), authority.certificate) as api:
         config = tmp_path / "config"

@@ -33,6 +33,7 @@ COMMANDS = {
     "devices": Command("diagnosis", "List the GPUs of this host or of other nodes, and what each is offered as."),
     "doctor": Command("diagnosis", "Find what keeps the GPUs of this host from VMs."),
     "why": Command("diagnosis", "Explain what keeps a GPU from VMs, or a VM from its GPUs."),
+    "plan": Command("diagnosis", "Show what a label would change on a node, changing nothing."),
     "node": Command("services", "Run the agent of this node: offer its GPUs to the kubelet."),
     "controller": Command("services", "Run the controller, which deploys operands to GPU nodes."),
     "extender": Command("services", "Run the scheduler extender, which places shares of GPUs."),

@@ -8,11 +8,13 @@ from gpuvirt.cluster.agent.noderequests import TakeRequest
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.kinds.gpunode import (
     READY,
+    CreatableType,
     Gpu,
     GpuNode,
     Invalid,
     Offered,
     Origins,
+    Planning,
     ReasonStatus,
     Spec,
     Status,
@@ -25,7 +27,7 @@ from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import Check
-from gpuvirt.model.offers.view import GpuView, NodeView, ResourceView, VgpuView
+from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView, VgpuView
 from gpuvirt.model.reasons import Reason, reasons_text
 
 MOST_MESSAGE = 4000
@@ -180,7 +182,20 @@ def _gpu(gpu: GpuView) -> Gpu:
         vgpus=tuple(_vgpu(vgpu) for vgpu in gpu.vgpus),
         units=gpu.units,
         vfs=gpu.vfs,
+        planning=_planning(gpu, gpu.planning) if gpu.planning is not None else None,
         reasons=_whys(gpu.reasons),
+    )
+
+
+def _planning(gpu: GpuView, seen: PlanningView) -> Planning:
+    return Planning(
+        pci_id=gpu.pci_id,
+        subsystem_id=seen.subsystem,
+        class_code=seen.class_code,
+        total_vfs=seen.total_vfs,
+        framework=seen.framework,
+        parents=seen.parents,
+        types=tuple(CreatableType(name=name, creatable=left) for name, left in seen.types.items()),
     )
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.devices.selectors import ResourceKind
 
@@ -127,6 +128,31 @@ class Vgpu(Part, frozen=True, kw_only=True):
     reasons: Reasons = ()
 
 
+class CreatableType(Part, frozen=True, kw_only=True):
+    """A vGPU type that a GPU's driver has listed."""
+
+    name: Annotated[str, Meta(description="The vGPU type: NVIDIA A10-4Q.")]
+    creatable: Annotated[int, Meta(description="The number of vGPUs of this type that can be created now.")]
+
+
+class Planning(Part, frozen=True, kw_only=True):
+    """What a plan of the GPU's vGPUs follows from, besides its vGPUs (gpuvirt plan)."""
+
+    pci_id: Annotated[str, Meta(description="The PCI id of the GPU: 10DE:2236.")]
+    subsystem_id: Annotated[str | None, Meta(description="The subsystem id; null: none, or it could not be read.")] = (
+        None
+    )
+    class_code: Annotated[int, Meta(description="The PCI class code, of 24 bits.")]
+    total_vfs: Annotated[int | None, Meta(description="The most VFs that it can have; null: it has no SR-IOV.")] = None
+    framework: Annotated[
+        Framework | None, Meta(description="How its driver creates vGPUs; null: the present driver creates none.")
+    ] = None
+    parents: Annotated[
+        int | None, Meta(description="The number of VFs that carry a vGPU, or can; null: the GPU itself carries them.")
+    ] = None
+    types: Annotated[tuple[CreatableType, ...], Meta(description="The vGPU types that its driver has listed.")] = ()
+
+
 class Gpu(Part, frozen=True, kw_only=True):
     """One GPU."""
 
@@ -152,6 +178,9 @@ class Gpu(Part, frozen=True, kw_only=True):
     ] = None
     vfs: Annotated[
         int | None, Meta(description="The number of SR-IOV virtual functions of the GPU; null: not reported.")
+    ] = None
+    planning: Annotated[
+        Planning | None, Meta(description="What plans follow from; null: a VF, another function, or an older agent.")
     ] = None
     reasons: Reasons = ()
 

@@ -4,11 +4,12 @@ The agent writes it to `/run/gpuvirt/node.json` in this form, so its fields are 
 are added, never renamed. `version` grows with changes that readers must handle.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
-from gpuvirt.facts.vgpu import SchedulerPolicy
+from gpuvirt.facts.vgpu import Framework, SchedulerPolicy
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.devices.selectors import ResourceKind
@@ -91,6 +92,22 @@ class SchedulerView:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanningView:
+    """What a plan of a GPU's vGPUs follows from, besides its vGPUs."""
+
+    class_code: int
+    subsystem: str | None = None
+    """None where it has none, or where it could not be read."""
+    total_vfs: int | None = None
+    framework: Framework | None = None
+    """None if its present driver creates no vGPUs."""
+    parents: int | None = None
+    """How many VFs carry a vGPU, or can; None where the GPU itself carries them."""
+    types: Mapping[str, int] = field(default_factory=dict)
+    """How many vGPUs of each type that its driver lists can be created now."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuView:
     """A GPU, or another function that is offered."""
 
@@ -122,6 +139,8 @@ class GpuView:
     """Why it is unhealthy, or not offered."""
     vms: tuple[str, ...] = ()
     """KubeVirt's VMs among the users: `namespace/name`."""
+    planning: PlanningView | None = None
+    """None for other functions than GPUs, and in a view of an older agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """Draws the view of a node from its inventory, its offers, and what is known of allocations and desired state."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import DriverInformation
-from gpuvirt.facts.vgpu import Scheduler
+from gpuvirt.facts.vgpu import Scheduler, host_of_vfs
 from gpuvirt.model.allocation.attachment import vm_nodes
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.desired.invalid import InvalidDesired
@@ -24,6 +25,7 @@ from gpuvirt.model.offers.view import (
     DeviceView,
     GpuView,
     NodeView,
+    PlanningView,
     Registration,
     ResourceView,
     SchedulerView,
@@ -124,6 +126,24 @@ def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: 
         vfs=len(function.virtfns),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
         vms=inputs.users.vms(function.address),
+        planning=_planning(gpu) if gpu is not None else None,
+    )
+
+
+def _planning(gpu: Gpu) -> PlanningView:
+    function, host = gpu.function, gpu.vgpu_host or host_of_vfs(gpu.function)
+    seen = PlanningView(
+        function.class_code, str(function.subsystem) if function.subsystem else None, function.sriov_total_vfs
+    )
+    if host is None:
+        return seen
+    parents = {*host.creatable, *(vgpu.parent for vgpu in host.live)} - host.quarantined.keys()
+    types: Counter[str] = Counter(dict.fromkeys(host.type_names.values(), 0))
+    for left in host.creatable.values():
+        types.update(left)
+    on_gpu = function.address in parents
+    return replace(
+        seen, framework=host.framework, parents=None if on_gpu else len(parents), types=dict(sorted(types.items()))
     )
 
 

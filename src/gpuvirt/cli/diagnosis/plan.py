@@ -1,0 +1,136 @@
+"""`gpuvirt plan node/NAME`: what a workload or a vGPU config would change on a node; it writes nothing."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from gpuvirt.cli.formats import Output
+from gpuvirt.cli.output.render import print_document
+from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
+from gpuvirt.cli.parameters import apiserver, fleet, options
+from gpuvirt.cli.parameters.vgpuconfigs import ConfigFile, read_configs
+from gpuvirt.cluster.fleet import read_gpu_nodes
+from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec
+from gpuvirt.cluster.plans.nodeplan import WHOLE, GpuPlan, NodePlan, plan_node
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.invalid import Origin, Source
+from gpuvirt.model.desired.vgpudefaults import DEFAULT
+from gpuvirt.model.desired.workload import MODES, Workload
+from gpuvirt.model.doctor.target import NODE_KINDS, node_target
+
+COLUMNS = (Column("GPU"), Column("MODE", folds=True), Column("NOW", folds=True), Column("THEN"), Column("FREE"))
+ON_A_HOST = "on a host itself: gpuvirt vgpu apply --dry-run, gpuvirt vfio bind --dry-run"
+
+NodeArgument = Annotated[
+    str, typer.Argument(metavar="node/NAME", help="A node of the cluster: node/NAME, or node NAME.")
+]
+
+
+def plan(  # noqa: PLR0913  one parameter an option
+    target: NodeArgument,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The node, after `node`.", show_default=False)
+    ] = None,
+    *,
+    vgpu_config: Annotated[
+        str | None,
+        typer.Option("--vgpu-config", metavar="NAME", help="The vGPU config that a label would name: A10-4Q, default."),
+    ] = None,
+    workload: Annotated[
+        Workload | None,
+        typer.Option("--workload", help="The workload that a label would name. With --vgpu-config alone: vm-vgpu."),
+    ] = None,
+    config_file: ConfigFile = None,
+    kubeconfig: fleet.ClusterFile = None,
+    context: apiserver.ContextOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Show what a label would change on a node, changing nothing.
+
+    The command reads the node's GpuNode, and plans by the same functions as the node's agent: the vGPUs that each GPU
+    would carry, who is in the way, and how many VMs of each type then fit. What only the node can show is named.
+
+    It exits with 0 if all of it could be done at once, with 1 otherwise.
+    """
+    node = _node(target, name)
+    if vgpu_config is None and workload is None:
+        raise ConfigError("expected --workload, --vgpu-config, or both", where="gpuvirt plan")
+    if vgpu_config is not None and workload not in {None, Workload.VGPU}:
+        raise ConfigError(f"is for --workload {Workload.VGPU}, found {workload}", where="--vgpu-config")
+    (gpu_node,) = read_gpu_nodes(apiserver.asked_credentials(kubeconfig, context), node)
+    mode = MODES[workload or Workload.VGPU]
+    config = _config(gpu_node, vgpu_config) if mode is DesiredMode.VGPU else None
+    configs, notes = read_configs(config_file)
+    found = plan_node(gpu_node, mode, config, ConfigSet(configs, notes) if config_file is not None else ConfigSet())
+    if not print_document(found, output):
+        show(found)
+    raise typer.Exit(1 if found.is_refused else 0)
+
+
+def _node(target: str, name: str | None) -> NodeName:
+    is_kind = name is not None and target.casefold() in NODE_KINDS
+    try:
+        node = node_target(f"node/{name}" if is_kind else target)
+    except ValueError as error:
+        raise ConfigError(str(error), where="gpuvirt plan") from error
+    if node is None or (name is not None and not is_kind):
+        raise ConfigError(f"expected node/NAME, found {target!r}; {ON_A_HOST}", where="gpuvirt plan")
+    return node
+
+
+def _config(gpu_node: GpuNode, name: str | None) -> ConfigName:
+    """Return the config that a label would name; without a new label, that of the node's spec."""
+    if name is not None:
+        return ConfigName(name, Source(Origin.LABEL, "--vgpu-config"))
+    spec = gpu_node.spec or Spec()
+    return ConfigName(spec.vgpu_config or DEFAULT, Source(Origin.GPU_NODE, "GpuNode $.spec.vgpuConfig"))
+
+
+def show(found: NodePlan) -> None:
+    """Print the plan: a row for each GPU, what prevents it, and how many VMs then fit."""
+    out = console()
+    config = f" with the vGPU config {found.vgpu_config}" if found.vgpu_config else ""
+    say(out, f"node {found.node} in mode {found.mode}{config}; nothing is changed", style="bold")
+    if found.problem is not None:
+        say(out, found.problem, style="yellow")
+    out.print()
+    table = Table(COLUMNS)
+    for gpu in found.gpus:
+        mode = gpu.mode if gpu.mode == gpu.desired_mode else f"{gpu.mode} -> {gpu.desired_mode}"
+        then = "unknown" if gpu.vgpus_then is None else _counts(gpu.vgpus_then)
+        free = "unknown" if gpu.fits is None else _counts(gpu.fits)
+        table.add(gpu.address, mode, _counts(gpu.vgpus), then, free, below=_below(gpu))
+    if found.gpus:
+        table.print(out)
+    for text in found.unknown:
+        say(out, text, style="yellow")
+    out.print()
+    for text in dict.fromkeys(text for gpu in found.gpus for text in gpu.unknown):
+        say(out, text, head="not known here: ")
+    total = sum((Counter(gpu.fits or {}) for gpu in found.gpus), Counter[str]())
+    say(out, f"VMs that then fit: {_vms(total)}", style="green" if total else "yellow")
+
+
+def _below(gpu: GpuPlan) -> list[str]:
+    lines = [f"in the way: {', '.join(gpu.in_the_way)}"] if gpu.in_the_way else []
+    lines += gpu.reasons
+    if not (gpu.changes or gpu.in_the_way or gpu.reasons):
+        lines.append("nothing changes")
+    return lines
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or NOTHING
+
+
+def _vms(total: Counter[str]) -> str:
+    whole = [f"{total[WHOLE]} with a whole GPU"] if total[WHOLE] else []
+    return (
+        ", ".join([*whole, *(f"{count} with {name}" for name, count in sorted(total.items()) if name != WHOLE)])
+        or "none"
+    )

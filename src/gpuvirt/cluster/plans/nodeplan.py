@@ -1,0 +1,227 @@
+"""Decides what a workload and a vGPU config would change on a node, by the functions that the agent plans with."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Spec, Status
+from gpuvirt.cluster.plans.reported import Reported, assumed_host, reported
+from gpuvirt.facts.ids import PciAddress, VgpuType
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.drivers import drivers_of
+from gpuvirt.model.change.nodevgpus import DesiredConfig, NodeVgpus, SmiMemory, VgpuDemand, plan_node_vgpus
+from gpuvirt.model.change.plan import VgpuPlan
+from gpuvirt.model.change.steps import CreateVgpu, EnableVfs, RemoveVgpu
+from gpuvirt.model.change.vgpus import mixedsizes
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
+from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, gpu_state_of
+from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
+from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
+from gpuvirt.model.inventory.inventory import Mode, build_inventory
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.vgputypes import catalog
+from gpuvirt.model.vgputypes.profiles import profile_name
+
+WHOLE = "GPU"
+"""The type of a VM that gets a whole GPU."""
+OLD_AGENT = "its agent does not report what a plan needs; expected an agent and a kind GpuNode of this version or newer"
+NEEDS_SMI = "nvidia-smi on the node decides (MIG mode, sizes, scheduler), so the vGPUs are those of the config"
+BY_CATALOG = (
+    "its driver lists vGPU types only after this change; the vGPUs are those that its card carries by the catalog, with"
+    " NVIDIA's vGPU manager"
+)
+MIXED_MODE = "fewer fit if the GPU is in mixed-size mode, which nvidia-smi on the node reports"
+NO_DRIVER = "it has no driver now; the node alone shows whether a native driver can be loaded"
+HOST_ONLY = "modules, other functions of its IOMMU group and processes of the host are checked by the agent alone"
+NO_CARD = "the catalog does not decide which card it is, and its driver lists vGPU types only after this change"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """What would change on one GPU."""
+
+    address: str
+    name: str | None
+    mode: str
+    """The mode now, by its driver."""
+    desired_mode: str
+    """The mode that it would have."""
+    vgpus: Mapping[str, int]
+    """The vGPUs that it carries now, by type as in configs."""
+    vgpus_then: Mapping[str, int] | None
+    """The vGPUs that it would carry while the users stay; None where that is not known."""
+    in_the_way: tuple[str, ...]
+    """The VMs, pods and processes that keep the GPU, or vGPUs that would go."""
+    reasons: tuple[str, ...]
+    """Why the agent would refuse the change, or wait."""
+    unknown: tuple[str, ...]
+    """What only the node can show."""
+    changes: bool
+    fits: Mapping[str, int] | None
+    """How many more VMs would fit, by vGPU type, `GPU` for the whole GPU; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """What would change on a node; its JSON is a contract (docs/reference.md)."""
+
+    node: str
+    mode: str
+    vgpu_config: str | None
+    gpus: tuple[GpuPlan, ...]
+    problem: str | None
+    """Why the vGPU config would be invalid there, and change nothing."""
+    unknown: tuple[str, ...]
+    """What is not known of the node as a whole."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the change would be refused, would wait for a user, or is not known."""
+        return bool(self.problem or self.unknown) or any(
+            gpu.reasons or gpu.in_the_way or gpu.fits is None for gpu in self.gpus
+        )
+
+
+def plan_node(gpu_node: GpuNode, mode: DesiredMode, config: ConfigName | None, config_set: ConfigSet) -> NodePlan:
+    """Return what the mode and the vGPU config would change; modes of single GPUs in the spec stay."""
+    status, spec = gpu_node.status or Status(), gpu_node.spec or Spec()
+    found = reported(status.gpus)
+    gpus = {PciAddress(gpu.address): gpu for gpu in status.gpus}
+    modes = Modes(mode, {one.address: one.mode for one in spec.gpus})
+    drivers = drivers_of(modes, found.inventory.gpus)
+    demand = VgpuDemand(DesiredConfig(config_set, config), modes, drivers, found.holdings, {})
+    plans = plan_node_vgpus(found.inventory, demand, SmiMemory())
+    problem = plans.desired_types.problem
+    invalid = (*((problem,) if problem is not None else ()), *plans.invalid)
+    planning = _Planning(found, plans, modes)
+    return NodePlan(
+        gpu_node.metadata.name,
+        mode,
+        config.name if config is not None else None,
+        tuple(planning.of(gpus[address]) for address in sorted(found.inventory.gpus)),
+        "; ".join(dict.fromkeys(one.reason.text for one in invalid)) or None,
+        tuple(f"{address}: {OLD_AGENT}" for address in found.unplanned),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Planning:
+    """The plans of one node."""
+
+    found: Reported
+    plans: NodeVgpus
+    modes: Modes
+
+    def of(self, gpu: Gpu) -> GpuPlan:
+        """Return what would change on a GPU."""
+        address = PciAddress(gpu.address)
+        function = self.found.inventory.facts.functions[address]
+        mode = self.modes.of(address)
+        now = Counter(profile_name(vgpu.type) for vgpu in gpu.vgpus)
+        outcome = self._outcome(gpu, function, now)
+        moves = _moves(gpu, mode)
+        users = (*gpu.virtual_machines, *gpu.users) if moves else ()
+        if users:
+            outcome = _Outcome(now)
+        way = tuple(dict.fromkeys((*users, *outcome.in_the_way)))
+        return GpuPlan(
+            address=gpu.address,
+            name=gpu.name,
+            mode=gpu.mode,
+            desired_mode=mode,
+            vgpus=dict(now),
+            vgpus_then=outcome.vgpus,
+            in_the_way=way,
+            reasons=outcome.reasons,
+            unknown=tuple(self._unknown(gpu, function, outcome, moves=moves)),
+            changes=(moves and not users) or outcome.changes,
+            fits=_fits(gpu, mode, outcome, blocked=bool(users)),
+        )
+
+    def _unknown(self, gpu: Gpu, function: PciFunction, outcome: "_Outcome", *, moves: bool) -> Iterator[str]:
+        yield from outcome.unknown
+        cards = catalog.cards_of(function.id, function.subsystem)
+        may_mix = [card for card in cards if card.mixed_sizes is not False]  # unknown: said, as if it could
+        counts = {VgpuType(name): count for name, count in (outcome.vgpus or {}).items()}
+        if outcome.changes and any(not mixedsizes.fits(card, counts) for card in may_mix):
+            yield MIXED_MODE
+        if moves:
+            yield HOST_ONLY
+        if gpu.mode == Mode.UNBOUND and self.modes.of(gpu.address) is not DesiredMode.PASSTHROUGH:
+            yield NO_DRIVER
+
+    def _outcome(self, gpu: Gpu, function: PciFunction, now: Counter[str]) -> "_Outcome":
+        address = function.address
+        desired = self.plans.desired.get(address)
+        if desired is None or desired.vgpus is None:
+            return _Outcome(now)
+        if address in self.plans.questions:
+            then = Counter({name: count for name, count in desired.vgpus.types.items() if count})
+            return _Outcome(then if then != now else now, changes=then != now, unknown=(NEEDS_SMI,))
+        plan = self.plans.plan_of(address)
+        if plan.follows or any(isinstance(step, EnableVfs) for step in plan.steps):
+            return self._assumed(function, desired.vgpus)
+        return _planned(gpu, plan, now)
+
+    def _assumed(self, function: PciFunction, desired: DesiredVgpus) -> "_Outcome":
+        """Return the outcome for a GPU whose driver lists no types yet: the planner's, on a GPU as the catalog says."""
+        host = assumed_host(function)
+        if host is None:
+            return _Outcome(None, changes=True, unknown=(NO_CARD,))
+        native = replace(function, driver="nvidia", cdevs=())
+        facts = replace(
+            self.found.inventory.facts, functions={native.address: native}, vgpu_hosts={native.address: host}
+        )
+        state = gpu_state_of(build_inventory(facts), native.address, (), NAMESPACE)
+        plan = plan_gpu(native, state, desired)
+        created = Counter(profile_name(step.type) for step in plan.steps if isinstance(step, CreateVgpu))
+        reasons = tuple(_text(reason) for reason in plan.refusals)
+        return _Outcome(created, changes=not plan.refusals, reasons=reasons, unknown=(BY_CATALOG,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The vGPUs of a GPU after a plan, and what prevents it."""
+
+    vgpus: Mapping[str, int] | None
+    changes: bool = False
+    in_the_way: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def _planned(gpu: Gpu, plan: VgpuPlan, now: Counter[str]) -> _Outcome:
+    removed = {str(step.vgpu) for step in plan.steps if isinstance(step, RemoveVgpu)}
+    then = now - Counter(profile_name(vgpu.type) for vgpu in gpu.vgpus if vgpu.id in removed)
+    then += Counter(profile_name(step.type) for step in plan.steps if isinstance(step, CreateVgpu))
+    kept = (vgpu for vgpu in gpu.vgpus if vgpu.id in plan.undesired and vgpu.id not in removed)
+    users = tuple(dict.fromkeys(user for vgpu in kept for user in (*vgpu.virtual_machines, *vgpu.users)))
+    reasons = tuple(_text(reason) for reason in (*plan.refusals, *plan.pending))
+    return _Outcome(then, changes=bool(plan.steps), in_the_way=users, reasons=reasons)
+
+
+def _moves(gpu: Gpu, mode: DesiredMode) -> bool:
+    """Return whether the GPU would change its driver."""
+    on_vfio = gpu.mode == Mode.PASSTHROUGH
+    if mode is DesiredMode.UNMANAGED:
+        return False
+    return not on_vfio if mode is DesiredMode.PASSTHROUGH else on_vfio
+
+
+def _fits(gpu: Gpu, mode: DesiredMode, outcome: _Outcome, *, blocked: bool) -> Mapping[str, int] | None:
+    """Return how many VMs could start after the plan; a device that has a user is taken."""
+    whole = mode is DesiredMode.PASSTHROUGH or (mode is DesiredMode.UNMANAGED and gpu.mode == Mode.PASSTHROUGH)
+    if mode in FOR_CONTAINERS or blocked:
+        return {}
+    if whole:
+        return {} if outcome.in_the_way or outcome.reasons or gpu.users else {WHOLE: 1}
+    if outcome.vgpus is None:
+        return None
+    taken = Counter(profile_name(vgpu.type) for vgpu in gpu.vgpus if vgpu.users)
+    return {name: count - taken[name] for name, count in outcome.vgpus.items() if count > taken[name]}
+
+
+def _text(reason: Reason) -> str:
+    """Return a reason without the places where it was seen: nothing was read on the node."""
+    return f"{reason.code}: {reason.subject} {reason.message}" + (f"; fix: {reason.fix}" if reason.fix else "")

@@ -1,0 +1,87 @@
+"""`gpuvirt plan node/NAME`: what a label would change on a node, from a laptop."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_fleet import GPU_NODES, run
+from tests.scriptedapi import NOT_FOUND, Call, Reply
+
+TYPES = [{"name": "NVIDIA A10-4Q", "creatable": 5}, {"name": "NVIDIA A10-8Q", "creatable": 2}]
+PLANNING = {
+    "pciId": "10de:2236",
+    "subsystemId": "10de:1482",
+    "classCode": 0x030200,
+    "totalVfs": 32,
+    "framework": "mdev",
+    "parents": 32,
+    "types": TYPES,
+}
+USED = {
+    "id": "4b20d080-1b54-4048-85b3-a6a62d165c01",
+    "type": "NVIDIA A10-8Q",
+    "users": ["pod prod/virt-launcher-vm-a-x2x4c"],
+    "virtualMachines": ["prod/vm-a"],
+}
+GPUS = [
+    {"address": "0000:65:00.0", "mode": "vgpu", "driver": "nvidia", "vfs": 32, "vgpus": [USED], "planning": PLANNING},
+    {"address": "0000:ca:00.0", "mode": "vgpu", "driver": "nvidia", "vfs": 32, "planning": PLANNING},
+]
+
+
+def cluster(*gpus: object) -> object:
+    node = {"metadata": {"name": "node01"}, "status": {"gpus": list(gpus)}}
+    writes: list[str] = []
+
+    def answer(call: Call) -> Reply:
+        assert call.method == "GET", writes
+        listed = {"metadata": {"resourceVersion": "1"}, "items": [node]}
+        return (200, listed) if call.path == GPU_NODES else NOT_FOUND
+
+    return answer
+
+
+async def test_the_plan_names_vms_in_the_way_and_what_then_fits(tmp_path: Path) -> None:
+    arguments = ("plan", "node/node01", "--vgpu-config", "A10-4Q")
+    done = await run(tmp_path, *arguments, "-o", "json", cluster=cluster(*GPUS))
+    assert (done.returncode, done.stderr) == (1, "")
+    first, second = json.loads(done.stdout)["gpus"]
+    assert first["in_the_way"] == ["prod/vm-a", *USED["users"]]
+    assert first["vgpus_then"] == {"A10-8Q": 1}
+    assert (second["vgpus_then"], second["fits"]) == ({"A10-4Q": 6}, {"A10-4Q": 6})
+    assert second["reasons"] == []
+    text = (await run(tmp_path, *arguments, cluster=cluster(*GPUS))).stdout
+    assert "prod/vm-a" in text
+    assert "VMs that then fit: 6 with A10-4Q" in text
+
+
+async def test_whole_gpus_fit_where_nobody_is_in_the_way(tmp_path: Path) -> None:
+    arguments = ("plan", "node", "node01", "--workload", "vm-passthrough")
+    done = await run(tmp_path, *arguments, cluster=cluster(*GPUS))
+    assert done.returncode == 1
+    assert "1 with a whole GPU" in done.stdout
+    free = await run(tmp_path, *arguments, cluster=cluster(GPUS[1]))
+    assert free.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("node/node02", "--workload", "vm-vgpu"), "node node02 has no GpuNode; did you mean node01?"),
+        (("node01", "--workload", "vm-vgpu"), "expected node/NAME, found 'node01'"),
+        (("node/node01",), "expected --workload, --vgpu-config, or both"),
+        (("node/node01", "--workload", "container", "--vgpu-config", "A10-4Q"), "is for --workload vm-vgpu"),
+    ],
+)
+async def test_wrong_words_are_refused(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = await run(tmp_path, "plan", *arguments, cluster=cluster(*GPUS))
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+async def test_a_misspelt_config_is_a_problem_with_a_similar_one(tmp_path: Path) -> None:
+    done = await run(tmp_path, "plan", "node/node01", "--vgpu-config", "A10-4X", cluster=cluster(*GPUS))
+    assert done.returncode == 1
+    assert "ConfigInvalid" in done.stdout
+    assert "A10-4" in done.stdout

@@ -1,0 +1,129 @@
+"""What `gpuvirt plan` says of a node, from its GpuNode alone, is what the node's agent then does."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpuvirt.cluster.agent.gpunode import status_of
+from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.plans.nodeplan import BY_CATALOG, MIXED_MODE, WHOLE, NodePlan, plan_node
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.invalid import Origin, Source
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.vgputypes.profiles import profile_name
+from gpuvirt.sim.clock import BEGINNING
+from tests.nodewithvgpus import FIRST, T4_8Q, of
+from tests.simnode import SimNode, running_node
+from tests.simulated import Simulated
+
+pytestmark = pytest.mark.usefixtures("worker")
+
+HOSTS = {
+    "4xT4": ("T4-4Q", "T4-8Q", "default", "A10-4Q"),
+    "2xA10-vgpu": ("A10-4Q", "A10-24Q", "default", "T4-8Q"),
+    "2xA10-sriov": ("A10-4Q", "A10-12Q", "default"),
+    "4xL40S": ("L40S-12Q", "default"),
+    "2xA10": ("A10-4Q",),
+    "8xMI300X": ("A10-4Q",),
+}
+CASES = [
+    (host, before, DesiredMode.VGPU, config)
+    for host, configs in HOSTS.items()
+    for before, config in itertools.product((DesiredMode.VGPU, DesiredMode.PASSTHROUGH), configs)
+] + [(host, DesiredMode.VGPU, DesiredMode.PASSTHROUGH, None) for host in HOSTS]
+
+
+async def ask(node: SimNode, mode: DesiredMode, config: str | None) -> None:
+    """Set the spec of the node's GpuNode, and let the agent follow it."""
+    request = NodeRequest(configs=Observed(None), spec=Observed(NodeSpec(mode, vgpu_config=config)))
+    node.agent.take_request(request)
+    for _ in range(3):
+        await node.advance(2)
+        await node.report_account()
+        await node.advance(30)
+
+
+def reported(node: SimNode) -> GpuNode:
+    empty = GpuNode(metadata=Metadata(name="node01"))
+    return GpuNode(metadata=Metadata(name="node01"), status=status_of(node.view, empty, BEGINNING))
+
+
+def plan(node: SimNode, mode: DesiredMode, config: str | None) -> NodePlan:
+    name = ConfigName(config, Source(Origin.LABEL, "label")) if config is not None else None
+    return plan_node(reported(node), mode, name, ConfigSet())
+
+
+def carried(node: SimNode) -> dict[PciAddress, Counter[str]]:
+    return {gpu.address: Counter(profile_name(vgpu.type) for vgpu in gpu.vgpus) for gpu in node.view.gpus}
+
+
+NOT_KNOWN = {
+    ("2xA10-vgpu", "A10-4Q"): MIXED_MODE,
+    ("2xA10", "A10-4Q"): BY_CATALOG,
+}
+"""What the node alone shows makes the agent do less: a GPU in mixed-size mode, a driver without the vGPU manager."""
+
+
+@pytest.mark.parametrize(("host", "before", "mode", "config"), CASES)
+async def test_the_agent_does_what_the_plan_shows(
+    simulated: Simulated, tmp_path: Path, host: str, before: DesiredMode, mode: DesiredMode, config: str | None
+) -> None:
+    async with running_node(simulated(host), tmp_path) as node:
+        await ask(node, before, None)
+        planned = plan(node, mode, config)
+        was, modes = carried(node), {gpu.address: gpu.mode for gpu in node.view.gpus}
+        await ask(node, mode, config)
+        found = carried(node)
+        assert found.keys() == {gpu.address for gpu in planned.gpus}
+        for gpu in planned.gpus:
+            assert gpu.vgpus_then is not None
+            caveat = NOT_KNOWN.get((host, config or ""))
+            if caveat in gpu.unknown and Counter(gpu.vgpus_then) != found[PciAddress(gpu.address)]:
+                continue
+            assert Counter(gpu.vgpus_then) == found[PciAddress(gpu.address)], gpu
+            moved = modes[PciAddress(gpu.address)] != node.gpu(gpu.address).mode
+            assert gpu.changes == (was[PciAddress(gpu.address)] != found[PciAddress(gpu.address)] or moved), gpu
+
+
+async def test_users_are_in_the_way_and_stay(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
+    async with running_node(kernel, tmp_path) as node:
+        await ask(node, DesiredMode.VGPU, "T4-8Q")
+        vgpu = of(kernel, FIRST)[0]
+        node.allocate(T4_8Q, [vgpu])
+        node.hold(T4_8Q, vgpu, pod="virt-launcher-vm-a-x2x4c")
+        await node.report_account()
+        await node.advance(10)
+        planned = plan(node, DesiredMode.VGPU, "T4-4Q")
+        first = planned.gpus[0]
+        assert any("vm-a" in user for user in first.in_the_way)
+        assert [reason.partition(":")[0] for reason in first.reasons] == ["VgpuInUse"]
+        assert "-vf" not in str(planned)
+        await ask(node, DesiredMode.VGPU, "T4-4Q")
+        assert first.vgpus_then == carried(node)[FIRST] == {"T4-8Q": 1}
+        assert sum((Counter(gpu.fits or {}) for gpu in planned.gpus), Counter()) == {"T4-4Q": 12}
+        whole = plan(node, DesiredMode.PASSTHROUGH, None)
+        assert [gpu.fits for gpu in whole.gpus] == [{}, *[{WHOLE: 1}] * 3]
+        assert any("vm-a" in user for user in whole.gpus[0].in_the_way)
+        assert whole.gpus[0].vgpus_then == {"T4-8Q": 1}
+        assert whole.is_refused
+
+
+async def test_an_older_agent_s_gpus_are_unknown_and_not_absent(simulated: Simulated, tmp_path: Path) -> None:
+    async with running_node(simulated("4xT4"), tmp_path) as node:
+        await ask(node, DesiredMode.VGPU, "T4-8Q")
+        now = reported(node)
+        assert now.status is not None
+        older = replace(
+            now, status=replace(now.status, gpus=tuple(replace(gpu, planning=None) for gpu in now.status.gpus))
+        )
+    planned = plan_node(older, DesiredMode.VGPU, ConfigName("T4-4Q", Source(Origin.LABEL, "label")), ConfigSet())
+    assert planned.gpus == ()
+    assert [text.partition(": ")[0] for text in planned.unknown] == [gpu.address for gpu in now.status.gpus]
+    assert planned.is_refused
