@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -140,3 +141,32 @@ async def test_a_cluster_without_gpuvirt_has_no_gpunodes(tmp_path: Path) -> None
 def test_options_that_contradict_are_refused() -> None:
     assert "one of --node and --all-nodes" in ran("devices", "--node", "a", "-A").stderr
     assert "--kubeconfig" in ran("devices", "--kubeconfig", "x").stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("gpuvirt devices --node node0", ["node01", "node02", "node03"]),
+        ("gpuvirt why node/node02", ["node/node02"]),
+        ("gpuvirt plan no", ["node/node01", "node/node02", "node/node03"]),
+        ("gpuvirt why 0000:6", []),
+    ],
+)
+async def test_nodes_are_completed(tmp_path: Path, line: str, found: list[str]) -> None:
+    assert await completed(tmp_path, line, answer) == (found, "")
+
+
+async def test_no_node_is_completed_where_the_api_server_refuses(tmp_path: Path) -> None:
+    assert await completed(tmp_path, "gpuvirt devices --node node0", without_kind) == ([], "")
+
+
+async def completed(folder: Path, line: str, cluster: Callable[[Call], Reply]) -> tuple[list[str], str]:
+    """Return bash's completions of the last word of a line, and standard error."""
+    words = {"_GPUVIRT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    async with serving(cluster, folder) as served:
+        pipe = asyncio.subprocess.PIPE
+        environment = {"PATH": PATH, "KUBECONFIG": str(served.kubeconfig), **words}
+        process = await asyncio.create_subprocess_exec(*GPUVIRT, stdout=pipe, stderr=pipe, env=environment)
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+    return out.decode().split(), err.decode()

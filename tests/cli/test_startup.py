@@ -64,12 +64,16 @@ def completed(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("gpuvirt v", ["validate", "vfio", "vgpu"]),
+        ("gpuvirt v", ["validate", "version", "vfio", "vgpu"]),
         ("gpuvirt vfio b", ["bind"]),
         ("gpuvirt vfio bind --dry", ["--dry-run"]),
         ("gpuvirt vgpu scheduler ", ["get", "set"]),
         ("gpuvirt devices -o ", ["json", "name", "table", "wide", "yaml"]),
         ("gpuvirt doctor -o ", ["json", "table", "yaml"]),
+        ("gpuvirt sim run --host 2xA10-v", ["2xA10-vgpu"]),
+        ("gpuvirt plan node/a --vgpu-config A10-2", ["A10-24A", "A10-24C", "A10-24Q", "A10-2A", "A10-2B", "A10-2Q"]),
+        ("gpuvirt vgpu create 0000:65:00.0 T4-16", ["T4-16A", "T4-16C", "T4-16Q"]),
+        ("gpuvirt devices --node ", []),  # no kubeconfig
     ],
 )
 def test_shells_complete_commands_options_and_values(line: str, words: list[str]) -> None:

@@ -48,6 +48,7 @@ COMMANDS = {
     "install": Command("services", "Install what helm cannot; the chart's Jobs run this."),
     "sim": Command("simulated", "Simulate hosts with GPUs, and run programs on them."),
     "validate": Command("services", "Check a container node, for NVIDIA's operands."),
+    "version": Command("diagnosis", "Print the version."),
 }
 """The commands by name. The module of each has a function of the same name or, for a group of commands, an `app`."""
 

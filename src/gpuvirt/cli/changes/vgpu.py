@@ -8,7 +8,7 @@ import typer
 from gpuvirt.cli.changes import vgpuapply, vgpuhost, vgpuscheduler
 from gpuvirt.cli.formats import Listing, ListOutput, Output
 from gpuvirt.cli.output import fleetrender, render, vgpurender
-from gpuvirt.cli.parameters import apiserver, fleet, options
+from gpuvirt.cli.parameters import apiserver, completion, fleet, options
 from gpuvirt.cli.parameters.vgpuconfigs import Address, ConfigFile, Selected, ValidConfig
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired import vgpuconfig
@@ -114,7 +114,10 @@ def types(
 @app.command("create")
 def create(  # noqa: PLR0913  a command's options
     address: Address,
-    vgpu_type: Annotated[str, typer.Argument(metavar="TYPE", help="A vGPU type: A10-4Q, or NVIDIA A10-4Q.")],
+    vgpu_type: Annotated[
+        str,
+        typer.Argument(metavar="TYPE", autocompletion=completion.types, help="A vGPU type: A10-4Q, or NVIDIA A10-4Q."),
+    ],
     *,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of vGPUs.")] = 1,
     dry_run: options.DryRun = False,
@@ -150,7 +153,13 @@ def delete(
 def default_config(
     *,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="CONFIG", help="Print only this config: default, A10-4Q, ...")
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="CONFIG",
+            autocompletion=completion.configs,
+            help="Print only this config: default, A10-4Q, ...",
+        ),
     ] = None,
 ) -> None:
     """Print the built-in vGPU configs as a config file.

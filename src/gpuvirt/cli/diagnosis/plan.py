@@ -9,7 +9,7 @@ import typer
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
-from gpuvirt.cli.parameters import apiserver, fleet, options
+from gpuvirt.cli.parameters import apiserver, completion, fleet, options
 from gpuvirt.cli.parameters.vgpuconfigs import ConfigFile, read_configs
 from gpuvirt.cluster.fleet import read_gpu_nodes
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec
@@ -27,7 +27,12 @@ COLUMNS = (Column("GPU"), Column("MODE", folds=True), Column("NOW", folds=True),
 ON_A_HOST = "on a host itself: gpuvirt vgpu apply --dry-run, gpuvirt vfio bind --dry-run"
 
 NodeArgument = Annotated[
-    str, typer.Argument(metavar="node/NAME", help="A node of the cluster: node/NAME, or node NAME.")
+    str,
+    typer.Argument(
+        metavar="node/NAME",
+        autocompletion=completion.node_targets,
+        help="A node of the cluster: node/NAME, or node NAME.",
+    ),
 ]
 
 
@@ -39,7 +44,12 @@ def plan(  # noqa: PLR0913  one parameter an option
     *,
     vgpu_config: Annotated[
         str | None,
-        typer.Option("--vgpu-config", metavar="NAME", help="The vGPU config that a label would name: A10-4Q, default."),
+        typer.Option(
+            "--vgpu-config",
+            metavar="NAME",
+            autocompletion=completion.configs,
+            help="The vGPU config that a label would name: A10-4Q, default.",
+        ),
     ] = None,
     workload: Annotated[
         Workload | None,

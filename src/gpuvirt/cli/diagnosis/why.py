@@ -12,7 +12,7 @@ from gpuvirt.cli.diagnosis.evidencehost import KubeVirtAt, Where, surroundings
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import diagnosisrender
 from gpuvirt.cli.output.render import print_document
-from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters import apiserver, completion, options
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName
@@ -36,6 +36,7 @@ def why(  # noqa: PLR0913  one parameter an option
         str,
         typer.Argument(
             metavar=TARGETS,
+            autocompletion=completion.node_targets,
             help="A PCI address, a vGPU's UUID or a resource on this host, or a VM, VMI, pod or node of the cluster.",
         ),
     ],

@@ -5,14 +5,19 @@ from typing import Annotated
 
 import typer
 
-from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.parameters import apiserver, completion, options
 from gpuvirt.cluster.fleet import read_gpu_nodes
 from gpuvirt.cluster.kinds.gpunode import GpuNode
 from gpuvirt.errors import ConfigError
 
 NodeOption = Annotated[
     str | None,
-    typer.Option("--node", metavar="NAME", help="Show a node of the cluster, by its GpuNode, in place of this host."),
+    typer.Option(
+        "--node",
+        metavar="NAME",
+        autocompletion=completion.nodes,
+        help="Show a node of the cluster, by its GpuNode, in place of this host.",
+    ),
 ]
 AllNodesOption = Annotated[
     bool, typer.Option("--all-nodes", "-A", help="Show all nodes of the cluster, by their GpuNodes.")

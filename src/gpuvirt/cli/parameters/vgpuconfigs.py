@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from typer.models import OptionInfo
 
+from gpuvirt.cli.parameters import completion
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired import vgpuconfig
 from gpuvirt.model.desired.vgpudefaults import builtin_configs
@@ -33,6 +34,7 @@ Selected = Annotated[
         "-c",
         envvar="VGPU_DM_SELECTED_CONFIG",
         metavar="NAME",
+        autocompletion=completion.configs,
         help="Name of the config: default, A10-4Q, ... Not needed if the file has only one.",
     ),
 ]

@@ -16,7 +16,7 @@ import typer
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import render
 from gpuvirt.cli.output.tables import console, say
-from gpuvirt.cli.parameters import options
+from gpuvirt.cli.parameters import completion, options
 from gpuvirt.cli.simulated import simulatedhost
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import ConfigError
@@ -36,7 +36,14 @@ SIGNALLED = 128
 """A shell's exit code of a program that a signal ended is this plus the signal's number."""
 
 HostName = Annotated[
-    str, typer.Option("--host", "-H", metavar="NAME", help="A host of `gpuvirt sim hosts`, or a YAML file.")
+    str,
+    typer.Option(
+        "--host",
+        "-H",
+        metavar="NAME",
+        autocompletion=completion.hosts,
+        help="A host of `gpuvirt sim hosts`, or a YAML file.",
+    ),
 ]
 Manager = Annotated[
     VgpuManager,

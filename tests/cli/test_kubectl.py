@@ -1,0 +1,44 @@
+"""`kubectl gpuvirt`: gpuvirt as a plugin of kubectl."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuvirt import __version__
+from tests.commandline import PATH
+
+COMMANDS = Path(sys.executable).parent
+
+
+def called(name: str, *arguments: str, folder: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [name, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={"PATH": f"{folder}:{COMMANDS}:{PATH}", "COLUMNS": "100"},
+    )
+
+
+def test_usage_says_what_was_typed() -> None:
+    done = called("kubectl-gpuvirt", "why", "--help")
+    assert "Usage: kubectl gpuvirt why" in done.stdout
+    assert called("kubectl-gpuvirt", "version").stdout == f"gpuvirt {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("v",), ["validate", "version", "vfio", "vgpu"]),
+        (("vfio", "b"), ["bind"]),
+        (("vgpu", "create", "0000:65:00.0", "T4-16"), ["T4-16A", "T4-16C", "T4-16Q"]),
+        (("plan", "node/"), []),
+    ],
+)
+def test_kubectl_completes_its_words(words: tuple[str, ...], found: list[str]) -> None:
+    *lines, last = called("kubectl_complete-gpuvirt", *words).stdout.splitlines()
+    assert sorted(line.partition("\t")[0] for line in lines) == found
+    assert last == ":4"
