@@ -1,6 +1,7 @@
 """Reads the GpuNodes of a cluster, or of one of its nodes, as people ask for them."""
 
 import asyncio
+from contextlib import suppress
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client, Collection
@@ -13,7 +14,14 @@ from gpuvirt.model.inventory.nearness import nearest
 
 def read_gpu_nodes(credentials: Credentials, node: NodeName | None = None) -> tuple[GpuNode, ...]:
     """Return the GpuNode of a node, or all by name; raise ConfigError if there is none, ApiError."""
-    found = asyncio.run(_list(Client(credentials)))
+    return asyncio.run(_read(Client(credentials), node))
+
+
+async def _read(client: Client, node: NodeName | None) -> tuple[GpuNode, ...]:
+    if node is not None:
+        with suppress(NotFoundError):
+            return (await client.get(GPU_NODES, node, GpuNode),)
+    found = await _list(client)
     if node is None:
         return found
     one = tuple(gpu_node for gpu_node in found if gpu_node.metadata.name == node)
