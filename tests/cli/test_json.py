@@ -32,6 +32,8 @@ WITHOUT_TABLES = {
     "install crds",
     "install namespace",
     "install policy",
+    "install images",
+    "install verify",
     "sim run",
     "sim mount",
     "sim import",
@@ -42,6 +44,7 @@ WITHOUT_TABLES = {
     "validate await",
     "validate rest",
     "vgpu default-config",
+    "version",
 }
 """Programs that stay, that tell what they do line by line, or that print a file."""
 
