@@ -63,7 +63,7 @@ def test_a_controller_without_an_image_is_reported_by_all_outlets(node: LabNode)
             until_shown(cluster, *agents_parts("ImageUnknown"))
             reported = log.read_bytes()[written:].decode()
             assert "gpuvirt's own image is not known, so this controller deploys nothing" in reported
-            assert "Ready is False (ImageUnknown" in reported
+            assert "is notReady: ImageUnknown" in reported
             cluster.label(f"{OPERANDS}=false")
             cluster.until_reported("True NoGPUNodes every node with GPUs")
             cluster.label(f"{OPERANDS}-", f"{WORKLOAD}=container")

@@ -52,4 +52,4 @@ def test_every_write_has_a_log_line() -> None:
         "applied GpuNode node01: mode vgpu (label nvidia.com/gpu.workload.config),"
         " vGPU config default (ClusterPolicy cluster-policy $.spec.vgpuDeviceManager.config.default)"
     )
-    assert texts[-1].startswith("ClusterPolicy cluster-policy is notReady: Ready is False (ImageUnknown: node node01: ")
+    assert texts[-1].startswith("ClusterPolicy cluster-policy is notReady: ImageUnknown: node node01: ")
