@@ -116,7 +116,8 @@ def _fault(error: msgspec.ValidationError, content: Plain, shape: type[T]) -> tu
         return f"no such key; expected one of: {known}", [*steps, unknown[1]]
     if bad := _BAD_ENUM.match(message):
         members = list(_members(msgspec.inspect.type_info(shape), path))
-        return f"{plain.one_line(message)}; expected one of: {', '.join(members)}{_hint(bad[1], members)}", steps
+        found = mismatches.shown(_at(content, steps))
+        return f"expected one of: {', '.join(members)}; found {found}{_hint(bad[1], members)}", steps
     return mismatches.worded(message, _at(content, steps)), steps
 
 

@@ -136,7 +136,7 @@ def test_settings_that_match_no_gpu_are_reported_by_all_commands(
     [
         (
             "mode: vgpus\n",
-            "$.mode: Invalid enum value 'vgpus'; expected one of: unmanaged, passthrough",
+            "$.mode: expected one of: unmanaged, passthrough",
         ),
         ('modes: {"65:zz": vgpu}\n', "$.modes.65:zz: '65:zz' is not a PCI address"),
         ("mods: {}\n", "$.mods: no such key; expected one of: "),

@@ -112,8 +112,8 @@ def test_a_yaml_scalar_is_read_as_text(text: str, name: str) -> None:
             "f:2: $.named.true: a key must be a string, found true or false; put it in quotes: 'true'",
         ),
         ("named: {[a]: x}", "f:1: $.named: a key must be a string, found a list or a mapping"),
-        ("colours:\n- red\n- gren", "f:3: $.colours[1]: Invalid enum value 'gren'; expected one of: red, green"),
-        ("colour: gren", "f:1: $.colour: Invalid enum value 'gren'; expected one of: red, green; did you mean green?"),
+        ("colours:\n- red\n- gren", 'f:3: $.colours[1]: expected one of: red, green; found text "gren"'),
+        ("colour: gren", 'f:1: $.colour: expected one of: red, green; found text "gren"; did you mean green?'),
         ("color: red", "f:1: $.color: no such key; expected one of: "),
         ("name:\n  " + "[" * 3000, "f:2: $: lists and mappings are nested too deep; expected at most 40 levels"),
         ("[" * 100_000, "f:1: $: lists and mappings are nested too deep; expected at most 40 levels"),
@@ -190,7 +190,7 @@ def test_an_error_about_a_long_text_is_short() -> None:
     with pytest.raises(ConfigError) as error:
         documents.parse(f"colour: {'x' * 10_000}", Outer, where="f")
     assert len(str(error.value)) < 500
-    assert str(error.value).endswith("expected one of: red, green")
+    assert str(error.value).endswith('..."')
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
