@@ -6,6 +6,7 @@ import pytest
 from typing_extensions import override
 
 from gpuvirt.cluster.operator.controller import log_invalid
+from gpuvirt.cluster.operator.logline import MOST_LOGGED, logged
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus
@@ -62,3 +63,13 @@ def test_an_invalid_value_is_one_short_line_when_it_appears_and_when_it_goes(cap
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     assert max(map(len, lines)) < 500
+
+
+def test_what_was_seen_is_cut_before_the_fix() -> None:
+    text = "ConfigInvalid: label a names b; seen: " + "; ".join(["a card without it"] * 60) + "; fix: name c"
+    line = logged(text)
+    assert len(line) <= MOST_LOGGED
+    assert line.startswith("ConfigInvalid: label a names b; seen: a card without it; ")
+    assert line.endswith("...; fix: name c")
+    assert logged("short; seen: a; fix: b") == "short; seen: a; fix: b"
+    assert len(logged("x" * 900 + "; seen: a; fix: " + "y" * 900)) <= MOST_LOGGED + len("...")

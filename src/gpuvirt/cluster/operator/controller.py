@@ -25,6 +25,7 @@ from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
+from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.operator.nodedecisions import NodeMemory
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
@@ -32,7 +33,7 @@ from gpuvirt.cluster.operator.picture import Picture, read_of
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.scheduler.decisions import EXTENDER
 from gpuvirt.cluster.operator.store import AnyStore, Store
-from gpuvirt.cluster.operator.writer import MOST_LOGGED, Write, Writer
+from gpuvirt.cluster.operator.writer import Write, Writer
 from gpuvirt.cluster.operator.writes import (
     ApplyGpuNode,
     ApplyObject,
@@ -42,7 +43,6 @@ from gpuvirt.cluster.operator.writes import (
     Target,
 )
 from gpuvirt.cluster.resources import NODES, config_maps, pods, services
-from gpuvirt.plain import one_line
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ def log_invalid(before: Sequence[InvalidValue], now: Sequence[InvalidValue]) -> 
     for value in now:
         if value not in before:
             extra = {"reason": value.code, "origin": value.origin, "node": value.node}
-            log.warning("desired state: %s", one_line(value.text, MOST_LOGGED), extra=extra)
+            log.warning("desired state: %s", logged(value.text), extra=extra)
     for value in before:
         if value not in now:
-            log.info("desired state: no longer invalid: %s", one_line(value.text, MOST_LOGGED))
+            log.info("desired state: no longer invalid: %s", logged(value.text))

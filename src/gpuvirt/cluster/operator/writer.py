@@ -11,6 +11,7 @@ from random import Random
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.operator.kubevirt.decisions import PatchKubeVirt
+from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.operator.writes import (
     ApplyGpuNode,
     ApplyObject,
@@ -19,7 +20,6 @@ from gpuvirt.cluster.operator.writes import (
     PatchPolicyStatus,
     Target,
 )
-from gpuvirt.plain import one_line
 from gpuvirt.tasks import backoff_s
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 AT_ONCE = 8
 """Concurrent writes: with 8, 500 nodes are labelled in some seconds, at little load for the API server."""
 MOST_PAUSE_S = 60.0
-MOST_LOGGED = 400
-"""The most characters of a write or an error in the log: a whole line stays below 500."""
 
 Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt
 
@@ -128,7 +126,7 @@ class Writer:
         except ApiError as error:
             self._fail(write, error)
         else:
-            log.info("%s", one_line(write.text, MOST_LOGGED))
+            log.info("%s", logged(write.text))
             self.done += 1
             self._problems.pop(target, None)
         finally:
@@ -143,7 +141,7 @@ class Writer:
         pause_s = max(next(pauses_s) * (0.5 + 0.5 * self._random.random()), error.retry_after_s)
         until_s = self._clock.monotonic_s() + pause_s
         if problem is None:
-            log.warning("%s; the controller retries the write", one_line(str(error), MOST_LOGGED))
+            log.warning("%s; the controller retries the write", logged(str(error)))
         self._problems[write.target] = _Problem(pauses_s, error, until_s)
         self._pending[write.target] = write
         heappush(self._retries, _Retry(until_s, write.target))
