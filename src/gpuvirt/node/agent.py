@@ -215,8 +215,8 @@ class Agent:
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Take the kubelet's account of allocated devices, None if the kubelet did not answer."""
         self._changes.account.observe_account(account)
-        waited = not self._state.observed_since
-        if self._state.observe_account(account) or self._is_growing or (waited and self._state.observed_since):
+        waited = not self._state.counted.is_known
+        if self._state.observe_account(account) or self._is_growing or (waited and self._state.counted.is_known):
             self._stale.set()
         self._gates.answer_commands()
         if self._may_count_otherwise or (self.operands_away.get() and self._changes.account.awaits_reading):
@@ -248,11 +248,11 @@ class Agent:
     @property
     def unsettled(self) -> bool:
         """Whether the kubelet's count may still differ from the offered devices."""
-        return not self._state.observed_since or self._may_count_otherwise
+        return not self._state.counted.is_known or self._may_count_otherwise
 
     @property
     def _may_count_otherwise(self) -> bool:
-        return self._is_growing or self._state.awaits_count
+        return self._is_growing or self._state.counted.is_awaited
 
     @property
     def _is_growing(self) -> bool:

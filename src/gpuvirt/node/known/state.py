@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
-from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import SmiReport
 from gpuvirt.model.allocation.allocations import Unknown
@@ -37,6 +36,7 @@ from gpuvirt.model.desired.workload import addresses_of_settings, named_addresse
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.givenshares import GivenShares, entries_of, with_given
 from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.notice import Notice, NoticeTimes, announce, with_counts
@@ -166,13 +166,11 @@ class NodeState:
         return FormerTenants(self.tenancies.value, self.settings.require_reset)
 
     @property
-    def _count(self) -> KubeletCount:
-        """What the kubelet counts by its last answer."""
-        return KubeletCount(self._inventory, self.ledger.account, self.ledger.rules)
-
-    def why_unsettled(self, gpu: PciAddress) -> Reason | None:
-        """Return why the kubelet may still admit pods by a GPU's withdrawn vGPUs, None if it does not."""
-        return self.withdrawal.why_unsettled(self._count, gpu)
+    def counted(self) -> Departures:
+        """What the kubelet may still count of the devices that leave, by its last answer."""
+        ledger = self.ledger
+        count = KubeletCount(self._inventory, ledger.account, ledger.rules)
+        return Departures(self.withdrawal, count, self._drained, ledger.entries, ledger.known, ledger.resources)
 
     @property
     def again_at_s(self) -> float | None:
@@ -181,57 +179,14 @@ class NodeState:
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     @property
-    def observed_since(self) -> bool:
-        """Whether the kubelet has answered after the last withdrawal."""
-        return self.withdrawal.is_known(self.ledger.account)
-
-    @property
-    def still_counted(self) -> Mapping[PciAddress, tuple[str, ...]]:
-        """The withdrawn functions that the kubelet may still count, with its names for them."""
-        return self.withdrawal.still_counted(self._count)
-
-    @property
-    def count_unread(self) -> Unread | None:
-        """Why it is unknown what the kubelet counts; None if it has said so, or has not been asked."""
-        account = self.ledger.account
-        return account.counted if account is not None and isinstance(account.counted, Unread) else None
-
-    @property
-    def leaving(self) -> frozenset[VgpuId]:
-        """The withdrawn vGPUs that the kubelet still counts by its last answer."""
-        return self.withdrawal.leaving(self._count)
-
-    @property
-    def awaits_count(self) -> bool:
-        """Whether the kubelet may still count a device that leaves."""
-        return self.withdrawal.awaits_count(self._count) or bool(self.undrained)
-
-    @property
     def _changing(self) -> Scope:
         """The devices that changes under way may touch, by this process or others."""
         return self.changes.closed.with_all([self._drained])
 
     @property
-    def undrained(self) -> frozenset[PciAddress]:
-        """The functions that other processes drain, and whose free devices the kubelet still counts."""
-        account, known = self.ledger.account, self.ledger.known
-        if account is None or not self._drained.functions:
-            return frozenset()
-        if isinstance(account.counted, Unread):
-            return self._drained.functions
-        allocated = {*account.devices, *((entry.resource, entry.device) for entry in self.ledger.entries)}
-        free = [key for key in account.counted if key not in allocated and key[0] in self.ledger.resources]
-        targets = (known[device][0] for _, device in free if device in known)
-        return frozenset(target.gpu for target in targets if self._drained.covers(target))
-
-    @property
     def blocked(self) -> Mapping[PciAddress, str]:
         """The functions in whose slots the kernel blocks a step, with the step."""
         return self._blocked
-
-    def is_drained(self, functions: frozenset[PciAddress]) -> bool:
-        """Return whether the kubelet counts no free devices of these functions any more."""
-        return self.observed_since and functions <= self._drained.functions and not functions & self.undrained
 
     @property
     def suspicious(self) -> bool:
@@ -280,7 +235,7 @@ class NodeState:
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take the kubelet's account, None if the kubelet did not answer; return whether that is a change."""
-        before = self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving
+        before = self._accounted
         problem, tenancies = self.tenancies.problem, self.tenancies.value
         self.ledger.observe_account(account)
         self.tenancies.observe_account(account, self.ledger.rules)
@@ -288,7 +243,13 @@ class NodeState:
         is_change = (
             self._other_plugins != plugins or self.tenancies.value is not tenancies or self.tenancies.problem != problem
         )
-        return is_change or (self.ledger.entries, self.ledger.is_observed, self.still_counted, self.leaving) != before
+        return is_change or self._accounted != before
+
+    @property
+    def _accounted(self) -> tuple[object, ...]:
+        """What conclusions follow from in the kubelet's account."""
+        counted = self.counted
+        return self.ledger.entries, self.ledger.is_observed, counted.functions, counted.vgpus
 
     def observe_status_counts(self, counts: Mapping[ResourceName, int]) -> bool:
         """Take the counts of resources in the node's status; return whether they have changed."""

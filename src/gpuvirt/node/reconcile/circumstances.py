@@ -44,7 +44,7 @@ def why_waiting(agent: Dependencies, unit: UnitId, desired: DesiredUnit, *, diff
     if differ and isinstance(pods, Unknown) and DesiredDriver.NATIVE in desired_drivers(desired).values():
         drivers = (pods.reason_for(unit) or refusals.allocations_unknown(unit),)
     elif differ and (counted := counted_functions(agent, unit)):
-        unread = agent.state.count_unread
+        unread = agent.state.counted.unread
         drivers = tuple(
             refusals.still_counted(function, names) if unread is None else refusals.count_unknown(function, unread)
             for function, names in counted
@@ -68,5 +68,5 @@ def counted_functions(agent: Dependencies, unit: UnitId) -> tuple[tuple[PciAddre
     """Return the withdrawn functions of a unit that the kubelet still counts, with its names for them."""
     inventory = agent.state.inventory
     members = inventory.units.get(unit, ()) if inventory is not None else ()
-    counted = sorted(agent.state.still_counted.items())
+    counted = sorted(agent.state.counted.functions.items())
     return tuple((function, names) for function, names in counted if function in members)

@@ -78,7 +78,7 @@ class GateWatch:
         for slot, record in self._requests().items():
             functions = frozenset(_functions_of(self._facts, {slot})) if self._facts is not None else frozenset()
             refusal = self._agent.desired.why_kept(record.desires)
-            if refusal is not None or self._agent.state.is_drained(functions):
+            if refusal is not None or self._agent.state.counted.is_drained(functions):
                 self._gate.answer(slot, record.generation, refusal)
 
     def leave(self) -> None:

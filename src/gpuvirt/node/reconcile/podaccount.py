@@ -50,7 +50,7 @@ class PodAccount:
         self.awaits_reading = not self._was_read_twice_since(since_s)
         if self.awaits_reading:
             return refusals.allocations_unknown(gpu)
-        return self._state.why_unsettled(gpu)
+        return self._state.counted.why_unsettled(gpu)
 
     def _was_read_twice_since(self, since_s: float) -> bool:
         later = [reading.at_s for reading in self._readings if reading.at_s >= since_s]
@@ -70,7 +70,7 @@ class PodAccount:
     def _unknown(self) -> Unknown | None:
         """Why pods may have unknown devices: the kubelet has not answered since, or its account is incomplete."""
         observed = self._state.ledger.account
-        if observed is None or not self._state.observed_since:
+        if observed is None or not self._state.counted.is_known:
             return Unknown()
         return Unknown(observed.partial) if observed.partial is not None else None
 
@@ -87,7 +87,7 @@ class PodAccount:
     def read(self) -> Account:
         """Return the devices of pods; unknown while pods may have devices that the ledger lacks."""
         inventory, allocations = self._state.inventory, self._allocations
-        free = self._state.withdrawal.vgpus - self._state.leaving
+        free = self._state.withdrawal.vgpus - self._state.counted.vgpus
         offered = frozenset[VgpuId](inventory.vgpus if inventory is not None else ()) - free
         pods = self.pods() if inventory is not None else Unknown()
         return Account(pods, allocations, self._state.holdings, offered)
