@@ -90,6 +90,11 @@ class ShareNodes:
         """Return how many pods of a Deployment have a node."""
         return sum(bool(pod.spec.node_name) and pod.metadata.name.startswith(name) for pod in self.pods())
 
+    def gpus_of(self, pod: SharingPod) -> Sequence[str]:
+        """Return the GPUs of a pod by its annotation."""
+        shares = msgspec.json.decode(pod.metadata.annotations.shares, type=PodShares).containers
+        return sorted({gpu for given in shares.values() for gpu in given})
+
     def assert_not_overcommitted(self) -> None:
         """Check by the API's pods alone that no GPU has more than its units, and that each pod has what it requests."""
         taken: Counter[tuple[str, str]] = Counter()

@@ -1,5 +1,6 @@
 """The real kube-scheduler with the extender: pods fill all GPUs and none is overcommitted, whatever ends or stops."""
 
+import json
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from lab.cluster.cluster import Cluster
 
+from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
 from tests.certificates import Authority, Pair
 from tests.cluster.extenderlab import CLIENT, ExtenderLab, extender_lab, until
 from tests.cluster.extenderservice import EXTENDER
@@ -80,6 +82,24 @@ def test_another_replica_takes_over(extenders: ExtenderLab, end: signal.Signals)
     if end is signal.SIGSTOP:
         assert not leader.serves
     assert extenders.leads_to(other)
+
+
+def test_a_later_leader_counts_the_pods_of_a_failed_gpu_on_that_gpu_alone(extenders: ExtenderLab) -> None:
+    """The node's agent keeps the GPU with 0 units. Were it left out, its pod would count on each of the other GPUs."""
+    (node,) = extenders.make_nodes(1, gpus=4)
+    first = extenders.start_replica(PORTS[0])
+    extenders.leader()
+    extenders.deploy("small", 1, 300)
+    until(lambda: extenders.bound() == 1, extenders.logs)
+    (failed,) = (gpu for pod in extenders.pods() for gpu in extenders.gpus_of(pod))
+    left = {gpu: 0 if gpu == failed else units for gpu, units in extenders.capacity[node].items()}
+    extenders.kubectl("annotate", "--overwrite", "node", node, f"{SHARED_GPUS_ANNOTATION}={json.dumps(left)}")
+    first.process.kill()
+    later = extenders.start_replica(PORTS[1])
+    until(lambda: later.serves, extenders.logs)
+    extenders.deploy("whole", 3, 1000)
+    until(lambda: extenders.bound() == 4, extenders.logs)
+    extenders.assert_not_overcommitted()
 
 
 def test_the_leader_undoes_changes_of_its_slice(extenders: ExtenderLab) -> None:
