@@ -23,6 +23,7 @@ CONDITIONS = {
     "PIDPressure": ("False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
     "Ready": ("True", "KubeletReady", "kubelet is posting ready status"),
 }
+VGPU_TYPE, VGPU_RESOURCE = "NVIDIA A10-4Q", "nvidia.com/NVIDIA_A10-4Q"
 MIXED_GPUS = (("0000:65:00.0", "passthrough"), ("0000:b3:00.0", "vgpu"))
 
 Json = Mapping[str, object]
@@ -78,6 +79,82 @@ def mixed_gpu_node(number: int) -> Json:
     """Return the GpuNode in which an admin has set two modes."""
     gpus = [{"address": address, "mode": mode} for address, mode in MIXED_GPUS]
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name_of(number)}, "spec": {"gpus": gpus}}
+
+
+def reported_gpu_node(number: int) -> Json:
+    """Return the GpuNode of a node with 8 GPUs of 6 vGPUs each, half of which VMs use, as the API server has it."""
+    ready = {"status": "True", "reason": "Reconciled", "message": "", "observedGeneration": 3}
+    conditions = ("Ready", "VfioPciReady", "VgpuManagerReady", "VgpuDevicesReady")
+    offered = {"name": VGPU_RESOURCE, "healthy": 48, "allocated": 24, "registered": True, "kind": "vgpu"}
+    status = {
+        "observedGeneration": 3,
+        "agent": "1.0.0",
+        "totals": {"gpus": 8, "vgpus": 48, "allocated": 24, "modes": "vgpu"},
+        "gpus": [_gpu(number, gpu) for gpu in range(8)],
+        "resources": [offered | {"pciVendorSelectors": [], "mdevNameSelectors": [VGPU_TYPE]}],
+        "invalid": [],
+        "conditions": [ready | {"type": kind, "lastTransitionTime": "2026-01-01T00:00:00Z"} for kind in conditions],
+    }
+    origins = {"mode": f"label {LABEL}", "vgpuConfig": "label nvidia.com/vgpu.config"}
+    spec = {"mode": "vgpu", "vgpuConfig": "A10-4Q", "origins": origins, "reviewed": [VGPU_RESOURCE], "withheld": []}
+    owned: Json = {"f:spec": {"f:mode": {}, "f:origins": {"f:mode": {}, "f:vgpuConfig": {}}, "f:vgpuConfig": {}}}
+    parts: Json = {"f:status": {f"f:{part}": {} for part in status}}
+    manager = {"manager": "gpuvirt", "apiVersion": API_VERSION, "fieldsType": "FieldsV1"}
+    metadata = {
+        "name": name_of(number),
+        "uid": f"00000000-0000-4000-a000-{number:012x}",
+        "resourceVersion": str(100_000 + number),
+        "generation": 3,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "managedFields": [
+            manager | {"operation": "Apply", "fieldsV1": owned},
+            manager | {"operation": "Update", "subresource": "status", "fieldsV1": parts},
+        ],
+    }
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec, "status": status}
+
+
+def _gpu(node_number: int, number: int) -> Json:
+    planning = {
+        "pciId": "10DE:2236",
+        "subsystemId": "10DE:1482",
+        "classCode": 197_120,
+        "totalVfs": 32,
+        "framework": "sriov-vf",
+        "parents": 32,
+        "types": [{"name": f"NVIDIA A10-{size}Q", "creatable": size} for size in (1, 2, 3, 4, 6, 8, 12, 24)],
+    }
+    return {
+        "address": f"0000:{16 + number:02x}:00.0",
+        "name": "GA102GL [A10]",
+        "mode": "vgpu",
+        "desiredMode": "vgpu",
+        "vgpuConfig": "A10-4Q",
+        "driver": "nvidia",
+        "numaNode": number // 4,
+        "offeredAs": None,
+        "healthy": None,
+        "users": [],
+        "virtualMachines": [],
+        "vgpus": [_vgpu(node_number, number * 6 + vgpu) for vgpu in range(6)],
+        "units": None,
+        "vfs": 32,
+        "planning": planning,
+        "reasons": [],
+    }
+
+
+def _vgpu(node_number: int, number: int) -> Json:
+    name = f"vm-{node_number}-{number}"
+    used = number % 2 == 1
+    return {
+        "id": f"{node_number:08x}-0000-4000-8000-{number:012x}",
+        "type": VGPU_TYPE,
+        "offeredAs": VGPU_RESOURCE,
+        "users": [f"team-{node_number % 50}/virt-launcher-{name}-abcde"] if used else [],
+        "virtualMachines": [f"team-{node_number % 50}/{name}"] if used else [],
+        "reasons": [],
+    }
 
 
 def _labels(name: str, *, with_system: bool) -> dict[str, str]:

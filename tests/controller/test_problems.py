@@ -14,6 +14,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, State
 from gpuvirt.cluster.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec, PodStatus
+from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
 from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions
@@ -57,6 +58,12 @@ def problem_text(scene: Scene, settings: ControllerSettings = DEPLOYS) -> str:
     return verdict.against or ""
 
 
+def whole(kept: OwnedGpuNode) -> GpuNode:
+    """Return a GpuNode as `gpuvirt status` reads it."""
+    assert kept.status is None or isinstance(kept.status, Status)
+    return GpuNode(metadata=kept.metadata, spec=kept.spec, status=kept.status)
+
+
 def shown(scene: Scene, settings: ControllerSettings = DEPLOYS) -> Sequence[Row]:
     """Return the rows of `gpuvirt status` for a scene."""
     choice = choose(scene.policies)
@@ -64,7 +71,7 @@ def shown(scene: Scene, settings: ControllerSettings = DEPLOYS) -> Sequence[Row]
     assert isinstance(choice.policy, ClusterPolicy)
     has_image = settings.image is not None
     deployer = Deployer(choice.policy, has_image=has_image, has_daemon_sets=has_image)
-    return rows(scene.nodes, {one.metadata.name: one for one in scene.gpu_nodes}, scene.pods, deployer)
+    return rows(scene.nodes, {one.metadata.name: whole(one) for one in scene.gpu_nodes}, scene.pods, deployer)
 
 
 def unready_components(scene: Scene, settings: ControllerSettings = DEPLOYS) -> set[tuple[str, str]]:

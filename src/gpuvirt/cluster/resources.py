@@ -1,11 +1,15 @@
 """The paths of objects at the API server, and the metadata that all objects have."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
 from typing_extensions import override
+
+KEPT_TEXTS = 8_192
+"""How many keys and values of labels are shared; those of a cluster are some hundreds, besides the nodes' names."""
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -23,6 +27,24 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """RFC 3339, in UTC and whole seconds, so that the strings sort by time."""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        """Share the texts of labels and the keys of annotations with other objects.
+
+        Thousands of nodes have the same labels, some fifty each, which would be most of a node in memory.
+        """
+        if self.labels:
+            shared = {_shared(key): _shared(value) for key, value in self.labels.items()}
+            msgspec.structs.force_setattr(self, "labels", shared)
+        if self.annotations:
+            shared = {_shared(key): value for key, value in self.annotations.items()}
+            msgspec.structs.force_setattr(self, "annotations", shared)
+
+
+@lru_cache(KEPT_TEXTS)
+def _shared(text: str) -> str:
+    """Return the first of equal texts."""
+    return text
 
 
 class Identity(Protocol):

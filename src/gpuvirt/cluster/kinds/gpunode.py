@@ -9,11 +9,20 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gpuvirt.cluster.kinds.gpunodereport import (
+    Address,
+    Code,
+    Message,
+    ReadGpu,
+    ReadInvalid,
+    ReadOffered,
+    ReadStatus,
+    ReadVgpu,
+)
 from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.devices.selectors import ResourceKind
 
 GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "GpuNode", "gpunodes"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -21,21 +30,6 @@ GPU_NODES = Resource(PLURAL, GROUP, VERSION)
 READY = "Ready"
 """The type of the condition that sums up the node: True if all its GPUs are in their desired state and can be used."""
 
-Address = Annotated[
-    str,
-    Meta(
-        pattern="^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$",
-        description="PCI address, with its domain: 0000:65:00.0.",
-    ),
-]
-
-
-Code = Annotated[str, Meta(description="The code of the reason, one word, always the same: VgpuInUse.")]
-Message = Annotated[str, Meta(description="What is wrong, where it was found, and how to fix it.")]
-Users = Annotated[
-    tuple[str, ...],
-    Meta(description="Pods that it is allocated to, and processes that have it open and belong to no known pod."),
-]
 VirtualMachines = Annotated[
     tuple[str, ...],
     Meta(description="KubeVirt's VMs among the users, as namespace/name, by their pods' names."),
@@ -117,13 +111,12 @@ class ReasonStatus(Part, frozen=True, kw_only=True):
 Reasons = Annotated[tuple[ReasonStatus, ...], Meta(description="Why it cannot be used, or is not offered.")]
 
 
-class Vgpu(Part, frozen=True, kw_only=True):
+class Vgpu(ReadVgpu, frozen=True, kw_only=True):
     """One vGPU."""
 
     id: Annotated[str, Meta(description="The UUID of the mediated device, or the address of the VF.")]
     type: Annotated[str, Meta(description="The vGPU type: NVIDIA A10-4Q.")]
     offered_as: Annotated[str | None, Meta(description="The resource that pods request.")] = None
-    users: Users = ()
     virtual_machines: VirtualMachines = ()
     reasons: Reasons = ()
 
@@ -153,31 +146,24 @@ class Planning(Part, frozen=True, kw_only=True):
     types: Annotated[tuple[CreatableType, ...], Meta(description="The vGPU types that its driver has listed.")] = ()
 
 
-class Gpu(Part, frozen=True, kw_only=True):
+class Gpu(ReadGpu, frozen=True, kw_only=True):
     """One GPU."""
 
-    address: Address
     name: Annotated[str | None, Meta(description="The name of the GPU in the PCI ID database.")] = None
-    mode: Annotated[str, Meta(description="The observed mode of the GPU: passthrough, vgpu, container, shared.")]
     desired_mode: Annotated[
         str | None, Meta(description="The mode that the agent keeps the GPU in: passthrough, vgpu, container, shared.")
     ] = None
-    vgpu_config: Annotated[str | None, Meta(description="The vGPU config that the agent applies to the GPU.")] = None
     driver: Annotated[str | None, Meta(description="The kernel driver of the GPU; null: none or unknown.")] = None
     numa_node: Annotated[int | None, Meta(description="The NUMA node of the GPU; null: none or unknown.")] = None
     offered_as: Annotated[str | None, Meta(description="The resource that pods request to get the whole GPU.")] = None
     healthy: Annotated[
         bool | None, Meta(description="Whether a VM can use the GPU; null if the GPU is not offered.")
     ] = None
-    users: Users = ()
     virtual_machines: VirtualMachines = ()
     vgpus: Annotated[tuple[Vgpu, ...], Meta(description="The vGPUs of the GPU.")] = ()
     units: Annotated[
         int | None,
         Meta(description="The units of the GPU that pods can get, in mode shared; null: the GPU is in another mode."),
-    ] = None
-    vfs: Annotated[
-        int | None, Meta(description="The number of SR-IOV virtual functions of the GPU; null: not reported.")
     ] = None
     planning: Annotated[
         Planning | None, Meta(description="What plans follow from; null: a VF, another function, or an older agent.")
@@ -185,38 +171,22 @@ class Gpu(Part, frozen=True, kw_only=True):
     reasons: Reasons = ()
 
 
-class Offered(Part, frozen=True, kw_only=True):
+class Offered(ReadOffered, frozen=True, kw_only=True):
     """One resource of the node."""
 
-    name: Annotated[str, Meta(description="The name that pods request: nvidia.com/NVIDIA_A10-4Q.")]
     healthy: Annotated[int, Meta(description="The number of healthy devices.")]
     allocated: Annotated[
         int | None, Meta(description="The number of devices that are allocated to pods; null: not reported.")
     ] = None
     registered: Annotated[bool, Meta(description="Whether the kubelet has registered the resource.")]
-    kind: Annotated[ResourceKind | None, Meta(description="Whether its devices are whole functions or vGPUs.")] = None
-    pci_vendor_selectors: Annotated[
-        tuple[str, ...],
-        Meta(description="KubeVirt's pciVendorSelector for its devices, if they are PCI functions: 10DE:2236."),
-    ] = ()
-    mdev_name_selectors: Annotated[
-        tuple[str, ...],
-        Meta(description="KubeVirt's mdevNameSelector for its devices, if they are mediated devices: NVIDIA A10-24Q."),
-    ] = ()
 
 
-class Invalid(Part, frozen=True, kw_only=True):
+class Invalid(ReadInvalid, frozen=True, kw_only=True):
     """An invalid value of the desired state. It changes nothing."""
 
-    origin: Annotated[
-        str, Meta(description="Where it is set: label, gpunode, configmap, file, settings or clusterpolicy.")
-    ]
-    where: Annotated[str, Meta(description="The label, or the object and the field.")]
-    code: Annotated[str, Meta(description="The code of the reason, one word, always the same: ConfigInvalid.")]
     found: Annotated[str, Meta(description="The value that was found.")]
     expected: Annotated[str, Meta(description="The values that are valid.")]
     near: Annotated[tuple[str, ...], Meta(description="The most similar valid values, the most similar first.")] = ()
-    message: Message
 
 
 class Totals(Part, frozen=True, kw_only=True):
@@ -228,10 +198,9 @@ class Totals(Part, frozen=True, kw_only=True):
     modes: Annotated[str, Meta(description="The modes of the GPUs: passthrough, or passthrough,vgpu.")] = ""
 
 
-class Status(Part, frozen=True, kw_only=True):
+class Status(ReadStatus, frozen=True, kw_only=True):
     """What the agent has observed."""
 
-    observed_generation: Annotated[int, Meta(description="The generation of the spec that the agent has observed.")] = 0
     agent: Annotated[str | None, Meta(description="The agent's version.")] = None
     totals: Totals = Totals()
     gpus: Annotated[tuple[Gpu, ...], Meta(description="The GPUs of the node.")] = ()
@@ -243,9 +212,15 @@ class Status(Part, frozen=True, kw_only=True):
     conditions: tuple[Condition, ...] = ()
 
 
-class GpuNode(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The desired state of one node's GPUs, and what its agent has observed."""
+class ReadGpuNode(msgspec.Struct, frozen=True, rename="camel", kw_only=True, gc=False):
+    """A GpuNode with the fields that the controller decides from."""
 
     metadata: Metadata
     spec: Spec | None = None
+    status: ReadStatus | None = None
+
+
+class GpuNode(ReadGpuNode, frozen=True, rename="camel", kw_only=True):
+    """The desired state of one node's GPUs, and what its agent has observed."""
+
     status: Status | None = None

@@ -15,8 +15,8 @@ class Part(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Whether the API server keeps undeclared fields: those of another program, or of another version."""
 
 
-class Condition(Part, frozen=True, kw_only=True):
-    """A condition of the object, as in metav1.Condition."""
+class ReadCondition(Part, frozen=True, kw_only=True, gc=False):
+    """A condition of the object without its time."""
 
     type: Annotated[str, Meta(description="The name of the condition: Ready.")]
     status: Annotated[str, Meta(pattern="^(True|False|Unknown)$", description="True, False or Unknown.")]
@@ -28,6 +28,11 @@ class Condition(Part, frozen=True, kw_only=True):
         ),
     ]
     message: Annotated[str, Meta(description="The reason in words.")] = ""
+
+
+class Condition(ReadCondition, frozen=True, kw_only=True):
+    """A condition of the object, as in metav1.Condition."""
+
     last_transition_time: Annotated[str, Meta(description="When the status last changed (RFC 3339).")]
     observed_generation: Annotated[int, Meta(description="The generation of the spec that the condition is about.")] = 0
 

@@ -29,7 +29,7 @@ from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.cluster.operator.nodedecisions import NodeMemory
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
-from gpuvirt.cluster.operator.picture import Picture, read_of
+from gpuvirt.cluster.operator.picture import Picture, read_of, read_of_gpu_node, read_of_pod
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.scheduler.decisions import EXTENDER
 from gpuvirt.cluster.operator.store import AnyStore, Store
@@ -76,13 +76,13 @@ class Controller:
         self._memory = NodeMemory()
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
         self._nodes = Store(Collection(NODES, Node), self._changed, reads=read_of)
-        self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed)
+        self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed, reads=read_of_gpu_node)
         self._made = {store.resource: store for store in self._stores_of_made()}
         self._marks: dict[Target, Mark] = {}
         self._kubevirt = KubeVirtStores(self._changed)
         self._histories: Histories | None = None
         """The history of patches of KubeVirt; None until its ConfigMap has been observed."""
-        self._pods = Store(Collection(pods(settings.namespace), Pod), self._changed)
+        self._pods = Store(Collection(pods(settings.namespace), Pod), self._changed, reads=read_of_pod)
         self._other = OtherOperator()
         leases = Store(its_leases(), self._changed, self._observe_lease)
         self._services = Store(Collection(services(settings.namespace), Service, name=EXTENDER), self._changed)
@@ -115,14 +115,10 @@ class Controller:
 
     async def run(self) -> None:
         """Lead until cancelled; each task that fails is restarted by itself."""
-        dependencies = self._dependencies
+        client, clock, random = self._dependencies.client, self._dependencies.clock, self._dependencies.random
         async with asyncio.TaskGroup() as group:
             for store in (*self._stores, *self._kubevirt.all):
-                self._start(
-                    group,
-                    store.resource.plural,
-                    partial(store.follow, dependencies.client, dependencies.clock, dependencies.random),
-                )
+                self._start(group, store.resource.plural, partial(store.follow, client, clock, random))
             for name, run in (
                 ("decide", self._decide),
                 ("write", self._writer.run),

@@ -16,7 +16,7 @@ from gpuvirt.cluster.operator.nodes.placement import Defaults, Placement, leavin
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, VgpuSwitch
 from gpuvirt.cluster.operator.operands.site import OperandName
-from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_node, read_of
+from gpuvirt.cluster.operator.picture import Picture, apps_by_node, pausers_by_node, read_of, read_of_gpu_node
 from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target
 from gpuvirt.cluster.resources import NODES
@@ -58,7 +58,7 @@ class NodeInputs:
         """Return whether the same decisions follow from both."""
         return (
             (self.node is other.node or read_of(self.node) == read_of(other.node))
-            and self.gpu_node is other.gpu_node
+            and (self.gpu_node is other.gpu_node or _read(self.gpu_node) == _read(other.gpu_node))
             and self.pausing == other.pausing
             and self.pods == other.pods
         )
@@ -161,6 +161,10 @@ def decide_node(inputs: NodeInputs, cluster: ClusterInputs) -> OneNode:
         codes = frozenset(problem.reason.code for problem in problems)
         verdict = NodeVerdict(name, placement.workload, _against(placement, problems, gpu_node), codes)
     return OneNode(placement, tuple(writes), verdict)
+
+
+def _read(gpu_node: OwnedGpuNode | None) -> tuple[object, ...] | None:
+    return read_of_gpu_node(gpu_node) if gpu_node is not None else None
 
 
 def _orphans(picture: Picture) -> Iterator[DeleteObject]:

@@ -63,6 +63,19 @@ def read_of(node: Node) -> tuple[object, ...]:
     )
 
 
+def read_of_gpu_node(gpu_node: OwnedGpuNode) -> tuple[object, ...]:
+    """Return what the controller reads of a GpuNode: all that it keeps of it but the version."""
+    metadata = gpu_node.metadata
+    return metadata.uid, metadata.generation, metadata.managed_fields, gpu_node.spec, gpu_node.status
+
+
+def read_of_pod(pod: Pod) -> tuple[object, ...]:
+    """Return what the controller reads of an operand's pod. The kubelet changes the rest, as times and addresses."""
+    metadata, status = pod.metadata, pod.status
+    leaves = bool(metadata.deletion_timestamp)
+    return metadata.uid, leaves, metadata.labels, pod.spec.node_name, status.ready, status.waiting_reason
+
+
 def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
     return tuple(config_map.texts or {})
 

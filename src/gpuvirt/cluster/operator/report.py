@@ -87,10 +87,10 @@ def rows(
     for node in sorted(nodes, key=lambda node: node.metadata.name):
         name = node.metadata.name
         if node.metadata.labels.get(PRESENT_LABEL) == "true":
-            observed = _observed(node, gpu_nodes.get(name), apps.get(name, frozenset()), deployer)
-            found += _rows_of(
-                node, observed, problems_of(observed, deployer) if deployer else (), by_node.get(name, ())
-            )
+            gpu_node = gpu_nodes.get(name)
+            observed = _observed(node, gpu_node, apps.get(name, frozenset()), deployer)
+            problems = problems_of(observed, deployer) if deployer else ()
+            found += _rows_of(node, gpu_node, observed, problems, by_node.get(name, ()))
     return tuple(found)
 
 
@@ -101,7 +101,9 @@ def _observed(node: Node, gpu_node: GpuNode | None, apps: frozenset[str], deploy
     return ObservedNode(labels, placement, gpu_node, apps, node.resources)
 
 
-def _rows_of(node: Node, observed: ObservedNode, problems: Sequence[Problem], pods: Sequence[Pod]) -> Iterator[Row]:
+def _rows_of(
+    node: Node, gpu_node: GpuNode | None, observed: ObservedNode, problems: Sequence[Problem], pods: Sequence[Pod]
+) -> Iterator[Row]:
     name, workload = node.metadata.name, _workload(node.metadata.labels)
     if observed.placement.operands_off:
         yield Row(name, workload, ALL_OPERANDS, ready=True, state=OFF, detail=f"label {OPERANDS_LABEL}=false")
@@ -109,7 +111,7 @@ def _rows_of(node: Node, observed: ObservedNode, problems: Sequence[Problem], po
     of_agent = next((problem.reason for problem in problems if problem.component == AGENT), None)
     has_agent = workload in _AGENT_WORKLOADS
     if has_agent:
-        yield from _agent_rows(node, workload, observed.gpu_node, of_agent)
+        yield from _agent_rows(node, workload, gpu_node, of_agent)
     for problem in problems:
         if problem.component != AGENT or not has_agent:
             state, detail = str(problem.reason.code), _detail(problem.reason)

@@ -11,7 +11,7 @@ from datetime import datetime
 import msgspec
 
 from gpuvirt.cluster.kinds import workloads
-from gpuvirt.cluster.kinds.gpunode import GpuNode, Withheld
+from gpuvirt.cluster.kinds.gpunode import ReadGpuNode, Withheld
 from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.cluster.kinds.manifests import ObjectMeta
 from gpuvirt.cluster.kinds.workloads import ConfigMap, resource_of
@@ -84,7 +84,7 @@ class KubeVirtDecisions:
 class NodesObserved:
     """What nodes have, as observed."""
 
-    gpu_nodes: Sequence[GpuNode]
+    gpu_nodes: Sequence[ReadGpuNode]
     resources: frozenset[str]
     """The names in the capacity of any node, also those of other programs' device plugins."""
     labels: Mapping[str, Mapping[str, str]]

@@ -8,7 +8,8 @@ kubelet uses the plugin that registered last. So gpuvirt compares selectors as w
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuvirt.cluster.kinds.gpunode import GpuNode, Spec, Status, Withheld
+from gpuvirt.cluster.kinds.gpunode import ReadGpuNode, Spec, Withheld
+from gpuvirt.cluster.kinds.gpunodereport import ReadStatus
 from gpuvirt.cluster.operator.kubevirt.changes import Part
 from gpuvirt.cluster.operator.kubevirt.subject import Entry
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -19,12 +20,12 @@ Offered = Mapping[str, Selectors]
 """The selectors by resource; no resource is without."""
 
 
-def offered_of(nodes: Iterable[GpuNode]) -> Offered:
+def offered_of(nodes: Iterable[ReadGpuNode]) -> Offered:
     """Return the resources of all nodes; a resource without devices on any node is left out."""
     return united(
         {found.name: Selectors(found.kind or ResourceKind.WHOLE, found.pci_vendor_selectors, found.mdev_name_selectors)}
         for node in nodes
-        for found in (node.status or Status()).resources
+        for found in (node.status or ReadStatus()).resources
     )
 
 
@@ -40,14 +41,14 @@ def united(offers: Iterable[Offered]) -> Offered:
     return dict(sorted(found.items()))
 
 
-def needs_mdevs(nodes: Iterable[GpuNode]) -> bool:
+def needs_mdevs(nodes: Iterable[ReadGpuNode]) -> bool:
     """Return whether a node has mediated devices or vGPUs, or its spec asks for vGPUs."""
     return any(may_have_mdevs(node) for node in nodes)
 
 
-def may_have_mdevs(node: GpuNode) -> bool:
+def may_have_mdevs(node: ReadGpuNode) -> bool:
     """Return whether one node does so."""
-    spec, status = node.spec or Spec(), node.status or Status()
+    spec, status = node.spec or Spec(), node.status or ReadStatus()
     modes = {spec.mode, *(gpu.mode for gpu in spec.gpus)}
     has = any(resource.mdev_name_selectors for resource in status.resources)
     return has or DesiredMode.VGPU in modes or any(gpu.vgpu_config is not None for gpu in status.gpus)

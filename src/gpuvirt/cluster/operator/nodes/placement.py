@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gpuvirt.cluster.kinds.gpunode import READY, Gpu, GpuNode, Status
+from gpuvirt.cluster.kinds.gpunode import READY, ReadGpuNode
+from gpuvirt.cluster.kinds.gpunodereport import ReadGpu, ReadStatus
 from gpuvirt.cluster.labels import (
     GPU_FEATURES,
     NODE_LABEL,
@@ -83,7 +84,7 @@ class Placement:
         return self.present and not self.operands_off
 
 
-def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: Defaults) -> Placement:
+def placement_of(labels: Mapping[str, str], gpu_node: ReadGpuNode | None, defaults: Defaults) -> Placement:
     """Return a node's workload, by its labels and by the GPUs that its agent reports."""
     gpus = gpu_node.status.gpus if gpu_node is not None and gpu_node.status is not None else ()
     workload, origin = _workload(labels, defaults)
@@ -99,7 +100,7 @@ def placement_of(labels: Mapping[str, str], gpu_node: GpuNode | None, defaults: 
 
 
 def leaving(
-    placement: Placement, labels: Mapping[str, str], gpu_node: GpuNode | None, *, spec_is_due: bool
+    placement: Placement, labels: Mapping[str, str], gpu_node: ReadGpuNode | None, *, spec_is_due: bool
 ) -> Placement:
     """Return a placement with the GPUs that still serve the node's previous workload.
 
@@ -122,12 +123,12 @@ def leaving(
     )
 
 
-def _has_observed(status: Status) -> bool:
+def _has_observed(status: ReadStatus) -> bool:
     """Return whether the agent has observed its host; before that it reports no GPU, and Ready as Unknown."""
     return all(condition.status != "Unknown" for condition in status.conditions if condition.type == READY)
 
 
-def _is_leaving(gpu: Gpu, workload: Workload, *, unseen: bool) -> bool:
+def _is_leaving(gpu: ReadGpu, workload: Workload, *, unseen: bool) -> bool:
     """Return whether a GPU may still serve the previous workload; VFs of a GPU on a VFIO driver do not count.
 
     A container with a share restarts only while the agent runs.
@@ -146,7 +147,7 @@ def _runs_vgpu_driver(labels: Mapping[str, str]) -> bool:
     return labels.get(deploy_label(VGPU_DRIVER)) == "true" or labels.get(VGPU_DRIVER_LABEL) == "true"
 
 
-def _present(labels: Mapping[str, str], gpus: Iterable[Gpu]) -> bool:
+def _present(labels: Mapping[str, str], gpus: Iterable[ReadGpu]) -> bool:
     """Return whether a node has GPUs, by the labels of NFD or discover, or by the report of an agent that runs there.
 
     A missing label alone proves nothing, since the labels go when NFD is removed.
@@ -167,7 +168,7 @@ def _workload(labels: Mapping[str, str], defaults: Defaults) -> tuple[Workload |
     return (Workload(value), origin) if value in set(Workload) else (None, origin)
 
 
-def _with_users(gpu: Gpu) -> str:
+def _with_users(gpu: ReadGpu) -> str:
     users = [*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)]
     more = f" and {len(users) - MOST_NAMED} more" if users[MOST_NAMED:] else ""
     used = f", used by {', '.join(users[:MOST_NAMED])}{more}" if users else ""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.kinds.gpunode import ReadGpuNode
 from gpuvirt.cluster.labels import (
     AGENT,
     GPU_RESOURCES,
@@ -65,7 +65,7 @@ class ObservedNode:
 
     labels: Mapping[str, str]
     placement: Placement
-    gpu_node: GpuNode | None = None
+    gpu_node: ReadGpuNode | None = None
     pods: frozenset[str] = frozenset()
     """The operands with a pod on the node, by their label `app`."""
     resources: frozenset[str] = frozenset()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gpuvirt.cluster.client import FIELD_MANAGER
-from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, GpuNode, Origins, Withheld
+from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, Origins, ReadGpuNode, Withheld
 from gpuvirt.cluster.labels import CONFIG_LABEL
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.resources import Metadata
@@ -19,16 +19,33 @@ from gpuvirt.model.desired.vgpudefaults import DEFAULT
 from gpuvirt.model.desired.workload import MODES, Workload
 
 
-class _Fields(msgspec.Struct, frozen=True):
-    spec: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict, name="f:spec")
+class _Field(msgspec.Struct, frozen=True, gc=False):
+    """An owned field. A msgspec.Raw would keep the whole answer of the API server in memory."""
 
 
-class FieldsOf(msgspec.Struct, frozen=True, rename="camel"):
+class _SpecFields(msgspec.Struct, frozen=True, gc=False):
+    mode: _Field | None = msgspec.field(default=None, name="f:mode")
+    vgpu_config: _Field | None = msgspec.field(default=None, name="f:vgpuConfig")
+    gpus: _Field | None = msgspec.field(default=None, name="f:gpus")
+
+
+class _Fields(msgspec.Struct, frozen=True, gc=False):
+    spec: _SpecFields = msgspec.field(default=_SpecFields(), name="f:spec")
+
+
+class FieldsOf(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """The fields of an object that one field manager owns."""
 
     manager: str = ""
-    subresource: str = ""
-    fields_v1: _Fields = msgspec.field(default_factory=_Fields, name="fieldsV1")
+    fields_v1: _Fields = msgspec.field(default=_Fields(), name="fieldsV1")
+
+    @property
+    def of_spec(self) -> frozenset[str]:
+        """The fields of a GpuNode's spec that admins may set, of which this manager owns one."""
+        found = self.fields_v1.spec
+        return frozenset(
+            name for name, owned in zip(SPEC_FIELDS, (found.mode, found.vgpu_config, found.gpus), strict=True) if owned
+        )
 
 
 class OwnedMetadata(Metadata, frozen=True, rename="camel"):
@@ -41,8 +58,8 @@ SPEC_FIELDS = ("mode", "vgpuConfig", "gpus")
 """The fields of a GpuNode's spec that admins may set."""
 
 
-class OwnedGpuNode(GpuNode, frozen=True, kw_only=True):
-    """A GpuNode with the owners of its fields."""
+class OwnedGpuNode(ReadGpuNode, frozen=True, kw_only=True):
+    """A GpuNode as the controller keeps it, with the owners of its fields."""
 
     metadata: OwnedMetadata
 
@@ -54,7 +71,7 @@ class OwnedGpuNode(GpuNode, frozen=True, kw_only=True):
 
     def owner_of(self, field: str) -> str | None:
         """Return the field manager that owns a field of the spec, other than gpuvirt; None if there is none."""
-        owners = (owned.manager for owned in self.metadata.managed_fields if f"f:{field}" in owned.fields_v1.spec)
+        owners = (owned.manager for owned in self.metadata.managed_fields if field in owned.of_spec)
         return next((owner or "an unnamed field manager" for owner in owners if owner != FIELD_MANAGER), None)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.gpunode import GpuNode
+from gpuvirt.cluster.kinds.gpunode import ReadGpuNode
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.picture import Picture
@@ -37,7 +37,7 @@ class InvalidValue:
         return f"node {self.node}: {self.message}" if self.node else self.message
 
 
-def of_nodes(placements: Mapping[str, Placement], gpu_nodes: Mapping[str, GpuNode]) -> Iterator[InvalidValue]:
+def of_nodes(placements: Mapping[str, Placement], gpu_nodes: Mapping[str, ReadGpuNode]) -> Iterator[InvalidValue]:
     """Yield the invalid values of all nodes with GPUs, each value once."""
     for name in sorted(placements or gpu_nodes):  # without a valid policy there are no placements
         placement = placements.get(name)
@@ -45,7 +45,7 @@ def of_nodes(placements: Mapping[str, Placement], gpu_nodes: Mapping[str, GpuNod
             yield from of_node(name, placement, gpu_nodes.get(name))
 
 
-def of_node(name: str, placement: Placement | None, gpu_node: GpuNode | None) -> Iterator[InvalidValue]:
+def of_node(name: str, placement: Placement | None, gpu_node: ReadGpuNode | None) -> Iterator[InvalidValue]:
     """Yield the invalid values of one node: its label, and those of its agent's report, unless it is for containers."""
     found = dict[tuple[str, str], InvalidValue]()
     if placement is not None and (label := placement.invalid) is not None:
