@@ -25,6 +25,7 @@ D = TypeVar("D")
 
 MaySend = Callable[[], bool]
 """Whether a process may still write: asked when the connection is there, right before the request is sent."""
+GROUPS_PATH = "/apis"
 PAGE = 500
 """Objects on a page of a list."""
 FIELD_MANAGER = "gpuvirt"
@@ -102,6 +103,27 @@ class Watched(Generic[T]):
     item: T | None
     completes: bool = False
     """Whether this bookmark says that all objects of a streaming list have come."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupVersion:
+    """A version of an API group that the server has; the core group, without a name, is not among them."""
+
+    group: str
+    version: str
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Group(msgspec.Struct):
+    name: str
+    versions: tuple[_Version, ...] = ()
+
+
+class _Groups(msgspec.Struct):
+    groups: tuple[_Group, ...] = ()
 
 
 class _ListMetadata(msgspec.Struct, rename="camel"):
@@ -183,6 +205,12 @@ class Client:
         """Return a whole collection as undecoded JSON, for small collections; raises ApiError."""
         asked = Asked("list", resource)
         return (await self._call(asked, Request("GET", resource.path))).decode()
+
+    async def group_versions(self) -> frozenset[GroupVersion]:
+        """Return the API groups of the server in all their versions; raises ApiError."""
+        asked = Asked("get", Resource(GROUPS_PATH), is_path=True)
+        found = _decoded(asked, await self._call(asked, Request("GET", GROUPS_PATH)), _Groups)
+        return frozenset(GroupVersion(group.name, of.version) for group in found.groups for of in group.versions)
 
     async def list(self, collection: Collection[T], *, page: int = PAGE) -> Listed[T]:
         """Return all objects of a collection at one version, read in pages of `page` objects; raises ApiError.

@@ -98,6 +98,8 @@ class Asked:
     name: str | None = None
     part: str = ""
     """A subresource: `status`."""
+    is_path: bool = False
+    """Whether the plural name is a path of the API server that belongs to no collection."""
 
     @property
     def text(self) -> str:
@@ -108,6 +110,8 @@ class Asked:
     @property
     def rule(self) -> str:
         """The rule of a role that permits the request."""
+        if self.is_path:
+            return f"{{nonResourceURLs: [{self.resource.plural}], verbs: [{self.verb}]}}"
         return f'{{apiGroups: ["{self.resource.group}"], resources: [{self._resources}], verbs: [{self.verb}]}}'
 
     @property

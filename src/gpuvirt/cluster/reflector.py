@@ -10,6 +10,7 @@ from random import Random
 from typing import Generic, TypeVar
 
 from gpuvirt.clock import Clock
+from gpuvirt.cluster.apigroups import ApiGroups
 from gpuvirt.cluster.cache import Cache, Delta, Ended, Failed, Input, pause_s, step
 from gpuvirt.cluster.client import Client, Collection, Watched
 from gpuvirt.cluster.failures import ApiError, GoneError, NotFoundError, NotStreamedError
@@ -31,14 +32,25 @@ class Reflector(Generic[T]):
     """Keeps the cache of one collection up to date."""
 
     def __init__(
-        self, client: Client, collection: Collection[T], clock: Clock, random: Random, *, spread_s: float = 0.0
+        self,
+        client: Client,
+        collection: Collection[T],
+        clock: Clock,
+        random: Random,
+        *,
+        spread_s: float = 0.0,
+        groups: ApiGroups | None = None,
     ) -> None:
-        """`spread_s` is the time over which many of them come back after the server has cut their watches."""
+        """`spread_s` is the time over which many of them come back after the server has cut their watches.
+
+        `groups` tells when to list a kind again that the server lacks; without it, that is done after a pause.
+        """
         self._client = client
         self._collection = collection
         self._clock = clock
         self._random = random
         self._spread_s = spread_s
+        self._groups = groups
         self._streams = True
         """Whether the server is believed to have streaming lists."""
         self._cache: Cache[T] = Cache()
@@ -51,18 +63,20 @@ class Reflector(Generic[T]):
         as removed that are gone since the first run.
         """
         self._cache = Cache(self._cache.objects, restarted=True)
-        asked_for_s = 0.0
+        asked_for_s, is_missing = 0.0, False
         while True:
             wait_s = max(pause_s(self._cache, self._random.random(), self._spread_s), asked_for_s)
             if wait_s:
                 await self._clock.sleep(wait_s)
-            asked_for_s = 0.0
+            if is_missing and self._groups is not None:
+                await self._groups.until_possible(self._collection.resource)
+            asked_for_s, is_missing = 0.0, False
             self._watching_since_s = None
             try:
                 await self._go_on(observe, report)
             except ApiError as error:
-                expired, missing = isinstance(error, GoneError), isinstance(error, NotFoundError)
-                self._take(Failed(self._watched_s(), expired=expired, missing=missing), observe)
+                expired, is_missing = isinstance(error, GoneError), isinstance(error, NotFoundError)
+                self._take(Failed(self._watched_s(), expired=expired, missing=is_missing), observe)
                 asked_for_s = error.retry_after_s * (1.0 + self._random.random())
                 if not expired:
                     report(error)

@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 
 from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.apigroups import ApiGroups
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import Lease
@@ -116,9 +117,10 @@ class Controller:
     async def run(self) -> None:
         """Lead until cancelled; each task that fails is restarted by itself."""
         client, clock, random = self._dependencies.client, self._dependencies.clock, self._dependencies.random
+        groups = ApiGroups(client, clock)
         async with asyncio.TaskGroup() as group:
             for store in (*self._stores, *self._kubevirt.all):
-                self._start(group, store.resource.plural, partial(store.follow, client, clock, random))
+                self._start(group, store.resource.plural, partial(store.follow, client, clock, random, groups))
             for name, run in (
                 ("decide", self._decide),
                 ("write", self._writer.run),

@@ -6,6 +6,7 @@ from random import Random
 from typing import Generic, Protocol, TypeVar
 
 from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.apigroups import ApiGroups
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, NotFoundError
@@ -46,7 +47,7 @@ class AnyStore(Protocol):
         """Store the reflector's error; None once it has recovered."""
         ...
 
-    async def follow(self, client: Client, clock: Clock, random: Random) -> None:
+    async def follow(self, client: Client, clock: Clock, random: Random, groups: ApiGroups) -> None:
         """List and watch the collection until cancelled."""
         ...
 
@@ -92,9 +93,9 @@ class Store(Generic[T]):
         """The observed objects; empty until the collection has been listed."""
         return self.objects if self.objects is not None else ObjectMap()
 
-    async def follow(self, client: Client, clock: Clock, random: Random) -> None:
+    async def follow(self, client: Client, clock: Clock, random: Random, groups: ApiGroups) -> None:
         """List and watch the collection until cancelled."""
-        await Reflector(client, self.collection, clock, random).run(self.observe, self.observe_error)
+        await Reflector(client, self.collection, clock, random, groups=groups).run(self.observe, self.observe_error)
 
     def observe(self, delta: Delta[T]) -> None:
         """Store the objects that the reflector has observed."""
