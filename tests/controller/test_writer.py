@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 import pytest
 from typing_extensions import override
 
 from gpuvirt.cluster.failures import RefusedError
+from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, NodeCounts, Status
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
 from gpuvirt.cluster.operator.writer import AT_ONCE, Write, Writer
-from gpuvirt.cluster.operator.writes import PatchNode, Target
+from gpuvirt.cluster.operator.writes import PatchNode, PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.sim.clock import SimClock
 
@@ -156,3 +158,90 @@ async def test_a_write_that_failed_keeps_its_pause_while_it_is_offered_again() -
             await clock.settle()
         assert server.asked <= 101, "one failure of bad, and the others' successes"
         assert server.done.count(("bad2", "x")) == 100
+
+
+def status(ready: int, policy: str = "cluster-policy") -> PatchPolicyStatus:
+    counts = NodeCounts(total=50, container=0, vm_passthrough=0, vm_vgpu=50, shared=0, ready=ready)
+    return PatchPolicyStatus(Target(CLUSTER_POLICIES, policy, "status"), Status(nodes=counts))
+
+
+@dataclass
+class StatusServer:
+    """Keeps the statuses of policies, with the time of each request."""
+
+    refuses: bool = False
+    asked: list[tuple[float, str, int]] = field(default_factory=list)
+
+    def written_on(self, clock: SimClock) -> Callable[[Write], Awaitable[None]]:
+        async def write(write: Write) -> None:
+            if isinstance(write, PatchPolicyStatus):
+                assert write.status.nodes is not None
+                self.asked.append((clock.monotonic_s(), write.target.name, write.status.nodes.ready))
+            else:
+                self.asked.append((clock.monotonic_s(), write.target.name, 0))
+            if self.refuses:
+                raise RefusedError("refused")
+
+        return write
+
+
+@asynccontextmanager
+async def writing_statuses(server: StatusServer) -> AsyncIterator[tuple[Writer, SimClock]]:
+    clock = SimClock()
+    writer = Writer(server.written_on(clock), clock, Random(0))  # noqa: S311
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(writer.run())
+        try:
+            yield writer, clock
+        finally:
+            running.cancel()
+
+
+def pauses_of(asked: list[tuple[float, str, int]]) -> list[float]:
+    times = [at_s for at_s, _, _ in asked]
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+async def test_a_policys_status_is_written_once_a_second_and_at_the_end() -> None:
+    server = StatusServer()
+    async with writing_statuses(server) as (writer, clock):
+        for ready in range(50):
+            writer.offer([status(ready)])
+            await clock.advance(0.1)
+        assert server.asked[0] == (0.0, "cluster-policy", 0), "the first one is written at once"
+        assert len(server.asked) <= 6
+        await clock.advance(1.0)
+        assert server.asked[-1][2] == 49, "the last one is always written"
+        assert min(pauses_of(server.asked)) >= 0.999
+        count = len(server.asked)
+        await clock.advance(60)
+        assert len(server.asked) == count
+        writer.offer([status(50)])
+        await clock.settle()
+        assert server.asked[-1][2] == 50, "a later change waits for nothing"
+
+
+async def test_only_the_status_of_one_policy_waits() -> None:
+    server = StatusServer()
+    async with writing_statuses(server) as (writer, clock):
+        writer.offer([status(1)])
+        await clock.advance(0.1)
+        writer.offer([status(2), status(1, "other"), label("node01")])
+        await clock.settle()
+        assert [name for _, name, _ in server.asked] == ["cluster-policy", "other", "node01"]
+        writer.offer([])
+        await clock.advance(5)
+        assert len(server.asked) == 3, "a status that is stored by now is not written again"
+
+
+async def test_a_refused_status_is_not_written_more_often() -> None:
+    server = StatusServer(refuses=True)
+    async with writing_statuses(server) as (writer, clock):
+        for ready in range(50):
+            writer.offer([status(ready)])
+            await clock.advance(0.1)
+        assert min(pauses_of(server.asked)) >= 0.999
+        server.refuses = False
+        await clock.advance(60)
+        assert server.asked[-1][2] == 49
+        assert writer.failures == ()

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 AT_ONCE = 8
 """Concurrent writes: with 8, 500 nodes are labelled in some seconds, at little load for the API server."""
 MOST_PAUSE_S = 60.0
+STATUS_EVERY_S = 1.0
+"""The time between two writes of a policy's status: while nodes change, each decision counts them differently."""
 
 Write = ApplyObject | DeleteObject | PatchNode | ApplyGpuNode | PatchPolicyStatus | PatchKubeVirt
 
@@ -42,7 +44,7 @@ class _Problem:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Retry:
-    """When to write a target again."""
+    """When to write a target: again after a failure, or some time after its last write."""
 
     at_s: float
     target: Target = field(compare=False)
@@ -64,11 +66,13 @@ class Writer:
         self._pending: dict[Target, Write] = {}
         """The writes to make, those of failed targets too."""
         self._fresh = deque[Target]()
-        """The pending targets without a problem, in the order of the writes."""
+        """The pending targets that need not wait, in the order of the writes."""
         self._retries: list[_Retry] = []
-        """A heap of the failed targets by the time of their retry."""
+        """A heap of the targets that wait, by their time."""
         self._busy: set[Target] = set()
         self._problems: dict[Target, _Problem] = {}
+        self._rests_until_s: dict[Target, float] = {}
+        """Until when targets are not written again that were written a moment ago."""
         self._due = Signal()
 
     @property
@@ -84,10 +88,12 @@ class Writer:
             for target, problem in self._problems.items()
             if target in self._pending or target in self._busy
         }
-        self._fresh = deque(target for target in self._pending if target not in self._problems)
-        self._retries = [
-            _Retry(problem.until_s, target) for target, problem in self._problems.items() if target in self._pending
-        ]
+        now_s = self._clock.monotonic_s()
+        self._rests_until_s = {target: at_s for target, at_s in self._rests_until_s.items() if at_s > now_s}
+        waiting = {target: problem.until_s for target, problem in self._problems.items()}
+        waiting |= {target: max(at_s, waiting.get(target, 0.0)) for target, at_s in self._rests_until_s.items()}
+        self._fresh = deque(target for target in self._pending if target not in waiting)
+        self._retries = [_Retry(at_s, target) for target, at_s in waiting.items() if target in self._pending]
         heapify(self._retries)
         self._due.set()
 
@@ -121,6 +127,8 @@ class Writer:
     async def _try(self, target: Target) -> None:
         write = self._pending.pop(target)
         self._busy.add(target)
+        if isinstance(write, PatchPolicyStatus):
+            self._rests_until_s[target] = self._clock.monotonic_s() + STATUS_EVERY_S
         try:
             await self._write(write)
         except ApiError as error:
@@ -139,7 +147,7 @@ class Writer:
         problem = self._problems.get(write.target)
         pauses_s = problem.pauses_s if problem is not None else backoff_s(most_s=MOST_PAUSE_S)
         pause_s = max(next(pauses_s) * (0.5 + 0.5 * self._random.random()), error.retry_after_s)
-        until_s = self._clock.monotonic_s() + pause_s
+        until_s = max(self._clock.monotonic_s() + pause_s, self._rests_until_s.get(write.target, 0.0))
         if problem is None:
             log.warning("%s; the controller retries the write", logged(str(error)))
         self._problems[write.target] = _Problem(pauses_s, error, until_s)
