@@ -35,6 +35,7 @@ ALLOWED: Mapping[str, str] = {
     "kubelet/accountwatch.py": "the time of new entries of the ledger, for people",
     "kubelet/checkpoint.py": "two files of the kubelet are compared by their times; a wrong order keeps allocations",
     "model/allocation/ledger.py": "the times of entries, for people",
+    "model/node/decisions.py": "the time of the view, for people",
     "model/offers/givenshares.py": "the time of allocations that have none, which nobody shows",
     "model/offers/view.py": "the times of the view, for people",
     "model/offers/viewmaking.py": "the time of the view, for people",

@@ -29,7 +29,7 @@ DECIDING = tuple(
     f"gpuvirt/{package}"
     for package in (
         *("cli/changes", "kubelet", "hardware/usage", "hardware/functions", "hardware/devicefacts.py"),
-        *("model/allocation", "model/change", "model/offers"),
+        *("model/allocation", "model/change", "model/node", "model/offers"),
         *("node/allocation", "node/change", "node/known", "node/reconcile", "node/shares"),
     )
 )

@@ -12,7 +12,7 @@ from gpuvirt.hardware.access.proof import Proof, ProofKind
 from gpuvirt.hardware.devicefacts import AskedDevice, DeviceReading
 from gpuvirt.kubelet import accountwatch, recordedallocations
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
-from gpuvirt.model.allocation import allocateddevices, ledger
+from gpuvirt.model.allocation import allocateddevices, ledger, nodeledger
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount
@@ -25,6 +25,7 @@ from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.node import decisions, picture
 from gpuvirt.model.offers import withdrawal
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation import allocator
@@ -37,7 +38,7 @@ from gpuvirt.node.change.steps import changes, driverexecutor, leasing, proving,
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import Change, Changes
 from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError
-from gpuvirt.node.known import ledgerkeeper, state
+from gpuvirt.node.known import state
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
@@ -143,7 +144,7 @@ def _without_walk(_: Kernel, functions: Collection[PciAddress], **__: bool) -> P
 
 
 _OFFERS = (
-    Guard(state, "withdrawn", lambda *_: frozenset[PciAddress](), ()),
+    Guard(decisions, "withdrawn", lambda *_: frozenset[PciAddress](), ()),
     Guard(Changes, "closed", property(lambda _: Scope()), ()),
 )
 """The agent does not list a device that is being changed or is about to be removed."""
@@ -159,7 +160,7 @@ _RECORD = Guard(RecordedAllocations, "read", lambda _: dict[object, object](), (
 _UNSETTLED = Guard(Gate, "_refuse_unknown", _nothing, ())
 """A change waits after a recent allocation of another process, such as the agent's predecessor."""
 
-_DRAINED = Guard(state.NodeState, "_changing", property(lambda _: Scope()), ())
+_DRAINED = Guard(picture.GateStates, "changing", property(lambda _: Scope()), ())
 """A device that a command drains is not offered."""
 
 _DRAINS = Guard(Gate, "_refuse_unless_allocatable", _nothing, (), (_DRAINED,))
@@ -274,13 +275,17 @@ GUARDS: Mapping[str, Guard] = {
         withdrawal, "counted_by", _counted_if_answered, ("count-fails",)
     ),
     "ledger: pods that another agent has served": Guard(
-        ledgerkeeper, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)
+        nodeledger, "adopt", lambda entries, *_: tuple(entries), ("group-after-restart",), (_RECORD,)
     ),
     "ledger: an allocation counts before the kubelet lists it": Guard(
         ledger, "_after", _only_if_listed, ("two-pods-of-one-group",)
     ),
     "vGPUs: what pods have": Guard(
-        state, "holdings_of", _no_holdings, ("vgpus-in-use",), (Guard(Change, "_why_allocated", _nothing, ()), _NEWEST)
+        picture,
+        "holdings_of",
+        _no_holdings,
+        ("vgpus-in-use",),
+        (Guard(Change, "_why_allocated", _nothing, ()), _NEWEST),
     ),
     "planning: pods of vGPUs": Guard(planner, "_unless_allocated", _as_planned, ("vfs-of-a-pods-gpu",), (_NEWEST,)),
     "vGPUs: what is held while one goes": Guard(vgpusteps, "leased", _without_lease, ("vgpus-by-hand",)),

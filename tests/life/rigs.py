@@ -13,6 +13,7 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.agent import Agent
@@ -102,8 +103,8 @@ class Conclusions:
         self._start(Ledger())
 
     def _start(self, ledger: Ledger) -> None:
-        self._state = NodeState(Settings(), IDS, ledger, WHO)
-        self._state.resources.set_spec(self._spec)
+        self._state = NodeState(NodeTerms(Settings(), IDS, WHO), ledger)
+        self._state.set_spec(self._spec)
         callbacks = Callbacks(lambda: None, lambda: None, lambda _: None)
         none = NoGate(Reason(ReasonCode.GATE_FAILED, "the agent", "has no files"))
         gate = AllocationGate(self._state.changes, lambda: none)
@@ -133,7 +134,7 @@ class Conclusions:
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
         self._spec = spec_of(resources)
-        self._state.resources.set_spec(self._spec)
+        self._state.set_spec(self._spec)
         self._conclude()
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:

@@ -8,6 +8,7 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
 from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.reconcile.desiredunits import DesiredUnits
 from gpuvirt.sim.clock import SimClock
@@ -22,7 +23,7 @@ WHOLE = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True))
 def test_an_unplugged_gpu_is_left_out_of_the_desired_units(simulated: Simulated) -> None:
     """The reconciler may run between an observation and the computation of the desired units."""
     kernel, clock = simulated("2xA10"), SimClock()
-    state = NodeState(Settings(), IDS, Ledger(), WHO)
+    state = NodeState(NodeTerms(Settings(), IDS, WHO), Ledger())
     units = DesiredUnits(state, lambda _: PodAllocations())
     state.set_modes(Modes(DesiredMode.PASSTHROUGH), NodeRequest(), None)
     state.observe_facts(scan(kernel))

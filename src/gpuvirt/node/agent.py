@@ -18,6 +18,7 @@ from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
@@ -28,7 +29,7 @@ from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt.node.known.desiredstate import DesiredState
 from gpuvirt.node.known.podinquiry import PodInquiry
-from gpuvirt.node.known.state import NodeState, NodeTerms
+from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
@@ -82,21 +83,21 @@ class Agent:
         self.node_counts: Cell[Mapping[ResourceName, Count]] | None = Cell({}) if site.writes_node_counts else None
         """The counts of devices for the scheduler; None where the agent does not publish them."""
         self._state = NodeState(
-            settings,
-            ids,
-            self._ledger_store.value,
-            agent,
             NodeTerms(
+                settings,
+                ids,
+                agent,
                 intervals.of_notice if site.writes_node_counts else None,
                 ReviewTerms(intervals.review_most_s, expected=site.awaits_controller),
                 site.vgpus_only,
-                (lambda: shares.given) if shares is not None else (lambda: None),
             ),
+            self._ledger_store.value,
             TenancyKeeper(
                 tenancyfile.beside(site.ledger),
                 self._ledger_store.value,
                 *([shares.with_gpus] if shares is not None else []),
             ),
+            (lambda: shares.given) if shares is not None else (lambda: None),
         )
         self._concluding: Timer | None = None
         self._again: Timer | None = None
@@ -197,7 +198,7 @@ class Agent:
 
     def observe_kind(self, *, exists: bool) -> None:
         """Take whether the cluster has the kind GpuNode; without it no controller can review resource names."""
-        if self._state.resources.observe_kind(exists=exists):
+        if self._state.observe_kind(exists=exists):
             self._stale.set()
 
     def observe_node_counts(self, counts: Mapping[ResourceName, int]) -> None:
@@ -209,7 +210,7 @@ class Agent:
         """Take the facts of an observation of the host."""
         if self._gates.observe_facts(facts):
             self._stale.set()
-        if self._state.observe_facts(facts) or self._judges_again_at_s is not None:
+        if self._state.observe_facts(facts) or self._state.judged_again_at_s is not None:
             self._stale.set()
 
     def observe_account(self, account: KubeletAccount | None) -> None:
@@ -241,11 +242,6 @@ class Agent:
             self.allocated.set()  # the kubelet is asked what it still counts
 
     @property
-    def _judges_again_at_s(self) -> float | None:
-        verdicts = (self._state.offers.verdict, self._state.sharing.verdict)
-        return min((verdict.again_at_s for verdict in verdicts if verdict.again_at_s is not None), default=None)
-
-    @property
     def unsettled(self) -> bool:
         """Whether the kubelet's count may still differ from the offered devices."""
         return not self._state.counted.is_known or self._may_count_otherwise
@@ -260,7 +256,7 @@ class Agent:
 
     def observe_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take the state of a resource's registration with the kubelet."""
-        if self._state.resources.observe_registration(resource, registration):
+        if self._state.observe_registration(resource, registration):
             if registration.because is not None:
                 log.warning("%s", registration.because.text, extra={"reason": str(registration.because.code)})
             self._stale.set()
@@ -313,7 +309,7 @@ class Agent:
             self.allocated.set()  # the kubelet is asked again for its allocations
         self._gates.answer_commands()
         self._ledger_store.save(self._state.ledger.content)
-        self._watcher.observe_again_at(self._judges_again_at_s)
+        self._watcher.observe_again_at(self._state.judged_again_at_s)
         self._conclude_again_at(self._state.again_at_s)
 
     def _conclude_again_at(self, at_s: float | None) -> None:
@@ -336,7 +332,7 @@ class Agent:
             if invalid not in view.invalid:
                 log.info("desired state: no longer invalid: %s %s", invalid.where, invalid.reason.message)
         self._invalid = view.invalid
-        if (problem := self._state.resources.review.problem) != self._unreviewed:
+        if (problem := self._state.unreviewed) != self._unreviewed:
             self._unreviewed = problem
             if problem is not None:
                 log.warning("%s", problem.text, extra={"reason": str(problem.code)})

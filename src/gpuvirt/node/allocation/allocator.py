@@ -157,7 +157,7 @@ class Allocator:
         inventory, offer = self._state.inventory, self._state.offers.by_resource.get(resource)
         if inventory is None or offer is None:
             raise AllocationRefusedError(unhealthy.unknown_resource(resource))
-        if (withholding := self._state.resources.withholdings.get(resource)) is not None:
+        if (withholding := self._state.withholdings.get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)  # a device stays listed until its pod has ended
         return inventory, offer
 
@@ -242,7 +242,7 @@ class Allocator:
         on_disk = bool(keeps_memory) and self._state.settings.require_reset
         if (reason := self._state.tenancies.give(kinds, on_disk=on_disk)) is not None:
             raise RefusedError(replace(reason, subject=keeps_memory[0]))
-        self._state.ledger.record_allocation(entries)
+        self._state.record_allocation(entries)
 
     def _remember_starts(self, added: Sequence[Entry], started: PodStarts | None) -> None:
         if self._started:

@@ -45,7 +45,7 @@ class DesiredState:
             self._read = None
         observed = not self._in_cluster or request.configs is not None or self._config_set.good is not None
         self._state.set_vgpu_configs(self._config_set if observed else None, self._config_set.problem)
-        self._state.resources.set_spec(request.spec.value if request.spec is not None else None)
+        self._state.set_spec(request.spec.value if request.spec is not None else None)
         if self._follows_spec and request.spec is None:
             return  # labels and settings count only without a GpuNode's spec, which is still unknown
         settings = self._state.settings

@@ -12,6 +12,7 @@ from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
 from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.store import ledgerstore
@@ -47,8 +48,8 @@ def take(kernel: Kernel, settings: Settings, ids: PciIds, clock: Clock, ledger: 
 
 def view_of(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger: Ledger = EMPTY) -> NodeView:
     """Return the view of a host with these facts, with what an agent would offer."""
-    state = NodeState(settings, ids, ledger, agent=None)
-    state.ledger.expect_no_account(KubeletAccount(clock.now(), clock.monotonic_s(), {}))
+    state = NodeState(NodeTerms(settings, ids), ledger)
+    state.expect_no_account(KubeletAccount(clock.now(), clock.monotonic_s(), {}))
     state.observe_facts(facts)
     return state.refresh(clock.monotonic_s(), clock.now())
 

@@ -1,56 +1,46 @@
-"""The agent's state: the last facts, the allocations, the desired state, and the offers that follow from them.
+"""The agent's state: what was observed of its node, and what was decided last.
 
-Nothing here waits or changes the host. The agent puts observations in; `refresh` draws the conclusions.
+Nothing here waits or changes the host. Observers replace a part of the picture and return whether that calls for new
+decisions; `refresh` has them made by `model.node.decisions`.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import SmiReport
-from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
+from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
 from gpuvirt.model.allocation.tenancy import FormerTenants
-from gpuvirt.model.change.desired import DesiredDrivers, DesiredVgpus
-from gpuvirt.model.change.drivers import drivers_of, withdrawn
-from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
-from gpuvirt.model.change.nodevgpus import (
-    DesiredConfig,
-    NodeVgpus,
-    SmiMemory,
-    VgpuDemand,
-    plan_node_vgpus,
-)
+from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change.invalidstates import InvalidStates
+from gpuvirt.model.change.nodevgpus import NodeVgpus, SmiMemory
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
-from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
+from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.gpumodes import Modes
-from gpuvirt.model.desired.invalid import InvalidDesired, Source
-from gpuvirt.model.desired.observed import NodeRequest
+from gpuvirt.model.desired.invalid import InvalidDesired
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.desired.workload import addresses_of_settings, named_addresses
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
-from gpuvirt.model.inventory.naming import Naming
-from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.decisions import NodeDecisions, decide, departures
+from gpuvirt.model.node.picture import DesiredNode, GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
-from gpuvirt.model.offers.givenshares import GivenShares, entries_of, with_given
-from gpuvirt.model.offers.namereview import ReviewTerms
-from gpuvirt.model.offers.notice import Notice, NoticeTimes, announce, with_counts
-from gpuvirt.model.offers.offers import OfferInputs, Offers
-from gpuvirt.model.offers.sharing import SharedOffer, ShareInputs, share_gpus
-from gpuvirt.model.offers.validation import conditions, workload_of
-from gpuvirt.model.offers.view import AgentView, NodeView
-from gpuvirt.model.offers.viewmaking import ViewInputs, make_view
-from gpuvirt.model.offers.withdrawal import Departing, KubeletCount, Withdrawal, withdraw
+from gpuvirt.model.offers.givenshares import GivenShares, entries_of
+from gpuvirt.model.offers.notice import Notice
+from gpuvirt.model.offers.offers import Offers
+from gpuvirt.model.offers.sharing import SharedOffer
+from gpuvirt.model.offers.view import NodeView, Registration
+from gpuvirt.model.offers.withdrawal import Withdrawal
+from gpuvirt.model.offers.withholding import Withholding, withholdings
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.shares.otherplugins import OtherPlugins, other_plugins
+from gpuvirt.model.shares.otherplugins import other_plugins
 from gpuvirt.node.change.steps.changes import Changes
-from gpuvirt.node.known.ledgerkeeper import LedgerKeeper
-from gpuvirt.node.known.resourcestates import ResourceStates
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 
 
@@ -58,76 +48,48 @@ def _none() -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTerms:
-    """What an agent may wait for, what it may change, and where it reads the shares of pods."""
-
-    notice: NoticeTimes | None = None
-    """The waits for the scheduler; None if withdrawals are not announced to it."""
-    review: ReviewTerms | None = None
-    """The wait for a review of new names; None if no controller reviews them."""
-    vgpus_only: bool = False
-    """Another device plugin offers the node's devices, and gpuvirt does not change drivers."""
-    read_shares: Callable[[], GivenShares | None] = _none
-    """Returns the shares that pods have, None for an agent that can't share GPUs; any thread calls it."""
-
-
 class NodeState:
     """The state of one node, as its agent knows it."""
 
     def __init__(
         self,
-        settings: Settings,
-        ids: PciIds,
+        terms: NodeTerms,
         ledger: Ledger,
-        agent: AgentView | None,
-        terms: NodeTerms = NodeTerms(),
         tenancies: TenancyKeeper | None = None,
+        read_shares: Callable[[], GivenShares | None] = _none,
     ) -> None:
-        """Without `tenancies`, the tenants of GPUs are only remembered."""
-        self.settings = settings
-        self.ledger = LedgerKeeper(ledger, settings.resources_without_gpus)
+        """Without `tenancies`, the tenants of GPUs are only remembered.
+
+        `read_shares` returns the shares that pods have, None for an agent that can't share GPUs; any thread calls it.
+        """
+        settings = terms.settings
+        self.terms = terms
         self.tenancies = tenancies if tenancies is not None else TenancyKeeper(None, ledger)
         """The tenants of GPUs in this boot."""
-        self.withdrawal = Withdrawal()
-        self.notice = Notice()
-        """The withdrawals that were announced to the scheduler."""
-        self.invalid = InvalidStates()
-        """The invalid parts of the desired state."""
-        self._invalid_workload: InvalidDesired | None = None
-        self._invalid_configs: InvalidDesired | None = None
-        self._named: Mapping[str, Source] = addresses_of_settings(settings)
-        """The GPUs whose mode is set by address, with the source that names each."""
         self.changes = Changes(lambda: (*self.ledger.entries, *self._entries_of_shares()))
-        self.vgpus = NodeVgpus()
-        """The desired vGPUs, and the plans toward them."""
-        self.smi = SmiMemory()
-        """What nvidia-smi has reported."""
-        self._config = DesiredConfig()
-        self.resources = ResourceStates(terms.review)
-        self.sharing = SharedOffer()
-        """The units of each GPU in mode `shared`, as last concluded from the host and the kubelet."""
-        self._other_plugins: OtherPlugins | Unknown = Unknown()
-        self._ids, self._agent, self._terms = ids, agent, terms
-        self._inventory: Inventory | None = None
+        self._read_shares = read_shares
+        self._picture = NodePicture(
+            ledger=node_ledger(ledger, settings.resources_without_gpus),
+            desired=DesiredNode(named=addresses_of_settings(settings)),
+        )
+        self._memory = NodeMemory()
+        self._decisions = NodeDecisions()
         self._observations = 0
-        self._offers = Offers()
-        self._notes: dict[str, Reason] = {}
-        """The problems of the agent's parts, by part."""
-        self._status_counts: Mapping[ResourceName, int] | None = None
-        """The counts of resources in the node's status, None if not observed yet."""
-        self._modes = Modes()
-        self._follows_cluster = False
-        self._closed = Scope()
-        """The devices that changes under way kept from being offered at the last conclusion."""
-        self._drained = Scope()
-        """The devices that other processes change or drain."""
-        self._blocked: Mapping[PciAddress, str] = {}
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the agent."""
+        return self.terms.settings
 
     @property
     def inventory(self) -> Inventory | None:
         """The host as last observed; None before the first observation."""
-        return self._inventory
+        return self._picture.inventory
+
+    @property
+    def ledger(self) -> NodeLedger:
+        """The allocations, with the kubelet's last account."""
+        return self._picture.ledger
 
     @property
     def observations(self) -> int:
@@ -135,30 +97,79 @@ class NodeState:
         return self._observations
 
     @property
-    def offers(self) -> Offers:
-        """The devices that are offered, by resource."""
-        return self._offers
-
-    @property
     def modes(self) -> Modes:
         """The desired modes of GPUs; none before the first conclusion."""
-        return self._modes
+        return self._picture.desired.modes
 
     @property
     def follows_cluster(self) -> bool:
         """Whether the node's label or its GpuNode sets the modes."""
-        return self._follows_cluster
+        return self._picture.desired.follows_cluster
 
     @property
-    def _naming(self) -> Naming:
-        """The inputs of resource names."""
-        return Naming(self._ids, self.settings.aliases, self.ledger.first_names)
+    def blocked(self) -> Mapping[PciAddress, str]:
+        """The functions in whose slots the kernel blocks a step, with the step."""
+        return self._picture.gates.blocked
 
     @property
-    def _drivers(self) -> DesiredDrivers:
-        """The desired drivers of the present GPUs."""
-        gpus = self._inventory.gpus if self._inventory is not None and not self._terms.vgpus_only else ()
-        return drivers_of(self._modes, gpus)
+    def withholdings(self) -> Mapping[ResourceName, Withholding]:
+        """Resources that the node's GpuNode withholds."""
+        return withholdings(self._picture.desired.spec)
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """The allocated vGPUs, as the planner of vGPUs takes them."""
+        return self._picture.holdings
+
+    @property
+    def offers(self) -> Offers:
+        """The devices that are offered, by resource."""
+        return self._memory.offers
+
+    @property
+    def sharing(self) -> SharedOffer:
+        """The units of each GPU in mode `shared`."""
+        return self._memory.sharing
+
+    @property
+    def withdrawal(self) -> Withdrawal:
+        """The withdrawn devices."""
+        return self._memory.withdrawal
+
+    @property
+    def notice(self) -> Notice:
+        """The withdrawals that were announced to the scheduler."""
+        return self._memory.notice
+
+    @property
+    def smi(self) -> SmiMemory:
+        """What nvidia-smi has reported."""
+        return self._memory.smi
+
+    @property
+    def unreviewed(self) -> Reason | None:
+        """Why names no longer wait for a review, None if none has waited too long."""
+        return self._memory.review.problem
+
+    @property
+    def vgpus(self) -> NodeVgpus:
+        """The desired vGPUs, and the plans toward them."""
+        return self._decisions.vgpus
+
+    @property
+    def invalid(self) -> InvalidStates:
+        """The invalid parts of the desired state."""
+        return self._decisions.invalid
+
+    @property
+    def again_at_s(self) -> float | None:
+        """When decisions differ without a new observation; None: never."""
+        return self._decisions.again_at_s
+
+    @property
+    def judged_again_at_s(self) -> float | None:
+        """When the health of a device may differ at the next observation of the host; None: never."""
+        return self._decisions.judged_again_at_s
 
     @property
     def former(self) -> FormerTenants:
@@ -168,32 +179,24 @@ class NodeState:
     @property
     def counted(self) -> Departures:
         """What the kubelet may still count of the devices that leave, by its last answer."""
-        ledger = self.ledger
-        count = KubeletCount(self._inventory, ledger.account, ledger.rules)
-        return Departures(self.withdrawal, count, self._drained, ledger.entries, ledger.known, ledger.resources)
+        return departures(self._picture, self._memory.withdrawal)
 
     @property
-    def again_at_s(self) -> float | None:
-        """When conclusions differ without a new observation; None: never."""
-        times = (self.notice.again_at_s, self.resources.review.again_at_s)
-        return min((at_s for at_s in times if at_s is not None), default=None)
-
-    @property
-    def _changing(self) -> Scope:
-        """The devices that changes under way may touch, by this process or others."""
-        return self.changes.closed.with_all([self._drained])
-
-    @property
-    def blocked(self) -> Mapping[PciAddress, str]:
-        """The functions in whose slots the kernel blocks a step, with the step."""
-        return self._blocked
+    def _gates(self) -> GateStates:
+        """The gates, with the changes of this process that are under way now."""
+        return replace(self._picture.gates, changed=self.changes.closed)
 
     @property
     def suspicious(self) -> bool:
         """Whether a device seems to be in use by a process without a pod."""
-        if self._terms.vgpus_only:
-            return self._inventory is not None and self.vgpus.waits_for_processes(self._inventory, self.ledger.entries)
-        return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self._offers.verdict.traces.values())
+        if self.terms.vgpus_only:
+            return self.inventory is not None and self.vgpus.waits_for_processes(self.inventory, self.ledger.entries)
+        return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self.offers.verdict.traces.values())
+
+    def _entries_of_shares(self) -> tuple[Entry, ...]:
+        """Return the GPUs of shares as allocations; any thread calls it."""
+        given = self._read_shares()
+        return entries_of(given.records, self.inventory, self.terms.units_resource) if given is not None else ()
 
     def observe_facts(self, facts: Facts) -> bool:
         """Take the facts of an observation of the host; return whether they call for a conclusion.
@@ -201,49 +204,41 @@ class NodeState:
         The end of a change that took too long calls for one as well, since the agent does not wait for that change.
         """
         self._observations += 1
-        if self._inventory is not None and facts == self._inventory.facts:
-            return self._closed != self._changing
-        self.ledger.observe_type_names(facts)
-        self._inventory = build_inventory(facts, self.ledger.type_names)
-        self.ledger.observe_known(known_devices(self._inventory), facts.platform.boot_id)
-        self.tenancies.observe_host(self._inventory, facts.platform.boot_id)
-        self.tenancies.observe_account(self.ledger.account, self.ledger.rules)
+        if self.inventory is not None and facts == self.inventory.facts:
+            return self._picture.gates.changing != self._gates.changing
+        boot_id, named = facts.platform.boot_id, self.ledger.with_type_names(facts)
+        inventory = build_inventory(facts, named.type_names)
+        ledger = named.with_known(known_devices(inventory), boot_id)
+        self._picture = replace(self._picture, inventory=inventory, ledger=ledger)
+        self.tenancies.observe_host(inventory, boot_id)
+        self.tenancies.observe_account(ledger.account, ledger.rules)
         return True
-
-    @property
-    def _units_resource(self) -> ResourceName:
-        return ResourceName(self.settings.shares.resource)
-
-    @property
-    def _share_inputs(self) -> ShareInputs:
-        """The inputs of shared GPUs. Devices of other plugins are unknown while an account is missing or incomplete."""
-        settings, plugins = self.settings.shares, self._other_plugins
-        return ShareInputs(self._modes, settings, plugins, self.former, self._closed, self._blocked)
-
-    def _entries_of_shares(self) -> tuple[Entry, ...]:
-        """Return the GPUs of shares as allocations; any thread calls it."""
-        given = self._terms.read_shares()
-        return entries_of(given.records, self._inventory, self._units_resource) if given is not None else ()
 
     def observe_gates(self, drained: Scope, blocked: Mapping[PciAddress, str]) -> bool:
         """Take the devices that other processes change or drain, and the steps that the kernel blocks.
 
         Return whether the devices have changed.
         """
-        is_change, self._drained, self._blocked = drained != self._drained, drained, blocked
-        return is_change
+        before = self._picture.gates
+        self._picture = replace(self._picture, gates=GateStates(drained, blocked, before.changed))
+        return drained != before.drained
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take the kubelet's account, None if the kubelet did not answer; return whether that is a change."""
         before = self._accounted
         problem, tenancies = self.tenancies.problem, self.tenancies.value
-        self.ledger.observe_account(account)
-        self.tenancies.observe_account(account, self.ledger.rules)
-        plugins, self._other_plugins = self._other_plugins, other_plugins(account, self._units_resource)
-        is_change = (
-            self._other_plugins != plugins or self.tenancies.value is not tenancies or self.tenancies.problem != problem
+        ledger, plugins = self.ledger.with_account(account), other_plugins(account, self.terms.units_resource)
+        is_change, self._picture = (
+            self._picture.plugins != plugins,
+            replace(self._picture, ledger=ledger, plugins=plugins),
         )
+        self.tenancies.observe_account(account, ledger.rules)
+        is_change = is_change or self.tenancies.value is not tenancies or self.tenancies.problem != problem
         return is_change or self._accounted != before
+
+    def expect_no_account(self, account: KubeletAccount) -> None:
+        """Take an account without asking the kubelet: the entries stay as they are, and allocations count as known."""
+        self._picture = replace(self._picture, ledger=replace(self.ledger, account=account))
 
     @property
     def _accounted(self) -> tuple[object, ...]:
@@ -251,139 +246,94 @@ class NodeState:
         counted = self.counted
         return self.ledger.entries, self.ledger.is_observed, counted.functions, counted.vgpus
 
+    def record_allocation(self, entries: tuple[Entry, ...]) -> None:
+        """Take all allocations, the newest included."""
+        self._picture = replace(self._picture, ledger=replace(self.ledger, entries=entries))
+
     def observe_status_counts(self, counts: Mapping[ResourceName, int]) -> bool:
         """Take the counts of resources in the node's status; return whether they have changed."""
-        is_change, self._status_counts = counts != self._status_counts, counts
+        is_change = counts != self._picture.status_counts
+        self._picture = replace(self._picture, status_counts=counts)
         return is_change
+
+    def observe_kind(self, *, exists: bool) -> bool:
+        """Take whether the cluster has the kind GpuNode; return whether that is a change."""
+        is_change = self.terms.review is not None and self._picture.is_kind_known is not exists
+        self._picture = replace(self._picture, is_kind_known=exists)
+        return is_change
+
+    def observe_registration(self, resource: ResourceName, registration: Registration) -> bool:
+        """Take the state of a resource's registration with the kubelet; return whether that is a change."""
+        before = self._picture.registrations
+        if before.get(resource) == registration:
+            return False
+        self._picture = replace(self._picture, registrations={**before, resource: registration})
+        return True
 
     def observe_smi(self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, at_s: float) -> None:
         """Take nvidia-smi's report on a GPU, which was read for these desired vGPUs."""
-        self.smi = self.smi.with_report(gpu, vgpus, report, self.vgpus.time_shared.get(gpu), at_s)
+        self._remember_smi(self.smi.with_report(gpu, vgpus, report, self.vgpus.time_shared.get(gpu), at_s))
 
     def observe_scheduler(self, gpu: PciAddress, report: SchedulerReport) -> bool:
         """Take nvidia-smi's report on a GPU's scheduler; return whether that is a change."""
-        before, self.smi = self.smi.schedulers.get(gpu), self.smi.with_scheduler(gpu, report)
+        before = self.smi.schedulers.get(gpu)
+        self._remember_smi(self.smi.with_scheduler(gpu, report))
         return before is None or replace(before, at_s=report.at_s) != report
 
     def forget_smi(self, gpu: PciAddress) -> None:
         """Drop nvidia-smi's reports on a GPU, since they may be outdated."""
-        self.smi = self.smi.without(gpu)
+        self._remember_smi(self.smi.without(gpu))
+
+    def _remember_smi(self, smi: SmiMemory) -> None:
+        self._memory = replace(self._memory, smi=smi)
+
+    def set_spec(self, spec: NodeSpec | None) -> None:
+        """Set the withheld and the reviewed resources by the node's GpuNode."""
+        self._desire(replace(self._picture.desired, spec=spec))
 
     def set_vgpu_configs(self, config_set: ConfigSet | None, problem: InvalidDesired | None) -> None:
         """Set the vGPU configs, None if they are unknown, and the problem of the newest ConfigMap."""
-        self._config, self._invalid_configs = replace(self._config, config_set=config_set), problem
+        desired = self._picture.desired
+        self._desire(replace(desired, config=replace(desired.config, config_set=config_set), invalid_configs=problem))
 
     def set_vgpu_config(self, config: ConfigName | None) -> None:
         """Set the name of the desired vGPU config."""
-        self._config = replace(self._config, name=config)
+        desired = self._picture.desired
+        self._desire(replace(desired, config=replace(desired.config, name=config)))
 
     def set_modes(self, modes: Modes, request: NodeRequest, invalid: InvalidDesired | None) -> None:
         """Set the desired modes of GPUs, from a request of the cluster that may be partly invalid."""
-        self._modes, self._invalid_workload = modes, invalid
-        self._follows_cluster = self.settings.workload_label or request.has_spec
-        self._named = named_addresses(self.settings, request)
+        follows_cluster = self.settings.workload_label or request.has_spec
+        named = named_addresses(self.settings, request)
+        desired = self._picture.desired
+        self._desire(replace(desired, modes=modes, invalid_modes=invalid, follows_cluster=follows_cluster, named=named))
+
+    def _desire(self, desired: DesiredNode) -> None:
+        self._picture = replace(self._picture, desired=desired)
 
     def note(self, who: str, reason: Reason | None) -> bool:
         """Take the problem of a part of the agent, None if it has none any more; return whether that is a change."""
-        if self._notes.get(who) == reason:
+        before = self._picture.problems
+        if before.get(who) == reason:
             return False
-        if reason is None:
-            del self._notes[who]
-        else:
-            self._notes[who] = reason
+        others = {part: problem for part, problem in before.items() if part != who or reason is not None}
+        self._picture = replace(self._picture, problems=others | ({who: reason} if reason is not None else {}))
         return True
 
     def refresh(self, now_s: float, at: datetime) -> NodeView:
-        """Draw all conclusions, and return the view of the node.
-
-        Each conclusion follows from those before it: the desired vGPUs and their plans, the invalid desired state, the
-        withdrawals that were announced, the offers, the withdrawals to announce, the ledger's names, the view.
-        """
-        if (inventory := self._inventory) is None:
-            self.invalid = self._invalid(None)
-            return NodeView(at=at, notes=self._problems, invalid=self.invalid.all, agent=self._agent, looked=False)
-        drivers = self._drivers
-        demand = VgpuDemand(self._config, self._modes, drivers, self.holdings, self._named)
-        self.vgpus = plan_node_vgpus(inventory, demand, self.smi)
-        self.smi = self.smi.of_contexts(self.vgpus.time_shared)
-        self.invalid = self._invalid(inventory.gpus)
-        self._closed = self._changing
-        departing = Departing(withdrawn(inventory, drivers), self.vgpus.undesired, self._drained.functions)
-        self.withdrawal = withdraw(self.withdrawal, departing, self._announced(departing.names, now_s), now_s)
-        if not self._terms.vgpus_only:
-            self._offers = self.resources.make_offers(inventory, self._offer_inputs(now_s), self._offers)
-        self.sharing = share_gpus(inventory, self._share_inputs, self.sharing.verdict, now_s)
-        self._count_devices(departing.names, now_s)
-        self.ledger.record_tenants(self.tenancies.for_ledger, self.tenancies.recorded_boot)
-        self.ledger.record_offers(self._offers, self.resources.waiting.keys())
-        return self._view(inventory, drivers, at)
-
-    def _invalid(self, gpus: Collection[str] | None) -> InvalidStates:
-        return invalid_states(self._invalid_workload, self._invalid_configs, self._named, gpus, self.vgpus)
-
-    def _announced(self, going: frozenset[str], now_s: float) -> frozenset[str]:
-        """Announce the withdrawal of devices to the scheduler, and return those that it had time for."""
-        if (times := self._terms.notice) is None:
-            return going
-        offers = self.resources.registered(self._offers)
-        self.notice = announce(self.notice, going, offers, self._status_counts, times, now_s)
-        return self.notice.passed
-
-    def _count_devices(self, going: frozenset[str], now_s: float) -> None:
-        """Count the devices for the scheduler."""
-        if (times := self._terms.notice) is not None:
-            offers, account = self.resources.registered(self._offers), self.ledger.account
-            counted = account.surely_counted if account is not None else ()
-            self.notice = with_counts(self.notice, offers, going, counted, times, now_s)
-
-    def _offer_inputs(self, now_s: float) -> OfferInputs:
-        """Return the inputs of offers besides the host's state."""
-        return OfferInputs(
-            self._naming,
-            self.settings,
-            self.ledger.entries,
-            self.ledger.resources,
-            self.ledger.is_observed,
-            now_s,
-            self.withdrawal.functions,
-            self.withdrawal.vgpus,
-            {name: withholding.reason for name, withholding in self.resources.withholdings.items()},
-            self._closed,
-            self._blocked,
-            self.former,
+        """Decide by all that was observed, take what the ledger keeps of it, and return the view of the node."""
+        former = self.former
+        self._picture = replace(
+            self._picture,
+            former=former,
+            gates=self._gates,
+            shares=self._read_shares(),
+            unrecorded_tenants=self.tenancies.problem,
         )
-
-    def _view(self, inventory: Inventory, drivers: DesiredDrivers, at: datetime) -> NodeView:
-        workload = workload_of(self._modes.default, inventory)
-        given = self._terms.read_shares()
-        inputs = ViewInputs(
-            inventory,
-            self._offers,
-            self.ledger.entries,
-            self._naming,
-            self.resources.registrations,
-            self._problems,
-            self._agent,
-            invalid=self.invalid.all,
-            desired_by_gpu={gpu: str(self._modes.of(gpu)) for gpu in drivers},
-            vgpu_configs=self.vgpus.configs,
-            schedulers={gpu: report.scheduler for gpu, report in self.smi.schedulers.items()},
-            workload=workload,
-            conditions=conditions(inventory, workload, drivers),
-            withholdings={**self.resources.waiting, **self.resources.withholdings},
-            sharing=with_given(self.sharing, given),
-            pods_with_shares=given.pods_by_gpu() if given is not None else {},
-        )
-        return make_view(inputs, at)
-
-    @property
-    def _problems(self) -> tuple[Reason, ...]:
-        """The problems of the node, the invalid desired state first."""
-        tenancies = () if self.tenancies.problem is None else (self.tenancies.problem,)
-        review = () if self.resources.review.problem is None else (self.resources.review.problem,)
-        return tuple(dict.fromkeys((*self.invalid.reasons, *tenancies, *review, *self._notes.values())))
-
-    @property
-    def holdings(self) -> tuple[Holding, ...]:
-        """The allocated vGPUs, as the planner of vGPUs takes them."""
-        return holdings_of(self.ledger.entries, same_boot=True)
+        self._decisions = decide(self._picture, self._memory, self.terms, now_s, at)
+        self._memory = self._decisions.memory
+        if (names := self._decisions.names) is not None:
+            kept = self.ledger.with_names(names)
+            ledger = kept.with_tenants(self.tenancies.for_ledger, self.tenancies.recorded_boot)
+            self._picture = replace(self._picture, ledger=ledger)
+        return self._decisions.view

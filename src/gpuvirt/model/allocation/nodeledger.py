@@ -1,0 +1,113 @@
+"""The ledger of one node: the allocations, the pods that the kubelet names for them, names that outlive a restart."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from msgspec import UNSET
+
+from gpuvirt.facts.ids import BootId, PciAddress, ResourceName, VgpuType
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.allocation.ledger import (
+    Entry,
+    FormerTenant,
+    Known,
+    KubeletAccount,
+    Ledger,
+    adopt,
+    locate,
+    settle,
+    timed,
+)
+from gpuvirt.model.allocation.resourcerules import ResourceRules
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedNames:
+    """The names under which devices were ever offered on a node."""
+
+    first_names: Mapping[str, str] = field(default_factory=dict)
+    """The first names of resources."""
+    resources: frozenset[ResourceName] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLedger:
+    """The ledger of one node, and the kubelet's last account."""
+
+    entries: tuple[Entry, ...] = ()
+    """The allocations."""
+    first_names: Mapping[str, str] = field(default_factory=dict)
+    """The first names of resources."""
+    rules: ResourceRules = field(default_factory=ResourceRules)
+    """What ids of resources mean: gpuvirt's resources, and by the settings those that are no GPUs."""
+    type_names: Mapping[str, VgpuType] = field(default_factory=dict)
+    """The names of vGPU types by the host's ids."""
+    boot_id: BootId | None = None
+    """The id of the host's boot."""
+    account: KubeletAccount | None = None
+    """The kubelet's last account."""
+    known: Known = field(default_factory=dict)
+    """The devices of the host, by the ids that a kubelet may have recorded."""
+    host_observed: bool = False
+    former: Mapping[PciAddress, FormerTenant] = field(default_factory=dict)
+    """The last tenants of GPUs, for older versions."""
+    tenancies_of: BootId | None = None
+    """The boot whose tenants have a file of their own."""
+
+    @property
+    def resources(self) -> frozenset[ResourceName]:
+        """Every resource that was ever offered on this node."""
+        return self.rules.ours
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether allocations are known: the kubelet has answered, and the host was observed to map its ids."""
+        return self.account is not None and self.host_observed
+
+    @property
+    def content(self) -> Ledger:
+        """The ledger to keep on disk."""
+        return Ledger(
+            self.entries,
+            self.first_names,
+            tuple(sorted(self.resources)),
+            self.type_names,
+            self.boot_id,
+            self.former,
+            self.rules.without_gpus or UNSET,
+            self.tenancies_of or UNSET,
+        )
+
+    def with_type_names(self, facts: Facts) -> "NodeLedger":
+        """Return the ledger with the host's names of vGPU types."""
+        names = {type_id: name for host in facts.vgpu_hosts.values() for type_id, name in host.type_names.items()}
+        return replace(self, type_names={**self.type_names, **names})
+
+    def with_known(self, known: Known, boot_id: BootId | None) -> "NodeLedger":
+        """Return the ledger beside the devices of the host, of this boot."""
+        entries = locate(self.entries, known, same_boot=boot_id is None or boot_id == self.boot_id)
+        entries = adopt(entries, self.account, known, self.rules)
+        return replace(self, entries=entries, known=known, host_observed=True, boot_id=boot_id or self.boot_id)
+
+    def with_account(self, account: KubeletAccount | None) -> "NodeLedger":
+        """Return the ledger after an account of the kubelet, None if the kubelet did not answer."""
+        entries = timed(self.entries, account.at_s) if account is not None else self.entries
+        entries = settle(entries, account)
+        if self.host_observed:
+            entries = adopt(entries, account, self.known, self.rules)
+        return replace(self, entries=entries, account=account or self.account)
+
+    def with_tenants(self, former: Mapping[PciAddress, FormerTenant], tenancies_of: BootId | None) -> "NodeLedger":
+        """Return the ledger with the last tenants of GPUs, and the boot whose tenants have a file of their own."""
+        return replace(self, former=former, tenancies_of=tenancies_of)
+
+    def with_names(self, names: OfferedNames) -> "NodeLedger":
+        """Return the ledger with these names. The rules stay the same object while the resources do."""
+        rules = self.rules if names.resources == self.resources else replace(self.rules, ours=names.resources)
+        return replace(self, first_names=names.first_names, rules=rules)
+
+
+def node_ledger(stored: Ledger, without_gpus: tuple[str, ...] = ()) -> NodeLedger:
+    """Return the ledger of a node as it was stored; `without_gpus` are resources of other plugins that are no GPUs."""
+    rules = ResourceRules(frozenset(stored.resources), without_gpus)
+    return NodeLedger(stored.entries, stored.first_names, rules, stored.type_names, stored.boot_id)

@@ -1,0 +1,1 @@
+"""What one node looks like, and what is decided for it."""

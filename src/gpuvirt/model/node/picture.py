@@ -1,0 +1,140 @@
+"""What the decisions for one node follow from: what was observed last, what is remembered, what the node may do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuvirt.facts.ids import PciAddress, ResourceName
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.nodeledger import NodeLedger
+from gpuvirt.model.allocation.tenancy import FormerTenants
+from gpuvirt.model.change.nodevgpus import DesiredConfig, SmiMemory
+from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
+from gpuvirt.model.desired.gpumodes import Modes
+from gpuvirt.model.desired.invalid import InvalidDesired, Source
+from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.naming import Naming
+from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.offers.givenshares import GivenShares
+from gpuvirt.model.offers.namereview import NameReview, ReviewTerms
+from gpuvirt.model.offers.notice import Notice, NoticeTimes
+from gpuvirt.model.offers.offers import Offers
+from gpuvirt.model.offers.sharing import SharedOffer
+from gpuvirt.model.offers.view import AgentView, Registration
+from gpuvirt.model.offers.withdrawal import Withdrawal
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.shares.otherplugins import OtherPlugins
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTerms:
+    """What an agent may wait for and change, and the inputs of its decisions that stay the same while it runs."""
+
+    settings: Settings
+    ids: PciIds
+    agent: AgentView | None = None
+    """None in a view that a command makes without the agent."""
+    notice: NoticeTimes | None = None
+    """The waits for the scheduler; None if withdrawals are not announced to it."""
+    review: ReviewTerms | None = None
+    """The wait for a review of new names; None if no controller reviews them."""
+    vgpus_only: bool = False
+    """Another device plugin offers the node's devices, and gpuvirt does not change drivers."""
+
+    @property
+    def units_resource(self) -> ResourceName:
+        """The resource of the units of shared GPUs."""
+        return ResourceName(self.settings.shares.resource)
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredNode:
+    """The desired state of a node, from the cluster or the settings. Invalid parts of it change nothing."""
+
+    modes: Modes = field(default_factory=Modes)
+    """The desired modes of GPUs."""
+    follows_cluster: bool = False
+    """Whether the node's label or its GpuNode sets the modes."""
+    named: Mapping[str, Source] = field(default_factory=dict)
+    """The GPUs whose mode is set by address, with the source that names each."""
+    config: DesiredConfig = field(default_factory=DesiredConfig)
+    spec: NodeSpec | None = None
+    """The spec of the node's GpuNode, also from before a restart; None if there is none or it was never observed."""
+    invalid_modes: InvalidDesired | None = None
+    """Why the mode in the node's label or GpuNode is invalid."""
+    invalid_configs: InvalidDesired | None = None
+    """Why the newest vGPU configs can't be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateStates:
+    """The devices that changes of GPUs keep from being offered."""
+
+    drained: Scope = field(default_factory=Scope)
+    """The devices that other processes change or drain."""
+    blocked: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The functions in whose slots the kernel blocks a step, with the step."""
+    changed: Scope = field(default_factory=Scope)
+    """The devices that changes of this process may touch."""
+
+    @property
+    def changing(self) -> Scope:
+        """The devices that changes under way may touch, by this process or others."""
+        return self.changed.with_all([self.drained])
+
+
+@dataclass(frozen=True, slots=True)
+class NodePicture:
+    """What was last observed of one node, and what is desired of it."""
+
+    inventory: Inventory | None = None
+    """The host; None before its first observation."""
+    ledger: NodeLedger = field(default_factory=NodeLedger)
+    """The allocations, with the kubelet's account."""
+    plugins: OtherPlugins | Unknown = field(default_factory=Unknown)
+    """The devices of other plugins; unknown while an account of the kubelet is missing or incomplete."""
+    former: FormerTenants = field(default_factory=FormerTenants)
+    """The last tenants of GPUs in this boot, and whether the settings require a reset between tenants."""
+    desired: DesiredNode = field(default_factory=DesiredNode)
+    gates: GateStates = field(default_factory=GateStates)
+    registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
+    """The states of resources at the kubelet."""
+    is_kind_known: bool = True
+    """Whether the cluster has the kind GpuNode; without it no controller can review names."""
+    status_counts: Mapping[ResourceName, int] | None = None
+    """The counts of resources in the node's status, None if not observed yet."""
+    shares: GivenShares | None = None
+    """The shares that pods have; None for an agent that can't share GPUs."""
+    problems: Mapping[str, Reason] = field(default_factory=dict)
+    """The problems of the agent's parts, by part."""
+    unrecorded_tenants: Reason | None = None
+    """Why the tenants of GPUs can't be written, or that they were lost."""
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """The allocated vGPUs, as the planner of vGPUs takes them."""
+        return holdings_of(self.ledger.entries, same_boot=True)
+
+    def naming(self, terms: NodeTerms) -> Naming:
+        """Return the inputs of resource names."""
+        return Naming(terms.ids, terms.settings.aliases, self.ledger.first_names)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """What the next decisions for a node need of the last ones."""
+
+    offers: Offers = field(default_factory=Offers)
+    """The offered devices, with the traces of their health."""
+    withdrawal: Withdrawal = field(default_factory=Withdrawal)
+    """The withdrawn devices, and when the last of them were withdrawn."""
+    notice: Notice = field(default_factory=Notice)
+    """The withdrawals that were announced to the scheduler."""
+    review: NameReview = field(default_factory=NameReview)
+    """The names that wait for the controller's review."""
+    sharing: SharedOffer = field(default_factory=SharedOffer)
+    """The units of each GPU in mode `shared`, with the traces of its health."""
+    smi: SmiMemory = field(default_factory=SmiMemory)
+    """What nvidia-smi has reported."""

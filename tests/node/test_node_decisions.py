@@ -1,0 +1,411 @@
+"""The decisions for a node: a table of pictures with what they decide, and laws over sequences of pictures."""
+
+import errno
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.snapshot import Facts
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.model.allocation.knowndevices import known_devices
+from gpuvirt.model.allocation.ledger import Consumer, Entry, KubeletAccount, Ledger
+from gpuvirt.model.allocation.nodeledger import node_ledger
+from gpuvirt.model.change.nodevgpus import DesiredConfig
+from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
+from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
+from gpuvirt.model.desired.invalid import Origin, Source
+from gpuvirt.model.desired.observed import NodeSpec, Withheld
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.inventory import build_inventory
+from gpuvirt.model.node.decisions import NodeDecisions, decide
+from gpuvirt.model.node.picture import DesiredNode, GateStates, NodeMemory, NodePicture, NodeTerms
+from gpuvirt.model.offers.namereview import ReviewTerms
+from gpuvirt.model.offers.notice import NoticeTimes
+from gpuvirt.model.offers.view import Registration
+from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.clock import BEGINNING
+from gpuvirt.sim.kernel import SimKernel
+from tests.life.life import A10, HOST, LEFT, RIGHT, RTX, T4
+from tests.simnode import IDS
+from tests.thoroughness import examples
+
+NOTHING = NodeMemory()
+TERMS = NodeTerms(Settings(), IDS)
+NOTICE = replace(TERMS, notice=NoticeTimes(notice_s=0.5, notice_most_s=3.0, growth_s=15.0))
+REVIEW = replace(TERMS, review=ReviewTerms(30.0, expected=True))
+
+A10_NAME, T4_NAME = ResourceName("nvidia.com/GA102GL_A10"), ResourceName("nvidia.com/TU104GL_TESLA_T4")
+VGPUS = ResourceName("nvidia.com/GRID_T4-8Q")
+
+Listed = Mapping[ResourceName, Mapping[DeviceId, bool]]
+"""The devices that the kubelet gets by resource, and whether each is healthy."""
+
+
+def _as_built(_: SimKernel) -> None: ...
+
+
+def _a10_unplugged(kernel: SimKernel) -> None:
+    kernel.unplug(A10)
+
+
+def _a10_unread(kernel: SimKernel) -> None:
+    kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{A10}/vendor"), errno.EIO)
+
+
+def _a10_off_the_bus(kernel: SimKernel) -> None:
+    kernel.fall_off_bus(A10, fallen=True)
+
+
+def _rtx_on_its_native_driver(kernel: SimKernel) -> None:
+    kernel.rebind(RTX, "nvidia")
+
+
+def _vm_by_hand(kernel: SimKernel) -> None:
+    kernel.start_vm(IommuGroup(30), "qemu-by-hand")
+
+
+HOSTS: tuple[Callable[[SimKernel], None], ...] = (
+    _as_built,
+    _a10_unplugged,
+    _a10_unread,
+    _a10_off_the_bus,
+    _rtx_on_its_native_driver,
+    _vm_by_hand,
+)
+
+
+@cache
+def facts_of(happens: Callable[[SimKernel], None]) -> Facts:
+    """Return the facts of the host after something has happened to it."""
+    kernel = build_host(HOST)
+    before = scan(kernel)
+    happens(kernel)
+    return with_users(kernel, scan(kernel, before))
+
+
+def with_host(picture: NodePicture, facts: Facts) -> NodePicture:
+    """Return the picture after an observation of the host."""
+    named = picture.ledger.with_type_names(facts)
+    inventory = build_inventory(facts, named.type_names)
+    ledger = named.with_known(known_devices(inventory), facts.platform.boot_id)
+    return replace(picture, inventory=inventory, ledger=ledger)
+
+
+def account(picture: NodePicture, at_s: float) -> KubeletAccount:
+    """Return an account of the kubelet with all allocations of a picture."""
+    held = {
+        (entry.resource, entry.device): entry.consumer or Consumer(namespace="default", pod=f"pod-{number}")
+        for number, entry in enumerate(picture.ledger.entries)
+    }
+    return KubeletAccount(BEGINNING, at_s, held)
+
+
+def with_answer(picture: NodePicture, at_s: float) -> NodePicture:
+    return replace(picture, ledger=picture.ledger.with_account(account(picture, at_s)))
+
+
+def observed(happens: Callable[[SimKernel], None] = _as_built) -> NodePicture:
+    """Return the picture of a node whose kubelet has answered."""
+    return with_answer(with_host(NodePicture(ledger=node_ledger(Ledger())), facts_of(happens)), 0.0)
+
+
+def desiring(picture: NodePicture, mode: DesiredMode, **by_address: DesiredMode) -> NodePicture:
+    modes = Modes(mode, by_address)
+    return replace(picture, desired=replace(picture.desired, modes=modes))
+
+
+def listed(decided: NodeDecisions) -> Listed:
+    return {
+        name: {device.id: device.health.healthy for device in offer.devices.values()}
+        for name, offer in decided.memory.offers.by_resource.items()
+    }
+
+
+def ids(decided: NodeDecisions) -> set[str]:
+    return {device for devices in listed(decided).values() for device in devices}
+
+
+def codes(decided: NodeDecisions) -> Mapping[str, ReasonCode]:
+    return {subject: reason.code for subject, reason in decided.memory.offers.withheld.items()}
+
+
+def allocated(picture: NodePicture, decided: NodeDecisions, resource: ResourceName, device: DeviceId) -> NodePicture:
+    """Return the picture after Allocate has given a listed device to a pod."""
+    candidate = decided.memory.offers.by_resource[resource].devices[device].candidate
+    entry = Entry(resource, device, candidate.target, candidate.group, f"allocate:{device}", BEGINNING, allocated_s=0.0)
+    ledger = picture.ledger if decided.names is None else picture.ledger.with_names(decided.names)
+    return replace(picture, ledger=replace(ledger, entries=(*ledger.entries, entry)))
+
+
+def decided_at(
+    picture: NodePicture, now_s: float = 0.0, memory: NodeMemory = NOTHING, terms: NodeTerms = TERMS
+) -> NodeDecisions:
+    return decide(picture, memory, terms, now_s, BEGINNING)
+
+
+# --- a picture, and what it decides
+
+
+def test_before_the_first_observation_nothing_is_offered_and_problems_are_shown() -> None:
+    problem = nodeproblems.awaits_controller("a", 1.0)
+    decided = decided_at(replace(NodePicture(), problems={"watcher": problem}))
+    assert (listed(decided), decided.names, decided.memory) == ({}, None, NodeMemory())
+    assert (decided.view.looked, decided.view.notes) == (False, (problem,))
+
+
+def test_all_devices_on_vfio_and_all_vgpus_are_offered() -> None:
+    decided = decided_at(observed())
+    assert {LEFT, RIGHT, A10} <= ids(decided)
+    assert len(listed(decided)[VGPUS]) == 2
+    assert all(healthy for devices in listed(decided).values() for healthy in devices.values())
+    assert decided.names is not None
+    assert decided.names.resources == decided.memory.offers.by_resource.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda picture: replace(picture, gates=GateStates(drained=Scope(frozenset({A10})))), ReasonCode.UNIT_BUSY),
+        (lambda picture: replace(picture, gates=GateStates(changed=Scope(frozenset({A10})))), ReasonCode.UNIT_BUSY),
+        (lambda picture: replace(picture, gates=GateStates(blocked={A10: "unbind"})), ReasonCode.WRITE_BLOCKED),
+        (lambda picture: desiring(picture, DesiredMode.CONTAINER), ReasonCode.WITHDRAWN),
+        (
+            lambda picture: replace(
+                picture,
+                desired=DesiredNode(spec=NodeSpec("unmanaged", withheld=(Withheld(A10_NAME, "ForeignProvider", "x"),))),
+            ),
+            ReasonCode.FOREIGN_PROVIDER,
+        ),
+    ],
+    ids=["drained elsewhere", "changed here", "blocked by the kernel", "another mode is desired", "KubeVirt offers it"],
+)
+def test_a_gpu_is_withheld_unless_a_pod_has_it(change: Callable[[NodePicture], NodePicture], code: ReasonCode) -> None:
+    before = decided_at(observed())
+    withheld = decided_at(change(observed()), 1.0, before.memory)
+    assert A10 not in ids(withheld)
+    assert codes(withheld)[A10] is code
+    held = allocated(observed(), before, A10_NAME, DeviceId(A10))
+    assert A10 in ids(decided_at(change(held), 1.0, before.memory)), "its container could not start again"
+
+
+def test_a_device_that_cannot_be_read_stays_listed_and_one_that_is_gone_does_not() -> None:
+    before = decided_at(observed())
+    assert A10 in ids(decided_at(observed(_a10_unread), 5.0, before.memory))
+    assert A10 not in ids(decided_at(observed(_a10_unplugged), 5.0, before.memory))
+
+
+def test_a_new_name_waits_for_its_review_until_it_has_waited_long_enough() -> None:
+    waits = decided_at(observed(), 0.0, terms=REVIEW)
+    assert ids(waits) == set()
+    assert waits.again_at_s == 30.0
+    assert waits.names is not None
+    assert waits.names.resources == frozenset()
+    reviewed = NodeSpec("unmanaged", reviewed=(A10_NAME,))
+    picture = replace(observed(), desired=DesiredNode(spec=reviewed))
+    assert ids(decided_at(picture, 1.0, waits.memory, REVIEW)) == {A10}
+    silent = decided_at(observed(), 30.0, waits.memory, REVIEW)
+    assert A10 in ids(silent)
+    assert {note.code for note in silent.view.notes} == {ReasonCode.CONTROLLER_SILENT}
+    without_kind = replace(observed(), is_kind_known=False)
+    assert A10 in ids(decided_at(without_kind, 0.0, terms=REVIEW)), "nothing can review names without the kind"
+
+
+def test_a_withdrawal_waits_until_the_scheduler_has_the_new_count() -> None:
+    registered = {name: Registration(registered=True) for name in listed(decided_at(observed()))}
+    picture = replace(observed(), registrations=registered)
+    offered = decided_at(picture, 0.0, terms=NOTICE)
+    leaving = desiring(picture, DesiredMode.CONTAINER)
+    announced = decided_at(leaving, 1.0, offered.memory, NOTICE)
+    assert A10 in ids(announced)
+    assert announced.memory.notice.counts[A10_NAME].most == 0
+    assert announced.again_at_s == 4.0, "the status can't be written: the wait is bounded"
+    known = decided_at(replace(leaving, status_counts={A10_NAME: 0, T4_NAME: 0}), 1.5, announced.memory, NOTICE)
+    assert A10 in ids(known)
+    assert known.again_at_s == 2.0
+    assert A10 not in ids(decided_at(replace(leaving, status_counts={}), 2.0, known.memory, NOTICE))
+
+
+def test_undesired_vgpus_are_withdrawn_and_allocated_ones_stay() -> None:
+    before = decided_at(observed())
+    first, second = sorted(listed(before)[VGPUS])
+    config = DesiredConfig(ConfigSet(), ConfigName("T4-4Q", Source(Origin.LABEL, "label")))
+    picture = allocated(observed(), before, VGPUS, first)
+    picture = replace(picture, desired=DesiredNode(Modes(DesiredMode.VGPU), config=config))
+    decided = decided_at(picture, 1.0, before.memory)
+    assert list(listed(decided)[VGPUS]) == [first]
+    assert codes(decided)[second] is ReasonCode.WITHDRAWN
+    unknown = replace(picture, desired=replace(picture.desired, config=replace(config, config_set=None)))
+    unplanned = decided_at(unknown, 1.0, before.memory)
+    assert set(listed(unplanned)[VGPUS]) == {first, second}
+    assert not unplanned.vgpus.plan_of(T4).steps
+
+
+def test_beside_another_plugin_nothing_is_offered_and_vgpus_are_planned() -> None:
+    config = DesiredConfig(ConfigSet(), ConfigName("T4-4Q", Source(Origin.LABEL, "label")))
+    picture = replace(observed(), desired=DesiredNode(Modes(DesiredMode.VGPU), config=config))
+    decided = decided_at(picture, terms=replace(TERMS, vgpus_only=True))
+    assert listed(decided) == {}
+    assert decided.memory.withdrawal.vgpus
+    assert all(target.driver is None for target in decided.vgpus.desired.values())
+
+
+def test_problems_are_shown_once_with_the_invalid_desired_state_first() -> None:
+    problem = Reason(ReasonCode.SCAN_BLOCKED, "the host", "is not read")
+    named = {"0000:ff:00.0": Source(Origin.SETTINGS, "settings $.modes")}
+    picture = replace(observed(), problems={"a": problem, "b": problem}, desired=DesiredNode(named=named))
+    notes = decided_at(picture).view.notes
+    assert [note.code for note in notes] == [decided_at(picture).invalid.reasons[0].code, ReasonCode.SCAN_BLOCKED]
+
+
+# --- laws of every sequence of pictures
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What others see of decisions: the lists, the withdrawn devices, the names that wait."""
+
+    listed: Listed
+    withdrawn: frozenset[str]
+    waiting: frozenset[ResourceName]
+    desired: object
+
+
+def outcome(decided: NodeDecisions) -> Outcome:
+    memory = decided.memory
+    return Outcome(listed(decided), memory.withdrawal.all, frozenset(memory.review.waiting), decided.vgpus)
+
+
+MODES = st.sampled_from(list(DesiredMode))
+GPUS = st.sampled_from([LEFT, RIGHT, RTX, A10])
+
+
+class Pictures(RuleBasedStateMachine):
+    """A node whose picture changes piece by piece, and is decided after each piece."""
+
+    @initialize(terms=st.sampled_from([TERMS, NOTICE, REVIEW]))
+    def begin(self, terms: NodeTerms) -> None:
+        self.terms = terms
+        self.now_s = 0.0
+        self.picture = NodePicture(ledger=node_ledger(Ledger()))
+        self.decided = NodeDecisions()
+        self.decide()
+
+    def decide(self) -> None:
+        before = self.decided
+        self.decided = decide(self.picture, before.memory, self.terms, self.now_s, BEGINNING)
+        assert decide(self.picture, before.memory, self.terms, self.now_s, BEGINNING) == self.decided
+        if (names := self.decided.names) is not None:
+            assert names.resources >= self.picture.ledger.resources
+            self.picture = replace(self.picture, ledger=self.picture.ledger.with_names(names))
+
+    @rule(happens=st.sampled_from(HOSTS))
+    def the_host_is_observed(self, happens: Callable[[SimKernel], None]) -> None:
+        self.picture = with_host(self.picture, facts_of(happens))
+        self.decide()
+
+    @rule()
+    def the_kubelet_answers(self) -> None:
+        self.picture = with_answer(self.picture, self.now_s)
+        self.decide()
+
+    @rule()
+    def the_kubelet_does_not_answer(self) -> None:
+        before = outcome(self.decided)
+        self.decide()
+        settled = outcome(self.decided)
+        self.picture = replace(self.picture, ledger=self.picture.ledger.with_account(None))
+        self.decide()
+        assert outcome(self.decided) == settled, before
+
+    @rule(mode=MODES, gpu=GPUS, of_gpu=MODES)
+    def modes_are_desired(self, mode: DesiredMode, gpu: PciAddress, of_gpu: DesiredMode) -> None:
+        self.picture = desiring(self.picture, mode, **{gpu: of_gpu})
+        self.decide()
+
+    @rule(name=st.sampled_from(["T4-4Q", "T4-8Q", "T4-16Q", "none-such"]))
+    def vgpus_are_desired(self, name: str) -> None:
+        config = DesiredConfig(ConfigSet(), ConfigName(name, Source(Origin.LABEL, "label")))
+        self.picture = replace(self.picture, desired=replace(self.picture.desired, config=config))
+        self.decide()
+
+    @rule(drained=st.frozensets(GPUS), changed=st.frozensets(GPUS))
+    def gates_close(self, drained: frozenset[PciAddress], changed: frozenset[PciAddress]) -> None:
+        self.picture = replace(self.picture, gates=GateStates(Scope(drained), {}, Scope(changed)))
+        self.decide()
+
+    @rule(counts=st.one_of(st.none(), st.dictionaries(st.sampled_from([A10_NAME, T4_NAME, VGPUS]), st.integers(0, 2))))
+    def the_status_is_seen(self, counts: Mapping[ResourceName, int] | None) -> None:
+        registered = {name: Registration(registered=True) for name in listed(self.decided)}
+        self.picture = replace(self.picture, status_counts=counts, registrations=registered)
+        self.decide()
+
+    @rule(data=st.data())
+    def a_pod_gets_a_device(self, data: st.DataObject) -> None:
+        held = {(entry.resource, entry.device) for entry in self.picture.ledger.entries}
+        free = [
+            (name, device)
+            for name, devices in listed(self.decided).items()
+            for device, healthy in devices.items()
+            if healthy and (name, device) not in held
+        ]
+        if free:
+            self.picture = allocated(self.picture, self.decided, *data.draw(st.sampled_from(free)))
+            self.decide()
+
+    @rule(seconds=st.floats(0.1, 40.0))
+    def time_passes(self, seconds: float) -> None:
+        due_s = (self.decided.again_at_s, self.decided.judged_again_at_s)
+        first_s = min((at_s for at_s in due_s if at_s is not None), default=None)
+        self.decide()
+        before = outcome(self.decided)
+        self.now_s += seconds
+        self.decide()
+        if first_s is None or self.now_s < first_s:
+            assert outcome(self.decided) == before, "time changes only what has said when"
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "decided"))
+    def what_is_allocated_stays_listed(self) -> None:
+        ours = {(entry.resource, entry.device) for entry in self.picture.ledger.entries}
+        assert ours <= {(name, device) for name, devices in listed(self.decided).items() for device in devices}
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "decided"))
+    def deciding_twice_is_deciding_once(self) -> None:
+        """Only a device that left by itself counts as withdrawn one decision later: it was still listed before."""
+        once, again = outcome(self.decided), self.decided_again(self.decided)
+        late = outcome(again).withdrawn - once.withdrawn
+        assert outcome(again) == replace(once, withdrawn=once.withdrawn | late)
+        assert not late & ids(self.decided)
+        assert again.memory.withdrawal.grew is bool(late)
+        settled = self.decided_again(again)
+        assert outcome(settled) == outcome(again)
+        assert (settled.again_at_s, settled.judged_again_at_s) == (again.again_at_s, again.judged_again_at_s)
+
+    def decided_again(self, decided: NodeDecisions) -> NodeDecisions:
+        return decide(self.picture, decided.memory, self.terms, self.now_s, BEGINNING)
+
+
+TestPictures = Pictures.TestCase
+TestPictures.settings = settings(max_examples=examples(100), stateful_step_count=25, deadline=None)
+
+
+@given(unread=st.sampled_from(["vendor", "device", "class", "driver", "iommu_group"]), gpu=GPUS)
+@settings(max_examples=examples(20), deadline=None)
+def test_what_cannot_be_read_takes_nothing_from_the_lists(unread: str, gpu: PciAddress) -> None:
+    before = decided_at(observed())
+    kernel = build_host(HOST)
+    kernel.faults.fail(HostPath(f"/sys/bus/pci/devices/{gpu}/{unread}"), errno.EIO)
+    picture = with_answer(with_host(observed(), with_users(kernel, scan(kernel, facts_of(_as_built)))), 1.0)
+    after = decided_at(picture, 1.0, before.memory)
+    assert ids(before) <= ids(after)
+    assert after.memory.withdrawal.all == frozenset()
