@@ -1,5 +1,6 @@
 """With concurrent writers, each write is retried from a fresh read."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,10 +13,11 @@ from typing_extensions import override
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.election import Candidacy, Election
+from gpuvirt.cluster.election import Candidacy, Election, Terms
 from gpuvirt.cluster.failures import MOST_TRIES, ApiError, ConflictError, ForbiddenError, retried
 from gpuvirt.install.uninstall import Goals, Uninstaller
 from tests.certificates import Authority, Pair
+from tests.kubeletnode import until
 from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpuvirt/leases"
@@ -65,6 +67,10 @@ class Peer:
         if self.relabels and path in self.objects:
             self.relabels -= 1
             self._put(path, self.objects[path])
+
+    def write(self, lease: Object) -> None:
+        """Write the lease, as another client does."""
+        self._put(LEASE, lease)
 
     def _put(self, path: str, content: Object) -> Reply:
         self._version += 1
@@ -118,6 +124,42 @@ async def test_a_leader_releases_its_lease_despite_concurrent_writes(authority: 
             await election(client, "me").run(lead)
     assert peer.relabels == 0
     assert peer.objects[LEASE]["spec"]["holderIdentity"] == ""
+
+
+@pytest.mark.parametrize("holder", ["me", "other"])
+async def test_a_leader_renews_by_one_request_and_reads_the_lease_if_another_has_written_it(
+    authority: Authority, server: Pair, holder: str
+) -> None:
+    peer = Peer(0)
+    kept: Object = {"metadata": {"name": "gpuvirt-controller"}, "spec": {"holderIdentity": holder}}
+    ended = asyncio.Event()
+
+    async def lead() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    terms = Terms(renew_s=0.01)
+    async with (
+        serving(peer.answer, server, authority.certificate) as (api, client),
+        asyncio.TaskGroup() as group,
+    ):
+        candidacy = Candidacy("gpuvirt", "gpuvirt-controller", "me", terms)
+        elected = Election(client, candidacy, RealClock(), Random(1))  # noqa: S311  a jitter
+        running = group.create_task(elected.run(lead))
+        await until(lambda: len(api.calls) > 10)
+        assert [call.method for call in api.calls[:8]] == ["GET", "POST", *["PUT"] * 6]
+        peer.write(kept)
+        before = len(api.calls)
+        await until(lambda: len(api.calls) > before + 4)
+        if holder == "other":
+            await ended.wait()
+            assert not elected.may_write
+        else:
+            assert elected.may_write
+            assert sum(call.method == "GET" for call in api.calls) == 2, "only after the write of the other"
+        running.cancel()
 
 
 async def test_an_object_recreated_during_an_uninstall_is_deleted_too(authority: Authority, server: Pair) -> None:

@@ -117,6 +117,8 @@ class Election:
         """The identity of the leader; None while it is unknown."""
         self._until_s = 0.0
         """The end of this process's lease, for itself: it stops before the lease expires for others."""
+        self._written: Lease | None = None
+        """The lease as this process has just written it; None if it must be read first."""
 
     @property
     def may_write(self) -> bool:
@@ -138,7 +140,7 @@ class Election:
             try:
                 await self._hold(lead)
             finally:
-                self.leader, self._until_s = None, 0.0
+                self.leader, self._until_s, self._written = None, 0.0, None
 
     async def _win(self) -> None:
         """Try to get the lease until this process leads."""
@@ -188,11 +190,16 @@ class Election:
                 log.info("the API server did not answer the renewal of the lease in time")
 
     async def _try(self) -> bool:
-        """Acquire or renew the lease, and return whether this process leads; sets `leader`, None if it is unknown."""
+        """Acquire or renew the lease, and return whether this process leads; sets `leader`, None if it is unknown.
+
+        A leader writes what it wrote last. The API server refuses that if another process has written since, and then
+        the lease is read.
+        """
         candidacy, asked_at_s = self._candidacy, self._clock.monotonic_s()
         duration_s = candidacy.terms.duration_s
+        last, self._written = self._written, None
         try:
-            lease = await self._read()
+            lease = last if last is not None else await self._read()
             self._observe(lease)
             quiet_s = self._clock.monotonic_s() - self._seen_at_s
             mine = claimed(lease, candidacy.me, self._clock.now(), quiet_s=quiet_s, duration_s=duration_s)
@@ -202,6 +209,8 @@ class Election:
                 return False
             written = await self._put(mine)
         except ConflictError:
+            if last is not None:
+                return await self._try()
             self.leader = None  # another process was faster; the next try reads its lease
             return False
         except ApiError as error:
@@ -209,6 +218,7 @@ class Election:
             log.warning("the lease could not be read or written: %s", error)
             return False
         self._observe(written)
+        self._written = written
         self.leader = candidacy.me
         self._until_s = asked_at_s + candidacy.terms.give_up_s
         return True
