@@ -5,9 +5,11 @@ It has the verbs that the controller uses, streaming lists, and the list of API 
 
 import asyncio
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from operator import itemgetter
 from random import Random
 from urllib.parse import parse_qs
 
@@ -24,6 +26,7 @@ from gpuvirt.cluster.operator.otheroperator import its_leases
 from gpuvirt.cluster.resources import NODES, Resource, pods
 from tests.certificates import Authority, Pair
 from tests.controller.scene import SETTINGS
+from tests.kubeletnode import CLOCK
 from tests.nodeapi import merged_of
 from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
 
@@ -37,7 +40,8 @@ OPTIONAL = tuple(resource for resource in OF_KUBEVIRT if resource != INSTANCETYP
 def installed_kinds(namespace: str) -> tuple[Resource, ...]:
     """Return the collections of a cluster on which gpuvirt is installed."""
     kinds = (NODES, GPU_NODES, CLUSTER_POLICIES, its_leases().resource, INSTANCETYPE_REVISIONS.collection.resource)
-    return (*kinds, pods(namespace), *made_in(namespace))
+    lease = Resource("leases", "coordination.k8s.io", "v1", namespace)
+    return (*kinds, lease, pods(namespace), *made_in(namespace))
 
 
 class ServedCluster:
@@ -105,9 +109,8 @@ class ServedCluster:
             return 201, self._store(path, str(metadata["name"]), content)
         if "watch" in query:
             initial = list(self._objects[path].values()) if "sendInitialEvents" in query else None
-            return 200, self._watch(
-                path, self._version if initial is not None else int(query["resourceVersion"]), initial
-            )
+            version = self._version if initial is not None else int(query["resourceVersion"])
+            return 200, self._watch(path, version, int(query["timeoutSeconds"]), initial)
         return 200, {"metadata": {"resourceVersion": str(self._version)}, "items": list(self._objects[path].values())}
 
     def _answer_object(self, call: Call, collection: str, name: str) -> Reply:
@@ -115,6 +118,8 @@ class ServedCluster:
         is_apply = "apply-patch" in call.headers.get("content-type", "")
         if found is None and not (call.method == "PATCH" and is_apply):
             return NOT_FOUND
+        if call.method == "PUT":
+            return 200, self._store(collection, name, json.loads(call.body))
         if call.method == "DELETE":
             self._remove(collection, name)
             return 200, {}
@@ -132,19 +137,25 @@ class ServedCluster:
             known = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
             yield {"name": group, "versions": known, "preferredVersion": known[0]}
 
-    async def _watch(self, path: str, version: int, initial: Iterable[Json] | None) -> AsyncIterator[object]:
+    async def _watch(
+        self, path: str, version: int, for_s: int, initial: Iterable[Json] | None
+    ) -> AsyncIterator[object]:
+        """Yield the events after a version, and end when the client has asked for it."""
         for content in initial or ():
             yield {"type": "ADDED", "object": content}
         if initial is not None:
             metadata = {"resourceVersion": str(version), "annotations": {"k8s.io/initial-events-end": "true"}}
             yield {"type": "BOOKMARK", "object": {"metadata": metadata}}
-        while path in self._objects:
+        ends_s = CLOCK.monotonic_s() + for_s
+        while path in self._objects and (left_s := ends_s - CLOCK.monotonic_s()) > 0:
             changed = self._changed
-            for at, where, event in [entry for entry in self._events if entry[0] > version]:
+            for at, where, event in self._events[bisect_right(self._events, version, key=itemgetter(0)) :]:
                 version = at
                 if where == path:
                     yield event
-            await changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await changed.wait()
 
     def _store(self, path: str, name: str, content: Json) -> Json:
         before = self._objects[path].get(name)
