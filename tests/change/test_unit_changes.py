@@ -11,6 +11,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
+from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.plan import Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import DisableVfs, Override, Probe, RemoveVgpu, RollBack, Step, Unbind
@@ -22,7 +23,7 @@ from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.steps.changes import Change, Changes, by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import Outcome, apply
+from gpuvirt.node.change.unitchange import apply
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards

@@ -3,14 +3,12 @@
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.ledger import Ledger
-from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
 from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.reconcile.desiredunits import DesiredUnits
 from gpuvirt.sim.clock import SimClock
 from tests.life.rigs import WHO
 from tests.simnode import IDS
@@ -24,15 +22,14 @@ def test_an_unplugged_gpu_is_left_out_of_the_desired_units(simulated: Simulated)
     """The reconciler may run between an observation and the computation of the desired units."""
     kernel, clock = simulated("2xA10"), SimClock()
     state = NodeState(NodeTerms(Settings(), IDS, WHO), Ledger())
-    units = DesiredUnits(state, lambda _: PodAllocations())
     state.set_modes(Modes(DesiredMode.PASSTHROUGH), NodeRequest(), None)
     state.observe_facts(scan(kernel))
     state.refresh(clock.monotonic_s(), clock.now())
-    units.conclude()
-    assert {gpu: desired for unit in units.units.values() for gpu, desired in unit.items()} == {
+    desired = state.decisions.desired
+    assert {gpu: target for unit in desired.by_unit(state.inventory).values() for gpu, target in unit.items()} == {
         FIRST: WHOLE,
         SECOND: WHOLE,
     }
     kernel.unplug(FIRST)
     state.observe_facts(scan(kernel))
-    assert [dict(unit) for unit in units.units.values()] == [{SECOND: WHOLE}]
+    assert [dict(unit) for unit in desired.by_unit(state.inventory).values()] == [{SECOND: WHOLE}]

@@ -246,7 +246,7 @@ def test_undesired_vgpus_are_withdrawn_and_allocated_ones_stay() -> None:
     unknown = replace(picture, desired=replace(picture.desired, config=replace(config, config_set=None)))
     unplanned = decided_at(unknown, 1.0, before.memory)
     assert set(listed(unplanned)[VGPUS]) == {first, second}
-    assert not unplanned.vgpus.plan_of(T4).steps
+    assert not unplanned.desired.vgpus.plan_of(T4).steps
 
 
 def test_beside_another_plugin_nothing_is_offered_and_vgpus_are_planned() -> None:
@@ -255,7 +255,7 @@ def test_beside_another_plugin_nothing_is_offered_and_vgpus_are_planned() -> Non
     decided = decided_at(picture, terms=replace(TERMS, vgpus_only=True))
     assert listed(decided) == {}
     assert decided.memory.withdrawal.vgpus
-    assert all(target.driver is None for target in decided.vgpus.desired.values())
+    assert all(target.driver is None for target in decided.desired.vgpus.desired.values())
 
 
 def test_problems_are_shown_once_with_the_invalid_desired_state_first() -> None:
@@ -281,7 +281,7 @@ class Outcome:
 
 def outcome(decided: NodeDecisions) -> Outcome:
     memory = decided.memory
-    return Outcome(listed(decided), memory.withdrawal.all, frozenset(memory.review.waiting), decided.vgpus)
+    return Outcome(listed(decided), memory.withdrawal.all, frozenset(memory.review.waiting), decided.desired.vgpus)
 
 
 MODES = st.sampled_from(list(DesiredMode))
@@ -291,13 +291,17 @@ GPUS = st.sampled_from([LEFT, RIGHT, RTX, A10])
 class Pictures(RuleBasedStateMachine):
     """A node whose picture changes piece by piece, and is decided after each piece."""
 
-    @initialize(terms=st.sampled_from([TERMS, NOTICE, REVIEW]))
-    def begin(self, terms: NodeTerms) -> None:
+    @initialize(terms=st.sampled_from([NOTICE, TERMS, REVIEW]), has_begun=st.booleans())
+    def begin(self, terms: NodeTerms, has_begun: bool) -> None:
         self.terms = terms
         self.now_s = 0.0
         self.picture = NodePicture(ledger=node_ledger(Ledger()))
         self.decided = NodeDecisions()
         self.decide()
+        if has_begun:
+            self.the_host_is_observed(_as_built)
+            self.the_kubelet_answers()
+            self.the_status_is_seen(None)
 
     def decide(self) -> None:
         before = self.decided
@@ -396,7 +400,7 @@ class Pictures(RuleBasedStateMachine):
 
 
 TestPictures = Pictures.TestCase
-TestPictures.settings = settings(max_examples=examples(100), stateful_step_count=25, deadline=None)
+TestPictures.settings = settings(max_examples=examples(150), stateful_step_count=25, deadline=None)
 
 
 @given(unread=st.sampled_from(["vendor", "device", "class", "driver", "iommu_group"]), gpu=GPUS)

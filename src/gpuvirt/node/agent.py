@@ -39,7 +39,6 @@ from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.node.published.statefile import StateFile
 from gpuvirt.node.reconcile import dependencies
 from gpuvirt.node.reconcile.dependencies import Dependencies
-from gpuvirt.node.reconcile.desiredunits import DesiredUnits
 from gpuvirt.node.reconcile.gatewatch import GateWatch
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
@@ -116,7 +115,6 @@ class Agent:
         self._changes = Dependencies(
             self._state,
             account,
-            DesiredUnits(self._state, account.newest),
             self._operands,
             dependencies.Callbacks(self._observe_change, self._stale.set, self.report_problem),
         )
@@ -301,7 +299,6 @@ class Agent:
             self.node_counts.set(self._state.notice.counts)
         if self.shares is not None:
             self.shares.observe_gpus(self._state.sharing.gpus, self._state.sharing.minors)
-        self._changes.desired.conclude()
         self._changes.concluded.set()
         if self._operands is not None:
             self._operands.stir()

@@ -11,6 +11,7 @@ from typing import TypeVar
 from gpuvirt.kubelet.livelists import ListUnknownError, read_lists
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.change.desired import DesiredUnit
+from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId, slots_of
@@ -22,7 +23,7 @@ from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import ReportStep, Site
 from gpuvirt.node.change.steps.changes import by_hand
 from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import Outcome, apply
+from gpuvirt.node.change.unitchange import apply
 from gpuvirt.node.loops.serialworker import ThreadWorker, WorkerBlockedError
 
 T = TypeVar("T")

@@ -48,6 +48,9 @@ class DesiredGpu:
         return self.vgpus is not None and self.vgpus.whole
 
 
+VGPUS = "vgpus"
+"""Stands for other vGPUs on a GPU, in what a command changes."""
+
 DesiredUnit = Mapping[PciAddress, DesiredGpu]
 """The desired state of the GPUs of one isolation unit, which have one plan."""
 

@@ -14,6 +14,7 @@ from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
 from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpus
 from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.givenshares import NO_TIME, with_given
@@ -35,7 +36,7 @@ class NodeDecisions:
 
     view: NodeView = field(default_factory=lambda: NodeView(NO_TIME, looked=False))
     """What is shown of the node."""
-    vgpus: NodeVgpus = field(default_factory=NodeVgpus)
+    desired: DesiredUnits = field(default_factory=DesiredUnits)
     """The desired state of each GPU with the plans toward it, and the questions for nvidia-smi."""
     invalid: InvalidStates = field(default_factory=InvalidStates)
     """The invalid parts of the desired state."""
@@ -74,7 +75,9 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     smi = memory.smi.of_contexts(vgpus.time_shared)
     after = NodeMemory(offers, withdrawal, notice, review, sharing, smi)
     names = _names(picture, offers, review)
-    decisions = NodeDecisions(vgpus=vgpus, invalid=invalid, names=names, memory=after)
+    decisions = NodeDecisions(
+        desired=DesiredUnits(vgpus, picture.desired.modes), invalid=invalid, names=names, memory=after
+    )
     return replace(decisions, view=_view(picture, decisions, inventory, drivers, terms, at))
 
 
@@ -197,7 +200,7 @@ def _view(
         terms.agent,
         invalid=decided.invalid.all,
         desired_by_gpu={gpu: str(modes.of(gpu)) for gpu in drivers},
-        vgpu_configs=decided.vgpus.configs,
+        vgpu_configs=decided.desired.vgpus.configs,
         schedulers={gpu: report.scheduler for gpu, report in memory.smi.schedulers.items()},
         workload=workload,
         conditions=conditions(inventory, workload, drivers),

@@ -77,6 +77,16 @@ class NodeState:
         self._observations = 0
 
     @property
+    def picture(self) -> NodePicture:
+        """What was last observed of the node."""
+        return self._picture
+
+    @property
+    def decisions(self) -> NodeDecisions:
+        """What was last decided for the node; any thread reads it."""
+        return self._decisions
+
+    @property
     def settings(self) -> Settings:
         """The settings of the agent."""
         return self.terms.settings
@@ -154,7 +164,7 @@ class NodeState:
     @property
     def vgpus(self) -> NodeVgpus:
         """The desired vGPUs, and the plans toward them."""
-        return self._decisions.vgpus
+        return self._decisions.desired.vgpus
 
     @property
     def invalid(self) -> InvalidStates:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.change.desired import DesiredDriver, DesiredUnit, desired_drivers
+from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.attempts import Circumstances
-from gpuvirt.node.change.unitchange import Outcome
 from gpuvirt.node.reconcile.dependencies import Dependencies
 
 

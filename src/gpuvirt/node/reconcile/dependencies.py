@@ -9,10 +9,10 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.vgpus.modes import Questions
 from gpuvirt.model.desired.observed import Progress
+from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.node.change.attempts import ReportProblem
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.reconcile.desiredunits import DesiredUnits
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 
@@ -33,7 +33,6 @@ class Dependencies:
 
     state: NodeState
     account: PodAccount
-    desired: DesiredUnits
     operands: Operands | None
     """The device plugin of another project that offers this node's devices; None if the agent offers them itself."""
     callbacks: Callbacks
@@ -43,6 +42,11 @@ class Dependencies:
     """The progress of the desired vGPUs, as reported to the cluster; None: not reported."""
     workload_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
     """The progress of the desired drivers, as reported to the cluster; None: not reported."""
+
+    @property
+    def desired(self) -> DesiredUnits:
+        """The desired state of the isolation units, as last decided."""
+        return self.state.decisions.desired
 
     @property
     def questions(self) -> Mapping[PciAddress, tuple[DesiredVgpus, Questions]]:

@@ -17,20 +17,21 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
 from gpuvirt.model.change.drivers import unmet
+from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.node import progress
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.attempts import Attempts, ChangeWorker
 from gpuvirt.node.change.observation import observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.steps.vgpusteps import Run
-from gpuvirt.node.change.unitchange import Outcome, apply, foresee
+from gpuvirt.node.change.unitchange import apply, foresee
 from gpuvirt.node.change.unitgates import UnitGates, fingerprint
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import SerialWorker
-from gpuvirt.node.reconcile import progress
 from gpuvirt.node.reconcile.circumstances import circumstances_of, intent_of, why_waiting
 from gpuvirt.node.reconcile.dependencies import Dependencies
 from gpuvirt.node.reconcile.operands import PendingChange, ReportWait
@@ -70,7 +71,7 @@ class Reconciler:
                     self._gates.begin(unit)
                     tried_on = self._attempts[unit].tried_on
                     circumstances = fingerprint(tried_on) if tried_on is not None else None
-                    change = agent.desired.changing(unit, desired, circumstances)
+                    change = _following(agent, unit, tuple(desired), circumstances)
                     group.create_task(self._change(agent, unit, desired, change))
                 if not self._is_busy(agent):
                     self._schedulers.ask_next(agent.state, agent.callbacks.conclude_soon, group)
@@ -152,13 +153,15 @@ class Reconciler:
         """Return whether a unit is being changed or soon will be: questions for display only must wait then."""
         if self._questions.asking or any(attempts.running for attempts in self._attempts.values()):
             return True
-        plans = (agent.plan_of(gpu) for desired in agent.desired.units.values() for gpu in desired)
+        plans = (
+            agent.plan_of(gpu) for desired in agent.desired.by_unit(agent.state.inventory).values() for gpu in desired
+        )
         return isinstance(agent.account.pods(), Unknown) and any(plan.steps for plan in plans)
 
     def _report_progress(self, agent: Dependencies) -> None:
-        differ = bool(self._differing)
-        agent.workload_states.set(progress.of_workload(agent, self._outcomes, drivers_differ=differ))
-        agent.vgpu_states.set(progress.of_vgpus(agent, self._outcomes))
+        differ, picture, decided = bool(self._differing), agent.state.picture, agent.state.decisions
+        agent.workload_states.set(progress.of_workload(picture, decided, self._outcomes, drivers_differ=differ))
+        agent.vgpu_states.set(progress.of_vgpus(picture, decided, self._outcomes))
 
     async def _change(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit, change: Change) -> None:
         attempts, what = self._attempts[unit], self._what(agent, unit, desired)
@@ -238,6 +241,19 @@ class Reconciler:
         """Report the outcome of an attempt; it replaces that of the attempt before."""
         self._outcomes[unit] = outcome
         self._attempts[unit].note(f"change {unit}", outcome.reasons, agent.callbacks.report_problem)
+
+
+def _following(agent: Dependencies, unit: UnitId, gpus: Sequence[PciAddress], circumstances: str | None) -> Change:
+    """Return the change that brings GPUs of a unit to their present desired state, and stops if that changes.
+
+    `circumstances` is the fingerprint of what a new attempt depends on if the change fails.
+    """
+    state, plan = agent.state, agent.desired
+
+    def is_desired() -> bool:
+        return state.decisions.desired.allows(plan, gpus)
+
+    return Change(state.changes, unit, is_desired, agent.account.newest, circumstances)
 
 
 def _operands_stopped(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.model.change.desired import DesiredUnit
+from gpuvirt.model.change.desired import VGPUS, DesiredUnit
 from gpuvirt.model.inventory.isolation import Slots, UnitId
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.gate.gate import Gate
@@ -28,8 +28,6 @@ from gpuvirt.node.change.gate.membership import has_member
 ANSWER_S = 10.0
 """How long a command waits for the agent's answer."""
 ASK_AGAIN_S = 0.05
-VGPUS = "vgpus"
-"""Stands in `Desires` for other vGPUs on a GPU."""
 
 Desires = Mapping[PciAddress, Sequence[str]]
 """What a command changes, by GPU: the name of the desired driver, `VGPUS`, or both."""

@@ -3,25 +3,30 @@
 from collections.abc import Iterator, Mapping
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.nodevgpus import NodeVgpus
+from gpuvirt.model.change.outcome import Outcome
 from gpuvirt.model.desired.observed import Progress, StateName
 from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.node.decisions import NodeDecisions
+from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.reasons import Reason, reasons_text
-from gpuvirt.node.change.unitchange import Outcome
-from gpuvirt.node.reconcile.dependencies import Dependencies
 
 Outcomes = Mapping[UnitId, Outcome]
 
 
-def of_workload(agent: Dependencies, outcomes: Outcomes, *, drivers_differ: bool) -> Progress | None:
+def of_workload(
+    picture: NodePicture, decided: NodeDecisions, outcomes: Outcomes, *, drivers_differ: bool
+) -> Progress | None:
     """Return the progress of the desired drivers; None if the cluster does not set them.
 
     A GPU that is used whole must not carry vGPUs either.
     """
-    if not agent.state.follows_cluster or agent.state.inventory is None:
+    if not picture.desired.follows_cluster or picture.inventory is None:
         return None
-    if agent.state.invalid.modes:
-        return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in agent.state.invalid.modes]))
-    whole = {gpu for desired in agent.desired.units.values() for gpu, target in desired.items() if target.is_whole}
+    if decided.invalid.modes:
+        return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in decided.invalid.modes]))
+    units = decided.desired.by_unit(picture.inventory).values()
+    whole = {gpu for desired in units for gpu, target in desired.items() if target.is_whole}
     reasons = tuple(dict.fromkeys(_against_workload(outcomes, whole)))
     if not drivers_differ and not reasons:
         return Progress(StateName.SUCCESS)
@@ -37,28 +42,30 @@ def _against_workload(outcomes: Outcomes, whole: set[PciAddress]) -> Iterator[Re
                 yield from reasons
 
 
-def of_vgpus(agent: Dependencies, outcomes: Outcomes) -> Progress | None:
+def of_vgpus(picture: NodePicture, decided: NodeDecisions, outcomes: Outcomes) -> Progress | None:
     """Return the progress of the desired vGPUs; None if no vGPUs are desired."""
-    target = agent.state.vgpus.desired_types
-    if target.name is None or agent.state.inventory is None:
+    vgpus = decided.desired.vgpus
+    target = vgpus.desired_types
+    if target.name is None or picture.inventory is None:
         return None
-    if agent.state.invalid.vgpus:
-        return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in agent.state.invalid.vgpus]))
+    if decided.invalid.vgpus:
+        return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in decided.invalid.vgpus]))
     if target.undecided:
         return Progress(StateName.PENDING, "; ".join(note.text for note in target.undecided))
-    desired = {gpu: gpu_desired for unit in agent.desired.units.values() for gpu, gpu_desired in unit.items()}
+    units = decided.desired.by_unit(picture.inventory).values()
+    desired = {gpu: gpu_desired for unit in units for gpu, gpu_desired in unit.items()}
     carrying = [gpu for gpu, state in desired.items() if state.vgpus is not None and not state.is_whole]
-    is_open = [gpu for gpu in carrying if gpu in agent.questions or not agent.plan_of(gpu).met]
-    reasons = list(dict.fromkeys(_against_vgpus(agent, outcomes, frozenset(is_open))))
+    is_open = [gpu for gpu in carrying if gpu in vgpus.questions or not vgpus.plan_of(gpu).met]
+    reasons = list(dict.fromkeys(_against_vgpus(vgpus, outcomes, frozenset(is_open))))
     if failures := [reason for reason in reasons if not reason.code.passes]:
         return Progress(StateName.FAILED, reasons_text(failures))
     return Progress(StateName.PENDING, reasons_text(reasons)) if is_open else Progress(StateName.SUCCESS)
 
 
-def _against_vgpus(agent: Dependencies, outcomes: Outcomes, gpus: frozenset[PciAddress]) -> Iterator[Reason]:
+def _against_vgpus(vgpus: NodeVgpus, outcomes: Outcomes, gpus: frozenset[PciAddress]) -> Iterator[Reason]:
     """Yield what keeps these GPUs from their vGPUs, or from the native driver that vGPUs need."""
     for outcome in outcomes.values():
-        waits = any(agent.plan_of(gpu).follows for gpu in gpus.intersection(outcome.vgpus))
+        waits = any(vgpus.plan_of(gpu).follows for gpu in gpus.intersection(outcome.vgpus))
         yield from outcome.drivers if waits else ()
         for gpu in gpus.intersection(outcome.vgpus):
             yield from outcome.vgpus[gpu]
