@@ -1,10 +1,16 @@
 """What a leading controller asks of the API server, and how often it writes."""
 
+import asyncio
+
 import msgspec
 from bench.clusternodes import reported_gpu_node
 
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.apigroups import ApiGroups
+from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
+from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
 from gpuvirt.cluster.resources import NODES, pods
 from gpuvirt.sim.clock import SimClock
 from tests.certificates import Authority, Pair
@@ -93,3 +99,51 @@ async def test_the_next_leader_writes_the_status_that_the_last_one_had_to_delay(
             await until(lambda: first.decisions is not None and len(first.decisions.nodes) == 4)
         async with leading(api, authority):
             await until(lambda: counted_nodes(cluster) == 4)
+
+
+async def watched(cluster: ServedCluster, clock: SimClock, seconds: int) -> dict[str, int]:
+    """Return how often each kind of other products was asked for within a time."""
+    before = {resource: cluster.count("watch", resource) for resource in OPTIONAL}
+    await advance(clock, seconds)
+    return {resource.plural: cluster.count("watch", resource) - before[resource] for resource in OPTIONAL}
+
+
+async def test_without_a_list_of_groups_absent_kinds_are_listed_again(authority: Authority, server: Pair) -> None:
+    cluster, clock = ServedCluster(), SimClock()
+    with_policy(cluster)
+    cluster.has_groups = False
+    async with serving(cluster, authority, server) as api, leading(api, authority, clock):
+        await advance(clock, 60)
+        assert min((await watched(cluster, clock, 61)).values()) >= 2, "unknown is not absent"
+        cluster.install(*OF_KUBEVIRT)
+        assert min((await watched(cluster, clock, 31)).values()) == 1
+
+
+async def test_a_kind_that_comes_after_its_group_and_one_that_goes_are_noticed(
+    authority: Authority, server: Pair
+) -> None:
+    cluster, clock = ServedCluster(), SimClock()
+    with_policy(cluster)
+    cluster.install(KUBEVIRTS)
+    async with serving(cluster, authority, server) as api, leading(api, authority, clock):
+        await advance(clock, 60)
+        asked = await watched(cluster, clock, 61)
+        assert asked["virtualmachines"] >= 2, "its group exists"
+        assert asked["virtualmachinepools"] == 0, "its group does not"
+        cluster.install(*OF_KUBEVIRT)
+        await advance(clock, 31)
+        cluster.remove_kind(KUBEVIRTS)
+        await advance(clock, 2)
+        cluster.install(KUBEVIRTS)
+        asked = await watched(cluster, clock, 31)
+        assert asked == {resource.plural: int(resource == KUBEVIRTS) for resource in OPTIONAL}, "found again"
+
+
+async def test_a_core_kind_waits_for_no_group(authority: Authority, server: Pair) -> None:
+    """The core kinds are in no group; a proxy may answer 404 for them for a moment."""
+    cluster, clock = ServedCluster(), SimClock()
+    async with serving(cluster, authority, server) as api:
+        credentials = Credentials("127.0.0.1", api.port, "gpu-operator", ca=authority.certificate, token=b"x")
+        async with asyncio.timeout(5):
+            await ApiGroups(Client(credentials), clock).until_possible(NODES)
+    assert not cluster.requests

@@ -34,8 +34,11 @@ class ApiGroups:
         self._asking = asyncio.Lock()
 
     async def until_possible(self, resource: Resource) -> None:
-        """Return once the server has the group of a kind, or does not say which groups it has."""
-        while True:
+        """Return once the server has the group of a kind, or does not say which groups it has.
+
+        The core kinds are in no group, and each server has them: a 404 for one comes from a proxy.
+        """
+        while resource.group:
             await self._refresh()
             if self._served is None or GroupVersion(resource.group, resource.version) in self._served:
                 return
