@@ -5,6 +5,7 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.failures import ForbiddenError, NotFoundError, UnreachableError
 from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.store import Store
@@ -48,8 +49,21 @@ def test_the_store_is_unknown_before_the_first_list() -> None:
     assert found.objects is None
 
 
-def test_a_missing_kind_has_no_objects_and_an_unreachable_server_leaves_it_unknown() -> None:
+def test_a_core_kind_is_never_missing() -> None:
+    """Without any nodes, GpuNodes would be deleted; a 404 for the nodes comes from a proxy."""
     found = store()
+    found.observe(Delta({KEY: node(9)}))
+    found.observe_error(NotFoundError("no such page"))
+    assert version_in(found) == "9"
+    assert found.installed
+    assert isinstance(found.problem, NotFoundError)
+    new = store()
+    new.observe_error(NotFoundError("no such page"))
+    assert not new.is_observed
+
+
+def test_a_missing_kind_has_no_objects_and_an_unreachable_server_leaves_it_unknown() -> None:
+    found = Store(Collection(GPU_NODES, Node), Signal())
     found.observe_error(UnreachableError("away"))
     assert found.objects is None
     found.observe(Delta({KEY: node(9)}))

@@ -119,11 +119,15 @@ class Store(Generic[T]):
         return False
 
     def observe_error(self, error: ApiError | None) -> None:
-        """Store the reflector's error. A kind that is not installed counts as observed, with no objects."""
-        before, self.problem = self.problem, None if isinstance(error, NotFoundError) else error
+        """Store the reflector's error. A kind that is not installed counts as observed, with no objects.
+
+        Each API server has the core kinds, which are in no group: a 404 for one of them comes from a proxy.
+        """
+        is_absent = isinstance(error, NotFoundError) and bool(self.resource.group)
+        before, self.problem = self.problem, None if is_absent else error
         if self.problem is not None and type(before) is not type(self.problem):
             log.warning("%s; the controller retries the watch, and keeps the last observed objects", self.problem)
-        if isinstance(error, NotFoundError):
+        if is_absent:
             self.installed = False
             self.objects = ObjectMap()
         self._changed.set()
