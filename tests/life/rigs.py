@@ -104,7 +104,7 @@ class Conclusions:
 
     def _start(self, ledger: Ledger) -> None:
         self._state = NodeState(NodeTerms(Settings(), IDS, WHO), ledger)
-        self._state.set_spec(self._spec)
+        self._state.observe_request(NodeRequest(spec=Observed(self._spec)))
         callbacks = Callbacks(lambda: None, lambda: None, lambda _: None)
         none = NoGate(Reason(ReasonCode.GATE_FAILED, "the agent", "has no files"))
         gate = AllocationGate(self._state.changes, lambda: none)
@@ -134,7 +134,7 @@ class Conclusions:
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
         self._spec = spec_of(resources)
-        self._state.set_spec(self._spec)
+        self._state.observe_request(NodeRequest(spec=Observed(self._spec)))
         self._conclude()
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:

@@ -4,7 +4,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
-from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
+from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.node.picture import NodeTerms
@@ -21,8 +21,8 @@ WHOLE = DesiredGpu(DesiredDriver.PASSTHROUGH, DesiredVgpus(whole=True))
 def test_an_unplugged_gpu_is_left_out_of_the_desired_units(simulated: Simulated) -> None:
     """The reconciler may run between an observation and the computation of the desired units."""
     kernel, clock = simulated("2xA10"), SimClock()
-    state = NodeState(NodeTerms(Settings(), IDS, WHO), Ledger())
-    state.set_modes(Modes(DesiredMode.PASSTHROUGH), NodeRequest(), None)
+    state = NodeState(NodeTerms(Settings(mode=DesiredMode.PASSTHROUGH), IDS, WHO), Ledger())
+    state.observe_request(NodeRequest())
     state.observe_facts(scan(kernel))
     state.refresh(clock.monotonic_s(), clock.now())
     desired = state.decisions.desired

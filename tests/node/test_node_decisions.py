@@ -16,16 +16,14 @@ from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Consumer, Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.nodeledger import node_ledger
-from gpuvirt.model.change.nodevgpus import DesiredConfig
 from gpuvirt.model.change.plan import Scope
-from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
-from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
-from gpuvirt.model.desired.invalid import Origin, Source
-from gpuvirt.model.desired.observed import NodeSpec, Withheld
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.node.decisions import NodeDecisions, decide
-from gpuvirt.model.node.picture import DesiredNode, GateStates, NodeMemory, NodePicture, NodeTerms
+from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.notice import NoticeTimes
 from gpuvirt.model.offers.view import Registration
@@ -38,8 +36,9 @@ from tests.life.life import A10, HOST, LEFT, RIGHT, RTX, T4
 from tests.simnode import IDS
 from tests.thoroughness import examples
 
-NOTHING = NodeMemory()
-TERMS = NodeTerms(Settings(), IDS)
+NOTHING, NONE = NodeMemory(), dict[str, str]()
+TERMS = NodeTerms(Settings(), IDS, request=RequestTerms(in_cluster=True, follows_spec=True))
+UNMANAGED = DesiredMode.UNMANAGED
 NOTICE = replace(TERMS, notice=NoticeTimes(notice_s=0.5, notice_most_s=3.0, growth_s=15.0))
 REVIEW = replace(TERMS, review=ReviewTerms(30.0, expected=True))
 
@@ -118,9 +117,18 @@ def observed(happens: Callable[[SimKernel], None] = _as_built) -> NodePicture:
     return with_answer(with_host(NodePicture(ledger=node_ledger(Ledger())), facts_of(happens)), 0.0)
 
 
-def desiring(picture: NodePicture, mode: DesiredMode, **by_address: DesiredMode) -> NodePicture:
-    modes = Modes(mode, by_address)
-    return replace(picture, desired=replace(picture.desired, modes=modes))
+def desiring(
+    picture: NodePicture,
+    mode: DesiredMode,
+    vgpu_config: str | None = None,
+    *,
+    gpus: Mapping[str, str] = NONE,
+    withheld: tuple[Withheld, ...] = (),
+    reviewed: tuple[str, ...] | None = None,
+) -> NodePicture:
+    """Return the picture with a GpuNode that desires this mode, and a cluster without vGPU configs."""
+    spec = NodeSpec(str(mode), gpus, vgpu_config, withheld, reviewed=reviewed)
+    return replace(picture, request=NodeRequest(configs=Observed(None), spec=Observed(spec)))
 
 
 def listed(decided: NodeDecisions) -> Listed:
@@ -179,10 +187,7 @@ def test_all_devices_on_vfio_and_all_vgpus_are_offered() -> None:
         (lambda picture: replace(picture, gates=GateStates(blocked={A10: "unbind"})), ReasonCode.WRITE_BLOCKED),
         (lambda picture: desiring(picture, DesiredMode.CONTAINER), ReasonCode.WITHDRAWN),
         (
-            lambda picture: replace(
-                picture,
-                desired=DesiredNode(spec=NodeSpec("unmanaged", withheld=(Withheld(A10_NAME, "ForeignProvider", "x"),))),
-            ),
+            lambda picture: desiring(picture, UNMANAGED, withheld=(Withheld(A10_NAME, "ForeignProvider", "x"),)),
             ReasonCode.FOREIGN_PROVIDER,
         ),
     ],
@@ -209,8 +214,7 @@ def test_a_new_name_waits_for_its_review_until_it_has_waited_long_enough() -> No
     assert waits.again_at_s == 30.0
     assert waits.names is not None
     assert waits.names.resources == frozenset()
-    reviewed = NodeSpec("unmanaged", reviewed=(A10_NAME,))
-    picture = replace(observed(), desired=DesiredNode(spec=reviewed))
+    picture = desiring(observed(), UNMANAGED, reviewed=(A10_NAME,))
     assert ids(decided_at(picture, 1.0, waits.memory, REVIEW)) == {A10}
     silent = decided_at(observed(), 30.0, waits.memory, REVIEW)
     assert A10 in ids(silent)
@@ -237,21 +241,18 @@ def test_a_withdrawal_waits_until_the_scheduler_has_the_new_count() -> None:
 def test_undesired_vgpus_are_withdrawn_and_allocated_ones_stay() -> None:
     before = decided_at(observed())
     first, second = sorted(listed(before)[VGPUS])
-    config = DesiredConfig(ConfigSet(), ConfigName("T4-4Q", Source(Origin.LABEL, "label")))
-    picture = allocated(observed(), before, VGPUS, first)
-    picture = replace(picture, desired=DesiredNode(Modes(DesiredMode.VGPU), config=config))
+    picture = desiring(allocated(observed(), before, VGPUS, first), DesiredMode.VGPU, "T4-4Q")
     decided = decided_at(picture, 1.0, before.memory)
     assert list(listed(decided)[VGPUS]) == [first]
     assert codes(decided)[second] is ReasonCode.WITHDRAWN
-    unknown = replace(picture, desired=replace(picture.desired, config=replace(config, config_set=None)))
+    unknown = replace(picture, request=replace(picture.request or NodeRequest(), configs=None))
     unplanned = decided_at(unknown, 1.0, before.memory)
     assert set(listed(unplanned)[VGPUS]) == {first, second}
     assert not unplanned.desired.vgpus.plan_of(T4).steps
 
 
 def test_beside_another_plugin_nothing_is_offered_and_vgpus_are_planned() -> None:
-    config = DesiredConfig(ConfigSet(), ConfigName("T4-4Q", Source(Origin.LABEL, "label")))
-    picture = replace(observed(), desired=DesiredNode(Modes(DesiredMode.VGPU), config=config))
+    picture = desiring(observed(), DesiredMode.VGPU, "T4-4Q")
     decided = decided_at(picture, terms=replace(TERMS, vgpus_only=True))
     assert listed(decided) == {}
     assert decided.memory.withdrawal.vgpus
@@ -260,8 +261,8 @@ def test_beside_another_plugin_nothing_is_offered_and_vgpus_are_planned() -> Non
 
 def test_problems_are_shown_once_with_the_invalid_desired_state_first() -> None:
     problem = Reason(ReasonCode.SCAN_BLOCKED, "the host", "is not read")
-    named = {"0000:ff:00.0": Source(Origin.SETTINGS, "settings $.modes")}
-    picture = replace(observed(), problems={"a": problem, "b": problem}, desired=DesiredNode(named=named))
+    picture = desiring(observed(), UNMANAGED, gpus={"0000:ff:00.0": "vgpu"})
+    picture = replace(picture, problems={"a": problem, "b": problem})
     notes = decided_at(picture).view.notes
     assert [note.code for note in notes] == [decided_at(picture).invalid.reasons[0].code, ReasonCode.SCAN_BLOCKED]
 
@@ -330,16 +331,30 @@ class Pictures(RuleBasedStateMachine):
         self.decide()
         assert outcome(self.decided) == settled, before
 
-    @rule(mode=MODES, gpu=GPUS, of_gpu=MODES)
-    def modes_are_desired(self, mode: DesiredMode, gpu: PciAddress, of_gpu: DesiredMode) -> None:
-        self.picture = desiring(self.picture, mode, **{gpu: of_gpu})
+    @rule(mode=MODES, gpu=GPUS, of_gpu=MODES, config=st.sampled_from(["T4-4Q", "T4-8Q", "T4-16Q", "none-such", None]))
+    def a_gpu_node_is_observed(
+        self, mode: DesiredMode, gpu: PciAddress, of_gpu: DesiredMode, config: str | None
+    ) -> None:
+        self.picture = desiring(self.picture, mode, config, gpus={gpu: str(of_gpu)})
         self.decide()
 
-    @rule(name=st.sampled_from(["T4-4Q", "T4-8Q", "T4-16Q", "none-such"]))
-    def vgpus_are_desired(self, name: str) -> None:
-        config = DesiredConfig(ConfigSet(), ConfigName(name, Source(Origin.LABEL, "label")))
-        self.picture = replace(self.picture, desired=replace(self.picture.desired, config=config))
+    @rule(mode=st.sampled_from(["no-mode", ""]))
+    def an_invalid_gpu_node_changes_nothing(self, mode: str) -> None:
+        before = self.decided.memory.desired
+        self.picture = replace(self.picture, request=NodeRequest(spec=Observed(NodeSpec(mode))))
         self.decide()
+        now = self.decided.memory.desired
+        assert (now.modes, now.config.name) == (before.modes, before.config.name)
+        assert now.invalid_modes is not None
+
+    @rule()
+    def the_cluster_is_unknown(self) -> None:
+        """An agent that has lost its desired state keeps what it has decided by."""
+        before = self.decided.memory.desired
+        self.picture = replace(self.picture, request=NodeRequest())
+        self.decide()
+        now = self.decided.memory.desired
+        assert (now.modes, now.config.name) == (before.modes, before.config.name)
 
     @rule(drained=st.frozensets(GPUS), changed=st.frozensets(GPUS))
     def gates_close(self, drained: frozenset[PciAddress], changed: frozenset[PciAddress]) -> None:

@@ -14,10 +14,12 @@ from gpuvirt.clock import Signal, Timer
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.desirednode import RequestTerms
 from gpuvirt.model.node.picture import NodeTerms
 from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.schedulable import Count
@@ -27,7 +29,6 @@ from gpuvirt.node.allocation.allocator import Allocator, Callbacks
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.membership import Membership
-from gpuvirt.node.known.desiredstate import DesiredState
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
@@ -89,6 +90,7 @@ class Agent:
                 intervals.of_notice if site.writes_node_counts else None,
                 ReviewTerms(intervals.review_most_s, expected=site.awaits_controller),
                 site.vgpus_only,
+                _request_terms(site),
             ),
             self._ledger_store.value,
             TenancyKeeper(
@@ -97,6 +99,7 @@ class Agent:
                 *([shares.with_gpus] if shares is not None else []),
             ),
             (lambda: shares.given) if shares is not None else (lambda: None),
+            self._store.good_configs,
         )
         self._concluding: Timer | None = None
         self._again: Timer | None = None
@@ -117,10 +120,6 @@ class Agent:
             account,
             self._operands,
             dependencies.Callbacks(self._observe_change, self._stale.set, self.report_problem),
-        )
-        in_cluster = site.node_name is not None
-        self._desired_state = DesiredState(
-            self._state, self._store, site.vgpu_configs, in_cluster=in_cluster, follows_spec=site.watches_gpu_node
         )
         self._invalid: tuple[InvalidDesired, ...] = ()
         """The invalid desired state that was logged."""
@@ -319,8 +318,10 @@ class Agent:
 
     def _refresh(self) -> NodeView:
         """Return the view of all observations. New invalid desired state is logged once."""
-        self._desired_state.conclude()
+        self._state.observe_request(self._store.desired)
         view = self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now())
+        if (good := self._state.good_configs) is not None:
+            self._store.observe_good_configs(good)
         for invalid in view.invalid:
             if invalid not in self._invalid:
                 extra = {"reason": str(invalid.reason.code), "origin": str(invalid.origin)}
@@ -334,3 +335,10 @@ class Agent:
             if problem is not None:
                 log.warning("%s", problem.text, extra={"reason": str(problem.code)})
         return view
+
+
+def _request_terms(site: Site) -> RequestTerms:
+    """Return where an agent's desired state may come from; the configs of a file apply without a ConfigMap."""
+    file = site.vgpu_configs
+    base = read_config_set(file, ConfigSet()) if file is not None else ConfigSet()
+    return RequestTerms(site.node_name is not None, site.watches_gpu_node, base)

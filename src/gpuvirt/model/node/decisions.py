@@ -14,6 +14,7 @@ from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
 from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpus
 from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
@@ -60,65 +61,64 @@ class NodeDecisions:
 
 def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: float, at: datetime) -> NodeDecisions:
     """Decide for a node. `now_s` is the present by the monotonic clock, `at` by the wall clock, for people."""
+    desired = _desired(picture, memory, terms)
     if (inventory := picture.inventory) is None:
-        return _undecided(picture, memory, terms, at)
-    drivers = desired_drivers(picture, terms)
-    vgpus = plan_node_vgpus(inventory, _demand(picture, drivers), memory.smi)
-    invalid = _invalid(picture, inventory.gpus, vgpus)
+        return _undecided(picture, replace(memory, desired=desired), terms, at)
+    drivers = drivers_of(desired.modes, inventory.gpus if not terms.vgpus_only else ())
+    vgpus = plan_node_vgpus(inventory, _demand(picture, desired, drivers), memory.smi)
+    invalid = _invalid(desired, inventory.gpus, vgpus)
     departing = Departing(withdrawn(inventory, drivers), vgpus.undesired, picture.gates.drained.functions)
-    notice = _announced(picture, memory, terms, departing, now_s)
+    notice = _announced(picture, memory, desired, terms, departing, now_s)
     passed = notice.passed if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, passed, now_s)
-    offers, review = _offers(picture, memory, terms, withdrawal, now_s)
-    sharing = share_gpus(inventory, _share_inputs(picture, terms), memory.sharing.verdict, now_s)
-    notice = _counted(picture, notice, terms, offered_by_us(offers, picture, review), departing, now_s)
+    offers, review = _offers(picture, memory, desired, terms, withdrawal, now_s)
+    sharing = share_gpus(inventory, _share_inputs(picture, desired, terms), memory.sharing.verdict, now_s)
+    notice = _counted(picture, notice, terms, offered_by_us(offers, picture, desired, review), departing, now_s)
     smi = memory.smi.of_contexts(vgpus.time_shared)
-    after = NodeMemory(offers, withdrawal, notice, review, sharing, smi)
+    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, smi)
     names = _names(picture, offers, review)
-    decisions = NodeDecisions(
-        desired=DesiredUnits(vgpus, picture.desired.modes), invalid=invalid, names=names, memory=after
-    )
+    units = DesiredUnits(vgpus, desired.modes)
+    decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
     return replace(decisions, view=_view(picture, decisions, inventory, drivers, terms, at))
 
 
 def _undecided(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, at: datetime) -> NodeDecisions:
     """Return what is known before the first observation of the host: which desired state is invalid."""
-    invalid = _invalid(picture, None, NodeVgpus())
+    invalid = _invalid(memory.desired, None, NodeVgpus())
     problems = _problems(picture, invalid, memory.review)
     view = NodeView(at=at, notes=problems, invalid=invalid.all, agent=terms.agent, looked=False)
     return NodeDecisions(view, invalid=invalid, memory=memory)
 
 
-def desired_drivers(picture: NodePicture, terms: NodeTerms) -> DesiredDrivers:
-    """Return the desired drivers of the present GPUs, none where gpuvirt does not change drivers."""
-    gpus = picture.inventory.gpus if picture.inventory is not None and not terms.vgpus_only else ()
-    return drivers_of(picture.desired.modes, gpus)
+def _desired(picture: NodePicture, memory: NodeMemory, terms: NodeTerms) -> DesiredNode:
+    """Return the desired state by the request, if there is one."""
+    if picture.request is None:
+        return memory.desired
+    return desire(memory.desired, picture.request, terms.settings, terms.request)
 
 
-def _demand(picture: NodePicture, drivers: DesiredDrivers) -> VgpuDemand:
-    desired = picture.desired
+def _demand(picture: NodePicture, desired: DesiredNode, drivers: DesiredDrivers) -> VgpuDemand:
     return VgpuDemand(desired.config, desired.modes, drivers, picture.holdings, desired.named)
 
 
-def _invalid(picture: NodePicture, gpus: Collection[str] | None, vgpus: NodeVgpus) -> InvalidStates:
-    desired = picture.desired
-    return invalid_states(desired.invalid_modes, desired.invalid_configs, desired.named, gpus, vgpus)
+def _invalid(desired: DesiredNode, gpus: Collection[str] | None, vgpus: NodeVgpus) -> InvalidStates:
+    return invalid_states(desired.invalid_modes, desired.configs.problem, desired.named, gpus, vgpus)
 
 
-def offered_by_us(offers: Offers, picture: NodePicture, review: NameReview) -> Offers:
+def offered_by_us(offers: Offers, picture: NodePicture, desired: DesiredNode, review: NameReview) -> Offers:
     """Return the offers that the kubelet takes from this agent; another device plugin may offer the others."""
     known = {name for name, registration in picture.registrations.items() if registration.registered}
-    known -= withholdings(picture.desired.spec).keys() | review.waiting.keys()
+    known -= withholdings(desired.spec).keys() | review.waiting.keys()
     return replace(offers, by_resource={name: offer for name, offer in offers.by_resource.items() if name in known})
 
 
 def _announced(
-    picture: NodePicture, memory: NodeMemory, terms: NodeTerms, departing: Departing, now_s: float
+    picture: NodePicture, memory: NodeMemory, desired: DesiredNode, terms: NodeTerms, departing: Departing, now_s: float
 ) -> Notice:
     """Return the withdrawals that were announced, beside the devices that the kubelet has of the last offers."""
     if terms.notice is None:
         return memory.notice
-    offers = offered_by_us(memory.offers, picture, memory.review)
+    offers = offered_by_us(memory.offers, picture, desired, memory.review)
     return announce(memory.notice, departing.names, offers, picture.status_counts, terms.notice, now_s)
 
 
@@ -134,23 +134,30 @@ def _counted(
 
 
 def _offers(
-    picture: NodePicture, memory: NodeMemory, terms: NodeTerms, withdrawal: Withdrawal, now_s: float
+    picture: NodePicture,
+    memory: NodeMemory,
+    desired: DesiredNode,
+    terms: NodeTerms,
+    withdrawal: Withdrawal,
+    now_s: float,
 ) -> tuple[Offers, NameReview]:
     """Return the offers, without the resources whose names wait for the review, and these names."""
     if (inventory := picture.inventory) is None or terms.vgpus_only:
         return memory.offers, memory.review
-    inputs = _offer_inputs(picture, terms, withdrawal, now_s)
+    inputs = _offer_inputs(picture, desired, terms, withdrawal, now_s)
     offers, review = make_offers(inventory, inputs, memory.offers), memory.review
     if terms.review is not None:
         review_terms = replace(terms.review, is_possible=picture.is_kind_known)
-        review = review_names(review, offers.names, inputs.resources, picture.desired.spec, review_terms, now_s)
+        review = review_names(review, offers.names, inputs.resources, desired.spec, review_terms, now_s)
     if not review.waiting:
         return offers, review
     waiting = {name: withholding.reason for name, withholding in review.waiting.items()}
     return make_offers(inventory, replace(inputs, withheld={**waiting, **inputs.withheld}), memory.offers), review
 
 
-def _offer_inputs(picture: NodePicture, terms: NodeTerms, withdrawal: Withdrawal, now_s: float) -> OfferInputs:
+def _offer_inputs(
+    picture: NodePicture, desired: DesiredNode, terms: NodeTerms, withdrawal: Withdrawal, now_s: float
+) -> OfferInputs:
     ledger, gates = picture.ledger, picture.gates
     return OfferInputs(
         picture.naming(terms),
@@ -161,15 +168,15 @@ def _offer_inputs(picture: NodePicture, terms: NodeTerms, withdrawal: Withdrawal
         now_s,
         withdrawal.functions,
         withdrawal.vgpus,
-        {name: withholding.reason for name, withholding in withholdings(picture.desired.spec).items()},
+        {name: withholding.reason for name, withholding in withholdings(desired.spec).items()},
         gates.changing,
         gates.blocked,
         picture.former,
     )
 
 
-def _share_inputs(picture: NodePicture, terms: NodeTerms) -> ShareInputs:
-    gates, modes = picture.gates, picture.desired.modes
+def _share_inputs(picture: NodePicture, desired: DesiredNode, terms: NodeTerms) -> ShareInputs:
+    gates, modes = picture.gates, desired.modes
     return ShareInputs(modes, terms.settings.shares, picture.plugins, picture.former, gates.changing, gates.blocked)
 
 
@@ -187,7 +194,7 @@ def _view(
     terms: NodeTerms,
     at: datetime,
 ) -> NodeView:
-    memory, modes, given = decided.memory, picture.desired.modes, picture.shares
+    memory, modes, given = decided.memory, decided.memory.desired.modes, picture.shares
     workload = workload_of(modes.default, inventory)
     naming = picture.naming(terms)
     inputs = ViewInputs(
@@ -204,7 +211,7 @@ def _view(
         schedulers={gpu: report.scheduler for gpu, report in memory.smi.schedulers.items()},
         workload=workload,
         conditions=conditions(inventory, workload, drivers),
-        withholdings={**memory.review.waiting, **withholdings(picture.desired.spec)},
+        withholdings={**memory.review.waiting, **withholdings(memory.desired.spec)},
         sharing=with_given(memory.sharing, given),
         pods_with_shares=given.pods_by_gpu() if given is not None else {},
     )

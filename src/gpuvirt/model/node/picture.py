@@ -7,16 +7,15 @@ from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.nodeledger import NodeLedger
 from gpuvirt.model.allocation.tenancy import FormerTenants
-from gpuvirt.model.change.nodevgpus import DesiredConfig, SmiMemory
+from gpuvirt.model.change.nodevgpus import SmiMemory
 from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
-from gpuvirt.model.desired.gpumodes import Modes
-from gpuvirt.model.desired.invalid import InvalidDesired, Source
-from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.observed import NodeRequest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.desirednode import DesiredNode, RequestTerms
 from gpuvirt.model.offers.givenshares import GivenShares
 from gpuvirt.model.offers.namereview import NameReview, ReviewTerms
 from gpuvirt.model.offers.notice import Notice, NoticeTimes
@@ -42,30 +41,12 @@ class NodeTerms:
     """The wait for a review of new names; None if no controller reviews them."""
     vgpus_only: bool = False
     """Another device plugin offers the node's devices, and gpuvirt does not change drivers."""
+    request: RequestTerms = field(default_factory=RequestTerms)
 
     @property
     def units_resource(self) -> ResourceName:
         """The resource of the units of shared GPUs."""
         return ResourceName(self.settings.shares.resource)
-
-
-@dataclass(frozen=True, slots=True)
-class DesiredNode:
-    """The desired state of a node, from the cluster or the settings. Invalid parts of it change nothing."""
-
-    modes: Modes = field(default_factory=Modes)
-    """The desired modes of GPUs."""
-    follows_cluster: bool = False
-    """Whether the node's label or its GpuNode sets the modes."""
-    named: Mapping[str, Source] = field(default_factory=dict)
-    """The GPUs whose mode is set by address, with the source that names each."""
-    config: DesiredConfig = field(default_factory=DesiredConfig)
-    spec: NodeSpec | None = None
-    """The spec of the node's GpuNode, also from before a restart; None if there is none or it was never observed."""
-    invalid_modes: InvalidDesired | None = None
-    """Why the mode in the node's label or GpuNode is invalid."""
-    invalid_configs: InvalidDesired | None = None
-    """Why the newest vGPU configs can't be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +78,8 @@ class NodePicture:
     """The devices of other plugins; unknown while an account of the kubelet is missing or incomplete."""
     former: FormerTenants = field(default_factory=FormerTenants)
     """The last tenants of GPUs in this boot, and whether the settings require a reset between tenants."""
-    desired: DesiredNode = field(default_factory=DesiredNode)
+    request: NodeRequest | None = None
+    """What the cluster asks of the node, as last observed; None for an agent or a command that asks nothing yet."""
     gates: GateStates = field(default_factory=GateStates)
     registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
     """The states of resources at the kubelet."""
@@ -126,6 +108,8 @@ class NodePicture:
 class NodeMemory:
     """What the next decisions for a node need of the last ones."""
 
+    desired: DesiredNode = field(default_factory=DesiredNode)
+    """The desired state, of which invalid requests change nothing."""
     offers: Offers = field(default_factory=Offers)
     """The offered devices, with the traces of their health."""
     withdrawal: Withdrawal = field(default_factory=Withdrawal)

@@ -21,7 +21,7 @@ def of_workload(
 
     A GPU that is used whole must not carry vGPUs either.
     """
-    if not picture.desired.follows_cluster or picture.inventory is None:
+    if not decided.memory.desired.follows_cluster or picture.inventory is None:
         return None
     if decided.invalid.modes:
         return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in decided.invalid.modes]))

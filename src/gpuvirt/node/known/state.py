@@ -19,17 +19,15 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.invalidstates import InvalidStates
 from gpuvirt.model.change.nodevgpus import NodeVgpus, SmiMemory
 from gpuvirt.model.change.plan import Scope
-from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.gpumodes import Modes
-from gpuvirt.model.desired.invalid import InvalidDesired
-from gpuvirt.model.desired.observed import NodeRequest, NodeSpec
+from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.desired.workload import addresses_of_settings, named_addresses
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.node.decisions import NodeDecisions, decide, departures
-from gpuvirt.model.node.picture import DesiredNode, GateStates, NodeMemory, NodePicture, NodeTerms
+from gpuvirt.model.node.desirednode import nothing_desired
+from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.givenshares import GivenShares, entries_of
 from gpuvirt.model.offers.notice import Notice
@@ -57,10 +55,12 @@ class NodeState:
         ledger: Ledger,
         tenancies: TenancyKeeper | None = None,
         read_shares: Callable[[], GivenShares | None] = _none,
+        good_configs: ConfigText | None = None,
     ) -> None:
         """Without `tenancies`, the tenants of GPUs are only remembered.
 
         `read_shares` returns the shares that pods have, None for an agent that can't share GPUs; any thread calls it.
+        `good_configs` are the last valid vGPU configs before a restart.
         """
         settings = terms.settings
         self.terms = terms
@@ -70,9 +70,8 @@ class NodeState:
         self._read_shares = read_shares
         self._picture = NodePicture(
             ledger=node_ledger(ledger, settings.resources_without_gpus),
-            desired=DesiredNode(named=addresses_of_settings(settings)),
         )
-        self._memory = NodeMemory()
+        self._memory = NodeMemory(nothing_desired(settings, terms.request, good_configs))
         self._decisions = NodeDecisions()
         self._observations = 0
 
@@ -109,12 +108,17 @@ class NodeState:
     @property
     def modes(self) -> Modes:
         """The desired modes of GPUs; none before the first conclusion."""
-        return self._picture.desired.modes
+        return self._memory.desired.modes
 
     @property
     def follows_cluster(self) -> bool:
         """Whether the node's label or its GpuNode sets the modes."""
-        return self._picture.desired.follows_cluster
+        return self._memory.desired.follows_cluster
+
+    @property
+    def good_configs(self) -> ConfigText | None:
+        """The vGPU configs to keep for a restart; None if the newest are invalid or absent."""
+        return self._memory.desired.good_configs
 
     @property
     def blocked(self) -> Mapping[PciAddress, str]:
@@ -124,7 +128,7 @@ class NodeState:
     @property
     def withholdings(self) -> Mapping[ResourceName, Withholding]:
         """Resources that the node's GpuNode withholds."""
-        return withholdings(self._picture.desired.spec)
+        return withholdings(self._memory.desired.spec)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
@@ -297,29 +301,9 @@ class NodeState:
     def _remember_smi(self, smi: SmiMemory) -> None:
         self._memory = replace(self._memory, smi=smi)
 
-    def set_spec(self, spec: NodeSpec | None) -> None:
-        """Set the withheld and the reviewed resources by the node's GpuNode."""
-        self._desire(replace(self._picture.desired, spec=spec))
-
-    def set_vgpu_configs(self, config_set: ConfigSet | None, problem: InvalidDesired | None) -> None:
-        """Set the vGPU configs, None if they are unknown, and the problem of the newest ConfigMap."""
-        desired = self._picture.desired
-        self._desire(replace(desired, config=replace(desired.config, config_set=config_set), invalid_configs=problem))
-
-    def set_vgpu_config(self, config: ConfigName | None) -> None:
-        """Set the name of the desired vGPU config."""
-        desired = self._picture.desired
-        self._desire(replace(desired, config=replace(desired.config, name=config)))
-
-    def set_modes(self, modes: Modes, request: NodeRequest, invalid: InvalidDesired | None) -> None:
-        """Set the desired modes of GPUs, from a request of the cluster that may be partly invalid."""
-        follows_cluster = self.settings.workload_label or request.has_spec
-        named = named_addresses(self.settings, request)
-        desired = self._picture.desired
-        self._desire(replace(desired, modes=modes, invalid_modes=invalid, follows_cluster=follows_cluster, named=named))
-
-    def _desire(self, desired: DesiredNode) -> None:
-        self._picture = replace(self._picture, desired=desired)
+    def observe_request(self, request: NodeRequest) -> None:
+        """Take what the cluster asks of the node, as last observed."""
+        self._picture = replace(self._picture, request=request)
 
     def note(self, who: str, reason: Reason | None) -> bool:
         """Take the problem of a part of the agent, None if it has none any more; return whether that is a change."""
