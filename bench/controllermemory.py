@@ -20,7 +20,7 @@ import msgspec
 from bench.clusternodes import Json, node, reported_gpu_node
 from gpuvirt import nulls
 from gpuvirt.cluster.client import EventType
-from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.model.desired.workload import Workload
@@ -41,7 +41,7 @@ def cluster_node(number: int) -> Json:
 
 
 KINDS: tuple[tuple[str, Made, type[KubernetesObject]], ...] = (
-    ("nodes", cluster_node, Node),
+    ("nodes", cluster_node, ReadNode),
     ("GpuNodes", reported_gpu_node, OwnedGpuNode),
 )
 

@@ -7,7 +7,7 @@ import pytest
 from bench.clusternodes import reported_gpu_node
 from bench.controllermemory import cluster_node, read
 
-from gpuvirt.cluster.kinds.core import Node, Pod
+from gpuvirt.cluster.kinds.core import Pod, ReadNode
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import read_of, read_of_gpu_node, read_of_pod
 from gpuvirt.cluster.resources import KubernetesObject
@@ -18,7 +18,7 @@ OBJECTS = 50
 
 
 @pytest.mark.parametrize(
-    ("made", "shape", "most_kib"), [(reported_gpu_node, OwnedGpuNode, 12), (cluster_node, Node, 7)]
+    ("made", "shape", "most_kib"), [(reported_gpu_node, OwnedGpuNode, 12), (cluster_node, ReadNode, 5)]
 )
 def test_an_object_is_kept_without_what_the_controller_does_not_read(
     made: Callable[[int], Json], shape: type[KubernetesObject], most_kib: int
@@ -35,7 +35,7 @@ def test_an_object_is_kept_without_what_the_controller_does_not_read(
 
 
 def test_equal_labels_of_nodes_are_one_object_in_memory() -> None:
-    first, second = (read(cluster_node(number), Node) for number in (1, 2))
+    first, second = (read(cluster_node(number), ReadNode) for number in (1, 2))
     assert set(map(id, first.metadata.labels)) == set(map(id, second.metadata.labels))
 
 
@@ -46,7 +46,7 @@ POD: Json = {
     "status": {"phase": "Running", "conditions": [READY]},
 }
 OBJECTS_READ: Mapping[str, tuple[Json, Callable[[Json], object]]] = {
-    "node": (cluster_node(1), lambda content: read_of(read(content, Node))),
+    "node": (cluster_node(1), lambda content: read_of(read(content, ReadNode))),
     "gpu node": (reported_gpu_node(1), lambda content: read_of_gpu_node(read(content, OwnedGpuNode))),
     "pod": (POD, lambda content: read_of_pod(read(content, Pod))),
 }

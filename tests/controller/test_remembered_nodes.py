@@ -12,6 +12,7 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.kinds.core import Condition, Node, NodeInfo, NodeStatus, Pod, PodSpec
 from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
+from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.operator.decisions import ControllerSettings, decide
 from gpuvirt.cluster.operator.nodedecisions import NodeMemory
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
@@ -158,7 +159,8 @@ def test_only_the_nodes_that_changed_are_decided() -> None:
 async def test_a_heartbeat_is_stored_and_wakes_nobody() -> None:
     changed, clock = Signal(), SimClock()
     store = Store(Collection(NODES, Node), changed, reads=read_of)
-    key, item = next(iter(Scene([node()]).picture.nodes.items()))
+    item = node()
+    key = key_of(item)
     store.observe(Delta({key: item}))
     await changed.wait()
     async with asyncio.TaskGroup() as group:

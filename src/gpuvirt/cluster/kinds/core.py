@@ -44,11 +44,16 @@ class Toleration(msgspec.Struct, frozen=True):
     effect: str = ""
 
 
-class NodeInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """What the kubelet reports about its host."""
+class ReadNodeInfo(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """What the kubelet reports about its host, as far as the controller decides from it."""
 
     container_runtime_version: str = ""
     """`containerd://2.1.3`."""
+
+
+class NodeInfo(ReadNodeInfo, frozen=True, rename="camel"):
+    """What the kubelet reports about its host."""
+
     kernel_version: str = ""
     """`6.8.0-31-generic`."""
 
@@ -60,27 +65,39 @@ class NodeSpec(msgspec.Struct, frozen=True):
     taints: tuple[Taint, ...] = ()
 
 
-class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The status of a node, with the resources that it has for pods."""
+class ReadNodeStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The resources that a node has for pods, and its runtime."""
 
     allocatable: dict[str, str] = {}
     capacity: dict[str, str] = {}
     """The kubelet keeps the name of a resource whose device plugin is away."""
+    node_info: ReadNodeInfo = ReadNodeInfo()
+
+
+class NodeStatus(ReadNodeStatus, frozen=True, rename="camel"):
+    """The status of a node."""
+
     node_info: NodeInfo = NodeInfo()
     conditions: tuple[Condition, ...] = ()
 
 
-class Node(msgspec.Struct, frozen=True):
-    """A node."""
+class ReadNode(msgspec.Struct, frozen=True):
+    """A node with the fields that the controller decides from, since it keeps thousands of nodes in memory."""
 
     metadata: Metadata
-    spec: NodeSpec = NodeSpec()
-    status: NodeStatus = NodeStatus()
+    status: ReadNodeStatus = ReadNodeStatus()
 
     @property
     def resources(self) -> frozenset[str]:
         """The extended resources that the node offers."""
         return frozenset(name for name, count in self.status.allocatable.items() if "/" in name and count != "0")
+
+
+class Node(ReadNode, frozen=True):
+    """A node."""
+
+    status: NodeStatus = NodeStatus()
+    spec: NodeSpec = NodeSpec()
 
 
 class ResourceLimits(msgspec.Struct, frozen=True):

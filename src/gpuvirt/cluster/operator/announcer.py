@@ -8,7 +8,7 @@ from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.events import About, EventDraft, Kind, Reporter
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND
-from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.policy.policies import Choice
@@ -38,7 +38,7 @@ def invalid_announcements(choice: Choice, found: Sequence[InvalidValue]) -> Iter
             yield Announcement(about, EventDraft(Kind.WARNING, value.code, value.message), value.message)
 
 
-def node_announcements(nodes: Iterable[Node], placements: Mapping[str, Placement]) -> Iterator[Announcement]:
+def node_announcements(nodes: Iterable[ReadNode], placements: Mapping[str, Placement]) -> Iterator[Announcement]:
     """Yield the announcements about nodes that wait until their GPUs are free."""
     for node in nodes:
         name = node.metadata.name

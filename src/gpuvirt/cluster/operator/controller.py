@@ -15,7 +15,7 @@ from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.election import Lease
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
-from gpuvirt.cluster.kinds.core import Node, Pod, Service
+from gpuvirt.cluster.kinds.core import Pod, ReadNode, Service
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
@@ -76,7 +76,7 @@ class Controller:
         self._announcer = Announcer(dependencies.client, dependencies.clock)
         self._memory = NodeMemory()
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
-        self._nodes = Store(Collection(NODES, Node), self._changed, reads=read_of)
+        self._nodes = Store(Collection(NODES, ReadNode), self._changed, reads=read_of)
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed, reads=read_of_gpu_node)
         self._made = {store.resource: store for store in self._stores_of_made()}
         self._marks: dict[Target, Mark] = {}
@@ -181,7 +181,7 @@ class Controller:
         client, target = self._dependencies.client, write.target
         match write:
             case PatchNode(patch=patch):
-                self._nodes.take(await client.patch(target.resource, target.name, patch, PatchType.MERGE, Node))
+                self._nodes.take(await client.patch(target.resource, target.name, patch, PatchType.MERGE, ReadNode))
             case ApplyGpuNode(content=content):
                 self._gpu_nodes.take(await client.apply(target.resource, target.name, content, OwnedGpuNode))
             case ApplyObject(content=content):

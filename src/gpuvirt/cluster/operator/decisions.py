@@ -16,7 +16,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
-from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.labels import DRIVER, OS_LABEL, TOOLKIT, VGPU_DRIVER, VGPU_DRIVER_LABEL, WITH_TOOLKIT, deploy_label
 from gpuvirt.cluster.operator import nodedecisions as nodes
 from gpuvirt.cluster.operator.announcer import (
@@ -237,7 +237,7 @@ def site_of(
 
 
 def _systems(
-    named: Mapping[str, Node], placements: Mapping[str, Placement], workload: Workload, label: str
+    named: Mapping[str, ReadNode], placements: Mapping[str, Placement], workload: Workload, label: str
 ) -> Iterator[str]:
     """Yield the known operating systems of the nodes for a workload."""
     for node in _nodes_of(named, placements, workload, label):
@@ -246,15 +246,15 @@ def _systems(
 
 
 def _nodes_of(
-    named: Mapping[str, Node], placements: Mapping[str, Placement], workload: Workload, label: str
-) -> Iterator[Node]:
+    named: Mapping[str, ReadNode], placements: Mapping[str, Placement], workload: Workload, label: str
+) -> Iterator[ReadNode]:
     """Yield the nodes for a workload, and the nodes that still run its driver."""
     for name, placement in placements.items():
         if label in named[name].metadata.labels or (placement.counts and placement.workload is workload):
             yield named[name]
 
 
-def _runtime(named: Mapping[str, Node], placements: Mapping[str, Placement]) -> str:
+def _runtime(named: Mapping[str, ReadNode], placements: Mapping[str, Placement]) -> str:
     """Return the container runtime of most nodes for containers; containerd if no node has reported its own."""
     container_nodes = sorted(
         name for name, placement in placements.items() if placement.counts and placement.workload in WITH_TOOLKIT

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
-from gpuvirt.cluster.kinds.core import Node
+from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, READY
 from gpuvirt.cluster.labelpatch import patch_of
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
@@ -49,7 +49,7 @@ class ClusterInputs:
 class NodeInputs:
     """One node's part of the picture."""
 
-    node: Node
+    node: ReadNode
     gpu_node: OwnedGpuNode | None = None
     pausing: frozenset[str] = frozenset()
     pods: frozenset[str] = frozenset()
@@ -175,7 +175,7 @@ def _orphans(picture: Picture) -> Iterator[DeleteObject]:
 
 
 def _desired(
-    node: Node, placement: Placement, vgpu_switch: VgpuSwitch, observed: OwnedGpuNode | None
+    node: ReadNode, placement: Placement, vgpu_switch: VgpuSwitch, observed: OwnedGpuNode | None
 ) -> ApplyGpuNode | None:
     """Return the write of a node's GpuNode; None if it is up to date, or if a node without GPUs has none."""
     if placement.workload is None or (not placement.present and observed is None):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
-from gpuvirt.cluster.kinds.core import Node, Pod, Service
+from gpuvirt.cluster.kinds.core import Pod, ReadNode, Service
 from gpuvirt.cluster.labels import PAUSED_FOR_DRIVER, PAUSED_FOR_VGPUS
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.decisions import Existing
@@ -26,7 +26,7 @@ class Picture:
     """The observed collections. The controller makes a picture once all of them are observed."""
 
     policies: Objects[StoredPolicy]
-    nodes: Objects[Node]
+    nodes: Objects[ReadNode]
     gpu_nodes: Objects[OwnedGpuNode]
     existing: Existing
     """The operands' objects in the cluster, and all ConfigMaps of the controller's namespace."""
@@ -50,7 +50,7 @@ class Picture:
         return next(stored, {}).items()
 
 
-def read_of(node: Node) -> tuple[object, ...]:
+def read_of(node: ReadNode) -> tuple[object, ...]:
     """Return what the controller reads of a node. The kubelet changes the rest every 10 s, as with its conditions."""
     metadata, status = node.metadata, node.status
     return (
