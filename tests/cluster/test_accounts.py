@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from lab.cluster.cluster import KUBELET_ROOT
 
+from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet import checkpoint
 from gpuvirt.kubelet.podresources import PodResources
@@ -35,7 +36,7 @@ async def holds(paths: KubeletPaths, pod: str, uid: str) -> None:
     assert sorted(asked) == BOTH
     groups = [{BOTH[0]: "/dev/vfio/12", BOTH[1]: "/dev/vfio/22"}[DeviceId(device)] for device in asked]
     assert [node.host_path for node in answer.devices] == ["/dev/vfio/vfio", *groups]
-    api = PodResources(paths.pod_resources_socket)
+    api = PodResources(paths.pod_resources_socket, RealClock())
     reported, counted = await api.consumers(), await api.allocatable()
     await api.close()
     assert {one for one in counted if one[0] == A10} == {(A10, device) for device in BOTH}, "allocated or free"
@@ -48,7 +49,7 @@ async def ended(paths: KubeletPaths, *, rewritten: bool = True) -> bool:
 
     A kubelet whose record is not `rewritten` has entries of pods without a folder, which have ended.
     """
-    api = PodResources(paths.pod_resources_socket)
+    api = PodResources(paths.pod_resources_socket, RealClock())
     reported = await api.consumers()
     await api.close()
     entries = checkpoint.parse(paths.checkpoint.read_bytes()).data.pod_device_entries or []

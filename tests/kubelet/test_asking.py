@@ -14,6 +14,7 @@ from gpuvirt.clock import Clock, RealClock, Signal
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.kubelet.accountwatch import AccountWatch
+from gpuvirt.kubelet.podresources import PodResources, PodResourcesUnknownError
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -253,3 +254,22 @@ async def test_what_the_kubelet_counts_is_unread_while_a_running_kubelet_does_no
         assert "RESOURCE_EXHAUSTED" in observed.counted.detail
     else:
         assert observed.counted == counted
+
+
+@pytest.mark.parametrize(("rejected", "answers"), [(49, True), (50, False)])
+async def test_a_question_that_the_kubelet_rejects_for_those_of_others_is_asked_again(
+    short_path: Path, rejected: int, answers: bool
+) -> None:
+    """The kubelet answers 100 calls a second: beside a client that asks without pauses, one call of ten."""
+    clock = ImpatientClock()
+    async with running(short_path, RealClock()) as kubelet:
+        api = PodResources(kubelet.paths.pod_resources_socket, clock)
+        kubelet.rejects_lists = rejected
+        if answers:
+            assert await api.consumers() == {}
+        else:
+            with pytest.raises(PodResourcesUnknownError, match="RESOURCE_EXHAUSTED: rejected by rate limit"):
+                await api.consumers()
+        await api.close()
+    assert kubelet.rejects_lists == 0
+    assert clock.slept == [pytest.approx(0.02)] * 49

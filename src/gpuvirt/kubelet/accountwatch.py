@@ -78,7 +78,7 @@ class AccountWatch:
         self._intervals = intervals
         self._resend = resend
         self._lacks_api = lacks_api
-        self._api = PodResources(paths.pod_resources_socket)
+        self._api = PodResources(paths.pod_resources_socket, clock)
         self._in_doubt: frozenset[tuple[ResourceName, DeviceId]] = frozenset()
         """The devices that only the checkpoint had when the plugins last sent their lists to have it rewritten."""
         self._missing: frozenset[PodUid] = frozenset()

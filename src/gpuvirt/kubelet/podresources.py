@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.kubelet.proto import podresources_pb2 as pb
@@ -21,6 +22,11 @@ TIMEOUT_S = 10.0
 MOST_MESSAGE_BYTES = 16 << 20
 """The limit of the kubelet's own clients (16 MiB); the default of gRPC is 4 MiB."""
 OPTIONS = [("grpc.max_receive_message_length", MOST_MESSAGE_BYTES)]
+REJECTED = "rejected by rate limit"
+"""The detail of a call that the kubelet has not looked at: it answers 100 calls a second, those of all clients of the
+node together (kubelet/apis/grpc/ratelimiter.go, Kubernetes 1.36)."""
+REJECTED_MOST, REJECTED_PAUSE_S = 50, 0.02
+"""Beside a client that calls without pauses, one call of ten was answered."""
 
 
 class PodResourcesUnknownError(GpuvirtError):
@@ -84,8 +90,9 @@ def _devices(answer: bytes) -> Devices:
 class PodResources:
     """An asynchronous client that keeps its connection."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, clock: Clock) -> None:
         self._socket = socket
+        self._clock = clock
         self._channel: grpc.aio.Channel | None = None
 
     async def consumers(self) -> Consumers:
@@ -100,19 +107,30 @@ class PodResources:
         return _devices(await self._ask(ALLOCATABLE))
 
     async def _ask(self, method: str) -> bytes:
-        """Make a call whose request is an empty message."""
+        """Make a call whose request is an empty message, again while the kubelet rejects it for the calls of others."""
         if not self._socket.exists():
             raise PodResourcesUnknownError(f"no {self._socket}")
+        rejected = 0
+        while True:
+            try:
+                return await self._call(method)
+            except grpc.aio.AioRpcError as error:
+                rejected += 1
+                if error.details() != REJECTED or rejected == REJECTED_MOST:
+                    await self.close()
+                    raise self._unknown(error) from error
+            await self._clock.sleep(REJECTED_PAUSE_S)
+
+    async def _call(self, method: str) -> bytes:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=OPTIONS)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")
-        try:
-            return await call(b"", timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            await self.close()
-            unknown = PodResourcesUnknownError(f"{self._socket}: {error.code().name}: {error.details()}")
-            unknown.is_unimplemented = error.code() is grpc.StatusCode.UNIMPLEMENTED
-            raise unknown from error
+        return await call(b"", timeout=TIMEOUT_S)
+
+    def _unknown(self, error: grpc.aio.AioRpcError) -> PodResourcesUnknownError:
+        unknown = PodResourcesUnknownError(f"{self._socket}: {error.code().name}: {error.details()}")
+        unknown.is_unimplemented = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        return unknown
 
     async def close(self) -> None:
         """Close the connection."""

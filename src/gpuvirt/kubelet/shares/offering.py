@@ -68,7 +68,7 @@ class UnitOffer:
         The kubelet frees the devices of ended pods when it is asked for its allocations (`UpdateAllocatedDevices` in
         podresources/server_v1.go, Kubernetes 1.36), and writes its checkpoint when it gets a list.
         """
-        api = PodResources(self._kubelet.pod_resources_socket)
+        api = PodResources(self._kubelet.pod_resources_socket, self._on.clock)
         try:
             while True:
                 await self._on.accounts.outdated.wait()

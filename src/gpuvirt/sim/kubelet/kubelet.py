@@ -73,6 +73,8 @@ class SimKubelet:
         self.has_pods = True
         """Whether the kubelet has its pods from the API server; until then it lists no pod, and frees no device."""
         self.allocatable_fails: grpc.StatusCode | None = None
+        self.rejects_lists = 0
+        """So many of the next calls of List are rejected, as beside a client that calls all the time."""
         """The error with which GetAllocatableResources fails; None if it answers."""
         self._clock = clock
         self._group = group
@@ -219,8 +221,11 @@ class SimKubelet:
             self.manager.disconnected(resource, self._clock.monotonic_s())
 
     async def _list_pods(
-        self, _request: pods_pb.ListPodResourcesRequest, _call: Call
+        self, _request: pods_pb.ListPodResourcesRequest, call: Call
     ) -> pods_pb.ListPodResourcesResponse:
+        if self.rejects_lists:
+            self.rejects_lists -= 1
+            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         if not self.has_pods:
             return pods_pb.ListPodResourcesResponse()
         self.manager.free_all_but(self._uids_of_pods())
