@@ -20,7 +20,7 @@ demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated host (HOST=8
 	@$(VENV)/gpuvirt demo --host $(HOST)
 
 test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said at the end
-	$(VENV)/pytest -n auto --dist loadgroup
+	$(VENV)/pytest -n auto --dist loadgroup $(ARGS)
 
 test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
 	GPUVIRT_QUICK_TESTS=1 $(VENV)/pytest -n auto -m "not ring"

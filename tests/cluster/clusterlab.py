@@ -264,7 +264,13 @@ class LabNode:
 
     def until_counted(self, resource: str, count: int) -> None:
         """Wait for a count of the kubelet; the Node's status may be from before its restart."""
-        self.until(lambda: self.counted(resource) == count, lambda: f"{resource}: {self.counted(resource)}")
+        self.until(lambda: self.counted(resource) == count, lambda: f"{resource}: {self.counted(resource)} {self.log}")
+
+    @property
+    def log(self) -> str:
+        """The last lines of the agents that ran on the host."""
+        log = self.cluster.folder / "log/agent.log"
+        return log.read_text()[-4000:] if log.exists() else "no agent has run"
 
     def until_allocatable(self, resource: str, count: int) -> None:
         """Wait for the same count in the kubelet and in the Node's status.
