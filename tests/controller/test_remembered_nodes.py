@@ -1,7 +1,10 @@
 """Decisions with a memory: equal to those from scratch after any changes, and made only for the nodes that changed."""
 
 import asyncio
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypeVar
 
 import msgspec
 from hypothesis import given
@@ -10,18 +13,25 @@ from hypothesis import strategies as st
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Collection
-from gpuvirt.cluster.kinds.core import Condition, Node, NodeInfo, NodeStatus, Pod, PodSpec
+from gpuvirt.cluster.kinds.core import Condition, Node, NodeInfo, NodeStatus, Pod, PodSpec, ReadNode
 from gpuvirt.cluster.kinds.gpunode import Gpu, Spec, Status
-from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.operator.decisions import ControllerSettings, decide
-from gpuvirt.cluster.operator.nodedecisions import NodeMemory
+from gpuvirt.cluster.kinds.kubevirt import KubeVirt
+from gpuvirt.cluster.kinds.kubevirt import OwnedMetadata as KubeVirtMetadata
+from gpuvirt.cluster.objects import PARTS as PARTS_OF_A_MAP
+from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
+from gpuvirt.cluster.operator.decisions import ControllerSettings, decide, slices
+from gpuvirt.cluster.operator.deployment.decisions import Existing
+from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
+from gpuvirt.cluster.operator.nodememory import NodeMemory
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
-from gpuvirt.cluster.operator.picture import read_of
+from gpuvirt.cluster.operator.picture import Picture, read_of
 from gpuvirt.cluster.operator.store import Store
-from gpuvirt.cluster.resources import NODES, Metadata
+from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.sim.clock import SimClock
 from tests.controller.scene import AT, NFD, SETTINGS, Scene, node, policy
+
+T = TypeVar("T", bound=KubernetesObject)
 
 NAMES = ("node01", "node02", "node03")
 
@@ -84,13 +94,18 @@ REPORTS = st.one_of(
 APPS = ("gpuvirt-node", "nvidia-vgpu-device-manager", "nvidia-driver-daemonset")
 
 
+KUBEVIRT = KubeVirt(metadata=KubeVirtMetadata(name="kubevirt", namespace="kubevirt", uid="kubevirt"))
+PARTS = 2
+"""So few parts of the nodes that several nodes share one."""
+
+
 @dataclass
 class Changing:
-    """A cluster that events change."""
+    """A cluster that events change. As in the controller, what an event does not change stays the same object."""
 
-    nodes: dict[str, Node] = field(default_factory=dict)
-    gpu_nodes: dict[str, OwnedGpuNode] = field(default_factory=dict)
-    pods: dict[str, Pod] = field(default_factory=dict)
+    nodes: ObjectMap[ReadNode] = field(default_factory=lambda: ObjectMap.of({}, PARTS))
+    gpu_nodes: ObjectMap[OwnedGpuNode] = field(default_factory=lambda: ObjectMap.of({}, PARTS))
+    pods: ObjectMap[Pod] = field(default_factory=lambda: ObjectMap.of({}, PARTS))
     vgpus: bool = True
     vms: bool = True
 
@@ -99,44 +114,69 @@ class Changing:
         name = data.draw(st.sampled_from(NAMES))
         match data.draw(st.sampled_from(["node", "no node", "gpu node", "no gpu node", "pod", "no pod", "policy"])):
             case "node":
-                self.nodes[name] = data.draw(NODES_OF[name])
+                self.nodes = self.nodes.with_object(ObjectKey("", name), data.draw(NODES_OF[name]))
             case "no node":
-                self.nodes.pop(name, None)
+                self.nodes = self.nodes.without(ObjectKey("", name))
             case "gpu node":
                 spec = Spec(mode=data.draw(st.sampled_from(DesiredMode)))
                 metadata = OwnedMetadata(name=name, generation=1)
-                self.gpu_nodes[name] = OwnedGpuNode(metadata=metadata, spec=spec, status=data.draw(REPORTS))
+                gpu_node = OwnedGpuNode(metadata=metadata, spec=spec, status=data.draw(REPORTS))
+                self.gpu_nodes = self.gpu_nodes.with_object(key_of(gpu_node), gpu_node)
             case "no gpu node":
-                self.gpu_nodes.pop(name, None)
+                self.gpu_nodes = self.gpu_nodes.without(ObjectKey("", name))
             case "pod":
                 app = data.draw(st.sampled_from(APPS))
                 pod = Pod(Metadata(name=f"{app}-{name}", namespace="gpu-operator", labels={"app": app}), PodSpec(name))
-                self.pods[pod.metadata.name] = pod
-            case "no pod":
-                self.pods.pop(data.draw(st.sampled_from(sorted(self.pods) or [""])), None)
+                self.pods = self.pods.with_object(key_of(pod), pod)
+            case "no pod" if self.pods:
+                self.pods = self.pods.without(data.draw(st.sampled_from(sorted(self.pods))))
             case _:
                 self.vgpus, self.vms = data.draw(st.booleans()), data.draw(st.booleans())
 
     @property
-    def scene(self) -> Scene:
+    def picture(self) -> Picture:
         """The objects of the cluster."""
         fields = {"sandboxWorkloads": {"enabled": self.vms}, "vgpuDeviceManager": {"enabled": self.vgpus}}
-        return Scene(
-            tuple(self.nodes.values()),
-            (policy(fields),),
-            gpu_nodes=tuple(self.gpu_nodes.values()),
-            pods=tuple(self.pods.values()),
-        )
+        scene = Scene((), (policy(fields),), kubevirt=KubeVirtObserved(kubevirts={key_of(KUBEVIRT): KUBEVIRT}))
+        return replace(scene.picture, nodes=self.nodes, gpu_nodes=self.gpu_nodes, existing=Existing(pods=self.pods))
+
+    @property
+    def listed_again(self) -> Picture:
+        """The same objects, listed again in another order: none is the same object."""
+
+        def again(objects: ObjectMap[T]) -> ObjectMap[T]:
+            return ObjectMap.of({key: deepcopy(objects[key]) for key in sorted(objects, reverse=True)}, PARTS)
+
+        existing = Existing(pods=again(self.pods))
+        return replace(self.picture, nodes=again(self.nodes), gpu_nodes=again(self.gpu_nodes), existing=existing)
 
 
 @given(st.data(), st.booleans(), st.booleans())
 def test_decisions_with_a_memory_equal_those_from_scratch(data: st.DataObject, coexists: bool, deploys: bool) -> None:
     settings = ControllerSettings("gpu-operator", coexists=coexists, image="gpuvirt:1" if deploys else None)
-    cluster, memory = Changing(), NodeMemory()
+    cluster, memory = Changing(), NodeMemory(slice_nodes=1)
     for _ in range(data.draw(st.integers(1, 12))):
         cluster.change(data)
-        picture = cluster.scene.picture
-        assert decide(picture, settings, (), AT, memory) == decide(picture, settings, (), AT)
+        picture = cluster.listed_again if data.draw(st.sampled_from([False] * 5 + [True])) else cluster.picture
+        for _ in islice(slices(picture, settings, AT, memory), data.draw(st.integers(0, 3))):
+            cluster.change(data)  # a slice of an older picture is no harm
+        memory.forget(data.draw(st.integers(0, 9)))
+        picture = cluster.picture
+        assert decide(picture, settings, (), AT, memory) == decide(cluster.listed_again, settings, (), AT)
+
+
+def test_a_slice_decides_some_nodes_and_the_decision_those_that_are_left() -> None:
+    picture, memory = Scene([node(name=f"node{number:02}") for number in range(50)]).picture, NodeMemory(slice_nodes=20)
+    picture = replace(picture, nodes=ObjectMap.of(picture.nodes), gpu_nodes=ObjectMap.of(picture.gpu_nodes))
+    decided = [memory.decided for _ in slices(picture, SETTINGS, AT, memory)]
+    assert [before <= most for before, most in zip(decided, (25, 50), strict=True)] == [True, True]
+    assert memory.decided == 50
+    assert decide(picture, SETTINGS, (), AT, memory) == decide(picture, SETTINGS, (), AT)
+    assert memory.decided == 50
+    for number in range(PARTS_OF_A_MAP):
+        memory.forget(number)
+    decide(picture, SETTINGS, (), AT, memory)
+    assert memory.decided == 100, "each node once a round"
 
 
 def test_only_the_nodes_that_changed_are_decided() -> None:
@@ -173,3 +213,16 @@ async def test_a_heartbeat_is_stored_and_wakes_nobody() -> None:
         store.observe(Delta({key: msgspec.structs.replace(item, metadata=metadata)}, frozenset({key})))
         await clock.settle()
         assert waking.done()
+
+
+def test_only_the_node_of_a_pod_that_starts_is_decided_again() -> None:
+    settings, cluster, memory = ControllerSettings("gpu-operator", image="gpuvirt:1"), Changing(), NodeMemory()
+    for name in NAMES:
+        cluster.nodes = cluster.nodes.with_object(ObjectKey("", name), node("vm-vgpu", name=name))
+    assert {len(verdict.codes) for verdict in decide(cluster.picture, settings, (), AT, memory).nodes} == {1}
+    agent = Pod(Metadata(name="a", namespace="gpu-operator", labels={"app": "gpuvirt-node"}), PodSpec(NAMES[1]))
+    cluster.pods = cluster.pods.with_object(key_of(agent), agent)
+    found = decide(cluster.picture, settings, (), AT, memory)
+    assert [len(verdict.codes) for verdict in found.nodes] == [1, 0, 1], "it has the pod that it lacked"
+    assert found == decide(cluster.listed_again, settings, (), AT)
+    assert memory.decided == 4

@@ -57,6 +57,11 @@ class ObjectMap(Mapping[ObjectKey, T]):
             filled[_part_of(key, parts)][key] = item
         return cls(filled)
 
+    @property
+    def parts(self) -> tuple[Mapping[ObjectKey, T], ...]:
+        """The parts. One that is the same in two maps has the same objects; an object's part follows from its key."""
+        return self._parts
+
     def with_object(self, key: ObjectKey, item: T) -> "ObjectMap[T]":
         """Return a copy with an object added or replaced."""
         at = _part_of(key, len(self._parts))

@@ -8,7 +8,6 @@ from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.events import About, EventDraft, Kind, Reporter
 from gpuvirt.cluster.kinds.clusterpolicy import API_VERSION, KIND
-from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.policy.policies import Choice
@@ -38,19 +37,13 @@ def invalid_announcements(choice: Choice, found: Sequence[InvalidValue]) -> Iter
             yield Announcement(about, EventDraft(Kind.WARNING, value.code, value.message), value.message)
 
 
-def node_announcements(nodes: Iterable[ReadNode], placements: Mapping[str, Placement]) -> Iterator[Announcement]:
-    """Yield the announcements about nodes that wait until their GPUs are free."""
-    for node in nodes:
-        name = node.metadata.name
-        placement = placements.get(name)
-        if placement is None:
-            continue
-        about = About(
-            "v1", "Node", name, name
-        )  # as in the kubelet's events: `kubectl describe node` looks for the name as uid
-        if placement.leaving and placement.counts:
-            note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
-            yield Announcement(about, EventDraft(Kind.NORMAL, "Draining", note))
+def node_announcements(name: str, placement: Placement) -> Iterator[Announcement]:
+    """Yield the announcement about a node that waits until its GPUs are free."""
+    if placement.leaving and placement.counts:
+        # As in the kubelet's events: `kubectl describe node` looks for the name as uid.
+        about = About("v1", "Node", name, name)
+        note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
+        yield Announcement(about, EventDraft(Kind.NORMAL, "Draining", note))
 
 
 def policy_announcements(choice: Choice, verdict: Verdict) -> Iterator[Announcement]:

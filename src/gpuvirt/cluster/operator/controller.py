@@ -19,15 +19,15 @@ from gpuvirt.cluster.kinds.core import Pod, ReadNode, Service
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
-from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.cluster.objects import PARTS, ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
-from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions, decide
+from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions, decide, slices
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
 from gpuvirt.cluster.operator.kubevirt.stores import KubeVirtStores
 from gpuvirt.cluster.operator.logline import logged
-from gpuvirt.cluster.operator.nodedecisions import NodeMemory
+from gpuvirt.cluster.operator.nodememory import NodeMemory
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture, read_of, read_of_gpu_node, read_of_pod
@@ -52,6 +52,8 @@ PAUSE_S = 0.2
 """Pause between two decisions, since watch events come in bursts."""
 MOST_PAUSE_S = 30.0
 """The longest time between two decisions without a change: some decisions depend on elapsed time."""
+ROUND_S = 600.0
+"""The time in which each node is decided again, changed or not, some at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,9 @@ class Controller:
         self._writer = Writer(self._write, dependencies.clock, dependencies.random)
         self._announcer = Announcer(dependencies.client, dependencies.clock)
         self._memory = NodeMemory()
+        self._since_s = dependencies.clock.monotonic_s()
+        self._forgotten = 0
+        """How many parts of the nodes were forgotten since then."""
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
         self._nodes = Store(Collection(NODES, ReadNode), self._changed, reads=read_of)
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed, reads=read_of_gpu_node)
@@ -146,7 +151,11 @@ class Controller:
             picture = self._picture()
             if picture is None:
                 continue
-            now, failures = self._dependencies.clock.now(), self._writer.failures
+            now = self._dependencies.clock.now()
+            self._forget()
+            for _ in slices(picture, self._settings, now, self._memory):
+                await self._dependencies.clock.sleep(0)
+            failures = self._writer.failures
             before, self.decisions = self.decisions, decide(picture, self._settings, failures, now, self._memory)
             log_invalid(before.progress.invalid if before is not None else (), self.decisions.progress.invalid)
             if self.decisions.histories is not None:
@@ -154,6 +163,13 @@ class Controller:
             self._writer.offer(self.decisions.writes)
             await self._announcer.announce(self.decisions.announcements)
             await self._dependencies.clock.sleep(PAUSE_S)
+
+    def _forget(self) -> None:
+        """Forget the parts of the nodes that are due in the slow round."""
+        due = int((self._dependencies.clock.monotonic_s() - self._since_s) * PARTS / ROUND_S)
+        for number in range(max(self._forgotten, due - PARTS), due):
+            self._memory.forget(number)
+        self._forgotten = due
 
     def _picture(self) -> Picture | None:
         """Return all observed objects; None until every collection has been observed."""

@@ -1,10 +1,8 @@
 """The controller's decisions from one picture of the cluster: the writes, the events and the policy's status."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from operator import itemgetter
 
 import msgspec
 
@@ -16,29 +14,20 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
-from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.labels import DRIVER, OS_LABEL, TOOLKIT, VGPU_DRIVER, VGPU_DRIVER_LABEL, WITH_TOOLKIT, deploy_label
-from gpuvirt.cluster.operator import nodedecisions as nodes
-from gpuvirt.cluster.operator.announcer import (
-    Announcement,
-    invalid_announcements,
-    node_announcements,
-    policy_announcements,
-)
+from gpuvirt.cluster.operator.announcer import Announcement, invalid_announcements, policy_announcements
 from gpuvirt.cluster.operator.deployment import decisions as deployment
 from gpuvirt.cluster.operator.deployment.decisions import Deployment, OperandState
 from gpuvirt.cluster.operator.kubevirt import decisions as kubevirts
-from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtDecisions, NodesObserved
-from gpuvirt.cluster.operator.kubevirt.names import on_nodes
-from gpuvirt.cluster.operator.nodedecisions import NodeDecisions, NodeMemory
-from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.kubevirt.decisions import Histories, KubeVirtDecisions
+from gpuvirt.cluster.operator.nodedecisions import ClusterInputs
+from gpuvirt.cluster.operator.nodememory import NodeMemory
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict
+from gpuvirt.cluster.operator.nodesummary import NodesSummary
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import SharedResource, Site
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import invalidstates, policies, status
-from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import Progress
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
@@ -46,7 +35,6 @@ from gpuvirt.cluster.operator.scheduler import decisions as scheduler
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, clusterproblems
 
 COEXIST_OPTION = "--coexist"
@@ -92,6 +80,15 @@ class Decisions:
     """The history of patches of KubeVirt; None if it has not changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What follows from a valid policy before any node is decided."""
+
+    policy: ClusterPolicy
+    kubevirt: KubeVirtDecisions
+    cluster: ClusterInputs
+
+
 def decide(
     picture: Picture,
     settings: ControllerSettings,
@@ -103,88 +100,47 @@ def decide(
 
     With a memory, only the nodes are decided whose part of the picture has changed since; the result is the same.
     """
+    memory = memory if memory is not None else NodeMemory()
     choice = policies.choose(picture.policies.values())
     scheduling = scheduler.decide(settings.shared, picture.services, picture.existing, settings.namespace)
     if choice is None:
         # Without a ClusterPolicy the controller changes no node, and deployed operands stay.
         return Decisions(scheduling.writes)
-    problems, missing = tuple(_problems(choice, picture, settings)), tuple[InvalidValue, ...]()
-    found, deployed, kubevirt = (
-        NodeDecisions((), (), {}),
-        Deployment(),
-        KubeVirtDecisions(histories=picture.kubevirt.histories),
-    )
-    if not problems and isinstance(choice.policy, ClusterPolicy):
-        policy = policies.beside(choice.policy) if settings.coexists else choice.policy
-        gpu_nodes = tuple(gpu_node for _, gpu_node in sorted(picture.gpu_nodes.items(), key=itemgetter(0)))
-        resources = on_nodes(node.status.capacity for node in picture.nodes.values())
-        kubevirt = kubevirts.decide(
-            picture.kubevirt,
-            NodesObserved(
-                gpu_nodes, resources, {key.name: node.metadata.labels for key, node in picture.nodes.items()}
-            ),
-            settings.namespace,
-            at,
-            manage=settings.manages_kubevirt,
+    problems = tuple(_problems(choice, picture, settings))
+    basis = _basis(choice, picture, settings, at, memory) if not problems else None
+    if basis is None:
+        found, deployed, kubevirt = (
+            NodesSummary(),
+            Deployment(),
+            KubeVirtDecisions(histories=picture.kubevirt.histories),
         )
-        has_image = settings.image is not None
-        desired = msgspec.structs.replace(policy, metadata=Metadata(name=policy.metadata.name), status=None)
-        deployer = Deployer(desired, has_image, has_daemon_sets=has_image, beside=settings.coexists)
-        found = nodes.decide(
-            picture,
-            policy,
-            kubevirt,
-            deployer,
-            labels_vgpu_types=settings.labels_vgpu_types,
-            memory=memory if memory is not None else NodeMemory(),
-        )
-        drains = any(placement.leaving and placement.counts for placement in found.placements.values())
-        missing = tuple(invalidstates.of_config_map(policy, picture))
-        deployed = _deployment(
-            picture, policies.while_leaving(policy) if drains else policy, settings, found.placements
-        )
-    reported = {key.name: gpu_node for key, gpu_node in picture.gpu_nodes.items()}
-    invalid = (
-        *invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults),
-        *missing,
-        *invalidstates.of_nodes(found.placements, reported),
-    )
-    operands = (
-        *deployed.faults,
-        *(f"DaemonSet {state.name}: {state.against}" for state in deployed.states if state.against),
-        *scheduling.faults,
-    )
-    progress = Progress(
-        nodes=found.verdicts,
-        switched_off=tuple(
-            sorted(name for name, place in found.placements.items() if place.present and place.operands_off)
+        reported = {key.name: gpu_node for key, gpu_node in picture.gpu_nodes.items()}
+        of_nodes = tuple(invalidstates.of_reports(reported))
+    else:
+        found, kubevirt = memory.decide(picture, basis.cluster), basis.kubevirt
+        deployed = _deployment(picture, basis.policy, settings, found)
+        of_nodes = (*invalidstates.of_config_map(basis.policy, picture), *found.invalid)
+    invalid = (*invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults), *of_nodes)
+    progress = _progress(choice, found, kubevirt, picture)
+    progress = replace(
+        progress,
+        operands=(
+            *deployed.faults,
+            *(f"DaemonSet {state.name}: {state.against}" for state in deployed.states if state.against),
+            *scheduling.faults,
         ),
-        operands=operands,
         problems=problems,
         failures=failures,
-        unsupported=unsupported(plain_spec(choice.stored)),
         invalid=invalid,
-        kubevirt=(
-            status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts)
-            if picture.kubevirt.kubevirts or kubevirt.reasons
-            else None
-        ),
     )
-    writes = (
-        *found.writes,
-        *deployed.writes,
-        *kubevirt.writes,
-        *scheduling.writes,
-        *_statuses(choice, progress, settings, at),
-    )
-    announcements = (
-        *node_announcements(picture.nodes.values(), found.placements),
-        *invalid_announcements(choice, invalid),
-        *policy_announcements(choice, status.verdict_of(progress)),
-    )
+    statuses = _statuses(choice, progress, settings, at)
     return Decisions(
-        writes,
-        announcements,
+        (*found.writes, *deployed.writes, *kubevirt.writes, *scheduling.writes, *statuses),
+        (
+            *found.announcements,
+            *invalid_announcements(choice, invalid),
+            *policy_announcements(choice, status.verdict_of(progress)),
+        ),
         found.verdicts,
         progress,
         choice.stored.metadata.name,
@@ -193,39 +149,68 @@ def decide(
     )
 
 
+def slices(picture: Picture, settings: ControllerSettings, at: datetime, memory: NodeMemory) -> Iterator[None]:
+    """Decide the nodes that have changed; yield after each slice, so that `decide` takes no long turn afterwards."""
+    choice = policies.choose(picture.policies.values())
+    if choice is None or any(_problems(choice, picture, settings)):
+        return
+    basis = _basis(choice, picture, settings, at, memory)
+    if basis is not None:
+        yield from memory.slices(picture, basis.cluster)
+
+
+def _basis(
+    choice: Choice, picture: Picture, settings: ControllerSettings, at: datetime, memory: NodeMemory
+) -> Basis | None:
+    """Return what all nodes depend on; None for a policy that is not valid."""
+    if not isinstance(choice.policy, ClusterPolicy):
+        return None
+    policy = policies.beside(choice.policy) if settings.coexists else choice.policy
+    kubevirt = kubevirts.decide(
+        picture.kubevirt, memory.observed(picture), settings.namespace, at, manage=settings.manages_kubevirt
+    )
+    has_image = settings.image is not None
+    desired = msgspec.structs.replace(policy, metadata=Metadata(name=policy.metadata.name), status=None)
+    around = replace(policies.around_of(policy), labels_vgpu_types=settings.labels_vgpu_types)
+    deployer = Deployer(desired, has_image, has_daemon_sets=has_image, beside=settings.coexists)
+    vgpu_switch = policies.vgpu_switch_of(policy, kubevirt)
+    return Basis(policy, kubevirt, ClusterInputs(policies.defaults_of(policy), around, vgpu_switch, deployer))
+
+
+def _progress(choice: Choice, found: NodesSummary, kubevirt: KubeVirtDecisions, picture: Picture) -> Progress:
+    has_kubevirt = picture.kubevirt.kubevirts or kubevirt.reasons
+    return Progress(
+        nodes=found.verdicts,
+        switched_off=found.switched_off,
+        unsupported=unsupported(plain_spec(choice.stored)),
+        kubevirt=status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts) if has_kubevirt else None,
+    )
+
+
 def _deployment(
-    picture: Picture, policy: ClusterPolicy, settings: ControllerSettings, placements: Mapping[str, Placement]
+    picture: Picture, policy: ClusterPolicy, settings: ControllerSettings, nodes: NodesSummary
 ) -> Deployment:
     if settings.image is None:
         return Deployment()
-    rendered = render(policy, site_of(picture, policy, settings, settings.image, placements))
-    return deployment.decide(policy, rendered, picture.existing, placements)
+    policy = policies.while_leaving(policy) if nodes.drains else policy
+    rendered = render(policy, site_of(picture, policy, settings, settings.image, nodes))
+    return deployment.decide(policy, rendered, picture.existing, nodes.workloads, nodes.with_used_vgpus)
 
 
 def site_of(
-    picture: Picture,
-    policy: ClusterPolicy,
-    settings: ControllerSettings,
-    image: str,
-    placements: Mapping[str, Placement],
+    picture: Picture, policy: ClusterPolicy, settings: ControllerSettings, image: str, nodes: NodesSummary
 ) -> Site:
     """Return the facts of the cluster and the controller that operands depend on."""
-    named = {key.name: node for key, node in picture.nodes.items()}
     return Site(
         namespace=settings.namespace,
         image=image,
         pull_policy=settings.pull_policy,
         pull_secrets=settings.pull_secrets,
         images=settings.images,
-        vgpu_os=frozenset(
-            _systems(
-                named, placements, Workload.VGPU, VGPU_DRIVER_LABEL if settings.coexists else deploy_label(VGPU_DRIVER)
-            )
-        ),
-        container_os=frozenset(_systems(named, placements, Workload.CONTAINER, deploy_label(DRIVER))),
-        has_container_nodes=any(_nodes_of(named, placements, Workload.CONTAINER, deploy_label(DRIVER)))
-        or any(_nodes_of(named, placements, Workload.SHARED, deploy_label(TOOLKIT))),
-        runtime=_runtime(named, placements),
+        vgpu_os=nodes.vgpu_systems,
+        container_os=nodes.container_systems,
+        has_container_nodes=nodes.has_container_nodes,
+        runtime=nodes.runtime,
         config_maps={
             name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None
         },
@@ -234,34 +219,6 @@ def site_of(
         labels_vgpu_types=settings.labels_vgpu_types,
         namespace_sets_uid=settings.namespace_sets_uid,
     )
-
-
-def _systems(
-    named: Mapping[str, ReadNode], placements: Mapping[str, Placement], workload: Workload, label: str
-) -> Iterator[str]:
-    """Yield the known operating systems of the nodes for a workload."""
-    for node in _nodes_of(named, placements, workload, label):
-        if OS_LABEL in node.metadata.labels:
-            yield node.metadata.labels[OS_LABEL]
-
-
-def _nodes_of(
-    named: Mapping[str, ReadNode], placements: Mapping[str, Placement], workload: Workload, label: str
-) -> Iterator[ReadNode]:
-    """Yield the nodes for a workload, and the nodes that still run its driver."""
-    for name, placement in placements.items():
-        if label in named[name].metadata.labels or (placement.counts and placement.workload is workload):
-            yield named[name]
-
-
-def _runtime(named: Mapping[str, ReadNode], placements: Mapping[str, Placement]) -> str:
-    """Return the container runtime of most nodes for containers; containerd if no node has reported its own."""
-    container_nodes = sorted(
-        name for name, placement in placements.items() if placement.counts and placement.workload in WITH_TOOLKIT
-    )
-    versions = (named[name].status.node_info.container_runtime_version for name in container_nodes)
-    found = Counter(version.partition("://")[0] for version in versions if version)
-    return found.most_common(1)[0][0] if found else "containerd"
 
 
 def _problems(choice: Choice, picture: Picture, settings: ControllerSettings) -> Iterator[Reason]:

@@ -80,21 +80,26 @@ def _keys_of(config_map: StoredObject) -> tuple[str, ...]:
     return tuple(config_map.texts or {})
 
 
-def apps_by_node(pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
-    """Return the operands that have a pod on each node, by their label `app`."""
-    found: dict[str, frozenset[str]] = {}
-    for pod in pods:
-        if pod.app and pod.spec.node_name:
-            found[pod.spec.node_name] = found.get(pod.spec.node_name, frozenset()) | {pod.app}
-    return found
+@dataclass(frozen=True, slots=True)
+class NodePods:
+    """What the pods of operands on one node mean for its decisions."""
+
+    apps: frozenset[str] = frozenset()
+    """The operands that have a pod on the node, by their label `app`."""
+    pauses: frozenset[str] = frozenset()
+    """The pauses that running pods put on other operands."""
 
 
-def pausers_by_node(pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
-    """Return the pauses that running pods put on other operands, by node."""
-    found: dict[str, frozenset[str]] = {}
+NO_PODS = NodePods()
+
+
+def pods_by_node(pods: Iterable[Pod]) -> dict[str, NodePods]:
+    """Return the pods of each node that has some."""
+    found: dict[str, NodePods] = {}
     for pod in pods:
-        pauses = PAUSERS.get(pod.app)
-        at_work = pauses == PAUSED_FOR_VGPUS or not pod.status.ready
-        if pauses is not None and at_work and pod.spec.node_name:
-            found[pod.spec.node_name] = found.get(pod.spec.node_name, frozenset()) | {pauses}
+        if pod.app and (name := pod.spec.node_name):
+            before, pauses = found.get(name, NO_PODS), PAUSERS.get(pod.app)
+            at_work = pauses is not None and (pauses == PAUSED_FOR_VGPUS or not pod.status.ready)
+            also = before.pauses | {pauses} if at_work and pauses is not None else before.pauses
+            found[name] = NodePods(before.apps | {pod.app}, also)
     return found

@@ -25,7 +25,7 @@ from gpuvirt.cluster.labels import (
 from gpuvirt.cluster.operator.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.cluster.operator.nodes.problems import Deployer, ObservedNode, Problem, problems_of
 from gpuvirt.cluster.operator.operands.site import OperandName
-from gpuvirt.cluster.operator.picture import apps_by_node
+from gpuvirt.cluster.operator.picture import NO_PODS, pods_by_node
 from gpuvirt.cluster.operator.policy import policies
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason
@@ -83,12 +83,12 @@ def rows(
     by_node: dict[str, list[Pod]] = {}
     for pod in pods:
         by_node.setdefault(pod.spec.node_name, []).append(pod)
-    apps, found = apps_by_node(pods), list[Row]()
+    of_nodes, found = pods_by_node(pods), list[Row]()
     for node in sorted(nodes, key=lambda node: node.metadata.name):
         name = node.metadata.name
         if node.metadata.labels.get(PRESENT_LABEL) == "true":
             gpu_node = gpu_nodes.get(name)
-            observed = _observed(node, gpu_node, apps.get(name, frozenset()), deployer)
+            observed = _observed(node, gpu_node, of_nodes.get(name, NO_PODS).apps, deployer)
             problems = problems_of(observed, deployer) if deployer else ()
             found += _rows_of(node, gpu_node, observed, problems, by_node.get(name, ()))
     return tuple(found)

@@ -1,6 +1,6 @@
 """Decisions for operands: the objects to apply and to delete, the pods to replace, and each DaemonSet's progress."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy
@@ -10,12 +10,12 @@ from gpuvirt.cluster.labels import OPERAND_LABEL, WITH_TOOLKIT
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.drift import Mark, StoredObject, is_due, signed
 from gpuvirt.cluster.operator.deployment.rollout import rollout
-from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.operands.assembly import template_of
 from gpuvirt.cluster.operator.operands.site import OperandName, Rendered
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target
 from gpuvirt.cluster.resources import Resource, pods
+from gpuvirt.model.desired.workload import Workload
 
 DAEMON_SETS = "daemonsets"
 FOR_VMS = frozenset({OperandName.AGENT, OperandName.VGPU_MANAGER})
@@ -57,9 +57,16 @@ class Deployment:
 
 
 def decide(
-    policy: ClusterPolicy, rendered: Rendered, existing: Existing, placements: Mapping[str, Placement]
+    policy: ClusterPolicy,
+    rendered: Rendered,
+    existing: Existing,
+    workloads: frozenset[Workload | None],
+    with_used_vgpus: Sequence[str],
 ) -> Deployment:
-    """Compare the rendered objects with those in the cluster, and return the writes and the progress."""
+    """Compare the rendered objects with those in the cluster, and return the writes and the progress.
+
+    `workloads` are those of nodes with operands; VMs use vGPUs on the nodes `with_used_vgpus`.
+    """
     states, writes = list[OperandState](), list[ApplyObject | DeleteObject]()
     due = [
         manifest
@@ -79,10 +86,9 @@ def decide(
         if isinstance(manifest, DaemonSet):
             operand = OperandName(manifest.metadata.labels[OPERAND_LABEL])
             states.append(OperandState(name, operand, against="being created or updated"))
-    used = sorted(name for name, placement in placements.items() if placement.vgpus_used)
-    gone, kept = _superfluous(rendered, existing.stored, used)
+    gone, kept = _superfluous(rendered, existing.stored, with_used_vgpus)
     gone = [deletion for deletion in gone if not _is_needed(deletion, rendered, existing)]
-    faults = tuple(_faults(rendered, placements))
+    faults = tuple(_faults(rendered, workloads))
     return Deployment((*writes, *gone), (*states, *kept), faults)
 
 
@@ -104,9 +110,8 @@ def _needs(manifest: Manifest, other: Manifest) -> bool:
     return isinstance(manifest, RoleBinding) and isinstance(other, Role)
 
 
-def _faults(rendered: Rendered, placements: Mapping[str, Placement]) -> Iterator[str]:
+def _faults(rendered: Rendered, workloads: frozenset[Workload | None]) -> Iterator[str]:
     """Yield the faults; those of operands for container nodes only if the cluster has such nodes."""
-    workloads = {placement.workload for placement in placements.values() if placement.counts}
     for fault in rendered.faults:
         if workloads & WITH_TOOLKIT or fault.operand in FOR_VMS:
             yield f"{fault.because.path}: {fault.because.message}"
@@ -167,7 +172,9 @@ def _is_needed(deletion: DeleteObject, rendered: Rendered, existing: Existing) -
     return has_set or any(pod.app == operand for pod in existing.pods.values())
 
 
-def _superfluous(rendered: Rendered, stored: Stored, used: list[str]) -> tuple[list[DeleteObject], list[OperandState]]:
+def _superfluous(
+    rendered: Rendered, stored: Stored, used: Sequence[str]
+) -> tuple[list[DeleteObject], list[OperandState]]:
     """Return the objects that are no longer rendered; a vGPU manager stays until no VM uses its vGPUs."""
     named = {(resource_of(manifest), manifest.metadata.name) for manifest in rendered.manifests}
     faulty = {fault.operand.value for fault in rendered.faults}

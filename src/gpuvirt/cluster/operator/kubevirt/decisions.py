@@ -7,10 +7,13 @@ controller does not repeat a patch that the previous one gave up after reverts.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
+from operator import itemgetter
 
 import msgspec
 
 from gpuvirt.cluster.kinds import workloads
+from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.gpunode import ReadGpuNode, Withheld
 from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.cluster.kinds.manifests import ObjectMeta
@@ -19,8 +22,8 @@ from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.drift import StoredObject
 from gpuvirt.cluster.operator.kubevirt import history
 from gpuvirt.cluster.operator.kubevirt.history import History
-from gpuvirt.cluster.operator.kubevirt.names import Requesting, names_of
-from gpuvirt.cluster.operator.kubevirt.offered import may_have_mdevs, needs_mdevs, offered_of
+from gpuvirt.cluster.operator.kubevirt.names import Requesting, names_of, on_nodes
+from gpuvirt.cluster.operator.kubevirt.offered import Offered, may_have_mdevs, offered_of, united
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.subject import MANAGED_BY
@@ -84,11 +87,31 @@ class KubeVirtDecisions:
 class NodesObserved:
     """What nodes have, as observed."""
 
-    gpu_nodes: Sequence[ReadGpuNode]
-    resources: frozenset[str]
+    offered: Offered = field(default_factory=dict)
+    """The resources that agents report."""
+    resources: frozenset[str] = frozenset()
     """The names in the capacity of any node, also those of other programs' device plugins."""
-    labels: Mapping[str, Mapping[str, str]]
-    """The labels of nodes by name."""
+    mdev_nodes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The nodes that have mediated devices, or may get some, with their labels."""
+
+
+def observed_of(nodes: Mapping[ObjectKey, ReadNode], gpu_nodes: Mapping[ObjectKey, ReadGpuNode]) -> NodesObserved:
+    """Return what some nodes have."""
+    labels = {key.name: node.metadata.labels for key, node in nodes.items()}
+    return NodesObserved(
+        offered_of(gpu_node for _, gpu_node in sorted(gpu_nodes.items(), key=itemgetter(0))),
+        on_nodes(node.status.capacity for node in nodes.values()),
+        {key.name: labels.get(key.name, {}) for key, gpu_node in gpu_nodes.items() if may_have_mdevs(gpu_node)},
+    )
+
+
+def observed_together(parts: Sequence[NodesObserved]) -> NodesObserved:
+    """Return what the nodes of several parts have."""
+    return NodesObserved(
+        united(part.offered for part in parts),
+        frozenset().union(*(part.resources for part in parts)),
+        dict(sorted(chain.from_iterable(part.mdev_nodes.items() for part in parts))),
+    )
 
 
 def decide(
@@ -136,15 +159,11 @@ def history_key(namespace: str) -> ObjectKey:
 def _picture(observed: KubeVirtObserved, kubevirt: KubeVirt, nodes: NodesObserved) -> KubeVirtPicture:
     return KubeVirtPicture(
         kubevirt=kubevirt,
-        offered=offered_of(nodes.gpu_nodes),
+        offered=nodes.offered,
         names=names_of(observed.requesting, nodes.resources),
         hyper_convergeds=observed.hyper_convergeds,
-        mdevs=needs_mdevs(nodes.gpu_nodes),
-        mdev_nodes={
-            gpu_node.metadata.name: nodes.labels.get(gpu_node.metadata.name, {})
-            for gpu_node in nodes.gpu_nodes
-            if may_have_mdevs(gpu_node)
-        },
+        mdevs=bool(nodes.mdev_nodes),
+        mdev_nodes=nodes.mdev_nodes,
     )
 
 

@@ -37,12 +37,10 @@ class InvalidValue:
         return f"node {self.node}: {self.message}" if self.node else self.message
 
 
-def of_nodes(placements: Mapping[str, Placement], gpu_nodes: Mapping[str, ReadGpuNode]) -> Iterator[InvalidValue]:
-    """Yield the invalid values of all nodes with GPUs, each value once."""
-    for name in sorted(placements or gpu_nodes):  # without a valid policy there are no placements
-        placement = placements.get(name)
-        if placement is None or placement.counts:
-            yield from of_node(name, placement, gpu_nodes.get(name))
+def of_reports(gpu_nodes: Mapping[str, ReadGpuNode]) -> Iterator[InvalidValue]:
+    """Yield the invalid values that agents report, each value once, where no valid policy says what nodes are for."""
+    for name, gpu_node in sorted(gpu_nodes.items()):
+        yield from of_node(name, None, gpu_node)
 
 
 def of_node(name: str, placement: Placement | None, gpu_node: ReadGpuNode | None) -> Iterator[InvalidValue]:
