@@ -99,7 +99,7 @@ async def test_the_users_of_a_group_that_was_not_read_again_are_unknown(tmp_path
     async with running_node(host(group_nodes=True, hidden=False), tmp_path) as node:
         state = node.agent._state
         assert state.inventory is not None
-        device = state.offers.by_resource[ResourceName(A10)].devices[DeviceId(FIRST)].candidate
+        device = state.memory.offers.by_resource[ResourceName(A10)].devices[DeviceId(FIRST)].candidate
         read = FreshFacts(state.inventory.facts, {}, {IommuGroup(12): ()})
         assert why_unseen(read, device) is None
         reason = why_unseen(replace(read, users={IommuGroup(22): ()}), device)

@@ -207,7 +207,7 @@ class Agent:
         """Take the facts of an observation of the host."""
         if self._gates.observe_facts(facts):
             self._stale.set()
-        if self._state.observe_facts(facts) or self._state.judged_again_at_s is not None:
+        if self._state.observe_facts(facts) or self._state.decisions.judged_again_at_s is not None:
             self._stale.set()
 
     def observe_account(self, account: KubeletAccount | None) -> None:
@@ -249,7 +249,7 @@ class Agent:
 
     @property
     def _is_growing(self) -> bool:
-        return self._state.notice.is_growing(self._site.clock.monotonic_s())
+        return self._state.memory.notice.is_growing(self._site.clock.monotonic_s())
 
     def observe_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take the state of a resource's registration with the kubelet."""
@@ -294,19 +294,19 @@ class Agent:
     def conclude(self) -> None:
         """Draw the conclusions from all observations."""
         self.views.set(self._refresh())
-        if self.node_counts is not None and self._state.notice.counts != self.node_counts.get():
-            self.node_counts.set(self._state.notice.counts)
+        if self.node_counts is not None and self._state.memory.notice.counts != self.node_counts.get():
+            self.node_counts.set(self._state.memory.notice.counts)
         if self.shares is not None:
-            self.shares.observe_gpus(self._state.sharing.gpus, self._state.sharing.minors)
+            self.shares.observe_gpus(self._state.memory.sharing.gpus, self._state.memory.sharing.minors)
         self._changes.concluded.set()
         if self._operands is not None:
             self._operands.stir()
-        if self._state.withdrawal.grew or self._is_growing:
+        if self._state.memory.withdrawal.grew or self._is_growing:
             self.allocated.set()  # the kubelet is asked again for its allocations
         self._gates.answer_commands()
         self._ledger_store.save(self._state.ledger.content)
-        self._watcher.observe_again_at(self._state.judged_again_at_s)
-        self._conclude_again_at(self._state.again_at_s)
+        self._watcher.observe_again_at(self._state.decisions.judged_again_at_s)
+        self._conclude_again_at(self._state.decisions.again_at_s)
 
     def _conclude_again_at(self, at_s: float | None) -> None:
         if self._again is not None:
@@ -320,7 +320,7 @@ class Agent:
         """Return the view of all observations. New invalid desired state is logged once."""
         self._state.observe_request(self._store.desired)
         view = self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now())
-        if (good := self._state.good_configs) is not None:
+        if (good := self._state.memory.desired.good_configs) is not None:
             self._store.observe_good_configs(good)
         for invalid in view.invalid:
             if invalid not in self._invalid:
@@ -330,7 +330,7 @@ class Agent:
             if invalid not in view.invalid:
                 log.info("desired state: no longer invalid: %s %s", invalid.where, invalid.reason.message)
         self._invalid = view.invalid
-        if (problem := self._state.unreviewed) != self._unreviewed:
+        if (problem := self._state.memory.review.problem) != self._unreviewed:
             self._unreviewed = problem
             if problem is not None:
                 log.warning("%s", problem.text, extra={"reason": str(problem.code)})

@@ -1,7 +1,7 @@
 """Draws the view of a node from its inventory, its offers, and what is known of allocations and desired state."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -76,11 +76,14 @@ def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
     """Return the view of a node."""
     facts, gpus = inputs.inventory.facts, inputs.inventory.gpus
     offered: Offered = {device.id: (resource, device) for resource, device in inputs.offers.devices()}
+    vgpus: defaultdict[PciAddress, list[Vgpu]] = defaultdict(list)
+    for vgpu in inputs.inventory.vgpus.values():
+        vgpus[vgpu.gpu].append(vgpu)
     return NodeView(
         at=at,
-        gpus=tuple(_function(inputs, offered, gpu.function, gpu) for gpu in gpus.values()),
+        gpus=tuple(_function(inputs, offered, gpu.function, gpu, vgpus[address]) for address, gpu in gpus.items()),
         functions=tuple(
-            _function(inputs, offered, function, None)
+            _function(inputs, offered, function, None, ())
             for address, function in sorted(facts.functions.items())
             if address not in gpus and VgpuId(address) not in inputs.inventory.vgpus
             if address in offered or (function.physfn is None and inputs.inventory.matters(function))
@@ -97,13 +100,14 @@ def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
     )
 
 
-def _function(inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: Gpu | None) -> GpuView:
+def _function(
+    inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: Gpu | None, vgpus: Sequence[Vgpu]
+) -> GpuView:
     resource, device = offered.get(function.address, (None, None))
     shared = inputs.sharing.gpus.by_address.get(function.address) if gpu is not None else None
     withheld = shared.withheld if shared is not None else inputs.offers.withheld.get(function.address)
     mode = mode_of(function, gpu.vgpu_host if gpu is not None else None)
     group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
-    vgpus = [vgpu for vgpu in inputs.inventory.vgpus.values() if gpu is not None and vgpu.gpu == function.address]
     sharers = _sharers(inputs, function.address)
     return GpuView(
         address=function.address,

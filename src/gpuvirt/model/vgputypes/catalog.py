@@ -174,6 +174,7 @@ def cards() -> tuple[Card, ...]:
     return tuple(_card(card, family.tables, mixed) for family in families for card in family.cards)
 
 
+@cache
 def cards_of(device: PciId, subsystem: PciId | None) -> tuple[Card, ...]:
     """Return the possible cards of a GPU by its ids: none, one, or several if its subsystem id is unknown.
 

@@ -25,6 +25,7 @@ from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.resets import Reset, reset_of
 from gpuvirt.model.offers.allocationcheck import why_refused, why_unseen
 from gpuvirt.model.offers.offers import Offer
+from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, unhealthy
 from gpuvirt.node.allocation.allocated import Allocated, Allocations
 from gpuvirt.node.change.allocationgate import AllocationGate
@@ -97,7 +98,7 @@ class Allocator:
         self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
     ) -> tuple[DeviceId, ...]:
         """Return the preferred devices; raise PlacementError if the request contradicts itself."""
-        offer = self._state.offers.by_resource.get(resource, Offer(resource))
+        offer = self._state.memory.offers.by_resource.get(resource, Offer(resource))
         candidates = {device.id: device.candidate for device in offer.devices.values()}
         places = {device: Place(found.numa_node, found.group, found.target.gpu) for device, found in candidates.items()}
         allocated = self._allocations.read()
@@ -110,7 +111,7 @@ class Allocator:
             if device not in candidates
             or not allocated_devices.conflict(resource, [*musts, candidates[device]], unfinished)
         ]
-        spread = self._state.settings.vgpu_placement
+        spread = self._state.terms.settings.vgpu_placement
         return prefer(free, must_include, size, places, spread, siblings=siblings)
 
     async def allocate(self, request: Request) -> tuple[Attachment, ...]:
@@ -154,10 +155,10 @@ class Allocator:
 
     def _offered(self, resource: ResourceName) -> tuple[Inventory, Offer]:
         """Return the host and the offer of a resource; raise AllocationRefusedError if it is not offered."""
-        inventory, offer = self._state.inventory, self._state.offers.by_resource.get(resource)
+        inventory, offer = self._state.inventory, self._state.memory.offers.by_resource.get(resource)
         if inventory is None or offer is None:
             raise AllocationRefusedError(unhealthy.unknown_resource(resource))
-        if (withholding := self._state.withholdings.get(resource)) is not None:
+        if (withholding := withholdings(self._state.memory.desired.spec).get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)  # a device stays listed until its pod has ended
         return inventory, offer
 
@@ -190,7 +191,7 @@ class Allocator:
         self, inventory: Inventory, fresh: FreshFacts, devices: Sequence[Candidate], former: FormerTenants
     ) -> _Checked:
         """Return the reasons against devices, by freshly read facts."""
-        now, settings = inventory, self._state.settings
+        now, settings = inventory, self._state.terms.settings
         if fresh.facts is not inventory.facts:
             now = build_inventory(fresh.facts, self._state.ledger.type_names)
         found = {device.id: why_refused(inventory, now, fresh, settings, device, former) for device in devices}
@@ -216,7 +217,7 @@ class Allocator:
             )
             if (reason := allocated_devices.conflict(resource, devices, allocated.unfinished)) is not None:
                 raise AllocationRefusedError(reason)
-            attachments.append(attach(checked.host, resource, devices, self._state.settings))
+            attachments.append(attach(checked.host, resource, devices, self._state.terms.settings))
             given += devices
             added += (new := tuple(self._entries(resource, devices)))
             entries = record(entries, new)
@@ -239,7 +240,7 @@ class Allocator:
         """
         kinds, functions = {device.target.gpu: _kind(device) for device in given}, host.facts.functions
         keeps_memory = [gpu for gpu in kinds if reset_of(functions, gpu) is not Reset.POSSIBLE]
-        on_disk = bool(keeps_memory) and self._state.settings.require_reset
+        on_disk = bool(keeps_memory) and self._state.terms.settings.require_reset
         if (reason := self._state.tenancies.give(kinds, on_disk=on_disk)) is not None:
             raise RefusedError(replace(reason, subject=keeps_memory[0]))
         self._state.record_allocation(entries)
@@ -264,11 +265,11 @@ class Allocator:
         """Return whether the settings allow to leave out an mdev that is gone or has another type."""
         device = offer.devices.get(device_id)
         is_mdev = device.candidate.framework is Framework.MDEV if device is not None else is_mdev_uuid(device_id)
-        return self._state.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
+        return self._state.terms.settings.compat.drop_mismatched_vgpus and is_mdev and reason.code in _MISMATCHES
 
     def _why_not(self, offer: Offer, device_id: DeviceId, against: Mapping[DeviceId, Reason]) -> Reason | None:
         device = offer.devices.get(device_id)
-        if device is None and (withheld := self._state.offers.withheld.get(device_id)) is not None:
+        if device is None and (withheld := self._state.memory.offers.withheld.get(device_id)) is not None:
             return withheld
         if device is None:
             return unhealthy.unknown_device(device_id, offer.resource, tuple(offer.devices))

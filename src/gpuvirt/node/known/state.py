@@ -16,26 +16,17 @@ from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
 from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.desired import DesiredVgpus
-from gpuvirt.model.change.invalidstates import InvalidStates
-from gpuvirt.model.change.nodevgpus import NodeVgpus, SmiMemory
+from gpuvirt.model.change.nodevgpus import SmiMemory
 from gpuvirt.model.change.plan import Scope
-from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
-from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
-from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.node.decisions import NodeDecisions, decide, departures
 from gpuvirt.model.node.desirednode import nothing_desired
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.givenshares import GivenShares, entries_of
-from gpuvirt.model.offers.notice import Notice
-from gpuvirt.model.offers.offers import Offers
-from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.offers.view import NodeView, Registration
-from gpuvirt.model.offers.withdrawal import Withdrawal
-from gpuvirt.model.offers.withholding import Withholding, withholdings
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.otherplugins import other_plugins
 from gpuvirt.node.change.steps.changes import Changes
@@ -68,144 +59,48 @@ class NodeState:
         """The tenants of GPUs in this boot."""
         self.changes = Changes(lambda: (*self.ledger.entries, *self._entries_of_shares()))
         self._read_shares = read_shares
-        self._picture = NodePicture(
-            ledger=node_ledger(ledger, settings.resources_without_gpus),
-        )
-        self._memory = NodeMemory(nothing_desired(settings, terms.request, good_configs))
-        self._decisions = NodeDecisions()
-        self._observations = 0
-
-    @property
-    def picture(self) -> NodePicture:
-        """What was last observed of the node."""
-        return self._picture
-
-    @property
-    def decisions(self) -> NodeDecisions:
-        """What was last decided for the node; any thread reads it."""
-        return self._decisions
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the agent."""
-        return self.terms.settings
+        self.picture = NodePicture(ledger=node_ledger(ledger, settings.resources_without_gpus))
+        """What was observed last."""
+        self.memory = NodeMemory(nothing_desired(settings, terms.request, good_configs))
+        """What the next decisions need of the last, with nvidia-smi's reports since."""
+        self.decisions = NodeDecisions()
+        """What was decided last; any thread reads it."""
+        self.observations = 0
+        """How often the host was observed."""
 
     @property
     def inventory(self) -> Inventory | None:
         """The host as last observed; None before the first observation."""
-        return self._picture.inventory
+        return self.picture.inventory
 
     @property
     def ledger(self) -> NodeLedger:
         """The allocations, with the kubelet's last account."""
-        return self._picture.ledger
-
-    @property
-    def observations(self) -> int:
-        """How often the host was observed."""
-        return self._observations
-
-    @property
-    def modes(self) -> Modes:
-        """The desired modes of GPUs; none before the first conclusion."""
-        return self._memory.desired.modes
-
-    @property
-    def follows_cluster(self) -> bool:
-        """Whether the node's label or its GpuNode sets the modes."""
-        return self._memory.desired.follows_cluster
-
-    @property
-    def good_configs(self) -> ConfigText | None:
-        """The vGPU configs to keep for a restart; None if the newest are invalid or absent."""
-        return self._memory.desired.good_configs
-
-    @property
-    def blocked(self) -> Mapping[PciAddress, str]:
-        """The functions in whose slots the kernel blocks a step, with the step."""
-        return self._picture.gates.blocked
-
-    @property
-    def withholdings(self) -> Mapping[ResourceName, Withholding]:
-        """Resources that the node's GpuNode withholds."""
-        return withholdings(self._memory.desired.spec)
-
-    @property
-    def holdings(self) -> tuple[Holding, ...]:
-        """The allocated vGPUs, as the planner of vGPUs takes them."""
-        return self._picture.holdings
-
-    @property
-    def offers(self) -> Offers:
-        """The devices that are offered, by resource."""
-        return self._memory.offers
-
-    @property
-    def sharing(self) -> SharedOffer:
-        """The units of each GPU in mode `shared`."""
-        return self._memory.sharing
-
-    @property
-    def withdrawal(self) -> Withdrawal:
-        """The withdrawn devices."""
-        return self._memory.withdrawal
-
-    @property
-    def notice(self) -> Notice:
-        """The withdrawals that were announced to the scheduler."""
-        return self._memory.notice
-
-    @property
-    def smi(self) -> SmiMemory:
-        """What nvidia-smi has reported."""
-        return self._memory.smi
-
-    @property
-    def unreviewed(self) -> Reason | None:
-        """Why names no longer wait for a review, None if none has waited too long."""
-        return self._memory.review.problem
-
-    @property
-    def vgpus(self) -> NodeVgpus:
-        """The desired vGPUs, and the plans toward them."""
-        return self._decisions.desired.vgpus
-
-    @property
-    def invalid(self) -> InvalidStates:
-        """The invalid parts of the desired state."""
-        return self._decisions.invalid
-
-    @property
-    def again_at_s(self) -> float | None:
-        """When decisions differ without a new observation; None: never."""
-        return self._decisions.again_at_s
-
-    @property
-    def judged_again_at_s(self) -> float | None:
-        """When the health of a device may differ at the next observation of the host; None: never."""
-        return self._decisions.judged_again_at_s
+        return self.picture.ledger
 
     @property
     def former(self) -> FormerTenants:
         """The last tenants of GPUs in this boot, and whether the settings require a reset between tenants."""
-        return FormerTenants(self.tenancies.value, self.settings.require_reset)
+        return FormerTenants(self.tenancies.value, self.terms.settings.require_reset)
 
     @property
     def counted(self) -> Departures:
         """What the kubelet may still count of the devices that leave, by its last answer."""
-        return departures(self._picture, self._memory.withdrawal)
+        return departures(self.picture, self.memory.withdrawal)
 
     @property
     def _gates(self) -> GateStates:
         """The gates, with the changes of this process that are under way now."""
-        return replace(self._picture.gates, changed=self.changes.closed)
+        return replace(self.picture.gates, changed=self.changes.closed)
 
     @property
     def suspicious(self) -> bool:
         """Whether a device seems to be in use by a process without a pod."""
         if self.terms.vgpus_only:
-            return self.inventory is not None and self.vgpus.waits_for_processes(self.inventory, self.ledger.entries)
-        return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self.offers.verdict.traces.values())
+            return self.inventory is not None and self.decisions.desired.vgpus.waits_for_processes(
+                self.inventory, self.ledger.entries
+            )
+        return any(ReasonCode.IN_USE_ELSEWHERE in traces for traces in self.memory.offers.verdict.traces.values())
 
     def _entries_of_shares(self) -> tuple[Entry, ...]:
         """Return the GPUs of shares as allocations; any thread calls it."""
@@ -217,13 +112,13 @@ class NodeState:
 
         The end of a change that took too long calls for one as well, since the agent does not wait for that change.
         """
-        self._observations += 1
+        self.observations += 1
         if self.inventory is not None and facts == self.inventory.facts:
-            return self._picture.gates.changing != self._gates.changing
+            return self.picture.gates.changing != self._gates.changing
         boot_id, named = facts.platform.boot_id, self.ledger.with_type_names(facts)
         inventory = build_inventory(facts, named.type_names)
         ledger = named.with_known(known_devices(inventory), boot_id)
-        self._picture = replace(self._picture, inventory=inventory, ledger=ledger)
+        self.picture = replace(self.picture, inventory=inventory, ledger=ledger)
         self.tenancies.observe_host(inventory, boot_id)
         self.tenancies.observe_account(ledger.account, ledger.rules)
         return True
@@ -233,8 +128,8 @@ class NodeState:
 
         Return whether the devices have changed.
         """
-        before = self._picture.gates
-        self._picture = replace(self._picture, gates=GateStates(drained, blocked, before.changed))
+        before = self.picture.gates
+        self.picture = replace(self.picture, gates=GateStates(drained, blocked, before.changed))
         return drained != before.drained
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
@@ -242,9 +137,9 @@ class NodeState:
         before = self._accounted
         problem, tenancies = self.tenancies.problem, self.tenancies.value
         ledger, plugins = self.ledger.with_account(account), other_plugins(account, self.terms.units_resource)
-        is_change, self._picture = (
-            self._picture.plugins != plugins,
-            replace(self._picture, ledger=ledger, plugins=plugins),
+        is_change, self.picture = (
+            self.picture.plugins != plugins,
+            replace(self.picture, ledger=ledger, plugins=plugins),
         )
         self.tenancies.observe_account(account, ledger.rules)
         is_change = is_change or self.tenancies.value is not tenancies or self.tenancies.problem != problem
@@ -252,7 +147,7 @@ class NodeState:
 
     def expect_no_account(self, account: KubeletAccount) -> None:
         """Take an account without asking the kubelet: the entries stay as they are, and allocations count as known."""
-        self._picture = replace(self._picture, ledger=replace(self.ledger, account=account))
+        self.picture = replace(self.picture, ledger=replace(self.ledger, account=account))
 
     @property
     def _accounted(self) -> tuple[object, ...]:
@@ -262,72 +157,74 @@ class NodeState:
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""
-        self._picture = replace(self._picture, ledger=replace(self.ledger, entries=entries))
+        self.picture = replace(self.picture, ledger=replace(self.ledger, entries=entries))
 
     def observe_status_counts(self, counts: Mapping[ResourceName, int]) -> bool:
         """Take the counts of resources in the node's status; return whether they have changed."""
-        is_change = counts != self._picture.status_counts
-        self._picture = replace(self._picture, status_counts=counts)
+        is_change = counts != self.picture.status_counts
+        self.picture = replace(self.picture, status_counts=counts)
         return is_change
 
     def observe_kind(self, *, exists: bool) -> bool:
         """Take whether the cluster has the kind GpuNode; return whether that is a change."""
-        is_change = self.terms.review is not None and self._picture.is_kind_known is not exists
-        self._picture = replace(self._picture, is_kind_known=exists)
+        is_change = self.terms.review is not None and self.picture.is_kind_known is not exists
+        self.picture = replace(self.picture, is_kind_known=exists)
         return is_change
 
     def observe_registration(self, resource: ResourceName, registration: Registration) -> bool:
         """Take the state of a resource's registration with the kubelet; return whether that is a change."""
-        before = self._picture.registrations
+        before = self.picture.registrations
         if before.get(resource) == registration:
             return False
-        self._picture = replace(self._picture, registrations={**before, resource: registration})
+        self.picture = replace(self.picture, registrations={**before, resource: registration})
         return True
 
     def observe_smi(self, gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport, at_s: float) -> None:
         """Take nvidia-smi's report on a GPU, which was read for these desired vGPUs."""
-        self._remember_smi(self.smi.with_report(gpu, vgpus, report, self.vgpus.time_shared.get(gpu), at_s))
+        self._remember_smi(
+            self.memory.smi.with_report(gpu, vgpus, report, self.decisions.desired.vgpus.time_shared.get(gpu), at_s)
+        )
 
     def observe_scheduler(self, gpu: PciAddress, report: SchedulerReport) -> bool:
         """Take nvidia-smi's report on a GPU's scheduler; return whether that is a change."""
-        before = self.smi.schedulers.get(gpu)
-        self._remember_smi(self.smi.with_scheduler(gpu, report))
+        before = self.memory.smi.schedulers.get(gpu)
+        self._remember_smi(self.memory.smi.with_scheduler(gpu, report))
         return before is None or replace(before, at_s=report.at_s) != report
 
     def forget_smi(self, gpu: PciAddress) -> None:
         """Drop nvidia-smi's reports on a GPU, since they may be outdated."""
-        self._remember_smi(self.smi.without(gpu))
+        self._remember_smi(self.memory.smi.without(gpu))
 
     def _remember_smi(self, smi: SmiMemory) -> None:
-        self._memory = replace(self._memory, smi=smi)
+        self.memory = replace(self.memory, smi=smi)
 
     def observe_request(self, request: NodeRequest) -> None:
         """Take what the cluster asks of the node, as last observed."""
-        self._picture = replace(self._picture, request=request)
+        self.picture = replace(self.picture, request=request)
 
     def note(self, who: str, reason: Reason | None) -> bool:
         """Take the problem of a part of the agent, None if it has none any more; return whether that is a change."""
-        before = self._picture.problems
+        before = self.picture.problems
         if before.get(who) == reason:
             return False
         others = {part: problem for part, problem in before.items() if part != who or reason is not None}
-        self._picture = replace(self._picture, problems=others | ({who: reason} if reason is not None else {}))
+        self.picture = replace(self.picture, problems=others | ({who: reason} if reason is not None else {}))
         return True
 
     def refresh(self, now_s: float, at: datetime) -> NodeView:
         """Decide by all that was observed, take what the ledger keeps of it, and return the view of the node."""
         former = self.former
-        self._picture = replace(
-            self._picture,
+        self.picture = replace(
+            self.picture,
             former=former,
             gates=self._gates,
             shares=self._read_shares(),
             unrecorded_tenants=self.tenancies.problem,
         )
-        self._decisions = decide(self._picture, self._memory, self.terms, now_s, at)
-        self._memory = self._decisions.memory
-        if (names := self._decisions.names) is not None:
+        self.decisions = decide(self.picture, self.memory, self.terms, now_s, at)
+        self.memory = self.decisions.memory
+        if (names := self.decisions.names) is not None:
             kept = self.ledger.with_names(names)
             ledger = kept.with_tenants(self.tenancies.for_ledger, self.tenancies.recorded_boot)
-            self._picture = replace(self._picture, ledger=ledger)
-        return self._decisions.view
+            self.picture = replace(self.picture, ledger=ledger)
+        return self.decisions.view

@@ -51,8 +51,8 @@ class Dependencies:
     @property
     def questions(self) -> Mapping[PciAddress, tuple[DesiredVgpus, Questions]]:
         """The questions for nvidia-smi that must be answered before GPUs can be planned."""
-        return self.state.vgpus.questions
+        return self.desired.vgpus.questions
 
     def plan_of(self, gpu: PciAddress) -> VgpuPlan:
         """Return the plan for the vGPUs of a GPU, as observed last."""
-        return self.state.vgpus.plan_of(gpu)
+        return self.desired.vgpus.plan_of(gpu)

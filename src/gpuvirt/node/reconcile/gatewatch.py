@@ -138,7 +138,7 @@ class GateWatch:
         """Update the agent's state and notes by the gates; return whether that is a change."""
         drained = Scope(frozenset(_functions_of(facts, self._elsewhere)))
         blocked = {function: self._blocked[slot] for function, slot in _functions_of(facts, self._blocked).items()}
-        before = self._agent.state.blocked
+        before = self._agent.state.picture.gates.blocked
         is_change = self._agent.state.observe_gates(drained, blocked)
         if blocked == before:
             return is_change

@@ -87,10 +87,10 @@ class PodAccount:
     def read(self) -> Account:
         """Return the devices of pods; unknown while pods may have devices that the ledger lacks."""
         inventory, allocations = self._state.inventory, self._allocations
-        free = self._state.withdrawal.vgpus - self._state.counted.vgpus
+        free = self._state.memory.withdrawal.vgpus - self._state.counted.vgpus
         offered = frozenset[VgpuId](inventory.vgpus if inventory is not None else ()) - free
         pods = self.pods() if inventory is not None else Unknown()
-        return Account(pods, allocations, self._state.holdings, offered)
+        return Account(pods, allocations, self._state.picture.holdings, offered)
 
     def inputs(self, *, offered: bool = True) -> Inputs:
         """Return the inputs of a change; without `offered`, as if no vGPU were offered to the kubelet."""
@@ -101,8 +101,8 @@ class PodAccount:
         return Inputs(
             lambda _: account,
             self._state.ledger.type_names,
-            require_reset=self._state.settings.require_reset,
-            driver_may_come=self._state.follows_cluster,
+            require_reset=self._state.terms.settings.require_reset,
+            driver_may_come=self._state.memory.desired.follows_cluster,
             readings=lambda: readings,
         )
 

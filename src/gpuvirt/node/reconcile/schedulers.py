@@ -46,7 +46,10 @@ class Schedulers:
         gpu, inventory = self._next(state), state.inventory
         if gpu is None or inventory is None or gpu not in inventory.gpus:
             return
-        worker, scheduler_context = self._workers(inventory.gpus[gpu].unit), state.vgpus.time_shared[gpu]
+        worker, scheduler_context = (
+            self._workers(inventory.gpus[gpu].unit),
+            state.decisions.desired.vgpus.time_shared[gpu],
+        )
 
         def observe(report: SchedulerReport) -> None:
             if state.observe_scheduler(gpu, report):
@@ -56,10 +59,10 @@ class Schedulers:
 
     def _next(self, state: NodeState) -> PciAddress | None:
         """Return a GPU whose scheduler is unknown, else one whose scheduler was read too long ago."""
-        known = state.smi.schedulers
+        known = state.memory.smi.schedulers
         due_s = {
             gpu: known[gpu].at_s + self._intervals.schedulers_s if gpu in known else 0.0
-            for gpu in state.vgpus.time_shared
+            for gpu in state.decisions.desired.vgpus.time_shared
         }
         gpu = min(due_s, key=due_s.__getitem__, default=None)
         return gpu if gpu is not None and self._clock.monotonic_s() >= due_s[gpu] else None

@@ -84,7 +84,7 @@ class GatedGpus:
         for address in addresses:
             if (unreset := state.former.why_withheld(functions, address, TenantKind.NATIVE)) is not None:
                 raise RefusedError(unreset)
-        on_disk = state.settings.require_reset and any(
+        on_disk = state.terms.settings.require_reset and any(
             reset_of(functions, address) is not Reset.POSSIBLE for address in addresses
         )
         tenants = dict.fromkeys(addresses, TenantKind.NATIVE)

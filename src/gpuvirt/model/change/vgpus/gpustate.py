@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
@@ -168,6 +169,7 @@ def _most(cards: Iterable[Card], known: Iterable[VgpuType]) -> Counts:
     return counts
 
 
+@lru_cache(1024)
 def profile_of(vgpu_type: str) -> Profile | None:
     """Return the profile of a type's name on the host or in configs, None for a name of another grammar."""
     try:
