@@ -32,7 +32,7 @@ from gpuvirt.node.change.unitchange import apply, foresee
 from gpuvirt.node.change.unitgates import UnitGates, fingerprint
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import SerialWorker
-from gpuvirt.node.reconcile.circumstances import circumstances_of, intent_of, why_waiting
+from gpuvirt.node.reconcile.circumstances import Surroundings, circumstances_of, intent_of, why_waiting
 from gpuvirt.node.reconcile.dependencies import Dependencies
 from gpuvirt.node.reconcile.operands import PendingChange, ReportWait
 from gpuvirt.node.reconcile.schedulers import Schedulers
@@ -121,15 +121,16 @@ class Reconciler:
             return False
         if not differ and self._observations.get(unit) == agent.state.observations:
             return False
-        waits = why_waiting(agent, unit, desired, differ=differ)
+        surroundings = Surroundings(inventory, agent.account.read(), agent.state.counted, agent.desired.vgpus)
+        waits = why_waiting(surroundings, unit, desired, differ=differ)
         if waits is not None and not attempts.running:
-            self._gates.drain(unit, inventory, intent_of(agent, desired, differ=differ))
+            self._gates.drain(unit, inventory, intent_of(surroundings.vgpus, desired, differ=differ))
         if waits is not None and waits.vgpus:
             if not (attempts.running or attempts.rolled_back or attempts.blocked_at):
                 self._conclude(agent, unit, waits)
             return False
         now_s = self._clock.monotonic_s()
-        circumstances = circumstances_of(agent, inventory, unit, desired, drivers=differ)
+        circumstances = circumstances_of(surroundings, unit, desired, drivers=differ)
         if waits is None and (held := self._gates.held(unit, inventory, circumstances)) is not None:
             attempts.resume(circumstances, now_s)
             self._conclude(agent, unit, Outcome.everywhere(held, desired))
