@@ -1,152 +1,67 @@
-"""Measures the controller's decisions for a cluster, without an API server: the processor time of one decision.
-
-Nodes, GpuNodes and pods are decoded from what an API server sends, and the decisions include all operands. Each figure
-is the least of several runs.
-
-    .venv/bin/python -m bench.decisions --nodes 500 2000 5000
-"""
+"""Measures one turn of the agent's decisions for a node with very many GPUs and vGPUs: `python -m bench.decisions`."""
 
 import argparse
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Iterator
 
-import msgspec
+from gpuvirt.facts.ids import IommuGroup, VgpuType
+from gpuvirt.hardware.scan import scan, with_users
+from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NodeRequest
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory import pciids
+from gpuvirt.model.inventory.pciids import PciIds
+from gpuvirt.model.node.picture import NodeTerms
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.clock import BEGINNING
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 
-from bench.clusternodes import Json, name_of, node, reported_gpu_node
-from bench.controllermemory import read
-from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
-from gpuvirt.cluster.kinds.core import Pod, PodSpec, ReadNode
-from gpuvirt.cluster.objects import ObjectMap, key_of
-from gpuvirt.cluster.operator.decisions import ControllerSettings, decide
-from gpuvirt.cluster.operator.deployment.decisions import Existing
-from gpuvirt.cluster.operator.nodememory import NodeMemory
-from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
-from gpuvirt.cluster.operator.picture import Picture
-from gpuvirt.cluster.resources import Metadata
-from gpuvirt.model.desired.workload import Workload
-
-AT, LATER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 10, tzinfo=UTC)
-NAMESPACE = "gpu-operator"
-SETTINGS = ControllerSettings(NAMESPACE, image="gpuvirt:1")
-RUNS = 7
+EACH = 4
+"""The vGPUs of each GPU."""
 
 
-def policy(**components: bool) -> StoredPolicy:
-    """Return a ClusterPolicy for VMs."""
-    fields = {"sandboxWorkloads": {"enabled": True}} | {name: {"enabled": on} for name, on in components.items()}
-    metadata = Metadata(name="cluster-policy", uid="policy", generation=1, creation_timestamp="2026-01-01T00:00:00Z")
-    return StoredPolicy(metadata, msgspec.Raw(msgspec.json.encode(fields)))
-
-
-def picture_of(nodes: int) -> Picture:
-    """Return a cluster whose agents run and have reported."""
-    policies = ObjectMap.of({key_of(one): one for one in [policy()]})
-    return Picture(
-        policies,
-        ObjectMap.of({key_of(one): one for one in (observed(number) for number in range(nodes))}),
-        ObjectMap.of(
-            {key_of(one): one for one in (read(reported_gpu_node(number), OwnedGpuNode) for number in range(nodes))}
-        ),
-        Existing(pods=ObjectMap.of({key_of(one): one for one in map(agent, range(nodes))})),
+def state_of(gpus: int) -> NodeState:
+    """Return the state of an agent that has observed a node with so many T4, each with its four desired vGPUs."""
+    slots = tuple(
+        SlotSpec(
+            at=f"{number // 16:04x}:{0x10 + number % 16:02x}:00.0",
+            board="T4",
+            group=IommuGroup(number),
+            numa=0,
+            vgpus={VgpuType("GRID T4-4Q"): EACH},
+        )
+        for number in range(gpus)
     )
+    kernel = build_host(HostSpec(about="very many GPUs", slots=slots))
+    settings = Settings(mode=DesiredMode.VGPU, vgpu_config="T4-4Q")
+    state = NodeState(NodeTerms(settings, PciIds((pciids.shipped(),))), Ledger())
+    state.observe_facts(with_users(kernel, scan(kernel)))
+    state.observe_account(KubeletAccount(BEGINNING, 0.0, {}))
+    state.observe_request(NodeRequest())
+    return state
 
 
-def observed(number: int, workload: Workload = Workload.VGPU, beat: Json | None = None) -> ReadNode:
-    """Return a node as the controller decodes it."""
-    made = node(number, workload, AT)
-    return read({**made, **(beat or {})}, ReadNode)
-
-
-def agent(number: int) -> Pod:
-    """Return the pod of a node's agent."""
-    metadata = Metadata(
-        name=f"gpuvirt-node-{number}", namespace=NAMESPACE, uid=f"a{number}", labels={"app": "gpuvirt-node"}
-    )
-    return Pod(metadata, PodSpec(name_of(number)))
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A change of the cluster between two decisions."""
-
-    name: str
-    change: Callable[[Picture, int], Picture]
-    """Returns the changed picture; the second argument is another one in each run."""
-    remembers: bool = True
-
-
-def same(picture: Picture, _: int) -> Picture:
-    """Change nothing."""
-    return picture
-
-
-def relabelled(picture: Picture, run: int) -> Picture:
-    """Label one node otherwise."""
-    item = observed(run, Workload.PASSTHROUGH if run % 2 else Workload.CONTAINER)
-    return replace(picture, nodes=ObjectMap.of(picture.nodes).with_object(key_of(item), item))
-
-
-def reported(picture: Picture, run: int) -> Picture:
-    """Have one agent report otherwise."""
-    before = next(item for key, item in picture.gpu_nodes.items() if key.name == name_of(run))
-    item = msgspec.structs.replace(before, metadata=msgspec.structs.replace(before.metadata, generation=run + 7))
-    return replace(picture, gpu_nodes=ObjectMap.of(picture.gpu_nodes).with_object(key_of(item), item))
-
-
-def restarted(picture: Picture, run: int) -> Picture:
-    """Restart the agent of one node."""
-    pod = agent(run)
-    pod = msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=f"b{run}"))
-    pods = ObjectMap.of(picture.existing.pods).with_object(key_of(pod), pod)
-    return replace(picture, existing=replace(picture.existing, pods=pods))
-
-
-def other_policy(picture: Picture, run: int) -> Picture:
-    """Change the ClusterPolicy, on which all nodes depend."""
-    changed = policy(vfioManager=bool(run % 2))
-    return replace(picture, policies=ObjectMap.of({key_of(changed): changed}))
-
-
-CASES = (
-    Case("fresh", same, remembers=False),
-    Case("the same picture", same),
-    Case("one node relabelled", relabelled),
-    Case("one report", reported),
-    Case("one pod restarted", restarted),
-    Case("another policy", other_policy),
-)
-
-
-def measure(picture: Picture, case: Case) -> float:
-    """Return the least processor time of a decision, in ms."""
-    memory, found = NodeMemory(), list[float]()
-    for run in range(RUNS + 1):
-        before = time.process_time()
-        decide(picture, SETTINGS, (), LATER, memory if case.remembers else NodeMemory())
-        found.append((time.process_time() - before) * 1e3)
-        picture = case.change(picture, run)
-    return min(found[1:])
-
-
-def table(counts: Sequence[int]) -> str:
-    """Return the figures as a Markdown table: a column for each number of nodes."""
-    rows: dict[str, list[str]] = {case.name: [] for case in CASES}
-    for count in counts:
-        picture = picture_of(count)
-        for case in CASES:
-            rows[case.name].append(f"{measure(picture, case):.1f}")
-    head = ["ms", *(f"{count} nodes" for count in counts)]
-    lines = [head, ["---"] * len(head), *([name, *cells] for name, cells in rows.items())]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def turns(state: NodeState, rounds: int) -> Iterator[float]:
+    """Yield the processor time of each turn."""
+    for number in range(rounds):
+        began_s = time.process_time()
+        state.refresh(float(number), BEGINNING)
+        yield time.process_time() - began_s
 
 
 def main() -> None:
-    """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[500, 2000, 5000])
-    print(table(parser.parse_args().nodes))
+    """Measure, and print a line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.decisions", description=__doc__)
+    parser.add_argument("--gpus", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=9, help="the median counts")
+    arguments = parser.parse_args()
+    first_s, *later_s = turns(state_of(arguments.gpus), arguments.rounds)
+    median_ms, best_ms = statistics.median(later_s) * 1e3, min(later_s) * 1e3
+    print(f"{arguments.gpus} GPUs, {arguments.gpus * EACH} vGPUs, processor time of one turn of decisions:")
+    print(f"first {first_s * 1e3:.0f} ms, then median {median_ms:.0f} ms, best {best_ms:.0f} ms")
 
 
 if __name__ == "__main__":
