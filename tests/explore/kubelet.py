@@ -131,9 +131,14 @@ class Kubelet:
         return pod
 
     def reject(self, pod: Pod) -> None:
-        """Reject a pod whose Allocate was refused."""
-        del self.pods[pod.name]
-        self._forget_folder(pod)
+        """Reject a pod whose Allocate was refused, if it waits for the answer."""
+        if self.awaits(pod):
+            del self.pods[pod.name]
+            self._forget_folder(pod)
+
+    def awaits(self, pod: Pod) -> bool:
+        """Return whether the kubelet still takes the answer for a pod: it has not ended since it asked."""
+        return self.pods.get(pod.name) is pod
 
     def take_answer(self, pod: Pod) -> None:
         """Record the devices of a pod."""
@@ -170,8 +175,8 @@ class Kubelet:
         self.paths.pod_resources_socket.touch()
         self.paths.registration_socket.touch()
         self._stamp(self.paths.registration_socket)
-        for pod in [pod for pod in self.pods.values() if pod.asked is not None]:
-            self.reject(pod)
+        for pod in [pod for pod in self.pods.values() if not pod.answered]:
+            self.reject(pod)  # a kubelet that has ended starts no container with an answer that comes now
         if not self.paths.checkpoint.exists():
             for pod in self.pods.values():
                 pod.forgotten = True

@@ -12,6 +12,7 @@ from random import Random
 from typing import Protocol
 
 from gpuvirt.cli.changes import podaccount
+from gpuvirt.clock import Clock
 from gpuvirt.kubelet import accountwatch, hostaccount
 from gpuvirt.kubelet.podresources import Devices
 from gpuvirt.model.allocation.allocations import Consumers
@@ -79,8 +80,8 @@ def _here() -> Surroundings:
 class _PodResources:
     """The client of the kubelet's API, without its connection."""
 
-    def __init__(self, socket: Path) -> None:
-        del socket
+    def __init__(self, socket: Path, clock: Clock) -> None:
+        del socket, clock
 
     async def consumers(self) -> Consumers:
         return await _here().ask_held()

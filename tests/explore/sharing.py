@@ -135,6 +135,8 @@ class ShareKubelet:
                 world.kubelet.reject(pod)
                 self.forget(name)
                 return
+            if not world.kubelet.awaits(pod):
+                return
             pod.answered_s = world.clock.monotonic_s()
             pod.answer = wire.allocate_response((answer,)).container_responses[0].SerializeToString()
             pod.answered = pod.may_start = True

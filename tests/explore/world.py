@@ -138,6 +138,9 @@ class World:
                 self.scheduler.add_line(f"  {name} is refused: {error}")
                 kubelet.reject(pod)
                 return
+            if not kubelet.awaits(pod):
+                self.scheduler.add_line(f"  nobody takes the answer for {name}")
+                return
             pod.answered_s = self.clock.monotonic_s()
             pod.answered, pod.nodes = True, tuple(answer.device_nodes)
             pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
