@@ -2,11 +2,16 @@
 
 import asyncio
 import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from gpuvirt.facts.ids import DeviceId, PodUid
 from gpuvirt.facts.pci import Unread
+from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import NAMESPACE
 from gpuvirt.model.allocation.allocations import Unknown
@@ -19,7 +24,7 @@ from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.shares.podends import Accounts, PodEnds
 from gpuvirt.node.shares.unitallocation import UnitAllocation
-from gpuvirt.paths import HostPath
+from gpuvirt.paths import HostPath, HostRoots
 from gpuvirt.sim.files.tree import Link, constant
 from tests.simulated import Simulated
 
@@ -161,3 +166,34 @@ def test_a_process_that_cannot_be_read_is_no_proof(simulated: Simulated) -> None
     process = kernel.start_process("python3")
     kernel.faults.fail(HostPath(f"/proc/{process.pid}/cgroup"), errno.EACCES)
     assert isinstance(read_running_pods(kernel, [P]), Unread)
+
+
+def test_a_process_that_has_ended_and_that_nobody_awaits_hides_no_pods(tmp_path: Path) -> None:
+    kubelet = tmp_path / "kubelet"
+    kubelet.symlink_to(sys.executable)
+    sleeping = [str(kubelet), "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(sleeping, stdin=pipe, stdout=pipe) as proof,
+        subprocess.Popen([sys.executable, "-c", ""]) as ended,
+    ):
+        assert proof.stdout is not None
+        proof.stdout.readline()
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(OSError, match="Invalid argument"):
+            Path(f"/proc/{ended.pid}/mountinfo").read_text()
+        assert read_running_pods(RealKernel(HostRoots.under(Path("/"))), [P]) == frozenset()
+
+
+def test_a_thread_names_the_pod_of_a_process_whose_first_thread_has_ended(simulated: Simulated) -> None:
+    kernel = simulated("vm-2xV100")
+    process = kernel.start_process("python3")
+    proc = f"/proc/{process.pid}"
+    kernel.faults.fail(HostPath(f"{proc}/mountinfo"), errno.EINVAL)
+    assert read_running_pods(kernel, [P, Q]) == frozenset()
+    hosts = f"613 601 254:1 /var/lib/kubelet/pods/{P}/etc-hosts /etc/hosts rw,relatime - ext4 /dev/vda1 rw\n"
+    kernel.faults.fail(HostPath(f"{proc}/task/{process.pid}/mountinfo"), errno.EINVAL)
+    kernel.tree.place(HostPath(f"{proc}/task/{process.pid + 1}/mountinfo"), constant(hosts))
+    assert read_running_pods(kernel, [P, Q]) == frozenset({P})
+    kernel.faults.fail(HostPath(f"{proc}/task/{process.pid + 1}/mountinfo"), errno.EACCES)
+    assert isinstance(read_running_pods(kernel, [P, Q]), Unread)

@@ -9,7 +9,7 @@ the file of the termination message are in the pod's folder, `/var/lib/kubelet/p
 
 import errno
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from gpuvirt.facts.ids import PodUid
@@ -44,7 +44,7 @@ def read_running_pods(kernel: Kernel, pods: Collection[PodUid]) -> frozenset[Pod
             named = {uid for name, uid in by_name.items() if name in groups}
             if not named and (namespace := _mount_namespace(kernel, pid)) not in seen:
                 seen.add(namespace)
-                mounts = _content(kernel, pid, "mountinfo")
+                mounts = _mounts(kernel, pid)
                 named = {PodUid(uid) for uid in _OWN_FILES.findall(mounts)} & {*pods}
             found |= named
     except OSError as error:
@@ -66,6 +66,36 @@ def _mount_namespace(kernel: Kernel, pid: int) -> str:
         return kernel.readlink(HostPath(f"/proc/{pid}/ns/mnt"))
     except OSError:
         return str(pid)
+
+
+def _mounts(kernel: Kernel, pid: int) -> str:
+    """Return the mounts of a process, nothing for one that has ended.
+
+    A thread that has ended, and whose end nobody has awaited, has no mounts: EINVAL (`mounts_open_common` in
+    fs/proc_namespace.c). Where it is a process's first thread, others may run on.
+    """
+    try:
+        return _content(kernel, pid, "mountinfo")
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    found = ""
+    for thread in _threads(kernel, pid):
+        try:
+            found += _content(kernel, pid, f"task/{thread}/mountinfo")
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    return found
+
+
+def _threads(kernel: Kernel, pid: int) -> Sequence[str]:
+    try:
+        return kernel.listdir(HostPath(f"/proc/{pid}/task"))
+    except OSError as error:
+        if error.errno in _ENDED:
+            return ()
+        raise
 
 
 def _content(kernel: Kernel, pid: int, name: str) -> str:

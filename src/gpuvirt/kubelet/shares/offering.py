@@ -72,6 +72,7 @@ class UnitOffer:
         try:
             while True:
                 await self._on.accounts.outdated.wait()
+                self.resend()  # while it waits for Allocate it has freed them, and may answer the question late
                 try:
                     await api.consumers()
                 except PodResourcesUnknownError as error:
