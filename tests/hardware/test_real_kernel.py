@@ -4,6 +4,8 @@ import ctypes
 import errno
 import mmap
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +153,32 @@ def test_a_node_that_a_process_has_mapped_and_closed_is_found(tmp_path: Path) ->
     finally:
         libc.munmap(address, mmap.PAGESIZE)
     assert zero not in list(kernel.open_files(mapped=True))
+
+
+OTHER_THREAD = """\
+import ctypes, os, sys, threading, time
+node = os.open("/dev/zero", os.O_RDONLY)
+def run():
+    while open("/proc/self/stat").read().split()[2] != "Z":
+        time.sleep(0.01)
+    print("x", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=run).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_node_is_found_that_a_process_has_open_after_its_first_thread_has_ended(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", OTHER_THREAD], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"x\n"
+        (tmp_path / "proc").mkdir()
+        (tmp_path / f"proc/{process.pid}").symlink_to(f"/proc/{process.pid}")
+        zero = OpenFile(process.pid, HostPath("/dev/zero"), Path("/dev/zero").stat().st_rdev)
+        assert list(Path(f"/proc/{process.pid}/fd").iterdir()) == []
+        assert zero in list(RealKernel(HostRoots.under(tmp_path)).open_files())
 
 
 def test_a_process_that_has_ended_has_nothing_open(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 A walk reads `/proc/PID/fd`, and with mappings `/proc/PID/maps`: a process keeps a device by a mapping after it has
 closed its descriptor. A walk is no snapshot. It does not see descriptors on their way through a unix socket, files that
-io_uring has registered, descriptors of a thread with a table of its own, and what is opened behind it.
+io_uring has registered, descriptors of a thread with a table of its own beside its process's, and what is opened
+behind it.
 """
 
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,18 +58,42 @@ def read_open_files(proc: str, *, mapped: bool) -> Iterator[OpenFile]:
     """
     for name in os.listdir(proc):  # noqa: PTH208  thousands of processes: no Path objects
         if name.isascii() and name.isdigit():
-            yield from _opened(f"{proc}/{name}/fd", int(name))
-            if mapped:
-                yield from _mapped(f"{proc}/{name}", int(name))
+            process, pid = f"{proc}/{name}", int(name)
+            if numbers := _names(f"{process}/fd"):
+                yield from _opened(f"{process}/fd", numbers, pid)
+                if mapped:
+                    yield from _mapped(process, f"{process}/maps", pid)
+            else:
+                yield from _of_other_threads(process, pid, mapped=mapped)
 
 
-def _opened(folder: str, pid: int) -> Iterator[OpenFile]:
+def _of_other_threads(process: str, pid: int, *, mapped: bool) -> Iterator[OpenFile]:
+    """Yield the nodes of a process that shows no descriptors.
+
+    It may have none, as a thread of the kernel has none, or its first thread has ended: `/proc/PID/fd` and
+    `/proc/PID/maps` are those of that thread, while other threads run on with the same files and memory.
+    """
+    if mapped:
+        yield from _mapped(process, f"{process}/maps", pid)
+    for thread in _names(f"{process}/task"):
+        if int(thread) == pid:
+            continue
+        folder = f"{process}/task/{thread}"
+        yield from _opened(f"{folder}/fd", _names(f"{folder}/fd"), pid)
+        if mapped:
+            yield from _mapped(process, f"{folder}/maps", pid)
+
+
+def _names(folder: str) -> list[str]:
     try:
-        numbers = os.listdir(folder)  # noqa: PTH208
+        return os.listdir(folder)  # noqa: PTH208
     except OSError as error:
         if error.errno in _GONE:
-            return
+            return []
         raise
+
+
+def _opened(folder: str, numbers: Iterable[str], pid: int) -> Iterator[OpenFile]:
     for number in numbers:
         link = f"{folder}/{number}"
         try:
@@ -101,8 +126,8 @@ def _node(pid: int, target: str, link: str) -> OpenFile | None:
     return OpenFile(pid, HostPath(target), number)
 
 
-def _mapped(folder: str, pid: int) -> Iterator[OpenFile]:
-    content = _content(f"{folder}/maps")
+def _mapped(folder: str, maps: str, pid: int) -> Iterator[OpenFile]:
+    content = _content(maps)
     seen: set[tuple[bytes, bytes]] = set()
     for match in _MAPPING.finditer(content):
         if (file := (match[2], match[3])) in seen:
