@@ -195,5 +195,17 @@ def test_a_thread_names_the_pod_of_a_process_whose_first_thread_has_ended(simula
     kernel.faults.fail(HostPath(f"{proc}/task/{process.pid}/mountinfo"), errno.EINVAL)
     kernel.tree.place(HostPath(f"{proc}/task/{process.pid + 1}/mountinfo"), constant(hosts))
     assert read_running_pods(kernel, [P, Q]) == frozenset({P})
-    kernel.faults.fail(HostPath(f"{proc}/task/{process.pid + 1}/mountinfo"), errno.EACCES)
-    assert isinstance(read_running_pods(kernel, [P, Q]), Unread)
+
+
+@pytest.mark.parametrize("fails", ["mountinfo", "task/{}/mountinfo", "task"])
+def test_mounts_that_cannot_be_read_are_no_proof(simulated: Simulated, fails: str) -> None:
+    kernel = simulated("vm-2xV100")
+    process = kernel.start_process("python3")
+    proc = f"/proc/{process.pid}"
+    kernel.tree.place(HostPath(f"{proc}/task/{process.pid}/comm"), constant("python3"))
+    kernel.faults.fail(HostPath(f"{proc}/mountinfo"), errno.EINVAL)
+    assert read_running_pods(kernel, [P]) == frozenset()
+    kernel.faults.fail(HostPath(f"{proc}/{fails.format(process.pid)}"), errno.EACCES)
+    found = read_running_pods(kernel, [P])
+    assert isinstance(found, Unread)
+    assert found.errno == errno.EACCES
