@@ -51,9 +51,9 @@ class Server:
 
 
 @asynccontextmanager
-async def writing(server: Server) -> AsyncIterator[tuple[Writer, SimClock]]:
+async def writing(server: "Server | StatusServer") -> AsyncIterator[tuple[Writer, SimClock]]:
     clock = SimClock()
-    writer = Writer(server.write, clock, Random(0))  # noqa: S311
+    writer = Writer(server.write if isinstance(server, Server) else server.written_on(clock), clock, Random(0))  # noqa: S311
     async with asyncio.TaskGroup() as group:
         running = group.create_task(writer.run())
         try:
@@ -185,18 +185,6 @@ class StatusServer:
         return write
 
 
-@asynccontextmanager
-async def writing_statuses(server: StatusServer) -> AsyncIterator[tuple[Writer, SimClock]]:
-    clock = SimClock()
-    writer = Writer(server.written_on(clock), clock, Random(0))  # noqa: S311
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(writer.run())
-        try:
-            yield writer, clock
-        finally:
-            running.cancel()
-
-
 def pauses_of(asked: list[tuple[float, str, int]]) -> list[float]:
     times = [at_s for at_s, _, _ in asked]
     return [later - earlier for earlier, later in pairwise(times)]
@@ -204,7 +192,7 @@ def pauses_of(asked: list[tuple[float, str, int]]) -> list[float]:
 
 async def test_a_policys_status_is_written_once_a_second_and_at_the_end() -> None:
     server = StatusServer()
-    async with writing_statuses(server) as (writer, clock):
+    async with writing(server) as (writer, clock):
         for ready in range(50):
             writer.offer([status(ready)])
             await clock.advance(0.1)
@@ -223,7 +211,7 @@ async def test_a_policys_status_is_written_once_a_second_and_at_the_end() -> Non
 
 async def test_only_the_status_of_one_policy_waits() -> None:
     server = StatusServer()
-    async with writing_statuses(server) as (writer, clock):
+    async with writing(server) as (writer, clock):
         writer.offer([status(1)])
         await clock.advance(0.1)
         writer.offer([status(2), status(1, "other"), label("node01")])
@@ -236,7 +224,7 @@ async def test_only_the_status_of_one_policy_waits() -> None:
 
 async def test_a_refused_status_is_not_written_more_often() -> None:
     server = StatusServer(refuses=True)
-    async with writing_statuses(server) as (writer, clock):
+    async with writing(server) as (writer, clock):
         for ready in range(50):
             writer.offer([status(ready)])
             await clock.advance(0.1)

@@ -29,7 +29,7 @@ from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import invalidstates, policies, status
 from gpuvirt.cluster.operator.policy.policies import Choice
-from gpuvirt.cluster.operator.policy.status import Progress
+from gpuvirt.cluster.operator.policy.status import Progress, Verdict
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.cluster.operator.scheduler import decisions as scheduler
 from gpuvirt.cluster.operator.writer import Write
@@ -121,9 +121,9 @@ def decide(
         deployed = _deployment(picture, basis.policy, settings, found)
         of_nodes = (*invalidstates.of_config_map(basis.policy, picture), *found.invalid)
     invalid = (*invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults), *of_nodes)
-    progress = _progress(choice, found, kubevirt, picture)
-    progress = replace(
-        progress,
+    progress = Progress(
+        nodes=found.verdicts,
+        switched_off=found.switched_off,
         operands=(
             *deployed.faults,
             *(f"DaemonSet {state.name}: {state.against}" for state in deployed.states if state.against),
@@ -131,7 +131,9 @@ def decide(
         ),
         problems=problems,
         failures=failures,
+        unsupported=unsupported(plain_spec(choice.stored)),
         invalid=invalid,
+        kubevirt=_kubevirt_verdict(picture, kubevirt),
     )
     statuses = _statuses(choice, progress, settings, at)
     return Decisions(
@@ -177,14 +179,10 @@ def _basis(
     return Basis(policy, kubevirt, ClusterInputs(policies.defaults_of(policy), around, vgpu_switch, deployer))
 
 
-def _progress(choice: Choice, found: NodesSummary, kubevirt: KubeVirtDecisions, picture: Picture) -> Progress:
-    has_kubevirt = picture.kubevirt.kubevirts or kubevirt.reasons
-    return Progress(
-        nodes=found.verdicts,
-        switched_off=found.switched_off,
-        unsupported=unsupported(plain_spec(choice.stored)),
-        kubevirt=status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts) if has_kubevirt else None,
-    )
+def _kubevirt_verdict(picture: Picture, kubevirt: KubeVirtDecisions) -> Verdict | None:
+    if not (picture.kubevirt.kubevirts or kubevirt.reasons):
+        return None
+    return status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts)
 
 
 def _deployment(
