@@ -19,7 +19,7 @@ from gpuvirt.cluster.kinds.kubevirt import KubeVirt
 from gpuvirt.cluster.kinds.kubevirt import OwnedMetadata as KubeVirtMetadata
 from gpuvirt.cluster.objects import PARTS as PARTS_OF_A_MAP
 from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
-from gpuvirt.cluster.operator.decisions import ControllerSettings, decide, slices
+from gpuvirt.cluster.operator.decisions import ControllerSettings, decide, deciding
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodememory import NodeMemory
@@ -158,7 +158,7 @@ def test_decisions_with_a_memory_equal_those_from_scratch(data: st.DataObject, c
     for _ in range(data.draw(st.integers(1, 12))):
         cluster.change(data)
         picture = cluster.listed_again if data.draw(st.sampled_from([False] * 5 + [True])) else cluster.picture
-        for _ in islice(slices(picture, settings, AT, memory), data.draw(st.integers(0, 3))):
+        for _ in islice(deciding(picture, settings, (), AT, memory), data.draw(st.integers(0, 3))):
             cluster.change(data)  # a slice of an older picture is no harm
         memory.forget(data.draw(st.integers(0, 9)))
         picture = cluster.picture
@@ -168,7 +168,7 @@ def test_decisions_with_a_memory_equal_those_from_scratch(data: st.DataObject, c
 def test_a_slice_decides_some_nodes_and_the_decision_those_that_are_left() -> None:
     picture, memory = Scene([node(name=f"node{number:02}") for number in range(50)]).picture, NodeMemory(slice_nodes=20)
     picture = replace(picture, nodes=ObjectMap.of(picture.nodes), gpu_nodes=ObjectMap.of(picture.gpu_nodes))
-    decided = [memory.decided for _ in slices(picture, SETTINGS, AT, memory)]
+    decided = [memory.decided for _ in deciding(picture, SETTINGS, (), AT, memory)]
     assert [before <= most for before, most in zip(decided, (25, 50), strict=True)] == [True, True]
     assert memory.decided == 50
     assert decide(picture, SETTINGS, (), AT, memory) == decide(picture, SETTINGS, (), AT)

@@ -21,7 +21,7 @@ from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
 from gpuvirt.cluster.objects import PARTS, ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
-from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions, decide, slices
+from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions, deciding
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
@@ -151,18 +151,26 @@ class Controller:
             picture = self._picture()
             if picture is None:
                 continue
-            now = self._dependencies.clock.now()
             self._forget()
-            for _ in slices(picture, self._settings, now, self._memory):
-                await self._dependencies.clock.sleep(0)
-            failures = self._writer.failures
-            before, self.decisions = self.decisions, decide(picture, self._settings, failures, now, self._memory)
+            before, self.decisions = self.decisions, await self._decided(picture)
             log_invalid(before.progress.invalid if before is not None else (), self.decisions.progress.invalid)
             if self.decisions.histories is not None:
                 self._histories = self.decisions.histories
             self._writer.offer(self.decisions.writes)
             await self._announcer.announce(self.decisions.announcements)
             await self._dependencies.clock.sleep(PAUSE_S)
+
+    async def _decided(self, picture: Picture) -> Decisions:
+        """Return the decisions from a picture; other tasks have their turns between the slices of the nodes."""
+        now, failures = self._dependencies.clock.now(), self._writer.failures
+        running = deciding(picture, self._settings, failures, now, self._memory)
+        while True:
+            try:
+                next(running)
+            except StopIteration as ended:
+                found: Decisions = ended.value
+                return found
+            await self._dependencies.clock.sleep(0)
 
     def _forget(self) -> None:
         """Forget the parts of the nodes that are due in the slow round."""

@@ -1,6 +1,6 @@
 """The controller's decisions from one picture of the cluster: the writes, the events and the policy's status."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -100,7 +100,19 @@ def decide(
 
     With a memory, only the nodes are decided whose part of the picture has changed since; the result is the same.
     """
-    memory = memory if memory is not None else NodeMemory()
+    running = deciding(picture, settings, failures, at, memory if memory is not None else NodeMemory())
+    while True:
+        try:
+            next(running)
+        except StopIteration as ended:
+            found: Decisions = ended.value
+            return found
+
+
+def deciding(
+    picture: Picture, settings: ControllerSettings, failures: Sequence[str], at: datetime, memory: NodeMemory
+) -> Generator[None, None, Decisions]:
+    """Return the same as `decide`; yield after each slice of the nodes, so that others have their turn."""
     choice = policies.choose(picture.policies.values())
     scheduling = scheduler.decide(settings.shared, picture.services, picture.existing, settings.namespace)
     if choice is None:
@@ -117,7 +129,7 @@ def decide(
         reported = {key.name: gpu_node for key, gpu_node in picture.gpu_nodes.items()}
         of_nodes = tuple(invalidstates.of_reports(reported))
     else:
-        found, kubevirt = memory.decide(picture, basis.cluster), basis.kubevirt
+        found, kubevirt = (yield from memory.deciding(picture, basis.cluster)), basis.kubevirt
         deployed = _deployment(picture, basis.policy, settings, found)
         of_nodes = (*invalidstates.of_config_map(basis.policy, picture), *found.invalid)
     invalid = (*invalidstates.of_policy(choice.stored.metadata.name, problems, deployed.faults), *of_nodes)
@@ -149,16 +161,6 @@ def decide(
         deployed.states,
         kubevirt.histories,
     )
-
-
-def slices(picture: Picture, settings: ControllerSettings, at: datetime, memory: NodeMemory) -> Iterator[None]:
-    """Decide the nodes that have changed; yield after each slice, so that `decide` takes no long turn afterwards."""
-    choice = policies.choose(picture.policies.values())
-    if choice is None or any(_problems(choice, picture, settings)):
-        return
-    basis = _basis(choice, picture, settings, at, memory)
-    if basis is not None:
-        yield from memory.slices(picture, basis.cluster)
 
 
 def _basis(
