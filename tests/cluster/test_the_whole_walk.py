@@ -191,7 +191,11 @@ def changes_vgpus_again(admin: Admin) -> None:
     components = ("sandbox-device-plugin", "sandbox-validator", "vgpu-device-manager", "vgpu-manager")
     running = [[one, "yes", "Running"] for one in components]
     admin.node.until(lambda: admin.status() == running, lambda: f"{admin.status()}\n{admin.user.pods()}")
-    assert admin.user.get("clusterpolicy/cluster-policy", ".status.state") == "ready"
+    # The status is written at most once a second, so the pods may be running before it says so.
+    admin.node.until(
+        lambda: admin.user.get("clusterpolicy/cluster-policy", ".status.state") == "ready",
+        lambda: admin.user.get("clusterpolicy/cluster-policy", ".status"),
+    )
 
 
 def vms_are_taken(admin: Admin) -> None:
@@ -236,7 +240,12 @@ def each_node_has_what_it_is_for(admin: Admin) -> None:
         deployed = {key.removeprefix(prefix) for key in labels if key.startswith(prefix)}
         assert deployed == set(SETS[workloads[name]])
         assert (labels["nvidia.com/gpu.present"], labels["gpuvirt.io/os"]) == ("true", SYSTEM)
-        assert user.kubectl("get", "gpunode", name, "-o", "jsonpath={.spec.mode}") == modes[name]
+
+    def found_modes() -> dict[str, str]:
+        spec = "jsonpath={range .items[*]}{.metadata.name}={.spec.mode} {end}"
+        return dict(one.split("=") for one in user.kubectl("get", "gpunodes", "-o", spec).split())
+
+    admin.node.until(lambda: found_modes() == modes, lambda: str(found_modes()))
 
     def counted() -> int:
         return sum(map(int, user.get("daemonsets", ".items[*].status.desiredNumberScheduled").split()))
