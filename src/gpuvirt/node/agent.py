@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 
 from gpuvirt.clock import Signal, Timer
 from gpuvirt.facts.ids import ResourceName
@@ -38,12 +38,11 @@ from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.node.published.statefile import StateFile
-from gpuvirt.node.reconcile import dependencies
-from gpuvirt.node.reconcile.dependencies import Dependencies
 from gpuvirt.node.reconcile.gatewatch import GateWatch
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.reconcile.reconciler import Reconciler
+from gpuvirt.node.reconcile.reports import Reports
 from gpuvirt.node.shares.gpuclaims import GatedGpus
 from gpuvirt.node.shares.nodeshares import NodeShares
 from gpuvirt.node.site import Moving, Site
@@ -114,19 +113,18 @@ class Agent:
             sees_processes=site.sees_processes,
         )
         units = [shares.with_gpus] if shares is not None else []
-        account = PodAccount(self._state, site.recorded, *units)
-        self._changes = Dependencies(
-            self._state,
-            account,
-            self._operands,
-            dependencies.Callbacks(self._observe_change, self._stale.set, self.report_problem),
-        )
+        self._account = PodAccount(self._state, site.recorded, *units)
+        self._reports = Reports(self._observe_change, self._stale.set, self.report_problem)
         self._invalid: tuple[InvalidDesired, ...] = ()
         """The invalid desired state that was logged."""
         self.views: Cell[NodeView] = Cell(self._refresh())
         membership = Membership(gate_at(site.gates), may_lack=site.may_lack_gates)
         self._gates = GateWatch(
-            membership, self._changes, self._watcher.observe_soon, site.moving.site if site.moving is not None else None
+            membership,
+            self._state,
+            self._reports,
+            self._watcher.observe_soon,
+            site.moving.site if site.moving is not None else None,
         )
         refused, unseen = lambda: self._watcher.observe_soon("refusal"), partial(self.report_problem, "users")
         callbacks = Callbacks(self._observe_allocation, refused, unseen)
@@ -164,19 +162,21 @@ class Agent:
 
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
         """Start the reconciler, which changes each unit in the unit's one serial worker."""
-        site, clock = moving.site, self._site.clock
-        reconciler = Reconciler(site, cache(moving.workers), clock, self._intervals)
-        group.create_task(keep_going("changes", lambda: reconciler.run(self._changes), clock))
+        clock, state = self._site.clock, self._state
+        reconciler = Reconciler(
+            state, self._account, self._reports, moving, clock, self._intervals, operands=self._operands
+        )
+        group.create_task(keep_going("changes", lambda: reconciler.run(self.views), clock))
 
     @property
     def vgpu_states(self) -> Cell[Progress | None]:
         """The progress of the desired vGPUs, as reported to the cluster; None: not reported."""
-        return self._changes.vgpu_states
+        return self._reports.vgpus
 
     @property
     def workload_states(self) -> Cell[Progress | None]:
         """The progress of the desired drivers, as reported to the cluster; None: not reported."""
-        return self._changes.workload_states
+        return self._reports.workload
 
     @property
     def looked(self) -> bool:
@@ -212,12 +212,12 @@ class Agent:
 
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Take the kubelet's account of allocated devices, None if the kubelet did not answer."""
-        self._changes.account.observe_account(account)
+        self._account.observe_account(account)
         waited = not self._state.counted.is_known
         if self._state.observe_account(account) or self._is_growing or (waited and self._state.counted.is_known):
             self._stale.set()
         self._gates.answer_commands()
-        if self._may_count_otherwise or (self.operands_away.get() and self._changes.account.awaits_reading):
+        if self._may_count_otherwise or (self.operands_away.get() and self._account.awaits_reading):
             self.allocated.set()  # the kubelet is asked again soon
         if self._operands is not None:
             self._operands.stir()
@@ -298,7 +298,6 @@ class Agent:
             self.node_counts.set(self._state.memory.notice.counts)
         if self.shares is not None:
             self.shares.observe_gpus(self._state.memory.sharing.gpus, self._state.memory.sharing.minors)
-        self._changes.concluded.set()
         if self._operands is not None:
             self._operands.stir()
         if self._state.memory.withdrawal.grew or self._is_growing:

@@ -13,7 +13,8 @@ from gpuvirt.node.change.gate.gateerrors import GateFailedError
 from gpuvirt.node.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
 from gpuvirt.node.change.gate.membership import Membership
 from gpuvirt.node.change.site import Site
-from gpuvirt.node.reconcile.dependencies import Dependencies
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.reconcile.reports import Reports
 from gpuvirt.node.store import originaldrivers
 
 log = logging.getLogger(__name__)
@@ -25,14 +26,16 @@ class GateWatch:
     def __init__(
         self,
         membership: Membership,
-        agent: Dependencies,
+        state: NodeState,
+        reports: Reports,
         observe_soon: Callable[[str], None],
         changing: Site | None = None,
     ) -> None:
         """`observe_soon` has the host observed soon. `changing` is the site of an agent that changes GPUs."""
         self._membership = membership
         self._gate = membership.own
-        self._agent = agent
+        self._state = state
+        self._reports = reports
         self._observe_soon = observe_soon
         self._changing = changing
         self._facts: Facts | None = None
@@ -50,14 +53,14 @@ class GateWatch:
                 if self._unsettled:
                     self._observe_soon("gate")
                 if self._facts is not None and self._update_state(self._facts):
-                    self._agent.callbacks.conclude_soon()
+                    self._reports.decide_soon()
             self.answer_commands()
 
     def _join(self) -> None:
         """Take part in the gates, if the agent offers devices."""
-        if self._agent.operands is None:
+        if not self._state.terms.vgpus_only:
             self._membership.join()
-            self._agent.callbacks.report_problem("gates", self._membership.problem)
+            self._reports.problem("gates", self._membership.problem)
 
     def observe_facts(self, facts: Facts) -> bool:
         """Settle killed changes, since the host was observed, and read the gates; return whether that is a change."""
@@ -77,8 +80,8 @@ class GateWatch:
     def _answer_commands(self) -> None:
         for slot, record in self._requests().items():
             functions = frozenset(_functions_of(self._facts, {slot})) if self._facts is not None else frozenset()
-            refusal = self._agent.desired.why_kept(record.desires)
-            if refusal is not None or self._agent.state.counted.is_drained(functions):
+            refusal = self._state.decisions.desired.why_kept(record.desires)
+            if refusal is not None or self._state.counted.is_drained(functions):
                 self._gate.answer(slot, record.generation, refusal)
 
     def leave(self) -> None:
@@ -138,14 +141,14 @@ class GateWatch:
         """Update the agent's state and notes by the gates; return whether that is a change."""
         drained = Scope(frozenset(_functions_of(facts, self._elsewhere)))
         blocked = {function: self._blocked[slot] for function, slot in _functions_of(facts, self._blocked).items()}
-        before = self._agent.state.picture.gates.blocked
-        is_change = self._agent.state.observe_gates(drained, blocked)
+        before = self._state.picture.gates.blocked
+        is_change = self._state.observe_gates(drained, blocked)
         if blocked == before:
             return is_change
         for address in {*blocked, *before} & {*facts.functions}:
             if facts.functions[address].kind is FunctionKind.GPU and facts.functions[address].physfn is None:
                 problem = refusals.blocked(address, blocked[address]) if address in blocked else None
-                self._agent.callbacks.report_problem(f"gate {address}", problem)
+                self._reports.problem(f"gate {address}", problem)
         return True
 
 

@@ -9,34 +9,41 @@ answered after that, and no pod has them.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import cache
 
-from gpuvirt.clock import Clock
+from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
 from gpuvirt.model.change.drivers import unmet
 from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.node import progress
+from gpuvirt.model.node.desiredunits import DesiredUnits
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.attempts import Attempts, ChangeWorker
 from gpuvirt.node.change.observation import observe
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply, foresee
 from gpuvirt.node.change.unitgates import UnitGates, fingerprint
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.reconcile.circumstances import Surroundings, circumstances_of, intent_of, why_waiting
-from gpuvirt.node.reconcile.dependencies import Dependencies
-from gpuvirt.node.reconcile.operands import PendingChange, ReportWait
+from gpuvirt.node.reconcile.operands import Operands, PendingChange, ReportWait
+from gpuvirt.node.reconcile.podaccount import PodAccount
+from gpuvirt.node.reconcile.reports import Reports
 from gpuvirt.node.reconcile.schedulers import Schedulers
 from gpuvirt.node.reconcile.smiquestions import SmiQuestions
+from gpuvirt.node.site import Moving
 from gpuvirt.node.store import originaldrivers
 
 log = logging.getLogger(__name__)
@@ -45,10 +52,26 @@ log = logging.getLogger(__name__)
 class Reconciler:
     """Changes the GPUs of one node."""
 
-    def __init__(self, site: Site, workers: Callable[[str], SerialWorker], clock: Clock, intervals: Intervals) -> None:
-        """`workers` returns the one serial worker of a unit."""
-        self._site = site
-        self._workers = workers
+    def __init__(  # noqa: PLR0913  what it reads, what it changes, and where it reports
+        self,
+        state: NodeState,
+        account: PodAccount,
+        reports: Reports,
+        moving: Moving,
+        clock: Clock,
+        intervals: Intervals,
+        *,
+        operands: Operands | None = None,
+    ) -> None:
+        """`operands` is the device plugin of another project that offers this node's devices; None if the agent offers
+        them itself.
+        """
+        self._state = state
+        self._account = account
+        self._reports = reports
+        self._operands = operands
+        self._site = site = moving.site
+        self._workers = workers = cache(moving.workers)
         self._clock = clock
         self._intervals = intervals
         self._attempts: dict[UnitId, Attempts] = {}
@@ -62,40 +85,64 @@ class Reconciler:
         self._questions = SmiQuestions(site.tools, workers, clock, intervals)
         self._schedulers = Schedulers(site.tools, workers, clock, intervals)
 
-    async def run(self, agent: Dependencies) -> None:
-        """Compare the desired with the observed state and act, for ever."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                self._questions.ask(agent, group, self._observe_blocked)
-                for unit, desired in self._due(agent).items():
-                    self._gates.begin(unit)
-                    tried_on = self._attempts[unit].tried_on
-                    circumstances = fingerprint(tried_on) if tried_on is not None else None
-                    change = _following(agent, unit, tuple(desired), circumstances)
-                    group.create_task(self._change(agent, unit, desired, change))
-                if not self._is_busy(agent):
-                    self._schedulers.ask_next(agent.state, agent.callbacks.conclude_soon, group)
-                self._report_progress(agent)
-                await agent.concluded.wait_for(self._clock, self._intervals.reconcile_s)
+    async def run(self, decided: Cell[NodeView]) -> None:
+        """Compare the desired with the observed state and act, for ever: after each decision, and at intervals.
 
-    def _due(self, agent: Dependencies) -> Mapping[UnitId, DesiredUnit]:
+        `decided` is replaced at each decision.
+        """
+        again = Signal()
+        async with asyncio.TaskGroup() as group:
+            with decided.notifying(again):
+                while True:
+                    self._act(group)
+                    await again.wait_for(self._clock, self._intervals.reconcile_s)
+
+    @property
+    def _desired(self) -> DesiredUnits:
+        """The desired state of the isolation units, as last decided."""
+        return self._state.decisions.desired
+
+    def _plan_of(self, gpu: PciAddress) -> VgpuPlan:
+        """Return the plan for the vGPUs of a GPU, as observed last."""
+        return self._desired.vgpus.plan_of(gpu)
+
+    def _act(self, group: asyncio.TaskGroup) -> None:
+        """Start the changes and questions that are due, and report the progress."""
+        self._questions.ask(self._state, self._reports.decide_soon, group, self._observe_blocked)
+        for unit, desired in self._due().items():
+            self._gates.begin(unit)
+            group.create_task(self._change(unit, desired, self._following(unit, desired)))
+        if not self._is_busy():
+            self._schedulers.ask_next(self._state, self._reports.decide_soon, group)
+        self._report_progress()
+
+    def _following(self, unit: UnitId, gpus: Iterable[PciAddress]) -> Change:
+        """Return the change that brings GPUs of a unit to their present desired state, and stops if that changes."""
+        state, plan, gpus = self._state, self._desired, tuple(gpus)
+        tried_on = self._attempts[unit].tried_on
+
+        def is_desired() -> bool:
+            return state.decisions.desired.allows(plan, gpus)
+
+        circumstances = fingerprint(tried_on) if tried_on is not None else None
+        return Change(state.changes, unit, is_desired, self._account.newest, circumstances)
+
+    def _due(self) -> Mapping[UnitId, DesiredUnit]:
         """Return the units to change now; note why other units can't be changed."""
-        inventory = agent.state.inventory
+        inventory = self._state.inventory
         if inventory is None:
             return {}
         journal = originaldrivers.read(self._site.original_drivers).of_boot(inventory.facts.platform.boot_id)
-        agent.callbacks.report_problem(
-            "drivers", originaldrivers.lost(self._site.original_drivers) if journal.damaged else None
-        )
-        units = agent.desired.with_interrupted(inventory, journal)
+        self._reports.problem("drivers", originaldrivers.lost(self._site.original_drivers) if journal.damaged else None)
+        units = self._desired.with_interrupted(inventory, journal)
         drivers = {unit: desired_drivers(desired) for unit, desired in units.items()}
         self._differing = frozenset(unit for unit, target in drivers.items() if unmet(inventory, target, journal))
-        is_open = {unit: desired for unit, desired in units.items() if self._is_open(agent, unit, desired)}
+        is_open = {unit: desired for unit, desired in units.items() if self._is_open(unit, desired)}
         self._gates.release_found((unit for unit in inventory.units if unit not in is_open), inventory)
         for unit, attempts in self._attempts.items():
             if unit not in is_open and not attempts.running:
                 self._gates.release([unit], inventory)
-                self._conclude(agent, unit, Outcome())
+                self._conclude(unit, Outcome())
                 attempts.forget(units.get(unit))
         self._attempts = {
             unit: attempts for unit, attempts in self._attempts.items() if unit in inventory.units or attempts.running
@@ -104,107 +151,108 @@ class Reconciler:
         self._observations = {
             unit: observations for unit, observations in self._observations.items() if unit in inventory.units
         }
-        return {unit: desired for unit, desired in is_open.items() if self._is_due(agent, inventory, unit, desired)}
+        return {unit: desired for unit, desired in is_open.items() if self._is_due(inventory, unit, desired)}
 
-    def _is_open(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit) -> bool:
+    def _is_open(self, unit: UnitId, desired: DesiredUnit) -> bool:
         """Return whether a unit is not in its desired state."""
-        return unit in self._differing or any(gpu in agent.questions or not agent.plan_of(gpu).met for gpu in desired)
+        questions = self._desired.vgpus.questions
+        return unit in self._differing or any(gpu in questions or not self._plan_of(gpu).met for gpu in desired)
 
-    def _is_due(self, agent: Dependencies, inventory: Inventory, unit: UnitId, desired: DesiredUnit) -> bool:
+    def _is_due(self, inventory: Inventory, unit: UnitId, desired: DesiredUnit) -> bool:
         """Return whether to change an open unit now; if it can't be changed, note why."""
         attempts = self._attempts.setdefault(unit, Attempts())
         differ = unit in self._differing
-        plans = [agent.plan_of(gpu) for gpu in desired]
+        plans = [self._plan_of(gpu) for gpu in desired]
         if not differ and not any(plan.steps for plan in plans):
             if not attempts.running:
-                self._rest(agent, unit, desired)
+                self._rest(unit, desired)
             return False
-        if not differ and self._observations.get(unit) == agent.state.observations:
+        if not differ and self._observations.get(unit) == self._state.observations:
             return False
-        surroundings = Surroundings(inventory, agent.account.read(), agent.state.counted, agent.desired.vgpus)
+        surroundings = Surroundings(inventory, self._account.read(), self._state.counted, self._desired.vgpus)
         waits = why_waiting(surroundings, unit, desired, differ=differ)
         if waits is not None and not attempts.running:
             self._gates.drain(unit, inventory, intent_of(surroundings.vgpus, desired, differ=differ))
         if waits is not None and waits.vgpus:
             if not (attempts.running or attempts.rolled_back or attempts.blocked_at):
-                self._conclude(agent, unit, waits)
+                self._conclude(unit, waits)
             return False
         now_s = self._clock.monotonic_s()
         circumstances = circumstances_of(surroundings, unit, desired, drivers=differ)
         if waits is None and (held := self._gates.held(unit, inventory, circumstances)) is not None:
             attempts.resume(circumstances, now_s)
-            self._conclude(agent, unit, Outcome.everywhere(held, desired))
+            self._conclude(unit, Outcome.everywhere(held, desired))
         if not attempts.begin(circumstances, now_s):
             return False
         if waits is not None:
-            self._conclude(agent, unit, waits)
+            self._conclude(unit, waits)
             attempts.end(now_s)
             return False
         return True
 
-    def _rest(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit) -> None:
+    def _rest(self, unit: UnitId, desired: DesiredUnit) -> None:
         """Note that no change of a unit is planned. While nvidia-smi is asked there is no plan yet: nothing is new."""
         self._gates.stop_draining(unit)
-        if not any(gpu in agent.questions for gpu in desired):
-            plans = (agent.plan_of(gpu) for gpu in desired)
-            self._conclude(agent, unit, Outcome(vgpus={plan.gpu: (*plan.refusals, *plan.pending) for plan in plans}))
+        if not any(gpu in self._desired.vgpus.questions for gpu in desired):
+            plans = (self._plan_of(gpu) for gpu in desired)
+            self._conclude(unit, Outcome(vgpus={plan.gpu: (*plan.refusals, *plan.pending) for plan in plans}))
             self._attempts[unit].forget(desired)
 
-    def _is_busy(self, agent: Dependencies) -> bool:
+    def _is_busy(self) -> bool:
         """Return whether a unit is being changed or soon will be: questions for display only must wait then."""
         if self._questions.asking or any(attempts.running for attempts in self._attempts.values()):
             return True
         plans = (
-            agent.plan_of(gpu) for desired in agent.desired.by_unit(agent.state.inventory).values() for gpu in desired
+            self._plan_of(gpu) for desired in self._desired.by_unit(self._state.inventory).values() for gpu in desired
         )
-        return isinstance(agent.account.pods(), Unknown) and any(plan.steps for plan in plans)
+        return isinstance(self._account.pods(), Unknown) and any(plan.steps for plan in plans)
 
-    def _report_progress(self, agent: Dependencies) -> None:
-        differ, picture, decided = bool(self._differing), agent.state.picture, agent.state.decisions
-        agent.workload_states.set(progress.of_workload(picture, decided, self._outcomes, drivers_differ=differ))
-        agent.vgpu_states.set(progress.of_vgpus(picture, decided, self._outcomes))
+    def _report_progress(self) -> None:
+        differ, picture, decided = bool(self._differing), self._state.picture, self._state.decisions
+        self._reports.workload.set(progress.of_workload(picture, decided, self._outcomes, drivers_differ=differ))
+        self._reports.vgpus.set(progress.of_vgpus(picture, decided, self._outcomes))
 
-    async def _change(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit, change: Change) -> None:
-        attempts, what = self._attempts[unit], self._what(agent, unit, desired)
+    async def _change(self, unit: UnitId, desired: DesiredUnit, change: Change) -> None:
+        attempts, what = self._attempts[unit], self._what(unit, desired)
         try:
-            outcome = await self._refused(agent, unit, desired) if agent.operands is not None else Outcome()
+            outcome = await self._refused(unit, desired) if self._operands is not None else Outcome()
             if not outcome.reasons:
                 gpus = tuple(desired)
 
                 def wait(reason: Reason) -> None:
-                    self._conclude(agent, unit, Outcome(vgpus={gpus[0]: (reason,)}))
+                    self._conclude(unit, Outcome(vgpus={gpus[0]: (reason,)}))
 
-                async with _operands_stopped(agent, gpus, wait) as obstacle:
+                async with self._operands_stopped(gpus, wait) as obstacle:
                     if obstacle is None:
-                        outcome = await self._applied(agent, unit, desired, change)
+                        outcome = await self._applied(unit, desired, change)
                     else:
                         outcome = Outcome(vgpus={gpus[0]: (obstacle,)})
-            self._observations[unit] = agent.state.observations
+            self._observations[unit] = self._state.observations
             for gpu, target in desired.items():
                 if target.vgpus is not None:
-                    agent.state.forget_smi(gpu)
-            agent.callbacks.changed(what, str(outcome.reasons[0].code) if outcome.reasons else "done")
-            self._conclude(agent, unit, outcome)
+                    self._state.forget_smi(gpu)
+            self._reports.changed(what, str(outcome.reasons[0].code) if outcome.reasons else "done")
+            self._conclude(unit, outcome)
         finally:
             attempts.end(self._clock.monotonic_s())
 
-    def _what(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit) -> tuple[str, ...]:
+    def _what(self, unit: UnitId, desired: DesiredUnit) -> tuple[str, ...]:
         """Return the kinds of a change, as metrics name them."""
         drivers = sorted(set(desired_drivers(desired).values())) if unit in self._differing else ()
-        vgpus = any(agent.plan_of(gpu).steps for gpu in desired)
+        vgpus = any(self._plan_of(gpu).steps for gpu in desired)
         return (*drivers, "vgpus") if vgpus else tuple(drivers)
 
-    async def _refused(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit) -> Outcome:
+    async def _refused(self, unit: UnitId, desired: DesiredUnit) -> Outcome:
         """Return why a change would be refused, before another project's device plugin is stopped for it."""
-        inputs = agent.account.inputs(offered=False)
+        inputs = self._account.inputs(offered=False)
 
         def job() -> Outcome:
             return foresee(observe(self._site, inputs, desired), unit, desired)
 
         return await self._run(unit, desired, job, (), self._workers(unit), self._intervals.vgpu_change_s)
 
-    async def _applied(self, agent: Dependencies, unit: UnitId, desired: DesiredUnit, change: Change) -> Outcome:
-        inventory, inputs = agent.state.inventory, agent.account.inputs()
+    async def _applied(self, unit: UnitId, desired: DesiredUnit, change: Change) -> Outcome:
+        inventory, inputs = self._state.inventory, self._account.inputs()
         taken: list[str] = []
 
         def report(step: Step | RollBack) -> None:
@@ -218,7 +266,7 @@ class Reconciler:
         def job() -> Outcome:
             return apply(self._site, unit, desired, inputs, Run(report, change), inventory)
 
-        vgpus = any(agent.plan_of(gpu).steps or agent.plan_of(gpu).follows for gpu in desired)
+        vgpus = any(self._plan_of(gpu).steps or self._plan_of(gpu).follows for gpu in desired)
         timeout_s = self._intervals.vgpu_change_s if vgpus else self._intervals.move_s
         return await self._run(unit, desired, job, taken, ChangeWorker(self._workers(unit), change), timeout_s)
 
@@ -234,42 +282,28 @@ class Reconciler:
         found = await self._attempts[unit].run(unit, job, taken, worker=worker, name="change", timeout_s=timeout_s)
         return Outcome.everywhere(found, desired) if isinstance(found, Reason) else found
 
-    def _observe_blocked(self, agent: Dependencies, unit: UnitId, gpu: PciAddress, reason: Reason) -> None:
+    def _observe_blocked(self, unit: UnitId, gpu: PciAddress, reason: Reason) -> None:
         self._attempts.setdefault(unit, Attempts())
-        self._conclude(agent, unit, Outcome(vgpus={gpu: (reason,)}))
+        self._conclude(unit, Outcome(vgpus={gpu: (reason,)}))
 
-    def _conclude(self, agent: Dependencies, unit: UnitId, outcome: Outcome) -> None:
+    def _conclude(self, unit: UnitId, outcome: Outcome) -> None:
         """Report the outcome of an attempt; it replaces that of the attempt before."""
         self._outcomes[unit] = outcome
-        self._attempts[unit].note(f"change {unit}", outcome.reasons, agent.callbacks.report_problem)
+        self._attempts[unit].note(f"change {unit}", outcome.reasons, self._reports.problem)
 
+    def _operands_stopped(
+        self, gpus: Sequence[PciAddress], report: ReportWait
+    ) -> AbstractAsyncContextManager[Reason | None]:
+        """Keep another project's device plugin stopped while the context lasts; it gives why that failed.
 
-def _following(agent: Dependencies, unit: UnitId, gpus: Sequence[PciAddress], circumstances: str | None) -> Change:
-    """Return the change that brings GPUs of a unit to their present desired state, and stops if that changes.
+        `report` is called with what the change waits for. Devices that the agent itself offers are withdrawn already.
+        """
+        if self._operands is None:
+            return nullcontext()
 
-    `circumstances` is the fingerprint of what a new attempt depends on if the change fails.
-    """
-    state, plan = agent.state, agent.desired
+        def why_unsettled(since_s: float) -> Reason | None:
+            reasons = (self._account.why_unsettled(gpu, since_s) for gpu in gpus)
+            return next((reason for reason in reasons if reason is not None), None)
 
-    def is_desired() -> bool:
-        return state.decisions.desired.allows(plan, gpus)
-
-    return Change(state.changes, unit, is_desired, agent.account.newest, circumstances)
-
-
-def _operands_stopped(
-    agent: Dependencies, gpus: Sequence[PciAddress], report: ReportWait
-) -> AbstractAsyncContextManager[Reason | None]:
-    """Keep another project's device plugin stopped while the context lasts; it gives why that failed.
-
-    `report` is called with what the change waits for. Devices that the agent itself offers are withdrawn already.
-    """
-    if agent.operands is None:
-        return nullcontext()
-
-    def why_unsettled(since_s: float) -> Reason | None:
-        reasons = (agent.account.why_unsettled(gpu, since_s) for gpu in gpus)
-        return next((reason for reason in reasons if reason is not None), None)
-
-    change = PendingChange(lambda: any(agent.plan_of(gpu).steps for gpu in gpus), why_unsettled)
-    return agent.operands.away(gpus[0], change, report)
+        change = PendingChange(lambda: any(self._plan_of(gpu).steps for gpu in gpus), why_unsettled)
+        return self._operands.away(gpus[0], change, report)

@@ -2,20 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.vgpu import SmiReport
 from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.hardware.programs.smireport import read_report
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.vgpus.modes import Questions
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
-from gpuvirt.node.reconcile.dependencies import Dependencies
 
-Blocked = Callable[[Dependencies, UnitId, PciAddress, Reason], None]
+Blocked = Callable[[UnitId, PciAddress, Reason], None]
 
 
 class SmiQuestions:
@@ -31,21 +33,31 @@ class SmiQuestions:
         self.asking: set[PciAddress] = set()
         """The GPUs for which nvidia-smi runs now."""
 
-    def ask(self, agent: Dependencies, group: asyncio.TaskGroup, blocked: Blocked) -> None:
+    def ask(
+        self, state: NodeState, decide_soon: Callable[[], None], group: asyncio.TaskGroup, blocked: Blocked
+    ) -> None:
         """Start a task for each new question; `blocked` is called if the kernel blocks nvidia-smi."""
-        for gpu, (vgpus, questions) in agent.questions.items():
-            if gpu not in self.asking:
+
+        def observe(gpu: PciAddress, vgpus: DesiredVgpus, report: SmiReport) -> None:
+            state.observe_smi(gpu, vgpus, report, self._clock.monotonic_s())
+            decide_soon()
+
+        inventory = state.inventory
+        for gpu, (vgpus, questions) in state.decisions.desired.vgpus.questions.items():
+            if gpu not in self.asking and inventory is not None and gpu in inventory.gpus:
                 self.asking.add(gpu)
-                group.create_task(self._ask(agent, gpu, vgpus, questions, blocked))
+                unit = inventory.gpus[gpu].unit
+                group.create_task(self._ask(partial(observe, gpu, vgpus), gpu, unit, questions, blocked))
 
     async def _ask(
-        self, agent: Dependencies, gpu: PciAddress, vgpus: DesiredVgpus, questions: Questions, blocked: Blocked
+        self,
+        observe: Callable[[SmiReport], None],
+        gpu: PciAddress,
+        unit: UnitId,
+        questions: Questions,
+        blocked: Blocked,
     ) -> None:
         try:
-            inventory = agent.state.inventory
-            if inventory is None or gpu not in inventory.gpus:
-                return
-            unit = inventory.gpus[gpu].unit
             try:
                 report = await self._workers(unit).run(
                     lambda: read_report(self._tools, gpu, types=questions.types, scheduler=questions.scheduler),
@@ -53,9 +65,8 @@ class SmiQuestions:
                     timeout_s=self._intervals.vgpu_change_s,
                 )
             except WorkerBlockedError as error:
-                blocked(agent, unit, gpu, refusals.blocked(gpu, str(error)))
+                blocked(unit, gpu, refusals.blocked(gpu, str(error)))
             else:
-                agent.state.observe_smi(gpu, vgpus, report, self._clock.monotonic_s())
-                agent.callbacks.conclude_soon()
+                observe(report)
         finally:
             self.asking.discard(gpu)
