@@ -46,7 +46,7 @@ class Sharing:
 
     def units(self) -> Mapping[DeviceId, bool]:
         """Return the units that the agent lists, all healthy."""
-        capacity = self.shares.node.get().capacity
+        capacity = self.shares.state.get().node.capacity
         recorded = self.accounts.recorded()
         taken = [one.ids for one in recorded] if not isinstance(recorded, Unknown) else []
         count = sum(capacity.values()) + self.shares.records.used_beside(capacity)

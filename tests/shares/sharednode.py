@@ -18,6 +18,7 @@ from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ShareRecords
+from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import ThreadWorker
@@ -65,14 +66,13 @@ def nvidia_spec(gpus: Mapping[GpuId, int]) -> str:
 class Agent:
     """The agent's part for units; a second one on the same folder is a restart."""
 
-    def __init__(self, folder: Path, node: Cell[NodeSharing], pods: NodePods, host: SimKernel) -> None:
+    def __init__(self, folder: Path, published: NodeSharing, pods: NodePods, host: SimKernel) -> None:
         worker = ThreadWorker("specs")
         files = SpecFiles(folder / "cdi", (folder / "etc-cdi", folder / "cdi"))
         self.store = RecordStore(folder / FILE, ThreadWorker("records"))
         self.store.load(files.contents())
         kubelet = KubeletPaths(folder)
-        runtime = Cell[str | None]("containerd://2.4.2")
-        self.shares = NodeShares(self.store, files, pods, node, runtime, Cell(NodeSharing({})), Cell(()))
+        self.shares = NodeShares(self.store, files, pods, Cell(ShareState(published, "containerd://2.4.2")))
         accounts = Accounts(RecordedUnits(kubelet, VGPU).read, lambda uids: read_running_pods(host, uids))
         on = Dependencies(
             self.shares, CLOCK, worker, accounts, OpenGpus(), room_s=0.3, pod_s=0.3, recheck_s=0.01, kept_s=0.05
@@ -87,7 +87,7 @@ class SharedNode:
     def __init__(self, folder: Path, kubelet: SimKubelet) -> None:
         self.folder = folder
         self.kubelet = kubelet
-        self.node = Cell(BOTH)
+        self.published = BOTH
         self.pods = NodePods()
         self.api: dict[PodUid, PodOnNode] = {}
         self.pods.observe({})
@@ -110,19 +110,24 @@ class SharedNode:
         """Return the units that pods have of a GPU by the records."""
         return sum(pod.placement.used.get(gpu, 0) for pod in self.records.pods.values())
 
+    def share(self, published: NodeSharing) -> None:
+        """Have these GPUs shared from now on."""
+        self.published = published
+        self.agent.shares.publish(published)
+
     async def start_agent(self, *, api_server: bool = True) -> None:
         if not api_server:
             self.pods = NodePods()
         self.agent = self.restarted()
         await self._stack.enter_async_context(_running(self.agent.offer))
         shares = self.agent.shares
-        await until(lambda: bool(shares.node.get().capacity) or bool(shares.withheld.get()))
-        count = sum(shares.node.get().capacity.values())
+        await until(lambda: bool(shares.state.get().node.capacity) or bool(shares.state.get().withheld))
+        count = sum(shares.state.get().node.capacity.values())
         await until(lambda: self.kubelet.allocatable().get(VGPU, 0) >= count)
 
     def restarted(self) -> Agent:
         """Return a new agent, which does not run yet."""
-        return Agent(self.folder, self.node, self.pods, self.host)
+        return Agent(self.folder, self.published, self.pods, self.host)
 
     async def stop_agent(self) -> None:
         await self._stack.aclose()

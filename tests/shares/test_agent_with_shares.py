@@ -94,7 +94,7 @@ async def test_refused_shares_are_in_the_metrics(short_path: Path) -> None:
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         (short_path / "cdi/nvidia.json").unlink()
-        await until(lambda: not shares.node.get().capacity)
+        await until(lambda: not shares.state.get().node.capacity)
         report(pod, shares)
         for _ in range(2):
             with pytest.raises(StartError, match="NoRoom"):

@@ -106,7 +106,7 @@ async def shared(
     async with running_node(kernel, folder, SHARED, shares=shares) as node:
         await node.report_account()
         found = Shared(node, folder, shares)
-        assert dict(found.shares.node.get().capacity) == {A: 1000, B: 1000}
+        assert dict(found.shares.state.get().node.capacity) == {A: 1000, B: 1000}
         yield found
 
 
@@ -227,10 +227,13 @@ async def test_a_gpu_whose_driver_is_unread_is_no_choice(simulated: Simulated, t
 
 async def test_a_gpu_that_its_driver_does_not_show_any_more_is_no_choice(simulated: Simulated, tmp_path: Path) -> None:
     async with shared(simulated("vm-2xV100"), tmp_path) as node:
-        known = node.shares.node.get()
-        node.shares.node.set(replace(known, capacity={GONE: Units(1000)}))
+        known = node.shares.state.get().node
+        state = node.shares.state.get()
+        node.shares.set(replace(state, node=replace(known, capacity={GONE: Units(1000)})))
         assert await node.choose(GONE) == ReasonCode.GPU_NOT_INITIALIZED
-        node.shares.node.set(replace(known, capacity={GONE: Units(1000), **known.capacity}))
+        node.shares.set(
+            replace(node.shares.state.get(), node=replace(known, capacity={GONE: Units(1000), **known.capacity}))
+        )
         assert await node.choose(GONE) in {A, B}
 
 
@@ -274,8 +277,8 @@ def test_a_gpu_that_is_no_longer_shared_gets_no_share_while_cdi_specs_cannot_be_
         tmp_path / "shares.json", SpecFiles(tmp_path, ()), InlineWorker(), ShareSettings()
     )
     shares.publish(NodeSharing({A: Units(1000), B: Units(1000)}))
-    shares.node.set(shares.published.get())
+    shares.set(replace(shares.state.get(), node=shares.state.get().published))
     shares.publish(NodeSharing({B: Units(500)}))
-    assert dict(shares.node.get().capacity) == {B: 500}
+    assert dict(shares.state.get().node.capacity) == {B: 500}
     shares.publish(NodeSharing({A: Units(1000), B: Units(1000)}))
-    assert dict(shares.node.get().capacity) == {B: 500}, "more is offered only once the specs were read"
+    assert dict(shares.state.get().node.capacity) == {B: 500}, "more is offered only once the specs were read"

@@ -20,7 +20,6 @@ from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.keptshares import KeptShare
 from gpuvirt.model.shares.node.records import ShareRecords, record_of
 from gpuvirt.model.shares.placement import GpuId
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.shares.podends import Accounts, PodEnds
 from gpuvirt.node.shares.unitallocation import UnitAllocation
@@ -47,7 +46,7 @@ class Node:
         self.recorded: list[UnitAllocation] | Unknown = []
         self.running: frozenset[PodUid] | Unread = frozenset()
         self.accounts = Accounts(lambda: self.recorded, lambda _: self.running)
-        self.ends = PodEnds(self.accounts, InlineWorker(), Cell({}))
+        self.ends = PodEnds(self.accounts, InlineWorker())
 
     def read(self) -> frozenset[PodUid]:
         return asyncio.run(self.ends.read(RECORDS, self.api))
@@ -101,7 +100,7 @@ def test_each_account_alone_keeps_a_share(
     node.recorded, node.running = recorded, running
     for _ in range(3):
         assert node.read() == frozenset()
-    assert node.ends.kept.get() == {P: kept}
+    assert node.ends.kept == {P: kept}
     assert node.ends.is_settled
 
 

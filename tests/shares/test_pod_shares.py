@@ -20,6 +20,7 @@ from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import record_of
+from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId, Policy
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import InlineWorker
@@ -94,9 +95,9 @@ class Followed:
 async def following(api: PodApi, served: ScriptedApi, authority: Authority, folder: Path) -> AsyncIterator[Followed]:
     """Follow the pods for as long as the context lasts, and keep their annotations."""
     store = RecordStore(folder / "shares.json", InlineWorker())
-    sharing, version = NodeSharing({A: Units(1000)}), Cell[str | None](None)
+    sharing = NodeSharing({A: Units(1000)})
     files = SpecFiles(folder / "cdi", ())
-    shares = NodeShares(store, files, NodePods(), Cell(sharing), version, Cell(sharing), Cell(()))
+    shares = NodeShares(store, files, NodePods(), Cell(ShareState(sharing, node=sharing)))
     credentials = Credentials("127.0.0.1", served.port, "gpuvirt", ca=authority.certificate, token=b"x")
     dependencies = KeeperDependencies(Client(credentials), "node01", CLOCK, Random(1))  # noqa: S311
     keeper, followed = PodShares(dependencies, shares), Followed(api, shares)

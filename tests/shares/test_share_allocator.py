@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,7 +78,7 @@ class Node:
         self.recorded: list[UnitAllocation] | Unknown = [self.allocation(name) for name in (MAIN, SIDE)]
         files = SpecFiles(folder / "cdi", (folder / "nvidia",))
         self.shares = stored_shares(folder / "shares.json", files, self.worker, ShareSettings())
-        self.shares.node.set(NodeSharing({A: Units(1000)}, minors=MINORS))
+        self.shares.set(replace(self.shares.state.get(), node=NodeSharing({A: Units(1000)}, minors=MINORS)))
         self.shares.pods.observe({POD: PodOnNode(POD, "default", "p", DEMAND)})
         accounts = Accounts(lambda: self.recorded, lambda _: frozenset())
         self.clock = SimClock()
@@ -171,7 +172,7 @@ async def test_two_containers_that_start_at_once_get_the_gpu_that_was_chosen_for
     async with asyncio.TaskGroup() as group:
         starts = [group.create_task(node.start(name)) for name in (MAIN, SIDE)]
         await node.clock.settle()
-        node.shares.node.set(NodeSharing({B: Units(1000)}, minors=MINORS))
+        node.shares.set(replace(node.shares.state.get(), node=NodeSharing({B: Units(1000)}, minors=MINORS)))
         node.worker.goes.set()
     assert [start.result() for start in starts] == [None, None]
     assert node.specs == {MAIN: A, SIDE: A}

@@ -97,7 +97,7 @@ async def test_a_container_that_restarts_keeps_its_gpu(short_path: Path) -> None
         before = await node.start(pod)
         for path in node.specs:
             path.unlink()  # /run is empty after a reboot
-        node.node.set(replace(BOTH, capacity={A: Units(1000)}))
+        node.share(replace(BOTH, capacity={A: Units(1000)}))
         assert await node.start(pod) == before
         assert node.used(B) == 300
 
@@ -187,7 +187,7 @@ async def test_an_unhealthy_gpu_takes_its_free_units_away(short_path: Path) -> N
         pods = [await node.admit(f"p{number}", 400, gpu=gpu) for number, gpu in enumerate(GPUS)]
         for pod in pods:
             await node.start(pod)
-        node.node.set(NodeSharing({A: Units(1000)}, minors=MINORS))
+        node.share(NodeSharing({A: Units(1000)}, minors=MINORS))
         await until(lambda: node.kubelet.allocatable()[VGPU] == 1400)
         held = {device for pod in pods for one in pod.held for device in one.devices}
         assert held <= node.kubelet.manager.resources[VGPU].healthy, "what containers have stays listed"
@@ -195,7 +195,7 @@ async def test_an_unhealthy_gpu_takes_its_free_units_away(short_path: Path) -> N
             await node.admit("q", 601)
         node.end(pods[1])
         await until(lambda: node.kubelet.allocatable()[VGPU] == 1000)
-        node.node.set(BOTH)
+        node.share(BOTH)
         await until(lambda: node.kubelet.allocatable()[VGPU] == 2000)
 
 
@@ -203,7 +203,7 @@ async def test_gpus_that_are_not_shared_any_more_offer_nothing(short_path: Path)
     async with shared_node(short_path) as node:
         pod = await node.admit("p", 300)
         await node.start(pod)
-        node.node.set(NodeSharing({}))
+        node.share(NodeSharing({}))
         await until(lambda: node.kubelet.allocatable()[VGPU] == 300)
         node.end(pod)
         await until(lambda: node.kubelet.allocatable()[VGPU] == 0)
@@ -211,7 +211,7 @@ async def test_gpus_that_are_not_shared_any_more_offer_nothing(short_path: Path)
 
 async def test_a_gpu_that_nvidias_specs_lack_is_not_offered(short_path: Path) -> None:
     async with shared_node(short_path, {A: 0}) as node:
-        (reason,) = node.agent.shares.withheld.get()
+        (reason,) = node.agent.shares.state.get().withheld
         assert reason.text.startswith("CdiSpecMissing: GPU-b has no CDI device of NVIDIA")
         assert "fix: nvidia-ctk cdi generate --output" in reason.text
         assert await node.run("p", 300, "GPU-b") == "GPU-a"
@@ -237,7 +237,7 @@ async def test_a_runtime_without_cdi_is_offered_nothing(short_path: Path) -> Non
     async with shared_node(short_path) as node:
         node.agent.shares.observe_runtime("containerd://1.7.24")
         await until(lambda: node.kubelet.allocatable()[VGPU] == 0)
-        (reason,) = node.agent.shares.withheld.get()
+        (reason,) = node.agent.shares.state.get().withheld
         assert "enable_cdi" in reason.text
 
 

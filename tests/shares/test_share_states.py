@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -26,6 +26,7 @@ from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, Containe
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.keptshares import KeptShare, why_kept
 from gpuvirt.model.shares.node.records import ShareRecords
+from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.node.unitids import unit_id
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.node.change.steps.leasing import RefusedError
@@ -94,7 +95,7 @@ class Shares(RuleBasedStateMachine):
         """Allocations of ended pods, which the kubelet's record still has."""
         self.known = True
         self.visible = True
-        self.capacity = Cell(BOTH)
+        self.capacity = BOTH
 
     @override
     def teardown(self) -> None:
@@ -110,9 +111,9 @@ class Shares(RuleBasedStateMachine):
         files = SpecFiles(self.folder / "cdi", (self.folder / "cdi",))
         store = RecordStore(self.folder / recordstore.FILE, InlineWorker())
         store.load(files.contents())
-        runtime = Cell[str | None]("containerd://2.4.2")
         self.api = NodePods()
-        self.shares = NodeShares(store, files, self.api, self.capacity, runtime, self.capacity, Cell(()))
+        state = ShareState(self.capacity, "containerd://2.4.2", self.capacity)
+        self.shares = NodeShares(store, files, self.api, Cell(state))
         accounts = Accounts(self.recorded, self.running)
         on = Dependencies(self.shares, SimClock(), InlineWorker(), accounts, self.claims, room_s=0, pod_s=0)
         self.allocator = ShareAllocator(on)
@@ -240,7 +241,8 @@ class Shares(RuleBasedStateMachine):
 
     @rule(gpus=st.sets(st.sampled_from(GPUS)))
     def change_health(self, gpus: set[GpuId]) -> None:
-        self.capacity.set(NodeSharing({gpu: Units(1000) for gpu in gpus}, minors=MINORS))
+        self.capacity = NodeSharing({gpu: Units(1000) for gpu in gpus}, minors=MINORS)
+        self.shares.set(replace(self.shares.state.get(), published=self.capacity, node=self.capacity))
 
     @invariant()
     def no_gpu_runs_more_than_its_units(self) -> None:

@@ -324,9 +324,8 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
 
 async def _report_shares(agent: Agent, shares: NodeShares) -> None:
     """Report why GPUs that are to be shared are not offered, and problems of the records, for ever."""
-    async for withheld in shares.withheld.follow():
-        problem = shares.store.problem
-        agent.report_problem("shares", next(iter(withheld), problem))
+    async for state in shares.state.follow():
+        agent.report_problem("shares", next(iter(state.withheld), shares.store.problem))
 
 
 def _who_we_are(options: NodeOptions) -> AgentView:

@@ -50,7 +50,7 @@ class UnitOffer:
                 group.create_task(self.allocator.run())
                 group.create_task(self.allocator.judge(self._intervals.specs_s))
                 group.create_task(self._renew_record())
-                with self._shares.node.notifying(changed), self._shares.store.records.notifying(changed):
+                with self._shares.state.notifying(changed), self._shares.store.records.notifying(changed):
                     while True:
                         self._show()
                         await changed.wait()
@@ -107,7 +107,7 @@ class UnitOffer:
 
         While the kubelet's record is unknown, no id that was listed is left out.
         """
-        capacity, recorded = self._shares.node.get().capacity, self._on.accounts.recorded()
+        capacity, recorded = self._shares.state.get().node.capacity, self._on.accounts.recorded()
         count = sum(capacity.values()) + self.allocator.records.used_beside(capacity)
         if isinstance(recorded, Unknown):
             return max(unit_ids(count, ()), self._ids, key=len)

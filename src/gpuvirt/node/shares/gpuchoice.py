@@ -28,7 +28,7 @@ class GpuChoice:
 
     def why_refused(self, units: Units) -> Reason | None:
         """Return why no GPU can give units to any container now, None if one can."""
-        shares, node = self._shares, self._shares.node.get()
+        shares, node = self._shares, self._shares.state.get().node
         open_node, closed = self._open(node)
         reason = why_refused(units, open_node, shares.records, shares.resource, shares.kept_texts)
         if reason is not None and why_refused(units, node, shares.records, "") is None:
@@ -41,7 +41,7 @@ class GpuChoice:
         A GPU that a change has is no choice. `unit` is one of the ids that the container has.
         """
         shares = self._shares
-        node, closed = self._open(shares.node.get())
+        node, closed = self._open(shares.state.get().node)
         while True:
             found = choose(pod, node, shares.records, (shares.pods.known or {}).values())
             if found is None:

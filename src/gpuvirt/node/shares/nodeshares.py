@@ -11,13 +11,11 @@ from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.offers.givenshares import GivenShares
-from gpuvirt.model.reasons import Reason
 from gpuvirt.model.shares.demand import WHOLE, Units
-from gpuvirt.model.shares.node.choice import NodeSharing, offered
-from gpuvirt.model.shares.node.keptshares import KeptShare
+from gpuvirt.model.shares.node.choice import NodeSharing
 from gpuvirt.model.shares.node.nvidiacdi import NvidiaSpec
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords, with_gpus
-from gpuvirt.model.shares.node.runtimes import ContainerRuntime
+from gpuvirt.model.shares.node.sharestate import ShareState
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE, SharedGpus
 from gpuvirt.node.loops.cell import Cell
@@ -32,28 +30,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeShares:
-    """The parts of shares, each a value that one part of the agent sets and others follow."""
+    """The parts of shares, as the parts of an agent share them."""
 
     store: RecordStore
     files: SpecFiles
     pods: NodePods
     """The pods of the node, by the API server's client."""
-    published: Cell[NodeSharing]
-    """The GPUs that are to be shared, by the agent's observations of the host."""
-    runtime: Cell[str | None]
-    """The version of the container runtime, by the API server's client; None until it is known."""
-    node: Cell[NodeSharing]
-    """The GPUs that containers can get: those that are to be shared, without those that CDI can't give."""
-    withheld: Cell[tuple[Reason, ...]]
-    """The reasons against the others."""
+    state: Cell[ShareState] = field(default_factory=lambda: Cell(ShareState()))
+    """The shared GPUs; any thread reads it."""
     cdi_enabled: Callable[[], bool | None] = lambda: None
     """Reads the setting `enable_cdi` of the runtime's configuration; None where it is not set."""
     resource: ResourceName = UNITS_RESOURCE
     whole: Units = WHOLE
     pending: Cell[Mapping[PodUid, PodRecord]] = field(default_factory=lambda: Cell({}))
     """The shares that are being given: not on disk yet."""
-    kept: Cell[Mapping[PodUid, KeptShare]] = field(default_factory=lambda: Cell({}))
-    """The pods that the API server lacks or calls ended, and that keep their shares, with the reason."""
     refusals: Refusals = field(default_factory=Refusals)
     """The refused shares, for metrics and events."""
 
@@ -73,19 +63,19 @@ class NodeShares:
         pods = self.store.records.get().pods
         return {
             f"pod {pods[uid].namespace}/{pods[uid].name}": kept.text
-            for uid, kept in self.kept.get().items()
+            for uid, kept in self.state.get().kept.items()
             if uid in pods
         }
 
     @property
     def in_use(self) -> bool:
         """Whether GPUs are shared, or containers have shares of former times."""
-        return bool(self.published.get().capacity) or bool(self.store.records.get().pods)
+        return bool(self.state.get().published.capacity) or bool(self.store.records.get().pods)
 
     async def until_in_use(self) -> None:
         """Return once GPUs are shared, or containers have shares."""
         changed = Signal()
-        with self.published.notifying(changed), self.store.records.notifying(changed):
+        with self.state.notifying(changed), self.store.records.notifying(changed):
             while not self.in_use:
                 await changed.wait()
 
@@ -99,32 +89,28 @@ class NodeShares:
             self.publish(NodeSharing(gpus.capacity, whole=gpus.whole, minors=minors))
 
     def publish(self, sharing: NodeSharing) -> None:
-        """Take the GPUs that are to be shared, by the agent's observations of the host.
+        """Take the GPUs that are to be shared, by the agent's observations of the host."""
+        self.set(self.state.get().with_published(sharing))
 
-        A GPU that is not to be shared any more gets no new share from now on, whether CDI specs can be read or not.
-        """
-        if sharing == self.published.get():
+    def set(self, state: ShareState) -> None:
+        """Replace the state, and wake those who follow it if it is another one; new reasons are logged."""
+        before = self.state.get()
+        if state == before:
             return
-        node = self.node.get()
-        kept = {gpu: min(units, sharing.capacity.get(gpu, Units(0))) for gpu, units in node.capacity.items()}
-        shrunk = replace(node, capacity={gpu: units for gpu, units in kept.items() if units})
-        if shrunk != node:
-            self.node.set(shrunk)
-        self.published.set(sharing)
+        for reason in set(state.withheld) - set(before.withheld):
+            log.warning("%s", reason.text, extra={"reason": str(reason.code)})
+        self.state.set(state)
 
     @property
     def given(self) -> GivenShares:
         """The shares that pods have, as they are now; any thread reads it."""
-        return GivenShares(self.records, self.kept.get(), self.node.get().capacity, self.withheld.get())
+        records, state = self.records, self.state.get()
+        return GivenShares(records, state.kept, state.node.capacity, state.withheld)
 
     @contextmanager
     def notifying(self, changed: Signal) -> Iterator[None]:
         """Set `changed` while the context lasts whenever what the agent shows of shares may have changed."""
-        with (
-            self.withheld.notifying(changed),
-            self.store.records.notifying(changed),
-            self.kept.notifying(changed),
-        ):
+        with self.state.notifying(changed), self.store.records.notifying(changed):
             yield
 
     def with_gpus(self, consumers: Consumers) -> Consumers:
@@ -133,28 +119,16 @@ class NodeShares:
 
     def observe_runtime(self, version: str) -> None:
         """Take the version of the container runtime by the Node object: `containerd://2.1.3`."""
-        if version != self.runtime.get():
-            self.runtime.set(version)
+        self.set(replace(self.state.get(), runtime=version))
 
     def judge(self, specs: Sequence[NvidiaSpec], *, cdi_enabled: bool | None) -> None:
         """Conclude which GPUs containers can get, from NVIDIA's CDI specs and the runtime's setting as they are now."""
-        version = self.runtime.get()
-        runtime = ContainerRuntime(version, cdi_enabled) if version is not None else None
-        node, reasons = offered(self.published.get(), runtime, specs)
-        if node != self.node.get():
-            self.node.set(node)
-        if reasons != self.withheld.get():
-            for reason in set(reasons) - set(self.withheld.get()):
-                log.warning("%s", reason.text, extra={"reason": str(reason.code)})
-            self.withheld.set(reasons)
+        self.set(self.state.get().judged(specs, cdi_enabled=cdi_enabled))
 
 
 def stored_shares(path: Path, files: SpecFiles, worker: SerialWorker, settings: ShareSettings) -> NodeShares:
     """Return the shares that the file `path` has; `worker` writes it."""
     store = RecordStore(path, worker)
     store.load(files.contents())
-    none = NodeSharing({})
     resource, whole = ResourceName(settings.resource), Units(settings.units)
-    return NodeShares(
-        store, files, NodePods(), Cell(none), Cell(None), Cell(none), Cell(()), resource=resource, whole=whole
-    )
+    return NodeShares(store, files, NodePods(), resource=resource, whole=whole)

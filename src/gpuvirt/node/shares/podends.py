@@ -17,7 +17,6 @@ from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.node.keptshares import KeptShare, why_kept
 from gpuvirt.model.shares.node.records import ShareRecords
-from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.serialworker import SerialWorker
 from gpuvirt.node.shares.unitallocation import UnitAllocation
 
@@ -44,12 +43,12 @@ class Accounts:
 class PodEnds:
     """Reads the accounts, and keeps what the last reading lacked."""
 
-    def __init__(self, accounts: Accounts, worker: SerialWorker, kept: Cell[Mapping[PodUid, KeptShare]]) -> None:
-        """`kept` gets the pods that the API server lacks or calls ended, and that keep their shares."""
+    def __init__(self, accounts: Accounts, worker: SerialWorker) -> None:
         self._accounts = accounts
         self._worker = worker
         self._lacked: frozenset[PodUid] = frozenset()
-        self.kept = kept
+        self.kept: Mapping[PodUid, KeptShare] = {}
+        """The pods that the API server lacks or calls ended, and that keep their shares, by the last reading."""
 
     @property
     def is_settled(self) -> bool:
@@ -66,25 +65,21 @@ class PodEnds:
         )  # the API server's account is older than those that are read now
         if not gone:
             self._lacked = frozenset()
-            self._keep({})
+            self.kept = {}
             return gone
         recorded = self._accounts.recorded()
         running = await self._worker.run(
             lambda: self._accounts.running(gone), name="the processes of deleted pods", timeout_s=READ_S
         )
         in_kubelet = recorded if isinstance(recorded, Unknown) else frozenset(one.pod for one in recorded)
-        before, now = self.kept.get(), why_kept(gone, in_kubelet, running)
+        before, now = self.kept, why_kept(gone, in_kubelet, running)
         for uid, kept in now.items():
             if before.get(uid) != kept and kept is not KeptShare.RECORDED:
                 pod = records.pods[uid]
                 log.warning("pod %s/%s keeps its share of GPUs: %s", pod.namespace, pod.name, kept.text)
-        self._keep(now)
+        self.kept = now
         if KeptShare.RECORDED in now.values():
             self._accounts.outdated.set()
         lacking = gone - now.keys()
         ended, self._lacked = lacking & self._lacked, lacking
         return ended
-
-    def _keep(self, kept: Mapping[PodUid, KeptShare]) -> None:
-        if kept != self.kept.get():
-            self.kept.set(kept)

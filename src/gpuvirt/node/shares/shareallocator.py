@@ -14,7 +14,7 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gpuvirt.clock import Clock, Signal
@@ -78,7 +78,7 @@ class ShareAllocator:
         self._shares = dependencies.shares
         self._turn = asyncio.Lock()
         """Decisions and their records are made one after another."""
-        self._ends = PodEnds(dependencies.accounts, dependencies.worker, dependencies.shares.kept)
+        self._ends = PodEnds(dependencies.accounts, dependencies.worker)
         self._choice = GpuChoice(dependencies.shares, dependencies.claims)
 
     @property
@@ -126,16 +126,18 @@ class ShareAllocator:
     def _pause_s(self) -> float:
         if not self._ends.is_settled:
             return self._on.recheck_s
-        return self._on.kept_s if self._shares.kept.get() else TIDY_S
+        return self._on.kept_s if self._shares.state.get().kept else TIDY_S
 
     async def judge(self, every_s: float) -> None:
         """Conclude which GPUs containers can get, for ever: NVIDIA's CDI specs may change at any time."""
-        shares, changed = self._shares, Signal()
-        with shares.published.notifying(changed), shares.runtime.notifying(changed):
+        shares, clock, changed = self._shares, self._on.clock, Signal()
+        with shares.state.notifying(changed):
             while True:
-                if shares.in_use or shares.node.get().capacity:
+                judged, until_s = shares.state.get(), clock.monotonic_s() + every_s
+                if shares.in_use or judged.node.capacity:
                     await self._judge()
-                await changed.wait_for(self._on.clock, every_s)
+                while shares.state.get().is_judged_as(judged) and (left_s := until_s - clock.monotonic_s()) > 0:
+                    await changed.wait_for(clock, left_s)
 
     async def _judge(self) -> None:
         shares = self._shares
@@ -156,6 +158,7 @@ class ShareAllocator:
     async def _end_shares(self) -> None:
         """Read the accounts of pods once, and end the shares of pods that two readings lack."""
         ended = await self._ends.read(self.records, self._shares.pods.known)
+        self._shares.set(replace(self._shares.state.get(), kept=self._ends.kept))
         if ended:
             await self._shares.store.save(self.records.without(ended))
 
@@ -246,7 +249,7 @@ class ShareAllocator:
             raise ShareRefusedError(error.reason) from error
 
     async def _write(self, nonce: str, allocation: UnitAllocation, pod: PodRecord) -> None:
-        minors, files = self._shares.node.get().minors, self._shares.files
+        minors, files = self._shares.state.get().node.minors, self._shares.files
         gpus = [NvidiaGpu(gpu, minors.get(gpu)) for gpu in sorted(pod.containers[allocation.container].gpus)]
 
         def write() -> None:
