@@ -49,7 +49,10 @@ from gpuvirt.tasks import keep_going
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.2
-"""Pause between two decisions, since watch events come in bursts."""
+"""The longest pause between two decisions. Watch events come in bursts, and the next decision takes them together."""
+LEAST_PAUSE_S = 0.02
+PAUSE_PER_DECISION = 20
+"""The pause is that many times as long as the decision has taken: decisions take a twentieth of the processor."""
 MOST_PAUSE_S = 30.0
 """The longest time between two decisions without a change: some decisions depend on elapsed time."""
 ROUND_S = 600.0
@@ -152,13 +155,15 @@ class Controller:
             if picture is None:
                 continue
             self._forget()
+            began_s = self._dependencies.clock.monotonic_s()
             before, self.decisions = self.decisions, await self._decided(picture)
             log_invalid(before.progress.invalid if before is not None else (), self.decisions.progress.invalid)
             if self.decisions.histories is not None:
                 self._histories = self.decisions.histories
             self._writer.offer(self.decisions.writes)
             await self._announcer.announce(self.decisions.announcements)
-            await self._dependencies.clock.sleep(PAUSE_S)
+            took_s = self._dependencies.clock.monotonic_s() - began_s
+            await self._dependencies.clock.sleep(min(max(took_s * PAUSE_PER_DECISION, LEAST_PAUSE_S), PAUSE_S))
 
     async def _decided(self, picture: Picture) -> Decisions:
         """Return the decisions from a picture; other tasks have their turns between the slices of the nodes."""
