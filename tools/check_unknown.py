@@ -6,22 +6,13 @@ to make a known value of unknown says why in a comment on it or above it, `# unk
 """
 
 import ast
-import sys
-from argparse import ArgumentParser
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from io import StringIO
+from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
-from mypy import nodes
-from mypy.build import BuildResult, BuildSource, build
-from mypy.config_parser import parse_config_file
-from mypy.options import Options
 from mypy.types import Instance, Type, UnionType, flatten_nested_unions, get_proper_type
+from typedsources import Fault, TypedSource
 from typing_extensions import override
 
-ROOT = Path(__file__).resolve().parent.parent
 BASE = "gpuvirt.facts.notknown.NotKnown"
 WAIVER = "# unknown: "
 
@@ -36,33 +27,15 @@ DECIDING = tuple(
 """Where rule 1 is decided. There, `is False`, `== ()` and `() if isinstance(x, Unread)` need a reason, too. Elsewhere
 they may show what is known; a truth test is a fault everywhere, since it raises TypeError."""
 
-_REFERENCES = frozenset({"node", "info", "analyzed", "type", "unanalyzed_type", "original_def", "definition"})
-"""Attributes of mypy's nodes that lead out of the tree."""
 _EMPTY_CALLS = frozenset({"frozenset", "set", "dict", "list", "tuple", "bool", "str", "int"})
-
-Span = tuple[int, int, int | None, int | None]
-"""The first line and column of an expression, and its last."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Fault:
-    """A place that takes the truth of a value that may be unknown."""
-
-    path: str
-    line: int
-    what: str
-
-    @override
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.what}"
 
 
 class _Finder(ast.NodeVisitor):
     """Finds the faults of one module, by the types of its expressions."""
 
-    def __init__(self, types: Mapping[Span, Type], *, decides: bool) -> None:
+    def __init__(self, source: TypedSource, *, decides: bool) -> None:
         self.faults: set[tuple[int, str]] = set()
-        self._types, self._decides = types, decides
+        self._source, self._decides = source, decides
 
     @override
     def visit(self, node: ast.AST) -> None:
@@ -103,7 +76,7 @@ class _Finder(ast.NodeVisitor):
     def _test(self, value: ast.expr, how: str = "a truth test") -> None:
         if isinstance(value, ast.BoolOp):
             self._test(value.values[-1], how)
-        elif name := _unknown_in(self._type(value)):
+        elif name := _unknown_in(self._source.type_of(value)):
             self._add(value, f"{how} of a value that may be {name}")
 
     def _judge_call(self, call: ast.Call) -> None:
@@ -130,21 +103,17 @@ class _Finder(ast.NodeVisitor):
             test, value = test.operand, choice.orelse
         match test:
             case ast.Call(ast.Name("isinstance"), [tested, _]) if _is_plain(value):
-                if (name := _unknown_in(self._type(tested))) != "":
+                if (name := _unknown_in(self._source.type_of(tested))) != "":
                     self._add(choice, f"`{ast.unparse(value)}` stands for a value that may be {name}")
             case _:
                 pass
 
     def _unknown_value_of(self, mapping: ast.expr) -> str:
-        match self._type(mapping):
+        match self._source.type_of(mapping):
             case Instance(args=(_, value)):
                 return _unknown_in(get_proper_type(value))
             case _:
                 return ""
-
-    def _type(self, value: ast.expr) -> Type | None:
-        found = self._types.get((value.lineno, value.col_offset, value.end_lineno, value.end_col_offset))
-        return get_proper_type(found) if found is not None else None
 
     def _add(self, where: ast.expr, what: str) -> None:
         self.faults.add((where.lineno, what))
@@ -180,70 +149,10 @@ def _unknown_in(found: Type | None) -> str:
     return next((info.name for info in classes if any(base.fullname == BASE for base in info.mro)), "")
 
 
-def find_faults(sources: Collection[Path], root: Path, deciding: tuple[str, ...]) -> tuple[list[Fault], list[str]]:
-    """Return the faults of Python files below `root`, and mypy's errors, since it does not know all types then."""
-    result = _typed(sources, root)
-    return sorted(fault for path in sources for fault in _faults_of(path, result, root, deciding)), result.errors
-
-
-def _typed(sources: Collection[Path], root: Path) -> BuildResult:
-    options, problems = Options(), StringIO()
-    parse_config_file(options, lambda: None, str(ROOT / "pyproject.toml"), problems, problems)
-    options.incremental = False  # modules from the cache have no trees
-    options.cache_dir = "/dev/null"
-    options.export_types = options.preserve_asts = True
-    options.mypy_path = [str(root), str(ROOT / "src")]
-    return build([BuildSource(str(path), _module(path, root)) for path in sources], options)
-
-
-def _module(path: Path, root: Path) -> str:
-    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-
-
-def _faults_of(path: Path, result: BuildResult, root: Path, deciding: tuple[str, ...]) -> Iterator[Fault]:
-    tree, text = result.graph[_module(path, root)].tree, path.read_text()
-    types: dict[Span, Type] = {}
-    for expression in _expressions(tree.defs if tree is not None else ()):
-        if (found := result.types.get(expression)) is not None:
-            span = expression.line, expression.column, expression.end_line, expression.end_column
-            types[span] = found
-    decides = path.relative_to(root).as_posix().startswith(deciding)
-    finder, lines = _Finder(types, decides=decides), ["", *text.splitlines()]
-    finder.visit(ast.parse(text))
+def find_faults(source: TypedSource, deciding: tuple[str, ...]) -> Iterator[Fault]:
+    """Yield the faults of one module."""
+    finder, lines = _Finder(source, decides=source.path.startswith(deciding)), ["", *source.text.splitlines()]
+    finder.visit(source.tree)
     for line, what in finder.faults:
         if WAIVER not in lines[line] and not lines[line - 1].lstrip().startswith(WAIVER):
-            yield Fault(str(path.relative_to(root)), line, what)
-
-
-def _expressions(tree: Sequence[nodes.Node]) -> Iterator[nodes.Expression]:
-    """Yield the expressions of a tree. mypy's own visitors are compiled, and can't be subclassed here."""
-    seen: set[nodes.Node] = set()
-    waiting: list[object] = list(tree)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, list | tuple):
-            waiting += node
-        elif isinstance(node, nodes.Node) and node not in seen:
-            seen.add(node)
-            if isinstance(node, nodes.Expression):
-                yield node
-            names: tuple[str, ...] = vars(type(node))["__mypyc_attrs__"]
-            waiting += (getattr(node, name, None) for name in names if name not in _REFERENCES)
-
-
-def main() -> int:
-    """Check the package, or all Python files below another folder."""
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--root", type=Path, default=ROOT / "src", help="the folder of the packages")
-    parser.add_argument("--deciding", nargs="*", default=DECIDING, help="the paths below it where rule 1 is decided")
-    asked = parser.parse_args()
-    # What protoc generates has stubs beside it.
-    sources = sorted(path for path in asked.root.rglob("*.py") if not path.with_suffix(".pyi").exists())
-    faults, errors = find_faults(sources, asked.root, tuple(asked.deciding))
-    for line in (*errors, *faults):
-        print(line)
-    return 1 if faults or errors else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            yield Fault(source.path, line, what)

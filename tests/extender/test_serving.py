@@ -14,6 +14,7 @@ from gpuvirt.cluster.extender.extender import Extender
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.web import connections, httpserver
 from gpuvirt.web.extenderpages import ExtenderPages
+from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpServer
 from tests.extender.pods import pod
 from tests.webservers import serving
@@ -64,7 +65,7 @@ Connect = Callable[[], Awaitable[Connection]]
 
 
 def standby() -> HttpServer:
-    return HttpServer(ExtenderPages(Standby(), RealClock()).answer)
+    return HttpServer(ExtenderPages(Standby(), RealClock(), None, Handshakes()).answer)
 
 
 def request(path: str = "/filter", body: bytes = FILTER, *, method: str = "POST", **headers: str) -> bytes:
@@ -242,7 +243,7 @@ async def test_a_slow_request_is_given_up(connect: Connect, monkeypatch: pytest.
 
 
 async def test_requests_are_counted_by_verb_and_result() -> None:
-    pages = ExtenderPages(Standby(), RealClock())
+    pages = ExtenderPages(Standby(), RealClock(), None, Handshakes())
     async with serving(HttpServer(pages.answer)) as port:
         await ask(port, request())
         await ask(port, request(Content_Type="text/yaml"))

@@ -97,7 +97,7 @@ FAULT = re.compile(r"(\w+/form\d+\.py):(\d+): (?!error|note)(.+)")
 
 
 def run(*options: str) -> "subprocess.CompletedProcess[str]":
-    tool = Path(__file__).parents[2] / "tools/check_unknown.py"
+    tool = Path(__file__).parents[2] / "tools/check_types.py"
     return subprocess.run([sys.executable, tool, *options], capture_output=True, text=True, check=False)
 
 

@@ -19,6 +19,7 @@ from gpuvirt.facts.ids import Namespace, ObjectName
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web.certificates import CertificateFiles, ServerCertificate
 from gpuvirt.web.extenderpages import ExtenderPages
+from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpServer
 from gpuvirt.web.probes import Probes
 
@@ -74,9 +75,8 @@ class Process:
         """Keeps the Service's route while this process leads and has a Service."""
         self._certificate = ServerCertificate(options.tls) if options.tls is not None else None
         clients = options.tls.clients if options.tls is not None else None
-        self.pages = ExtenderPages(self, options.clock, clients)
-        if self._certificate is not None:
-            self.pages.handshakes = self._certificate.handshakes
+        handshakes = self._certificate.handshakes if self._certificate is not None else Handshakes()
+        self.pages = ExtenderPages(self, options.clock, clients, handshakes)
         self.server = HttpServer(self.pages.answer, options.clock, clients)
         self.probes = Probes(self.pages.pages())
 

@@ -121,7 +121,7 @@ class AccountWatch:
         # The checkpoint is read first, since a pod that is admitted after that has no folder yet.
         look = self._recorded.look()
         answer = await self._ask_api()
-        self._recorded.has_kubelet = not has_no_kubelet(self._paths, self._kubelets())
+        self._recorded.observe_kubelet(exists=not has_no_kubelet(self._paths, self._kubelets()))
         self._recorded.settle(look, answered=not isinstance(answer, PodResourcesUnknownError))
         problems = ""
         if isinstance(answer, PodResourcesUnknownError) and not isinstance(look.checkpoint, Content):
@@ -135,7 +135,8 @@ class AccountWatch:
         recorded = isinstance(look.checkpoint, Content) or self._recorded.why_unknown(look) is None
         if recorded:
             missing = gone(in_checkpoint, in_file)
-            self._recorded.gone, self._missing = missing & self._missing, missing
+            self._recorded.observe_ended(missing & self._missing)
+            self._missing = missing
         counted = await self._counted(look.checkpoint)
         self._reports_counted = not isinstance(counted, Unread)
         devices = {**in_file, **with_answers(in_api, in_checkpoint)}

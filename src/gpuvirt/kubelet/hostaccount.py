@@ -31,12 +31,12 @@ def read_account(recorded: RecordedAllocations, kubelets: tuple[int, ...] | Unre
     `kubelets` are the pids of the running kubelets.
     """
     paths = recorded.paths
-    recorded.has_kubelet = not has_no_kubelet(paths, kubelets)
+    recorded.observe_kubelet(exists=not has_no_kubelet(paths, kubelets))
     look = recorded.look()
     if look.is_missing and not recorded.has_kubelet:
         return None
     in_api, unknown = _ask_api(paths.pod_resources_socket)
-    recorded.owns_pods = in_api is not None
+    recorded.observe_api(answered=in_api is not None)
     recorded.judge(look)
     listed = look.checkpoint.consumers if isinstance(look.checkpoint, Content) else {}
     claims = dict(look.claims) if isinstance(look.claims, tuple) else {}

@@ -129,6 +129,10 @@ class PluginServer(ABC):
             raise
         self._ending = False
         self._server, self._identity = server, sockets.identity(self.path)
+        self.await_stream()
+
+    def await_stream(self) -> None:
+        """Begin to wait for the kubelet's stream; the time of this waiting counts from now."""
         self.streamless_since_s = self._clock.monotonic_s()
 
     async def stop(self) -> None:
@@ -190,7 +194,7 @@ class PluginServer(ABC):
         finally:
             self._watchers.discard(changed)
             self.streams -= 1
-            self.streamless_since_s = self._clock.monotonic_s()
+            self.await_stream()
 
     async def refuse(self, call: Call, status: grpc.StatusCode, message: str, *, reason: str | None = None) -> NoReturn:
         """Log a refusal, and end the call with it."""

@@ -141,6 +141,18 @@ class RecordedAllocations:
             reading = Reading(self._boot_id, devices, look.kubelet_before, look.kubelet_after, pods)
             self.history = recordhistory.observe(history, reading)
 
+    def observe_kubelet(self, *, exists: bool) -> None:
+        """Take whether the host has a kubelet."""
+        self.has_kubelet = exists
+
+    def observe_api(self, *, answered: bool) -> None:
+        """Take whether the kubelet has answered at the socket in this folder, so that the folder of pods is its own."""
+        self.owns_pods = answered
+
+    def observe_ended(self, pods: frozenset[PodUid]) -> None:
+        """Take the pods that have ended, although the checkpoint still has them."""
+        self.gone = pods
+
     def settle(self, look: Look, *, answered: bool) -> None:
         """Conclude from a look whether the record is complete, with the API server's pods if there is a doubt.
 

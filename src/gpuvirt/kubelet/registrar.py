@@ -130,7 +130,7 @@ class Registrar:
         attempts.pauses = backoff_s()
         if not attempts.withheld:
             plugin.resume_sending()
-        plugin.streamless_since_s = self._clock.monotonic_s()
+        plugin.await_stream()
         self._observe(plugin.resource, Registration(registered=True))
         log.info("registered", extra={"resource": plugin.resource, "socket": str(plugin.path)})
 

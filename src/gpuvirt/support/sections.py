@@ -90,9 +90,9 @@ def _begin(asked: Asked) -> Packing:
     """Observe the host as `gpuvirt devices` does, and learn the names to hide."""
     ledger = snapshot.read_ledger(*asked.ledgers)
     view = snapshot.take(asked.kernel, asked.settings, asked.ids, asked.clock, ledger)
-    packing = Packing(asked, asked.clock.now().replace(microsecond=0), None, ledger, view)
-    if asked.hide_names:
-        names = packing.names = Pseudonyms(asked.nodes)
+    names = Pseudonyms(asked.nodes) if asked.hide_names else None
+    packing = Packing(asked, asked.clock.now().replace(microsecond=0), names, ledger, view)
+    if names is not None:
         consumers = [entry.consumer for entry in ledger.entries]
         consumers += [tenant.consumer for tenant in ledger.former.values()]
         names.learn(consumer for consumer in consumers if consumer is not None)
@@ -110,8 +110,8 @@ def _begin(asked: Asked) -> Packing:
 
 def _host(packing: Packing) -> Collected:
     copy = copy_host(packing.asked.kernel)
-    packing.unread += map(_not_read, copy.unread)
-    packing.left_out += (LeftOut(what, why) for what, why in LEFT_OUT.items())
+    packing.unread.extend(map(_not_read, copy.unread))
+    packing.left_out.extend(LeftOut(what, why) for what, why in LEFT_OUT.items())
     return {f"{archive.HOST}{path}": entry for path, entry in copy.members.items()}
 
 

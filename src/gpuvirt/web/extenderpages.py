@@ -45,9 +45,9 @@ class ExtenderPages:
 
     process: Served
     clock: Clock
-    clients: ClientRules | None = None
+    clients: ClientRules | None
     """The certificates that clients need."""
-    handshakes: Handshakes = field(default_factory=Handshakes)
+    handshakes: Handshakes
     requests: Requests = field(default_factory=Requests)
     asked_by: Counter[Standing] = field(default_factory=Counter)
     """The requests by what is known of their clients."""

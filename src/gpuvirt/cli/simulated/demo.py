@@ -67,13 +67,13 @@ async def play(host: str, folder: Path) -> None:
         async with _stage(second, folder / "vgpus", settings) as stage:
             vgpus = VgpuStory(stage, chapter=story.chapter)
             await vgpus.play_vgpus(same_host=second == host)
-            story.chapter = vgpus.chapter
+            story.follow(vgpus)
     if host == DEFAULT:
         cdi = folder / "shares" / "cdi"
         async with _stage(SHARED, folder / "shares", Settings(mode=DesiredMode.SHARED), cdi) as stage:
             shares = SharesStory(stage, cdi, chapter=story.chapter)
             await shares.play_shares()
-            story.chapter = shares.chapter
+            story.follow(shares)
     story.suggest()
 
 

@@ -162,7 +162,7 @@ def mount(
             print(f"try: PATH={executables.search_path(folder.absolute(), manager)}:$PATH nvidia-smi", flush=True)
 
     kernel = build_host(load_host(host), where=host, wait=True)
-    kernel.blocking.durations = durations
+    kernel.blocking.last(durations)
     with _opened(record) as file:
         serve(kernel, folder, nodes, ready, manager, Record(file, RealClock()))
 

@@ -67,6 +67,10 @@ class Story:
     def _view(self) -> NodeView:
         return self.agent.views.get()
 
+    def follow(self, other: "Story") -> None:
+        """Continue after the chapters of another story."""
+        self.chapter = other.chapter
+
     async def play(self, *, more: bool = False) -> None:
         """Play all chapters; `more` tells whether chapters about vGPUs on the same host follow."""
         self.open()

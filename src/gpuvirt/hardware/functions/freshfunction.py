@@ -4,7 +4,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from gpuvirt.facts.ids import PciAddress, PciId
-from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, VFIO_DRIVERS, PciFunction, Unread
+from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, VFIO_DRIVERS, PciFunction
 from gpuvirt.facts.snapshot import MalformedEntry
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.hardware.access import attributes
@@ -44,13 +44,13 @@ def _read_state(
 ) -> PciFunction:
     """Return the function with this identity as it is now; the same object where nothing has changed."""
     driver, group = driver_of(reading.kernel, before.address), read_group(reading.kernel, before.address)
-    reading.unread += [found for found in (driver, group) if isinstance(found, Unread)]
+    reading.note(driver, group)
     has_nodes = driver not in VFIO_DRIVERS or (own_nodes and before.cdevs)
     cdevs = reading.cdevs(("vfio-dev",)) if has_nodes else before.cdevs
     physfn = reading.physfn(("physfn",)) if before.physfn is not None else None
     virtfns = _vfs(reading, before) if before.sriov_total_vfs else before.virtfns
     if before.unread:
-        reading.unread += [known for known in before.unread if known.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES]
+        reading.note(*(known for known in before.unread if known.path.rpartition("/")[2] in HARMLESS_ATTRIBUTES))
     unread = tuple(reading.unread)
     if (function_id, class_code, driver, group, cdevs, physfn, virtfns, is_lost, unread) == _state_of(before):
         return before  # creating an equal object takes as long as two reads

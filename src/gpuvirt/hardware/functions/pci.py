@@ -123,6 +123,10 @@ class FunctionReading:
         self.unread: list[Unread] = []
         self._header: bytes | OSError | None = None
 
+    def note(self, *found: object) -> None:
+        """Keep those of some values that could not be read."""
+        self.unread += (value for value in found if isinstance(value, Unread))
+
     def header(self) -> bytes | OSError:
         """Return the first bytes of configuration space, or the error of reading them; they are read once."""
         if self._header is None:

@@ -56,7 +56,7 @@ def apply(
     with changing(site, unit, first, inputs.readings) as (by_children, passed), run.change.under_way(passed):
         outcome = UnitChange(by_children, unit, desired, inputs, run, first).run()
         if outcome.reasons and (circumstances := run.change.circumstances) is not None:
-            passed.held = outcome.reasons[0], circumstances
+            passed.hold(outcome.reasons[0], circumstances)
         return outcome
 
 

@@ -23,9 +23,13 @@ class Blocking:
 
     def __init__(self, *, wait: bool = False) -> None:
         self.condition = threading.Condition(threading.RLock())
-        self.durations: Durations = {}
+        self._durations: Durations = {}
         """How long each operation takes, where callers wait."""
         self._wait = wait
+
+    def last(self, durations: Durations) -> None:
+        """Make operations take so long from now on."""
+        self._durations = durations
 
     def until(self, met: Callable[[], bool], what: str) -> None:
         """Return once `met`; where callers don't wait, raise WouldBlock at once instead of waiting."""
@@ -37,6 +41,6 @@ class Blocking:
 
     def spend(self, operation: Operation) -> None:
         """Wait as long as an operation takes; the lock is free meanwhile, so the caller must check the state again."""
-        duration_s = self.durations.get(operation, 0.0)
+        duration_s = self._durations.get(operation, 0.0)
         if self._wait and duration_s > 0:
             self.condition.wait_for(lambda: False, duration_s)

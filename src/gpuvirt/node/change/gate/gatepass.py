@@ -65,6 +65,10 @@ class Pass:
             else:
                 self._records[slot] = gaterecord.settled(found, boot_id())
 
+    def hold(self, reason: Reason, circumstances: str) -> None:
+        """Keep the gates held at the end: why the change failed, and the fingerprint of what that depends on."""
+        self.held = reason, circumstances
+
     def pause(self) -> None:
         """Record that the change is between two steps; raise GateFailedError, but not during a rollback.
 
