@@ -11,9 +11,9 @@ import pytest
 
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.extender import writes
 from gpuvirt.cluster.extender.binding import Binder
 from gpuvirt.cluster.extender.bindings import CannotBindError
+from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
 from gpuvirt.cluster.extender.protocol import BindingArguments
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import NodeName, PodUid
@@ -53,13 +53,13 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched(folder: Path) -> AsyncIterator[Bench]:
+async def benched(folder: Path, intervals: Intervals = INTERVALS) -> AsyncIterator[Bench]:
     api, known = PodApi(), IndexUnderTest()
     known.nodes(node("n", a=1000, b=500), node("m", c=1000))
     known.pods()
     async with serving(api.answer, folder) as served:
         lease = Lease()
-        binder = Binder(served.client, known.index, Sharing(), RealClock(), lease.is_held)
+        binder = Binder(served.client, known.index, Sharing(), RealClock(), lease.is_held, intervals)
         await binder.begin_term()
         yield Bench(api, known, binder, lease, served.client)
 
@@ -183,11 +183,11 @@ async def test_a_write_that_was_made_but_answered_by_an_error_counts(bench: Benc
     assert bench.known.free("n") == {"a": 1000, "b": 200}
 
 
-async def test_a_write_that_is_never_answered_is_looked_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writes, "WRITE_S", 0.3)
-    bench.add(pod("p", 300))
-    bench.api.faults.silent = True
-    assert await bench.bind("p") == ""
+async def test_a_write_that_is_never_answered_is_looked_up(tmp_path: Path) -> None:
+    async with benched(tmp_path, Intervals(write_s=0.3)) as bench:
+        bench.add(pod("p", 300))
+        bench.api.faults.silent = True
+        assert await bench.bind("p") == ""
 
 
 async def test_a_write_of_unknown_outcome_keeps_its_units_and_is_tried_again_as_it_was(bench: Bench) -> None:

@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from gpuvirt.apps import extender
 from gpuvirt.apps.extender import ExtenderOptions, Process, ServiceOptions
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.election import Terms
-from gpuvirt.cluster.extender import turns
+from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
 from gpuvirt.cluster.extender.turns import Turns
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.facts.ids import PodUid, parse_namespace
@@ -47,10 +47,15 @@ async def bind(process: Process, name: str, to: str = "n") -> object:
     return (await post(process, "bind", **fields))["Error"]
 
 
+QUICK = Terms(duration_s=6, give_up_s=4.0, renew_s=0.2)
+
+
 class Running:
     """Processes that a test has started."""
 
-    def __init__(self, served: Served, group: asyncio.TaskGroup) -> None:
+    def __init__(self, served: Served, group: asyncio.TaskGroup, terms: Terms, intervals: Intervals) -> None:
+        self._terms = terms
+        self._intervals = intervals
         self._served = served
         self._group = group
         self.tasks: list[asyncio.Task[None]] = []
@@ -59,24 +64,25 @@ class Running:
         credentials = from_kubeconfig(self._served.kubeconfig)
         namespace, listen = parse_namespace("gpuvirt"), ("127.0.0.1", 0)
         options = ExtenderOptions(credentials, namespace, listen, listen, elects=elects, service=service)
-        process = Process(options)
+        process = Process(replace(options, terms=self._terms, intervals=self._intervals))
         self.tasks.append(self._group.create_task(process.run()))
         await until(lambda: None not in (process.server.port, process.probes.port))
         return process
 
 
 @asynccontextmanager
-async def running(api: PodApi, folder: Path) -> AsyncIterator[Running]:
+async def running(
+    api: PodApi, folder: Path, *, terms: Terms = QUICK, intervals: Intervals = INTERVALS
+) -> AsyncIterator[Running]:
     async with serving(api.answer, folder) as served, asyncio.TaskGroup() as group:
-        found = Running(served, group)
+        found = Running(served, group, terms, intervals)
         yield found
         for task in found.tasks:
             task.cancel()
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> PodApi:
-    monkeypatch.setattr(extender, "TERMS", Terms(duration_s=6, give_up_s=4.0, renew_s=0.2))
+def api() -> PodApi:
     api = PodApi()
     api.put("nodes", node("n", a=1000))
     return api
@@ -272,12 +278,10 @@ async def test_a_process_that_ends_amid_its_election_leaves_no_lease(api: PodApi
         assert "holderIdentity': ''" in str(api.leases.objects["gpuvirt-extender"])
 
 
-async def test_the_next_pod_waits_for_the_binding_of_the_one_before(
-    api: PodApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_next_pod_waits_for_the_binding_of_the_one_before(api: PodApi, tmp_path: Path) -> None:
     """kube-scheduler sends a binding beside the next pod's filter: in between, the last piece looks free."""
-    monkeypatch.setattr(turns, "WAIT_S", 30.0)  # longer than a busy computer takes
-    async with running(api, tmp_path) as processes:
+    longer_than_a_busy_computer_takes = Intervals(turn_s=30.0)
+    async with running(api, tmp_path, intervals=longer_than_a_busy_computer_takes) as processes:
         process = await processes.start(elects=False)
         await until(lambda: is_ready(process))
         for name in ("warm", "p", "q"):
@@ -330,14 +334,11 @@ async def test_a_fault_of_the_extender_is_answered_and_ends_nothing(
         assert (await get(process, "/healthz"))[0] == 200
 
 
-async def test_a_long_search_for_victims_ends_with_the_nodes_found_so_far(
-    api: PodApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpuvirt.cluster.extender.extender.PREEMPT_S", 0.0)
+async def test_a_long_search_for_victims_ends_with_the_nodes_found_so_far(api: PodApi, tmp_path: Path) -> None:
     for name in ("m", "o"):
         api.put("nodes", node(name, a=1000))
         api.put("pods", pod(f"on-{name}", 800, on=name, gpus=[{"a": 800}]))
-    async with running(api, tmp_path) as processes:
+    async with running(api, tmp_path, intervals=Intervals(preempt_s=0.0)) as processes:
         process = await processes.start(elects=False)
         await until(lambda: is_ready(process))
         asked = {name: {"Pods": [{"UID": f"uid-on-{name}"}]} for name in ("m", "o")}

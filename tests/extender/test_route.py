@@ -9,14 +9,13 @@ from typing import TypeVar
 import pytest
 from typing_extensions import override
 
-from gpuvirt.apps import extender
 from gpuvirt.apps.extender import Process, ServiceOptions
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.access.kubecontext import from_kubeconfig
 from gpuvirt.cluster.client import Client, MaySend
 from gpuvirt.cluster.election import Terms
-from gpuvirt.cluster.extender import route
+from gpuvirt.cluster.extender.intervals import Intervals
 from gpuvirt.cluster.extender.route import Backend, NoRouteError, RouteKeeper, route_of
 from gpuvirt.cluster.failures import NotSentError
 from gpuvirt.cluster.kinds.core import Service, ServicePort, ServiceSpec
@@ -32,6 +31,9 @@ D = TypeVar("D")
 NAME = ObjectName("gpuvirt-extender")
 FIRST, SECOND = ServiceOptions(NAME, ("10.0.0.1",)), ServiceOptions(NAME, ("10.0.0.2", "fd00::2"))
 
+routed = partial(running, terms=Terms(duration_s=2, give_up_s=1.2, renew_s=0.2), intervals=Intervals(route_check_s=0.1))
+"""Runs processes whose route is looked after often."""
+
 
 def service(address: str = "10.96.0.9", *, port: str = "http", uid: str = "s1") -> dict[str, object]:
     metadata = {"name": NAME, "namespace": "gpuvirt", "uid": uid}
@@ -40,9 +42,7 @@ def service(address: str = "10.96.0.9", *, port: str = "http", uid: str = "s1") 
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> PodApi:
-    monkeypatch.setattr(extender, "TERMS", Terms(duration_s=2, give_up_s=1.2, renew_s=0.2))
-    monkeypatch.setattr(route, "CHECK_S", 0.1)
+def api() -> PodApi:
     api = PodApi()
     api.put("nodes", node("n", a=1000))
     api.services.put(NAME, service())
@@ -103,7 +103,7 @@ def test_a_service_that_cannot_lead_here_has_a_reason(spec: ServiceSpec, words: 
 
 
 async def test_the_service_leads_to_the_leader_alone(api: PodApi, tmp_path: Path) -> None:
-    async with running(api, tmp_path) as processes:
+    async with routed(api, tmp_path) as processes:
         first = await processes.start(service=FIRST)
         await until(lambda: leads_here(first))
         second = await processes.start(service=SECOND)
@@ -125,7 +125,7 @@ async def test_the_service_leads_to_the_leader_alone(api: PodApi, tmp_path: Path
 
 async def test_a_process_that_ends_leaves_no_address(api: PodApi, tmp_path: Path) -> None:
     """Clients are refused at once then, and do not wait for a pod that is gone."""
-    async with running(api, tmp_path) as processes:
+    async with routed(api, tmp_path) as processes:
         first = await processes.start(service=FIRST)
         await until(lambda: leads_here(first))
         processes.tasks[0].cancel()
@@ -151,7 +151,7 @@ def replace_service(api: PodApi) -> None:
 async def test_the_leader_undoes_changes_by_others(
     api: PodApi, tmp_path: Path, change: Callable[[PodApi], None]
 ) -> None:
-    async with running(api, tmp_path) as processes:
+    async with routed(api, tmp_path) as processes:
         process = await processes.start(service=FIRST)
         await until(lambda: leads_here(process))
         change(api)
@@ -165,7 +165,7 @@ async def test_the_leader_undoes_changes_by_others(
 
 
 async def test_labels_of_others_stay(api: PodApi, tmp_path: Path) -> None:
-    async with running(api, tmp_path) as processes:
+    async with routed(api, tmp_path) as processes:
         process = await processes.start(service=FIRST)
         await until(lambda: leads_here(process))
         found = api.endpoint_slices.objects[NAME]
@@ -181,7 +181,7 @@ async def test_labels_of_others_stay(api: PodApi, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("without", ["option", "election"])
 async def test_a_process_without_a_service_writes_no_slice(api: PodApi, tmp_path: Path, without: str) -> None:
-    async with running(api, tmp_path) as processes:
+    async with routed(api, tmp_path) as processes:
         process = await processes.start(elects=without == "option")
         await until(lambda: leads_here(process))
         assert stored(api) is None
@@ -189,7 +189,7 @@ async def test_a_process_without_a_service_writes_no_slice(api: PodApi, tmp_path
 
 async def test_a_leader_is_not_ready_while_the_service_does_not_lead_to_it(api: PodApi, tmp_path: Path) -> None:
     del api.services.objects[NAME]
-    async with running(api, tmp_path) as processes:
+    async with routed(api, tmp_path) as processes:
         process = await processes.start(service=FIRST)
         await until(lambda: is_ready(process))
         await until(lambda: "get services gpuvirt-extender" in str(process.missing))
@@ -201,7 +201,7 @@ async def test_a_leader_is_not_ready_while_the_service_does_not_lead_to_it(api: 
 
 async def test_a_slice_of_the_other_family_is_named(api: PodApi, tmp_path: Path) -> None:
     api.endpoint_slices.put(NAME, {"metadata": {"name": NAME}, "addressType": "IPv6", "endpoints": []})
-    async with running(api, tmp_path) as processes:
+    async with routed(api, tmp_path) as processes:
         process = await processes.start(service=FIRST)
         await until(lambda: "kubectl delete endpointslice gpuvirt-extender -n gpuvirt" in str(process.missing))
 

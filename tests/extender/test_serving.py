@@ -15,7 +15,7 @@ from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.web import connections, httpserver
 from gpuvirt.web.extenderpages import ExtenderPages
 from gpuvirt.web.handshakes import Handshakes
-from gpuvirt.web.httpserver import HttpServer
+from gpuvirt.web.httpserver import REQUEST_S, HttpServer
 from tests.extender.pods import pod
 from tests.webservers import serving
 
@@ -64,8 +64,8 @@ class Connection:
 Connect = Callable[[], Awaitable[Connection]]
 
 
-def standby() -> HttpServer:
-    return HttpServer(ExtenderPages(Standby(), RealClock(), None, Handshakes()).answer)
+def standby(*, request_s: float = REQUEST_S) -> HttpServer:
+    return HttpServer(ExtenderPages(Standby(), RealClock(), None, Handshakes()).answer, request_s=request_s)
 
 
 def request(path: str = "/filter", body: bytes = FILTER, *, method: str = "POST", **headers: str) -> bytes:
@@ -235,11 +235,14 @@ async def test_half_sent_bodies_take_no_more_memory_than_allowed(
     assert (await small.answer())[0] == 200
 
 
-async def test_a_slow_request_is_given_up(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpserver, "REQUEST_S", 0.1)
-    client = await connect()
-    await client.send(request()[:-10])
-    assert await client.is_closed()
+async def test_a_slow_request_is_given_up() -> None:
+    async with serving(standby(request_s=0.1)) as port:
+        client = Connection(*await asyncio.open_connection("127.0.0.1", port))
+        try:
+            await client.send(request()[:-10])
+            assert await client.is_closed()
+        finally:
+            client.writer.transport.abort()
 
 
 async def test_requests_are_counted_by_verb_and_result() -> None:

@@ -13,6 +13,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import Candidacy, Election, Terms, new_identity
 from gpuvirt.cluster.extender.extender import Extender
+from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
 from gpuvirt.cluster.extender.route import Backend, RouteKeeper
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.facts.ids import Namespace, ObjectName
@@ -56,6 +57,9 @@ class ExtenderOptions:
     """The Service that is to lead to this process while it leads; None where clients connect by themselves."""
     tls: CertificateFiles | None = None
     clock: Clock = field(default_factory=RealClock)
+    terms: Terms = TERMS
+    """How long the lease lasts, and how often it is renewed."""
+    intervals: Intervals = INTERVALS
 
 
 class Process:
@@ -67,10 +71,11 @@ class Process:
         self._options = options
         self._on_ready = on_ready
         self._me = new_identity(random)
-        candidacy = Candidacy(options.namespace, EXTENDER_LEASE, self._me, TERMS)
+        candidacy = Candidacy(options.namespace, EXTENDER_LEASE, self._me, options.terms)
         self._client = Client(options.credentials)
         self._election = Election(self._client, candidacy, options.clock, random)
-        self.extender = Extender(self._client, options.sharing, options.clock, random, self._may_write)
+        clock, every = options.clock, options.intervals
+        self.extender = Extender(self._client, options.sharing, clock, random, self._may_write, every)
         self.route: RouteKeeper | None = None
         """Keeps the Service's route while this process leads and has a Service."""
         self._certificate = ServerCertificate(options.tls) if options.tls is not None else None
@@ -124,7 +129,8 @@ class Process:
                 group.create_task(self._announce())
                 if service is not None:
                     backend = Backend(service.name, service.addresses, self._me)
-                    self.route = RouteKeeper(self._client, self._options.namespace, backend, clock, self._may_write)
+                    namespace, every = self._options.namespace, self._options.intervals
+                    self.route = RouteKeeper(self._client, namespace, backend, clock, self._may_write, every)
                     group.create_task(self.route.keep(await self._port()))
         finally:
             self.route = None

@@ -27,7 +27,6 @@ IDLE_S = 120.0
 """How long a connection may be silent between requests. Go's clients close theirs after 90 s, so that the server seldom
 closes one that a client is about to use."""
 REQUEST_S = 30.0
-"""How long a request may take to arrive, and an answer to be read."""
 CLOSE_S = 2.0
 """How long a client may take to read the rest and to close its side, too."""
 READ_BYTES = 1 << 18
@@ -71,14 +70,25 @@ class _ConnectionEndedError(Exception):
 class HttpServer:
     """Serves requests by one handler."""
 
-    def __init__(self, handler: Handler, clock: Clock | None = None, clients: ClientRules | None = None) -> None:
-        """`clients` are the certificates that clients need."""
+    def __init__(
+        self,
+        handler: Handler,
+        clock: Clock | None = None,
+        clients: ClientRules | None = None,
+        *,
+        request_s: float = REQUEST_S,
+    ) -> None:
+        """`clients` are the certificates that clients need.
+
+        `request_s` is how long a request may take to arrive, and an answer to be read.
+        """
         self.port: int | None = None
         """The port of the server; None before it listens."""
         self.connections = Connections()
         self._handler = handler
         self._clock = clock or RealClock()
         self._clients = clients
+        self._request_s = request_s
 
     async def run(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         """Serve at an address until cancelled; raises CannotListenError."""
@@ -124,14 +134,14 @@ class HttpServer:
                 head = await stream.next()
             if not isinstance(head, h11.Request):
                 raise _ConnectionEndedError
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(self._request_s):
                 request = await stream.request(head)
         except h11.RemoteProtocolError as error:
             await stream.send(HttpAnswer(400, f"{error}\n".encode(), "text/plain", closes=True), "GET")
             return False
         self.connections.begin(connection)
         answer = await self._handler(request)
-        async with asyncio.timeout(REQUEST_S):
+        async with asyncio.timeout(self._request_s):
             await stream.send(answer, request.method)
         goes_on = http.our_state is h11.DONE and http.their_state is h11.DONE and not answer.closes
         if goes_on:

@@ -12,6 +12,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.bindings import CannotBindError, Write
 from gpuvirt.cluster.extender.fence import Fence
+from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
 from gpuvirt.cluster.extender.protocol import BindingArguments
 from gpuvirt.cluster.extender.writes import Writes
 from gpuvirt.cluster.failures import ApiError, NotFoundError
@@ -23,9 +24,6 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.shares.placement import Placement
 from gpuvirt.model.shares.wording import requested_text
 
-OBSERVE_S = 1.0
-"""How long a pod that kube-scheduler has observed may be unknown here; both watch the same API server."""
-OBSERVE_EVERY_S = 0.02
 NOT_LEADING = "this replica of the extender does not lead, or not yet; kube-scheduler tries again"
 
 
@@ -33,15 +31,22 @@ class Binder:
     """Binds pods for as long as this process leads."""
 
     def __init__(
-        self, client: Client, index: Index, sharing: Sharing, clock: Clock, may_write: Callable[[], bool]
+        self,
+        client: Client,
+        index: Index,
+        sharing: Sharing,
+        clock: Clock,
+        may_write: Callable[[], bool],
+        intervals: Intervals = INTERVALS,
     ) -> None:
         self._index = index
         self._sharing = sharing
         self._clock = clock
         self._may_write = may_write
         """Whether this process has the lease at this moment."""
-        self.fence = Fence(client, index, clock)
-        self.writes = Writes(client, index, self.fence, clock, may_write)
+        self._intervals = intervals
+        self.fence = Fence(client, index, clock, intervals)
+        self.writes = Writes(client, index, self.fence, clock, may_write, intervals)
         self.is_fenced = False
         """Whether no binding of an earlier term, of this or another process, can overcommit a GPU any more."""
 
@@ -72,11 +77,11 @@ class Binder:
 
     async def _observed(self, asked: BindingArguments) -> SharingPod:
         """Return the pod once it has been observed; raise CannotBindError."""
-        deadline_s = self._clock.monotonic_s() + OBSERVE_S
+        deadline_s = self._clock.monotonic_s() + self._intervals.observe_s
         while (pod := self._index.pod(asked.namespace, asked.name)) is None or pod.uid != asked.uid:
             if self._clock.monotonic_s() >= deadline_s:
                 raise CannotBindError(await self._why_unknown(asked))
-            await self._clock.sleep(OBSERVE_EVERY_S)
+            await self._clock.sleep(self._intervals.look_s)
         return pod
 
     async def _why_unknown(self, asked: BindingArguments) -> str:

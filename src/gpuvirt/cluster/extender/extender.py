@@ -21,6 +21,7 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.binding import NOT_LEADING, Binder
 from gpuvirt.cluster.extender.bindings import CannotBindError
 from gpuvirt.cluster.extender.filtering import HELD, filtered, fits_without_held
+from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
 from gpuvirt.cluster.extender.preempting import preempted
 from gpuvirt.cluster.extender.prioritizing import prioritized
 from gpuvirt.cluster.extender.protocol import (
@@ -50,11 +51,6 @@ log = logging.getLogger(__name__)
 FILTER, PRIORITIZE, PREEMPT, BIND = VERBS = ("filter", "prioritize", "preempt", "bind")
 OK, REFUSED, MALFORMED, NOT_SERVING, FAILED = "ok", "refused", "malformed", "not-serving", "failed"
 """Results of requests: refused is a pod that fits nowhere, or that was not bound."""
-LISTED_EVERY_S = 0.02
-FENCED_S = 2.0
-"""How long a request waits while pods are fenced, whose changes have kube-scheduler place them again."""
-PREEMPT_S = 2.0
-"""How long victims are searched once a node has some; kube-scheduler waits for 5 s."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -79,14 +75,21 @@ class Extender:
     """The extender of one process, in all its terms."""
 
     def __init__(
-        self, client: Client, sharing: Sharing, clock: Clock, random: Random, may_write: Callable[[], bool]
+        self,
+        client: Client,
+        sharing: Sharing,
+        clock: Clock,
+        random: Random,
+        may_write: Callable[[], bool],
+        intervals: Intervals = INTERVALS,
     ) -> None:
         self.leads = False
         """Whether this process is in a term: it has the lease, or had it a moment ago."""
         self.index = Index(sharing)
         self.budgets = DisruptionBudgets()
-        self.binder = Binder(client, self.index, sharing, clock, may_write)
-        self._turns = Turns(clock)
+        self._intervals = intervals
+        self.binder = Binder(client, self.index, sharing, clock, may_write, intervals)
+        self._turns = Turns(clock, intervals.turn_s)
         self._sharing = sharing
         self._clock = clock
         self._may_write = may_write
@@ -119,7 +122,7 @@ class Extender:
         self._new_term.set()
         try:
             while not self._is_listed_in_term:
-                await self._clock.sleep(LISTED_EVERY_S)
+                await self._clock.sleep(self._intervals.look_s)
             await self.binder.begin_term()
             await asyncio.get_running_loop().create_future()
         finally:
@@ -169,11 +172,11 @@ class Extender:
             return failed(str(error), REFUSED)
 
     async def _wait_for_fence(self) -> None:
-        until_s = self._clock.monotonic_s() + FENCED_S
+        until_s = self._clock.monotonic_s() + self._intervals.fenced_s
         while self.leads and self._is_listed_in_term and not self.binder.is_fenced:
             if self._clock.monotonic_s() >= until_s:
                 return
-            await self._clock.sleep(LISTED_EVERY_S)
+            await self._clock.sleep(self._intervals.look_s)
 
     async def filter(self, body: bytes) -> Answer:
         """Answer filter."""
@@ -205,7 +208,7 @@ class Extender:
         """
         asked = preemption_arguments(body)
         found = PreemptionResult({})
-        until_s = self._clock.monotonic_s() + PREEMPT_S
+        until_s = self._clock.monotonic_s() + self._intervals.preempt_s
         searched = preempted(asked, self.index, self.budgets, self._sharing)
         for number, (name, victims) in enumerate(searched, 1):
             if victims is not None:

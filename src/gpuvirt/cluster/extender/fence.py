@@ -20,6 +20,7 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client, PatchType
+from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, NotUnderstoodError
 from gpuvirt.cluster.resources import pods
 from gpuvirt.cluster.shares.index import Index
@@ -29,10 +30,6 @@ from gpuvirt.model.shares.annotations import FENCE_ANNOTATION
 
 log = logging.getLogger(__name__)
 
-CHANGE_S = 1.5
-"""The longest wait for the change of one pod."""
-RETRY_S = 0.25
-OBSERVE_EVERY_S = 0.02
 AT_ONCE = 16
 """Pods that are changed at the same time."""
 MOST_WITHHELD = 8
@@ -56,7 +53,8 @@ class _FencePatch(msgspec.Struct, frozen=True):
 class Fence:
     """Changes the versions of pods."""
 
-    def __init__(self, client: Client, index: Index, clock: Clock) -> None:
+    def __init__(self, client: Client, index: Index, clock: Clock, intervals: Intervals = INTERVALS) -> None:
+        self._intervals = intervals
         self._client = client
         self._index = index
         self._clock = clock
@@ -89,7 +87,7 @@ class Fence:
         )
         resource, name = pods(metadata.namespace), metadata.name
         found: SharingPod | None
-        async with asyncio.timeout(CHANGE_S):
+        async with asyncio.timeout(self._intervals.change_s):
             try:
                 found = await self._client.patch(resource, name, patch, PatchType.MERGE, SharingPod, part="status")
             except NotFoundError:
@@ -127,7 +125,7 @@ class Fence:
                     del self._open[pod.uid]
                     self._index.restore(pod.uid)
                 else:
-                    await self._clock.sleep(RETRY_S)
+                    await self._clock.sleep(self._intervals.again_s)
                     waiting.append(pod)
                 if 0 < len(self._open) <= MOST_WITHHELD and all(self._tries[uid] >= TRIES for uid in self._open):
                     self._withhold()
@@ -157,7 +155,7 @@ class Fence:
             self._problem = str(error) or "the API server did not answer in time"
             return self._has_changed(pod)
         while found is not None and found.spec.node_name and not self._is_observed(found):
-            await self._clock.sleep(OBSERVE_EVERY_S)
+            await self._clock.sleep(self._intervals.look_s)
         return True
 
     def _has_changed(self, pod: SharingPod) -> bool:

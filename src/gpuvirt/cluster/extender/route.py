@@ -17,6 +17,7 @@ from ipaddress import ip_address
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
 from gpuvirt.cluster.failures import ApiError, NotFoundError, retried
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.core import Service
@@ -40,12 +41,6 @@ log = logging.getLogger(__name__)
 MANAGER = "gpuvirt-extender"
 LEADER_ANNOTATION = "gpuvirt.io/leader"
 """The process whose address is in the slice, by its name in the election; empty while no process leads."""
-CHECK_S = 2.0
-"""How long a change of the slice by others lasts, about."""
-RETRY_S = 0.5
-TRY_S = 4.0
-"""The longest time of one try, and of the last write of a process that ends."""
-WITHDRAW_S = 1.0
 
 
 class NoRouteError(GpuvirtError):
@@ -113,8 +108,15 @@ class RouteKeeper:
     """Keeps the slice for one term of this process."""
 
     def __init__(
-        self, client: Client, namespace: Namespace, backend: Backend, clock: Clock, may_write: Callable[[], bool]
+        self,
+        client: Client,
+        namespace: Namespace,
+        backend: Backend,
+        clock: Clock,
+        may_write: Callable[[], bool],
+        intervals: Intervals = INTERVALS,
     ) -> None:
+        self._intervals = intervals
         self.missing: str | None = f"the EndpointSlice {backend.service} is not written yet"
         """Why the Service has not led here in this term; None once it has."""
         self._client = client
@@ -132,14 +134,15 @@ class RouteKeeper:
         """Have the Service lead to a port of this process, until cancelled; then to none."""
         try:
             while True:
-                await self._clock.sleep(CHECK_S if await self._try(port) else RETRY_S)
+                is_written, every = await self._try(port), self._intervals
+                await self._clock.sleep(every.route_check_s if is_written else every.route_again_s)
         finally:
             await self._withdraw()
 
     async def _try(self, port: int) -> bool:
         """Write the slice if that is due; return whether it is as desired."""
         try:
-            async with asyncio.timeout(TRY_S):
+            async with asyncio.timeout(self._intervals.route_try_s):
                 await retried(lambda: self._write_if_due(port), self._clock)
         except (ApiError, NoRouteError, TimeoutError) as error:
             problem = f"the Service does not lead to this process: {str(error) or 'the API server does not answer'}"
@@ -187,7 +190,7 @@ class RouteKeeper:
             return
         route, metadata = self._written
         try:
-            async with asyncio.timeout(WITHDRAW_S):
+            async with asyncio.timeout(self._intervals.route_withdraw_s):
                 await self._write(route, metadata, "")
         except (ApiError, TimeoutError) as error:
             log.info("the EndpointSlice keeps the address of this process until the next leader: %s", error)

@@ -8,17 +8,17 @@ for the wait. It is only made while bindings do follow, so that a client that as
 import asyncio
 
 from gpuvirt.clock import Clock
+from gpuvirt.cluster.extender.intervals import INTERVALS
 from gpuvirt.facts.ids import PodUid
-
-WAIT_S = 0.05
-"""The longest wait for a binding after the last answer about its pod; it usually follows after 2 to 10 ms."""
 
 
 class Turns:
     """The pod that was placed last, until its binding comes."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, turn_s: float = INTERVALS.turn_s) -> None:
+        """`turn_s` is the longest wait for a binding after the last answer about its pod."""
         self._clock = clock
+        self._turn_s = turn_s
         self._placed: PodUid | None = None
         self._until_s = 0.0
         self._came = asyncio.Event()
@@ -40,7 +40,7 @@ class Turns:
         """Expect the binding of a pod that fits on a node."""
         if self._placed != pod:
             self._came = asyncio.Event()
-        self._placed, self._until_s = pod, self._clock.monotonic_s() + WAIT_S
+        self._placed, self._until_s = pod, self._clock.monotonic_s() + self._turn_s
 
     def bind(self, pod: PodUid) -> None:
         """Let the next pod go on: the pod's binding has come, and reserves its units in this turn of the event loop."""

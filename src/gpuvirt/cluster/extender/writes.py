@@ -14,6 +14,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.bindings import CannotBindError, Write
 from gpuvirt.cluster.extender.fence import AT_ONCE, Fence
+from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
 from gpuvirt.cluster.failures import (
     ApiError,
     ConflictError,
@@ -30,16 +31,8 @@ from gpuvirt.facts.ids import NodeName, PodUid
 
 log = logging.getLogger(__name__)
 
-WRITE_S = 2.5
-READ_S = 1.5
-"""The longest wait for the write, and for reading the pod after a write that was not answered. kube-scheduler waits for
-5 s in all."""
 MOST_TRIES = 4
 """How often a binding is sent whose pod changes meanwhile."""
-SETTLE_EVERY_S = 0.02
-LOOK_EVERY_S = 1.0
-"""How often the outcomes of bindings are asked for that could not be found out."""
-RETRY_S = 0.25
 _REFUSED = (NotSentError, NotFoundError, ForbiddenError, UnauthorizedError, CredentialsError)
 """Errors that say that the write was not made."""
 
@@ -55,7 +48,16 @@ class _Unresolved:
 class Writes:
     """The bindings that are being written, and those of unknown outcome."""
 
-    def __init__(self, client: Client, index: Index, fence: Fence, clock: Clock, may_write: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        index: Index,
+        fence: Fence,
+        clock: Clock,
+        may_write: Callable[[], bool],
+        intervals: Intervals = INTERVALS,
+    ) -> None:
+        self._intervals = intervals
         self._client = client
         self._index = index
         self._fence = fence
@@ -88,9 +90,9 @@ class Writes:
 
     async def settled(self) -> None:
         """Wait until no binding is under way; no longer than one can take."""
-        deadline_s = self._clock.monotonic_s() + WRITE_S + READ_S
+        deadline_s = self._clock.monotonic_s() + self._intervals.binding_s
         while self._under_way and self._clock.monotonic_s() < deadline_s:
-            await self._clock.sleep(SETTLE_EVERY_S)
+            await self._clock.sleep(self._intervals.look_s)
 
     async def begin_term(self) -> None:
         """Have no binding of an earlier term sent again, and return once the outcome of each is known."""
@@ -98,14 +100,14 @@ class Writes:
         while self._unresolved or self._under_way:
             await self._resolve_held()
             if self._unresolved or self._under_way:
-                await self._clock.sleep(RETRY_S)
+                await self._clock.sleep(self._intervals.again_s)
 
     async def make(self, write: Write) -> None:
         """Write a binding whose units are reserved; raise CannotBindError."""
         self._under_way.add(write.key)
         term, sent = self._term, write
         try:
-            async with asyncio.timeout(WRITE_S + READ_S):
+            async with asyncio.timeout(self._intervals.binding_s):
                 for _ in range(MOST_TRIES):
                     changed = await self._try(sent, term)
                     if changed is None:
@@ -125,7 +127,7 @@ class Writes:
 
     async def read(self, namespace: str, name: str) -> SharingPod:
         """Return a pod as the API server has it; raises ApiError, TimeoutError."""
-        async with asyncio.timeout(READ_S):
+        async with asyncio.timeout(self._intervals.read_s):
             return await self._client.get(pods(namespace), name, SharingPod)
 
     async def _try(self, write: Write, term: int) -> SharingPod | None:
@@ -157,9 +159,9 @@ class Writes:
             return self._may_write() and self._term == term
 
         try:
-            async with asyncio.timeout(WRITE_S):
+            async with asyncio.timeout(self._intervals.write_s):
                 await self._client.create_part(
-                    resource, name, "binding", write.content, within_s=WRITE_S, may_send=may_send
+                    resource, name, "binding", write.content, within_s=self._intervals.write_s, may_send=may_send
                 )
         except (ApiError, TimeoutError) as error:
             return error
@@ -191,7 +193,7 @@ class Writes:
 
         Raises ApiError and TimeoutError. What decides is the version of the pod, never the error of a try.
         """
-        async with asyncio.timeout(READ_S):
+        async with asyncio.timeout(self._intervals.read_s):
             found = await self._fence.read(unresolved.write.pod)
             if found is None or found.spec.node_name or found.metadata.resource_version not in unresolved.versions:
                 return found
@@ -206,7 +208,7 @@ class Writes:
     async def run(self) -> None:
         """Find out, for ever, which of the writes of unknown outcome were made; the units of the others are freed."""
         while True:
-            await self._clock.sleep(LOOK_EVERY_S)
+            await self._clock.sleep(self._intervals.unknown_s)
             if self._may_write():
                 await self._resolve_held()
 

@@ -1,0 +1,46 @@
+"""The intervals of the extender's work, and the limits of its waits. kube-scheduler waits for 5 s in all."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """All intervals, in seconds."""
+
+    look_s: float = 0.02
+    """Between looks at what this process is about to observe."""
+    observe_s: float = 1.0
+    """How long a pod that kube-scheduler has observed may be unknown here; both watch the same API server."""
+    turn_s: float = 0.05
+    """The longest wait for a binding after the last answer about its pod; it usually follows after 2 to 10 ms."""
+    write_s: float = 2.5
+    """The longest wait for a binding that was sent."""
+    read_s: float = 1.5
+    """The longest wait for the pod after a binding that was not answered."""
+    change_s: float = 1.5
+    """The longest wait for the change of one pod."""
+    again_s: float = 0.25
+    """Between tries to change a pod, or to find out whether a binding was made, while a term begins."""
+    unknown_s: float = 1.0
+    """How often the outcomes of bindings are asked for that could not be found out."""
+    fenced_s: float = 2.0
+    """How long a request waits while pods are fenced, whose changes have kube-scheduler place them again."""
+    preempt_s: float = 2.0
+    """How long victims are searched once a node has some."""
+    route_check_s: float = 2.0
+    """How long a change of the EndpointSlice by others lasts, about."""
+    route_again_s: float = 0.5
+    """Between tries to write the slice."""
+    route_try_s: float = 4.0
+    """The longest time of one try."""
+    route_withdraw_s: float = 1.0
+    """The longest time of the last write of a process that ends."""
+
+    @property
+    def binding_s(self) -> float:
+        """The longest time of a binding: the write, and reading the pod after one that was not answered."""
+        return self.write_s + self.read_s
+
+
+INTERVALS = Intervals()
+"""The intervals of a real extender; tests have others."""
