@@ -128,7 +128,7 @@ def test_gpus_in_mode_shared_need_the_runtimes_cdi() -> None:
 
 
 def test_every_check_has_a_host_with_a_finding() -> None:
-    """Faults of the kubelet and of KubeVirt are in files of their own."""
+    """Faults of the kubelet, of Kata and of KubeVirt are in files of their own."""
     reported = {
         result.check
         for bad in BAD.values()
@@ -136,6 +136,7 @@ def test_every_check_has_a_host_with_a_finding() -> None:
         if any(one.level is not Level.OK for one in result.findings)
     }
     reported |= {"container_cdi", "listening", "registration", "exclusion", "counted", "policies"}
+    reported |= {"kata_cdi_specs", "kata_devices"}
     reported |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates", "iommufd"}
     assert {one.name for one in CHECKS} == reported
     tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))

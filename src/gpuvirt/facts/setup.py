@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 import msgspec
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.kata import KataRuntime
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Link, Listing, Presence
 from gpuvirt.facts.runtimes import Runtime
@@ -46,6 +47,11 @@ class Setup:
     framebuffers: tuple[Framebuffer, ...]
     runtimes: tuple[Runtime, ...]
     """Configurations of container runtimes."""
+    kata: tuple[KataRuntime, ...] = ()
+    """Kata's runtimes that these configurations name."""
+    cdi_folders: tuple[Listing, ...] = ()
+    cdi_specs: tuple[Attribute, ...] = ()
+    """The CDI specs of all programs; none are read where no configuration names Kata."""
     functions: Mapping[PciAddress, FunctionSetup] = field(default_factory=dict)
     numa_cpus: Mapping[int, Attribute] = field(default_factory=dict)
     """The processors of each NUMA node that has a GPU."""
@@ -68,7 +74,7 @@ def _parts(value: object) -> Iterator[Part]:
         case Framebuffer() | FunctionSetup():
             for field_ in fields(value):
                 yield from _parts(getattr(value, field_.name))
-        case Runtime():
+        case Runtime() | KataRuntime():
             yield from value.files
         case tuple():
             for part in value:

@@ -13,7 +13,7 @@ from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel
 from gpuvirt.hardware.access.openfiles import OpenFile
-from gpuvirt.hardware.host import cmdline, runtimes
+from gpuvirt.hardware.host import cmdline, kata, runtimes
 from gpuvirt.hardware.host.cmdline import LEFT_OUT as LEFT
 from gpuvirt.paths import HostPath
 
@@ -24,7 +24,9 @@ LEFT_OUT: Mapping[str, str] = {
     "/etc/os-release": "only the id and the version of the operating system",
     "modules.dep, modules.builtin": "only modules for GPUs and VMs",
     "modprobe.d": "only lines that block or configure modules for GPUs and VFIO; no comments, no commands",
-    "configurations of container runtimes": "only the CDI settings and the names of imported files",
+    "configurations of container runtimes and of Kata": "only the CDI settings, imported files, the"
+    " handlers of Kata, and Kata's settings for devices",
+    "CDI specs": "only the version, the kind and the names of the devices",
     "boot loaders' files": "only whether they exist",
 }
 """The files that are redacted, with the parts that are kept."""
@@ -110,6 +112,8 @@ def _reducing(path: str) -> Callable[[str], str] | None:
         return _modules
     if "/modprobe.d/" in path:
         return _modprobe
+    if path.startswith(tuple(f"{folder}/" for folder in kata.CDI_FOLDERS)):
+        return kata.cdi_without_secrets
     return None if path.startswith(("/sys/", "/proc/", "/dev/")) else runtimes.without_secrets
 
 

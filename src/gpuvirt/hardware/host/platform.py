@@ -19,6 +19,7 @@ from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.attributes import read_attribute, read_listing
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu, pci
+from gpuvirt.hardware.host.kata import read_cdi_specs, read_kata
 from gpuvirt.hardware.host.runtimes import read_runtimes
 from gpuvirt.paths import HostPath
 
@@ -65,6 +66,9 @@ def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Set
     modules = f"{MODULES}/{release.text if release.text and '/' not in release.text else 'unknown'}"
     iommus = read_listing(kernel, "/sys/class/iommu")
     folders = tuple(read_listing(kernel, folder) for folder in MODPROBE_FOLDERS)
+    runtimes = tuple(read_runtimes(kernel))
+    kata = tuple(read_kata(kernel, runtimes))
+    cdi_folders, cdi_specs = read_cdi_specs(kernel) if kata else ((), ())
     return Setup(
         cpu=_first_processor(kernel),
         dmi=read_attribute(kernel, "/sys/class/dmi/id/product_name"),
@@ -90,7 +94,10 @@ def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Set
         modprobe=tuple(_files(kernel, folders, ".conf")),
         modprobe_folders=folders,
         framebuffers=tuple(_framebuffers(kernel)),
-        runtimes=tuple(read_runtimes(kernel)),
+        runtimes=runtimes,
+        kata=kata,
+        cdi_folders=cdi_folders,
+        cdi_specs=cdi_specs,
         functions={gpu.address: _function(kernel, gpu) for gpu in gpus},
         numa_cpus={
             node: read_attribute(kernel, f"/sys/devices/system/node/node{node}/cpulist")

@@ -11,6 +11,7 @@ from errno import E2BIG
 from fnmatch import fnmatchcase
 from posixpath import dirname, join, normpath
 
+from gpuvirt.facts.kata import kata_handlers, kata_settings
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.runtimes import CDI_KEYS, Runtime, cdi_tables, parse_toml
@@ -106,9 +107,9 @@ def _matches(kernel: Kernel, pattern: str) -> Iterator[HostPath | Unread]:
 
 
 def without_secrets(text: str) -> str:
-    """Return the CDI settings and the imports of a configuration, without the passwords of registries.
+    """Return a configuration's CDI settings and imports, its handlers of Kata, and Kata's settings for devices.
 
-    Of a text that is not TOML, nothing is kept, and the result is not TOML either.
+    Passwords of registries are not kept. Of a text that is not TOML nothing is kept, and the result is not TOML either.
     """
     document = parse_toml(text)
     if document is None:
@@ -122,7 +123,29 @@ def without_secrets(text: str) -> str:
     for path, table in cdi_tables(document):
         lines.append(f'[{path[0]}."{path[1]}"]')
         lines += [f"{key} = {_value(table[key])}" for key in CDI_KEYS if key in table]
+    lines += _kata_lines(document)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _kata_lines(document: Mapping[str, object]) -> Iterator[str]:
+    for handler in kata_handlers(document):
+        yield f"[{handler.table}]"
+        yield f'runtime_type = "{handler.type}"'
+        paths = {"runtime_path": handler.shim, "runtime_config_path": handler.config}
+        yield from (f'{key} = "{_path(path)}"' for key, path in paths.items() if path)
+    for section, values in kata_settings(document):
+        yield f"[{section}]"
+        yield from (f"{key} = {_setting(value)}" for key, value in values.items())
+
+
+def _path(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else LEFT_OUT
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, str):
+        return f'"{value if _PLAIN.fullmatch(value) or not value else LEFT_OUT}"'
+    return str(value) if type(value) is int else _value(value)
 
 
 def _value(value: object) -> str:

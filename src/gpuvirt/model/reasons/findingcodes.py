@@ -58,6 +58,18 @@ class FindingCode(Code):
         "`cdi: answers` is set or GPUs are shared, but the container runtime has CDI off; a warning if uncertain",
         Level.ERROR,
     )
+    KATA_CDI_SPEC = _host(
+        "KataCdiSpec",
+        "a CDI spec can't be parsed, is newer than a Kata runtime reads, or defines a device that another one of its"
+        " folder defines, so that Kata starts no pod with devices",
+        Level.ERROR,
+    )
+    KATA_ASKS_NO_KUBELET = _host(
+        "KataAsksNoKubelet", "a Kata runtime plugs devices before its VM starts, and does not ask the kubelet for them"
+    )
+    KATA_PLUGS_NO_MDEV = _host(
+        "KataPlugsNoMdev", "a Kata runtime can't give mediated devices to its VM, and the node has some"
+    )
     CDI_FOLDER_NOT_READ = _host("CdiFolderNotRead", "the container runtime does not read `/run/cdi`", Level.ERROR)
 
     NOT_PERMITTED = _host("NotPermitted", "KubeVirt does not permit a resource of this node", Level.ERROR)

@@ -1,0 +1,149 @@
+"""Checks of Kata's runtimes: whether their VMs get the devices that the kubelet gives to a pod.
+
+With cold plug Kata finds a pod's devices by CDI before it starts the VM. It reads all specs of both folders then, and
+any of them that it can't use fails the pod (`pkg/device/config/config.go` and `libs/pod-resources-rs`, Kata 4.1.0).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from gpuvirt.facts.cdispecs import CdiSpec, Version, parse_spec
+from gpuvirt.facts.kata import KataRuntime
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.platform import Attribute
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.doctor.evidence import Evidence
+from gpuvirt.model.doctor.findings import Finding, fine, listed, problem, unread
+from gpuvirt.model.reasons import FindingCode, Seen
+
+NO_PORT = "no-port"
+GO_READS: Version = (0, 6, 0)
+"""The newest version of CDI that the runtime in Go reads (its `go.mod`)."""
+RUST_READS: Version = (1, 1, 0)
+"""The same of the runtime in Rust."""
+SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+WHY = "Kata reads all specs before it starts a pod with devices, and fails at the first that it can't use"
+
+
+def kata_cdi_specs(evidence: Evidence) -> Iterator[Finding]:
+    """Kata's runtimes can read all CDI specs, of which one alone fails each pod with devices."""
+    runtimes = [runtime for runtime in evidence.setup.kata if _is_on(runtime, "cold_plug_vfio")]
+    if not runtimes:
+        return
+    for folder in evidence.setup.cdi_folders:
+        if isinstance(folder.names, Unread):
+            yield unread("a folder of CDI specs", "could not be listed", folder)
+    specs: dict[Attribute, CdiSpec] = {}
+    faults: list[Finding] = []
+    for file in evidence.setup.cdi_specs:
+        if isinstance(file.value, Unread):
+            faults.append(unread("a CDI spec", "could not be read", file))
+        elif file.text is not None and (spec := parse_spec(file.text)) is not None:
+            specs[file] = spec
+            faults += _too_new(file, spec, runtimes)
+        elif file.text is not None:
+            faults.append(_invalid(file, runtimes))
+    faults += _defined_twice(specs, runtimes)
+    yield from faults
+    if not faults:
+        newest = max((spec.version for spec in specs.values()), default="none")
+        yield fine("Kata", f"reads all CDI specs: {len(specs)}, the newest of version {newest}", *list(specs)[:3])
+
+
+def _invalid(file: Attribute, runtimes: Sequence[KataRuntime]) -> Finding:
+    return problem(
+        FindingCode.KATA_CDI_SPEC,
+        "a CDI spec",
+        f"is not valid, so that {_names(runtimes)} starts no pod with devices",
+        (Seen(file.path, "expected JSON or YAML with cdiVersion, kind (vendor/class) and devices, each with a name"),),
+        why=WHY,
+        fix=(f"mend or delete {file.path}; the program that wrote it writes it again",),
+    )
+
+
+def _too_new(file: Attribute, spec: CdiSpec, runtimes: Sequence[KataRuntime]) -> Iterator[Finding]:
+    reads = {True: RUST_READS, False: GO_READS}
+    for is_rust, limit in reads.items():
+        behind = [runtime for runtime in runtimes if runtime.handler.is_rust is is_rust and spec.numbers > limit]
+        if behind:
+            newest = ".".join(map(str, limit))
+            yield problem(
+                FindingCode.KATA_CDI_SPEC,
+                "a CDI spec",
+                f"is of version {spec.version}, and {_names(behind)} reads versions up to {newest}",
+                (Seen(file.path, f"$.cdiVersion: {spec.version}"),),
+                why=WHY,
+                fix=(
+                    f"have the program that wrote it write version {newest} or older",
+                    *(() if is_rust else ("or use a RuntimeClass of Kata's runtime in Rust",)),
+                ),
+            )
+
+
+def _defined_twice(specs: dict[Attribute, CdiSpec], runtimes: Sequence[KataRuntime]) -> Iterator[Finding]:
+    """Yield the devices that two specs of one folder define; a device of the other folder replaces the first one."""
+    defined = sorted(
+        (file.path.rpartition("/")[0], f"{spec.kind}={name}", file.path)
+        for file, spec in specs.items()
+        for name in spec.devices
+    )
+    for (_, device), found in groupby(defined, key=lambda one: one[:2]):
+        paths = [path for *_, path in found]
+        if len(paths) > 1:
+            yield problem(
+                FindingCode.KATA_CDI_SPEC,
+                f"the CDI device {device}",
+                f"is defined {len(paths)} times in one folder, so that {_names(runtimes)} starts no pod with devices",
+                tuple(Seen(path, device) for path in paths),
+                why=WHY,
+                fix=(f"delete all but one: {', '.join(paths)}",),
+            )
+
+
+def kata_devices(evidence: Evidence) -> Iterator[Finding]:
+    """Kata's runtimes plug the devices that this node offers, and ask the kubelet which these are."""
+    vgpus = evidence.inventory.vgpus.values()
+    has_mdevs = any(vgpu.framework is Framework.MDEV for vgpu in vgpus)
+    for runtime in evidence.setup.kata:
+        unreadable = [file for file in runtime.files if isinstance(file.value, Unread)]
+        yield from (unread("Kata's configuration", "could not be read", file) for file in unreadable)
+        if not unreadable and _is_on(runtime, "cold_plug_vfio"):
+            yield from _of_cold_plug(runtime, has_mdevs=has_mdevs)
+
+
+def _of_cold_plug(runtime: KataRuntime, *, has_mdevs: bool) -> Iterator[Finding]:
+    name, (socket, where) = runtime.handler.name, runtime.setting("runtime", "pod_resource_api_sock")
+    if not socket:
+        yield problem(
+            FindingCode.KATA_ASKS_NO_KUBELET,
+            f"the Kata runtime {name}",
+            "plugs devices before its VM starts, and does not ask the kubelet which devices a pod has",
+            (Seen(where, f"[runtime] pod_resource_api_sock = {socket!r}" if socket == "" else "no such key"),),
+            why="its pods start without their GPUs and vGPUs",
+            fix=(f'# in {where}, or a file of config.d beside it: [runtime] pod_resource_api_sock = "{SOCKET}"',),
+        )
+    if has_mdevs:
+        port, where = runtime.setting("hypervisor", "cold_plug_vfio")
+        what = "fails" if runtime.handler.is_rust else "gives the VM the whole GPU below the vGPU"
+        yield problem(
+            FindingCode.KATA_PLUGS_NO_MDEV,
+            f"the Kata runtime {name}",
+            f"can't plug mediated devices before its VM starts: it {what}, and this node has such vGPUs",
+            (Seen(where, f"[hypervisor.*] cold_plug_vfio = {port!r}"),),
+            why="a pod of this RuntimeClass that requests such a vGPU doesn't start, or takes what others use",
+            fix=(
+                f"keep pods that request these vGPUs off the RuntimeClass of {name}: KubeVirt's VMs can use them,",
+                "or use cards whose vGPUs are VFs (vendor-specific VFIO), or whole GPUs; see docs/kata.md",
+            ),
+        )
+    if socket and not has_mdevs:
+        yield fine(f"the Kata runtime {name}", "asks the kubelet for a pod's devices", *runtime.files[:1])
+
+
+def _is_on(runtime: KataRuntime, key: str) -> bool:
+    value, _ = runtime.setting("hypervisor", key)
+    return isinstance(value, str) and value not in {"", NO_PORT}
+
+
+def _names(runtimes: Sequence[KataRuntime]) -> str:
+    return listed(sorted(runtime.handler.name for runtime in runtimes), most=5)

@@ -1,0 +1,179 @@
+"""What keeps Kata's VMs from their devices: CDI specs of other programs, settings, mediated devices."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuvirt.facts.cdispecs import parse_spec
+from gpuvirt.hardware.archives.redaction import Discreet
+from gpuvirt.hardware.host.kata import read_kata
+from gpuvirt.hardware.host.runtimes import read_runtimes, without_secrets
+from gpuvirt.model.doctor.findings import Finding, Report
+from gpuvirt.model.reasons import FindingCode
+from gpuvirt.model.reasons.codes import Level
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.devices.platform import PlatformSpec
+from gpuvirt.sim.kernel import SimKernel
+from tests.sickhost import examine, host
+from tests.thoroughness import examples
+
+CONTAINERD = "/etc/containerd/config.toml"
+DROP_IN = "/opt/kata/containerd/config.d/kata-deploy.toml"
+GO = "/opt/kata/share/defaults/kata-containers/configuration-qemu.toml"
+RUST = "/opt/kata/share/defaults/kata-containers/runtime-rs/runtimes/qemu-rs/configuration-qemu-rs.toml"
+COLD = '[hypervisor.qemu]\ncold_plug_vfio = "root-port"\n[runtime]\npod_resource_api_sock = "/var/lib/kubelet/x.sock"\n'
+NAMES = "kind = 'example.com/gpu'"
+
+
+def handler(name: str, shim: str, config: str) -> str:
+    table = f'plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{name}'
+    return (
+        f'[{table}]\nruntime_type = "io.containerd.{name}.v2"\nruntime_path = "{shim}"\n'
+        f'[{table}.options]\nConfigPath = "{config}"\n'
+    )
+
+
+HANDLERS = {
+    CONTAINERD: f'version = 3\nimports = ["{DROP_IN}"]\n',
+    DROP_IN: handler("kata-qemu", "/opt/kata/bin/containerd-shim-kata-v2", GO)
+    + handler("kata-qemu-rs", "/opt/kata/runtime-rs/bin/containerd-shim-kata-v2", RUST),
+}
+
+
+def spec(*names: str, version: str = "0.6.0", kind: str = "example.com/gpu") -> str:
+    return json.dumps({"cdiVersion": version, "kind": kind, "devices": [{"name": name} for name in names]})
+
+
+def kata_host(files: dict[str, str], simulated: str = "2xA10") -> SimKernel:
+    return host(PlatformSpec(files={**HANDLERS, GO: COLD, RUST: COLD, **files}), simulated)
+
+
+def kata_findings(kernel: SimKernel) -> list[Finding]:
+    return [one for result in examine(kernel).results if "kata" in result.check for one in result.findings]
+
+
+def problems(kernel: SimKernel) -> list[Finding]:
+    return [one for one in kata_findings(kernel) if one.level is not Level.OK]
+
+
+def report_of(files: dict[str, str]) -> Report:
+    return examine(kata_host(files))
+
+
+def test_a_host_without_kata_has_no_findings_of_it() -> None:
+    kernel = host(PlatformSpec(files={"/etc/cdi/broken.json": "{", CONTAINERD: "version = 3\n"}))
+    assert kata_findings(kernel) == []
+
+
+def test_specs_that_every_runtime_reads_are_fine() -> None:
+    kernel = kata_host({"/etc/cdi/a.json": spec("a"), "/var/run/cdi/b.yaml": spec("a", "b"), "/etc/cdi/notes.txt": "{"})
+    assert problems(kernel) == []
+    (one, *_) = [found for found in kata_findings(kernel) if found.subject == "Kata"]
+    assert one.message == "reads all CDI specs: 2, the newest of version 0.6.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{", "expected JSON or YAML"),
+        ("[]", "expected JSON or YAML"),
+        (spec(), "expected JSON or YAML"),
+        (spec("a", version="six"), "expected JSON or YAML"),
+        (spec("a", kind="gpu"), "expected JSON or YAML"),
+        (spec("a b"), "expected JSON or YAML"),
+        (spec("a", version="0.7.0"), "$.cdiVersion: 0.7.0"),
+        (spec("a", version="1.2.0"), "$.cdiVersion: 1.2.0"),
+    ],
+)
+def test_a_spec_that_a_runtime_cannot_use_is_named_with_its_file(text: str, place: str) -> None:
+    first, *_ = problems(kata_host({"/etc/cdi/other.json": text}))
+    assert (first.code, first.level) == (FindingCode.KATA_CDI_SPEC, Level.ERROR)
+    assert first.seen[0].path == "/etc/cdi/other.json"
+    assert place in first.seen[0].value
+
+
+def test_each_runtime_has_its_own_newest_version() -> None:
+    def behind(version: str) -> list[str]:
+        found = problems(kata_host({"/etc/cdi/a.json": spec("a", version=version)}))
+        return [one.message.partition("and ")[2].partition(" reads")[0] for one in found]
+
+    assert behind("0.6.0") == []
+    assert behind("1.1.0") == ["kata-qemu"]
+    assert sorted(behind("1.2.0")) == ["kata-qemu", "kata-qemu-rs"]
+
+
+def test_a_device_that_two_specs_of_one_folder_define_is_named_with_both() -> None:
+    files = {"/etc/cdi/a.json": spec("a", "b"), "/etc/cdi/b.yaml": spec("b", "c"), "/var/run/cdi/c.json": spec("b")}
+    (one,) = problems(kata_host(files))
+    assert one.subject == "the CDI device example.com/gpu=b"
+    assert [seen.path for seen in one.seen] == ["/etc/cdi/a.json", "/etc/cdi/b.yaml"]
+
+
+def test_a_runtime_without_cold_plug_reads_no_specs() -> None:
+    off = '[hypervisor.qemu]\ncold_plug_vfio = "no-port"\n'
+    assert kata_findings(kata_host({GO: off, RUST: "[hypervisor.qemu]\n", "/etc/cdi/broken.json": "{"})) == []
+
+
+def test_a_runtime_that_does_not_ask_the_kubelet_is_named_with_its_file() -> None:
+    (one,) = problems(kata_host({RUST: COLD.partition("[runtime]")[0]}))
+    assert (one.code, one.subject) == (FindingCode.KATA_ASKS_NO_KUBELET, "the Kata runtime kata-qemu-rs")
+    assert one.seen[0].path == RUST
+    drop_in = RUST.replace("configuration-qemu-rs.toml", "config.d/10.toml")
+    asked = {RUST: COLD.partition("[runtime]")[0], drop_in: '[runtime]\npod_resource_api_sock = "/run/x.sock"\n'}
+    assert problems(kata_host(asked)) == []
+
+
+def test_mediated_devices_are_not_plugged_before_the_vm_starts() -> None:
+    found = problems(kata_host({}, "4xT4"))
+    assert {one.code for one in found} == {FindingCode.KATA_PLUGS_NO_MDEV}
+    go, rust = sorted(found, key=lambda one: one.subject)
+    assert "gives the VM the whole GPU" in go.message
+    assert "fails" in rust.message
+
+
+def test_cri_os_handlers_and_default_configurations_are_read() -> None:
+    handlers = (
+        '[crio.runtime.runtimes.kata]\nruntime_type = "vm"\nruntime_path = "/usr/bin/containerd-shim-kata-v2"\n'
+        '[crio.runtime.runtimes.crun]\nruntime_type = "oci"\n'
+    )
+    files = {"/etc/crio/crio.conf": handlers, "/usr/share/defaults/kata-containers/configuration.toml": COLD}
+    kernel = host(PlatformSpec(files=files))
+    (one,) = read_kata(kernel, read_runtimes(kernel))
+    assert (one.handler.name, one.handler.is_rust) == ("kata", False)
+    assert one.setting("runtime", "pod_resource_api_sock") == (
+        "/var/lib/kubelet/x.sock",
+        "/usr/share/defaults/kata-containers/configuration.toml",
+    )
+
+
+def test_files_that_may_act_are_not_opened() -> None:
+    files = {CONTAINERD: handler("kata-qemu", "/x", "/proc/../dev/vfio/1"), GO: COLD}
+    kernel = host(PlatformSpec(files=files))
+    (one,) = read_kata(kernel, read_runtimes(kernel))
+    assert one.files == ()
+
+
+TOML = st.sampled_from(
+    [HANDLERS[DROP_IN], COLD, "version = 3\n", "password = 'secret'\n", "[runtime]\nvfio_mode = 'se cret'\n",
+     "[hypervisor.qemu]\npath = '/secret'\npcie_root_port = 2\n", "hypervisor = 3\n"]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=examples(30))
+@given(st.lists(TOML, max_size=4, unique=True).map("".join))
+def test_a_redacted_configuration_keeps_handlers_and_settings_alone(text: str) -> None:
+    reported = without_secrets(text)
+    assert "secret" not in reported
+    assert without_secrets(reported) == reported
+
+
+def test_a_support_archive_has_names_of_devices_and_no_hooks() -> None:
+    full = json.loads(spec("a")) | {"containerEdits": {"env": ["TOKEN=secret"], "hooks": [{"path": "/x"}]}}
+    kernel = Discreet(kata_host({"/etc/cdi/a.json": json.dumps(full), "/etc/cdi/b.json": "{secret"}))
+    kept = kernel.read(HostPath("/etc/cdi/a.json")).decode()
+    assert parse_spec(kept) == parse_spec(spec("a"))
+    assert "secret" not in kept
+    broken = kernel.read(HostPath("/etc/cdi/b.json")).decode()
+    assert (parse_spec(broken), "secret" in broken) == (None, False)
