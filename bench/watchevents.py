@@ -8,11 +8,12 @@ from time import process_time
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.cache import Cache, step
-from gpuvirt.cluster.client import Collection, EventType, Watched
+from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.kinds.core import Pod, PodSpec
 from gpuvirt.cluster.objects import PARTS, ObjectMap, key_of
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import Metadata, pods
+from gpuvirt.cluster.watchevents import EventType, Watched
 
 SIZES = 50, 500, 5_000
 EVENTS = 2_000
@@ -37,7 +38,7 @@ def us_an_event(size: int, parts: int) -> float:
     cache: Cache[Pod] = Cache(ObjectMap.of(listed, parts), "0")
     events, began_s = pod_events(size), process_time()
     for event in events:
-        after = step(cache, event)
+        after = step(cache, (event,))
         cache = after.cache
         if after.delta is not None:
             store.observe(after.delta)

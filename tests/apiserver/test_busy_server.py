@@ -27,7 +27,7 @@ async def listing(client: Client) -> None:
 
 async def watch(client: Client) -> None:
     async with client.watch(Collection(NODES, Node), "1", for_s=300) as events:
-        assert (await anext(events)).version == "2"
+        assert [event.version for event in await anext(events)] == ["2"]
 
 
 async def patch(client: Client) -> None:

@@ -17,10 +17,10 @@ from gpuvirt.cluster.cache import (
     pause_s,
     step,
 )
-from gpuvirt.cluster.client import EventType, Listed, Watched
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.resources import Metadata
+from gpuvirt.cluster.watchevents import Events, EventType, Listed, Watched
 
 LONG_S = SHORT_WATCH_S + 1
 NAMES = ("a", "b", "c")
@@ -49,16 +49,16 @@ def after(*came: Input[Node], cache: Cache[Node] | None = None) -> tuple[Cache[N
     return now, delta
 
 
-def modified(name: str, version: int, label: str = "x") -> Watched[Node]:
-    return Watched(EventType.MODIFIED, str(version), node(name, version, label))
+def modified(name: str, version: int, label: str = "x") -> Events[Node]:
+    return (Watched(EventType.MODIFIED, str(version), node(name, version, label)),)
 
 
-def deleted(name: str, version: int) -> Watched[Node]:
-    return Watched(EventType.DELETED, str(version), node(name, version))
+def deleted(name: str, version: int) -> Events[Node]:
+    return (Watched(EventType.DELETED, str(version), node(name, version)),)
 
 
-def bookmark(version: int) -> Watched[Node]:
-    return Watched(EventType.BOOKMARK, str(version), None)
+def bookmark(version: int) -> Events[Node]:
+    return (Watched(EventType.BOOKMARK, str(version), None),)
 
 
 def test_an_empty_list_is_a_delta_once() -> None:
@@ -226,3 +226,26 @@ def test_the_cache_matches_the_server_after_any_sequence_of_events(
         assert world.cache.objects is None or world.missed or known(world.cache) == world.truth
     world.list()
     assert known(world.cache) == world.applied == world.truth
+
+
+watched = st.tuples(st.sampled_from(["set", "delete"]), st.sampled_from(NAMES), st.sampled_from("xy"))
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.lists(watched | st.just(None), max_size=20))
+def test_events_together_lead_to_the_state_of_each_alone(
+    listed: set[str], came: Sequence[tuple[str, str, str] | None]
+) -> None:
+    events: Events[Node] = ()
+    for version, one in enumerate(came, 2):
+        if one is None:
+            events += bookmark(version)
+        else:
+            events += modified(one[1], version, one[2]) if one[0] == "set" else deleted(one[1], version)
+    before, _ = after(Listed(tuple(node(name, 1) for name in listed), "1"))
+    alone, _ = after(*((event,) for event in events), cache=before)
+    together, deltas = after(events, cache=before)
+    assert (known(together), together.version) == (known(alone), alone.version)
+    old, new = known(before) or {}, known(together) or {}
+    changed, removed = frozenset(one for one in new if old.get(one) != new[one]), frozenset(old.keys() - new.keys())
+    expected = [(changed, removed)] if changed or removed else []
+    assert [(delta.changed, delta.removed) for delta in deltas] == expected

@@ -14,7 +14,7 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.kinds.core import Node
-from gpuvirt.cluster.reflector import Reflector
+from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES
 from tests.certificates import Authority, Pair
 from tests.kubeletnode import until
@@ -80,10 +80,11 @@ class Followed:
 
 
 @asynccontextmanager
-async def following(api: ScriptedApi, authority: Authority) -> AsyncIterator[Followed]:
+async def following(api: ScriptedApi, authority: Authority, gather_s: float = 0.0) -> AsyncIterator[Followed]:
     credentials = Credentials("127.0.0.1", api.port, "gpuvirt", ca=authority.certificate, token=b"x")
     clock, random = RealClock(), Random(1)  # noqa: S311  a jitter
-    followed, reflector = Followed(), Reflector(Client(credentials), Collection(NODES, Node), clock, random)
+    followed = Followed()
+    reflector = Reflector(Client(credentials), Collection(NODES, Node), clock, random, waits=Waits(gather_s=gather_s))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(reflector.run(followed.observe, followed.report))
         yield followed

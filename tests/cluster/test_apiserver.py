@@ -13,7 +13,7 @@ import yaml
 from lab.cluster import settings
 from lab.cluster.cluster import Cluster
 
-from gpuvirt.cluster.client import Client, Collection, EventType, PatchType
+from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import (
     ApiError,
     ConflictError,
@@ -32,6 +32,7 @@ from gpuvirt.cluster.labels import (
     WORKLOAD_STATE_LABEL,
 )
 from gpuvirt.cluster.resources import NODES, Resource, config_maps, pods
+from gpuvirt.cluster.watchevents import EventType
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.offers.schedulable import Count
@@ -157,7 +158,7 @@ async def test_a_watch_ends_after_its_timeout(api: ApiLab) -> None:
     client, nodes = Client(api.credentials), Collection(NODES, Node, NODE)
     listed = await client.list(nodes)
     async with client.watch(nodes, listed.version, for_s=2) as events:
-        seen = [event.type async for event in events]
+        seen = [event.type async for together in events for event in together]
     assert seen, "the lab's kubelet reports each second"
     assert set(seen) <= {EventType.MODIFIED, EventType.BOOKMARK}
 

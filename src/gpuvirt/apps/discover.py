@@ -16,7 +16,7 @@ from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.failures import ApiError, NotFoundError, retried
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.labelpatch import DesiredLabels, patch_of
-from gpuvirt.cluster.reflector import Reflector
+from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES, Metadata
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel
@@ -64,7 +64,7 @@ class Discovery:
         cell = self._discoverer.labels
         claim = Claim(lambda _: DesiredLabels(dict(cell.get())), cell.notifying)
         collection, random = Collection(NODES, Node, options.node), self._dependencies.random
-        nodes = Reflector(self._dependencies.client, collection, clock, random, spread_s=SPREAD_S)
+        nodes = Reflector(self._dependencies.client, collection, clock, random, waits=Waits(spread_s=SPREAD_S))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._discoverer.run())
             group.create_task(keep_going("node", lambda: nodes.run(self._observe, self._report("node")), clock))

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from gpuvirt.cluster.client import EventType, Listed, Watched
 from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
 from gpuvirt.cluster.resources import KubernetesObject
+from gpuvirt.cluster.watchevents import Events, EventType, Listed
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -77,7 +77,7 @@ class Cache(Generic[T]):
     """Whether the consumer may have lost objects: the next list is then reported as changes of all of them."""
 
 
-Input = Listed[T] | Watched[T] | Ended | Failed
+Input = Listed[T] | Events[T] | Ended | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def step(cache: Cache[T], received: Input[T]) -> Step[T]:
     match received:
         case Listed():
             return _listed(cache, received)
-        case Watched():
+        case tuple():
             return _watched(cache, received)
         case Ended(after_s=after_s, early=early):
             failed = after_s < SHORT_WATCH_S
@@ -134,18 +134,22 @@ def _listed(cache: Cache[T], listed: Listed[T]) -> Step[T]:
     return Step(after, Delta(objects, changed, removed) if is_change else None)
 
 
-def _watched(cache: Cache[T], watched: Watched[T]) -> Step[T]:
-    observed = replace(cache, version=watched.version or cache.version, failures=0, failed=False, cut=False)
-    if watched.item is None or cache.objects is None:
+def _watched(cache: Cache[T], events: Events[T]) -> Step[T]:
+    versions = [event.version for event in events if event.version]
+    version = versions[-1] if versions else cache.version
+    observed = replace(cache, version=version, failures=0, failed=False, cut=False)
+    before = cache.objects
+    if before is None:
         return Step(observed)
-    key, objects = key_of(watched.item), cache.objects
-    known = objects.get(key)
-    if watched.type is EventType.DELETED:
-        if known is None:
-            return Step(observed)
-        objects = objects.without(key)
-        return Step(replace(observed, objects=objects), Delta(objects, removed=frozenset({key})))
-    if known == watched.item:
+    last = {key_of(event.item): event for event in events if event.item is not None}
+    is_removed = {key: event.type is EventType.DELETED for key, event in last.items()}
+    changed = {
+        key: event.item
+        for key, event in last.items()
+        if event.item is not None and not is_removed[key] and before.get(key) != event.item
+    }
+    removed = frozenset(key for key in last if is_removed[key] and key in before)
+    if not changed and not removed:
         return Step(observed)
-    objects = objects.with_object(key, watched.item)
-    return Step(replace(observed, objects=objects), Delta(objects, changed=frozenset({key})))
+    objects = before.with_changes(changed, removed)
+    return Step(replace(observed, objects=objects), Delta(objects, frozenset(changed), removed))

@@ -3,7 +3,6 @@
 It raises the errors of `failures` and retries nothing.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from copy import copy
@@ -14,11 +13,15 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gpuvirt import nulls
 from gpuvirt.cluster.access.credentials import Credentials
-from gpuvirt.cluster.failures import Asked, NotStreamedError, NotUnderstoodError, RefusedError, Status, failure
-from gpuvirt.cluster.resources import KubernetesObject, Metadata, Resource
-from gpuvirt.cluster.transport import Answer, Lines, Request, Transport
+from gpuvirt.cluster.failures import (
+    Asked,
+    NotStreamedError,
+    failure,
+)
+from gpuvirt.cluster.resources import KubernetesObject, Resource
+from gpuvirt.cluster.transport import Answer, Request, Transport
+from gpuvirt.cluster.watchevents import Events, Listed, beginning, decoded, listed, watched
 
 T = TypeVar("T", bound=KubernetesObject)
 D = TypeVar("D")
@@ -30,9 +33,6 @@ PAGE = 500
 """Objects on a page of a list."""
 FIELD_MANAGER = "gpuvirt"
 """The owner of applied fields, as `kubectl get --show-managed-fields` prints it."""
-LISTED_WITHIN_S = 60.0
-"""The longest time until all objects of a streaming list have come."""
-COMPLETES_ANNOTATION = "k8s.io/initial-events-end"
 _NOT_STREAMED = {400, 422}
 """What servers answer that have no streaming lists, or have them switched off (ValidateListOptions)."""
 QUIET_S = 10.0
@@ -49,17 +49,6 @@ class PatchType(StrEnum):
     APPLY = "application/apply-patch+yaml"
     """Server-side apply: all fields that the writer owns. Owned fields that it no longer sends are deleted. The body is
     JSON, which is valid YAML."""
-
-
-class EventType(StrEnum):
-    """The type of a watch event."""
-
-    ADDED = "ADDED"
-    MODIFIED = "MODIFIED"
-    DELETED = "DELETED"
-    BOOKMARK = "BOOKMARK"
-    """No change: it reports the version that includes all previous events."""
-    ERROR = "ERROR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +73,6 @@ class Collection(Generic[T]):
         fields = ",".join(filter(None, (*chosen, self.fields)))
         selected = {"fieldSelector": fields, "labelSelector": self.labelled}
         return urlencode({key: value for key, value in selected.items() if value} | more)
-
-
-@dataclass(frozen=True, slots=True)
-class Listed(Generic[T]):
-    """All objects of a collection, at a version."""
-
-    items: tuple[T, ...]
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Watched(Generic[T]):
-    """One event of a watch; a bookmark has no object."""
-
-    type: EventType
-    version: str
-    item: T | None
-    completes: bool = False
-    """Whether this bookmark says that all objects of a streaming list have come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +105,6 @@ class _ListMetadata(msgspec.Struct, rename="camel"):
 class _Page(msgspec.Struct):
     metadata: _ListMetadata
     items: tuple[msgspec.Raw, ...] = ()
-
-
-class _Event(msgspec.Struct):
-    type: EventType
-    object: msgspec.Raw
-
-
-class _Bookmark(msgspec.Struct):
-    metadata: Metadata
 
 
 class _Preconditions(msgspec.Struct, frozen=True):
@@ -199,7 +160,7 @@ class Client:
     async def get(self, resource: Resource, name: str, shape: type[D]) -> D:
         """Return one object; raises ApiError."""
         asked = Asked("get", resource, name)
-        return _decoded(asked, await self._call(asked, Request("GET", resource.path_of(name))), shape)
+        return decoded(asked, await self._call(asked, Request("GET", resource.path_of(name))), shape)
 
     async def read(self, resource: Resource) -> str:
         """Return a whole collection as undecoded JSON, for small collections; raises ApiError."""
@@ -209,7 +170,7 @@ class Client:
     async def group_versions(self) -> frozenset[GroupVersion]:
         """Return the API groups of the server in all their versions; raises ApiError."""
         asked = Asked("get", Resource(GROUPS_PATH), is_path=True)
-        found = _decoded(asked, await self._call(asked, Request("GET", GROUPS_PATH)), _Groups)
+        found = decoded(asked, await self._call(asked, Request("GET", GROUPS_PATH)), _Groups)
         return frozenset(GroupVersion(group.name, of.version) for group in found.groups for of in group.versions)
 
     async def list(self, collection: Collection[T], *, page: int = PAGE) -> Listed[T]:
@@ -221,35 +182,37 @@ class Client:
         while True:
             query = collection.query(limit=str(page), **({"continue": position} if position else {}))
             body = await self._call(asked, Request("GET", f"{collection.resource.path}?{query}"))
-            decoded = _decoded(asked, body, _Page)
-            items += [_decoded(asked, raw, collection.shape) for raw in decoded.items]
-            position = decoded.metadata.continues_at
+            found = decoded(asked, body, _Page)
+            items += [decoded(asked, raw, collection.shape) for raw in found.items]
+            position = found.metadata.continues_at
             if not position:
-                return Listed(tuple(items), decoded.metadata.resource_version)
+                return Listed(tuple(items), found.metadata.resource_version)
 
     @asynccontextmanager
     async def watch(
-        self, collection: Collection[T], version: str, *, for_s: int
-    ) -> AsyncIterator[AsyncIterator[Watched[T]]]:
+        self, collection: Collection[T], version: str, *, for_s: int, gather_s: float = 0.0
+    ) -> AsyncIterator[AsyncIterator[Events[T]]]:
         """Yield an iterator over the events of a collection after `version`; the server ends the watch after `for_s`.
 
-        Raises ApiError, and GoneError if the server no longer keeps the version. The iterator ends when the server ends
-        the watch, and raises UnreachableError if the connection breaks.
+        It gives those events together that have arrived together. Events in a stream gather for `gather_s` first; one
+        that comes after a longer silence does not. Raises ApiError, and GoneError if the server no longer keeps the
+        version. The iterator ends when the server ends the watch, and raises UnreachableError if the connection
+        breaks.
         """
         asked = Asked("watch", collection.resource, collection.name)
         query = collection.query(
             watch="1", allowWatchBookmarks="true", resourceVersion=version, timeoutSeconds=str(for_s)
         )
-        request = Request("GET", f"{collection.resource.path}?{query}")
+        request = Request("GET", f"{collection.resource.path}?{query}", gather_s=gather_s)
         async with self._transport.ask(request, quiet_s=for_s + QUIET_S) as answer:
             if answer.status != 200:
                 raise await _failed(asked, answer)
-            yield _watched(asked, answer, collection.shape)
+            yield watched(asked, answer, collection.shape)
 
     @asynccontextmanager
     async def stream(
-        self, collection: Collection[T], *, for_s: int
-    ) -> AsyncIterator[tuple[Listed[T], AsyncIterator[Watched[T]]]]:
+        self, collection: Collection[T], *, for_s: int, gather_s: float = 0.0
+    ) -> AsyncIterator[tuple[Listed[T], AsyncIterator[Events[T]]]]:
         """Yield all objects of a collection, and an iterator over the later events, by one request (KEP-3157).
 
         The server answers from its memory, with what it had when it got the request or later. Raises as `watch`, and
@@ -263,14 +226,15 @@ class Client:
             resourceVersionMatch="NotOlderThan",
             timeoutSeconds=str(for_s),
         )
-        request = Request("GET", f"{collection.resource.path}?{query}")
+        request = Request("GET", f"{collection.resource.path}?{query}", gather_s=gather_s)
         async with self._transport.ask(request, quiet_s=for_s + QUIET_S) as answer:
             if answer.status in _NOT_STREAMED:
                 raise NotStreamedError(str(await _failed(asked, answer)))
             if answer.status != 200:
                 raise await _failed(asked, answer)
-            events = _watched(asked, answer, collection.shape)
-            yield await _listed(asked, events), events
+            events = watched(asked, answer, collection.shape)
+            first, more = await listed(asked, events)
+            yield first, beginning(more, events)
 
     async def patch(
         self, resource: Resource, name: str, patch: object, patch_type: PatchType, shape: type[D], *, part: str = ""
@@ -282,7 +246,7 @@ class Client:
         asked = Asked("patch", resource, name, part)
         path = f"{resource.path_of(name)}/{part}" if part else resource.path_of(name)
         request = Request("PATCH", path, {"Content-Type": patch_type}, msgspec.json.encode(patch))
-        return _decoded(asked, await self._call(asked, request), shape)
+        return decoded(asked, await self._call(asked, request), shape)
 
     async def apply(self, resource: Resource, name: str, content: object, shape: type[D]) -> D:
         """Apply `content` to one object by server-side apply and return the new object; raises ApiError.
@@ -293,7 +257,7 @@ class Client:
         query = urlencode({"fieldManager": FIELD_MANAGER, "force": "true"})
         headers = {"Content-Type": str(PatchType.APPLY)}
         request = Request("PATCH", f"{resource.path_of(name)}?{query}", headers, msgspec.json.encode(content))
-        return _decoded(asked, await self._call(asked, request), shape)
+        return decoded(asked, await self._call(asked, request), shape)
 
     async def delete(self, resource: Resource, name: str, uid: str = "") -> None:
         """Delete one object; with `uid`, only if the object of that name still has this uid. Raises ApiError."""
@@ -312,7 +276,7 @@ class Client:
         asked = Asked("create", resource)
         headers = {"Content-Type": "application/json"}
         request = Request("POST", resource.path, headers, msgspec.json.encode(content), may_send)
-        return _decoded(asked, await self._call(asked, request), shape)
+        return decoded(asked, await self._call(asked, request), shape)
 
     async def create_part(
         self, resource: Resource, name: str, part: str, content: object, *, within_s: float, may_send: MaySend
@@ -338,7 +302,7 @@ class Client:
         asked = Asked("update", resource, name)
         headers = {"Content-Type": "application/json"}
         request = Request("PUT", resource.path_of(name), headers, msgspec.json.encode(content), may_send)
-        return _decoded(asked, await self._call(asked, request), shape)
+        return decoded(asked, await self._call(asked, request), shape)
 
     async def _call(self, asked: Asked, request: Request) -> bytes:
         if self._limits is not None and request.is_write:
@@ -349,51 +313,6 @@ class Client:
             return await answer.body()
 
 
-async def _listed(asked: Asked, events: AsyncIterator[Watched[T]]) -> Listed[T]:
-    """Return the objects of a streaming list; raises NotStreamedError if the server can't complete it.
-
-    A server whose etcd is older than 3.4.25 begins the answer, and then reports that it lacks RequestWatchProgress.
-    """
-    items: list[T] = []
-    try:
-        async with asyncio.timeout(LISTED_WITHIN_S):
-            async for event in events:
-                if event.completes:
-                    return Listed(tuple(items), event.version)
-                if event.item is not None:
-                    items.append(event.item)
-    except RefusedError as error:
-        raise NotStreamedError(str(error)) from error
-    except TimeoutError as error:
-        message = f"{asked.text}: the streaming list did not end in {LISTED_WITHIN_S:g} s"
-        raise NotStreamedError(message) from error
-    raise NotStreamedError(f"{asked.text}: the server ended the streaming list before all objects had come")
-
-
 async def _failed(asked: Asked, answer: Answer) -> Exception:
     body = await answer.body()
     return failure(asked, answer.status, body, retry_after_s=answer.retry_after_s)
-
-
-async def _watched(asked: Asked, answer: Answer, shape: type[T]) -> AsyncIterator[Watched[T]]:
-    lines = Lines()
-    async for part in answer.parts:
-        for line in lines.feed(part):
-            event = _decoded(asked, line, _Event)
-            if event.type is EventType.ERROR:
-                status = _decoded(asked, event.object, Status)
-                raise failure(asked, status.code, bytes(event.object))
-            if event.type is EventType.BOOKMARK:
-                metadata = _decoded(asked, event.object, _Bookmark).metadata
-                completes = metadata.annotations.get(COMPLETES_ANNOTATION) == "true"
-                yield Watched(event.type, metadata.resource_version, None, completes)
-            else:
-                item = _decoded(asked, event.object, shape)
-                yield Watched(event.type, item.metadata.resource_version, item)
-
-
-def _decoded(asked: Asked, content: bytes | msgspec.Raw, shape: type[D]) -> D:
-    try:
-        return nulls.decode(content, shape)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise NotUnderstoodError(f"{asked.text}: the answer has an unexpected form: {error}") from error

@@ -4,7 +4,7 @@ Each event of a watch leads to a new state of the collection. With a `dict`, eac
 objects. A consumer may keep any mapping that it got.
 """
 
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
@@ -71,6 +71,22 @@ class ObjectMap(Mapping[ObjectKey, T]):
         """Return a copy without an object; the object need not exist."""
         at = _part_of(key, len(self._parts))
         return self._replaced(at, {other: item for other, item in self._parts[at].items() if other != key})
+
+    def with_changes(self, changed: Mapping[ObjectKey, T], removed: Iterable[ObjectKey]) -> "ObjectMap[T]":
+        """Return a copy with objects added or replaced, and others removed, which must exist."""
+        parts = list(self._parts)
+
+        def part_of(key: ObjectKey) -> dict[ObjectKey, T]:
+            at = _part_of(key, len(parts))
+            if parts[at] is self._parts[at]:
+                parts[at] = dict(parts[at])
+            return parts[at]
+
+        for key, item in changed.items():
+            part_of(key)[key] = item
+        for key in removed:
+            del part_of(key)[key]
+        return ObjectMap(tuple(parts))
 
     def _replaced(self, at: int, part: dict[ObjectKey, T]) -> "ObjectMap[T]":
         return ObjectMap((*self._parts[:at], part, *self._parts[at + 1 :]))

@@ -6,15 +6,17 @@ objects each time that one has changed, and nothing while the API server does no
 
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
 
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.apigroups import ApiGroups
 from gpuvirt.cluster.cache import Cache, Delta, Ended, Failed, Input, pause_s, step
-from gpuvirt.cluster.client import Client, Collection, Watched
+from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, GoneError, NotFoundError, NotStreamedError
 from gpuvirt.cluster.resources import KubernetesObject
+from gpuvirt.cluster.watchevents import Events
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,16 @@ EARLY_S = 5.0
 """A watch that ends sooner than requested by more than this was cut by the server."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What a reflector's observations may wait for."""
+
+    spread_s: float = 0.0
+    """The time over which many reflectors come back after the server has cut their watches."""
+    gather_s: float = 0.0
+    """For how long events in a stream gather, to be observed together. One after a longer silence does not wait."""
+
+
 class Reflector(Generic[T]):
     """Keeps the cache of one collection up to date."""
 
@@ -38,18 +50,15 @@ class Reflector(Generic[T]):
         clock: Clock,
         random: Random,
         *,
-        spread_s: float = 0.0,
+        waits: Waits = Waits(),
         groups: ApiGroups | None = None,
     ) -> None:
-        """`spread_s` is the time over which many of them come back after the server has cut their watches.
-
-        `groups` tells when to list a kind again that the server lacks; without it, that is done after a pause.
-        """
+        """`groups` tells when to list a kind again that the server lacks; without it, that is done after a pause."""
         self._client = client
         self._collection = collection
         self._clock = clock
         self._random = random
-        self._spread_s = spread_s
+        self._waits = waits
         self._groups = groups
         self._streams = True
         """Whether the server is believed to have streaming lists."""
@@ -65,7 +74,7 @@ class Reflector(Generic[T]):
         self._cache = Cache(self._cache.objects, restarted=True)
         asked_for_s, is_missing = 0.0, False
         while True:
-            wait_s = max(pause_s(self._cache, self._random.random(), self._spread_s), asked_for_s)
+            wait_s = max(pause_s(self._cache, self._random.random(), self._waits.spread_s), asked_for_s)
             if wait_s:
                 await self._clock.sleep(wait_s)
             if is_missing and self._groups is not None:
@@ -84,13 +93,14 @@ class Reflector(Generic[T]):
 
     async def _go_on(self, observe: Callable[[Delta[T]], None], report: Callable[[ApiError | None], None]) -> None:
         """List the collection if that is due, and watch it until the server ends the watch."""
-        version, for_s = self._cache.version, self._random.randint(*WATCH_S)
+        version, gather_s = self._cache.version, self._waits.gather_s
+        for_s = self._random.randint(*WATCH_S)
         if version is not None:
-            async with self._client.watch(self._collection, version, for_s=for_s) as events:
+            async with self._client.watch(self._collection, version, for_s=for_s, gather_s=gather_s) as events:
                 await self._watch(events, observe, report)
         elif self._streams:
             try:
-                async with self._client.stream(self._collection, for_s=for_s) as (listed, events):
+                async with self._client.stream(self._collection, for_s=for_s, gather_s=gather_s) as (listed, events):
                     self._take(listed, observe)
                     await self._watch(events, observe, report)
             except NotStreamedError as error:
@@ -106,14 +116,14 @@ class Reflector(Generic[T]):
 
     async def _watch(
         self,
-        events: AsyncIterator[Watched[T]],
+        events: AsyncIterator[Events[T]],
         observe: Callable[[Delta[T]], None],
         report: Callable[[ApiError | None], None],
     ) -> None:
         self._watching_since_s = self._clock.monotonic_s()
         report(None)
-        async for event in events:
-            self._take(event, observe)
+        async for together in events:
+            self._take(together, observe)
 
     def _watched_s(self) -> float:
         """Return for how long the current watch has been open."""

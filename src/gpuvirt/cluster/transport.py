@@ -48,6 +48,8 @@ class Request:
     """Asked when the connection is there, right before the request is sent."""
     within_s: float = ANSWER_S
     """How long the kernel tries to deliver the request."""
+    gather_s: float = 0.0
+    """How long a stream of small parts of the answer gathers before it is read; 0: each is read as it arrives."""
 
     @property
     def is_write(self) -> bool:
@@ -158,7 +160,7 @@ class Transport:
         connection, head = await self._begun(credentials, request)
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-            yield Answer(head.status_code, headers, self._parts(connection, quiet_s))
+            yield Answer(head.status_code, headers, self._parts(connection, quiet_s, request.gather_s))
         finally:
             self._release(connection)
 
@@ -214,15 +216,14 @@ class Transport:
         if not self._kept.keep(connection):
             connection.end()
 
-    async def _parts(self, connection: Connection, quiet_s: float) -> AsyncIterator[bytes]:
+    async def _parts(self, connection: Connection, quiet_s: float, gather_s: float) -> AsyncIterator[bytes]:
         while True:
             with self._broken():
                 async with asyncio.timeout(quiet_s):
-                    event = await connection.next_event()
-            if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                    part = await connection.part(gather_s)
+            if not part:
                 return
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
+            yield part
 
     @contextmanager
     def _broken(self) -> Iterator[None]:
@@ -283,11 +284,12 @@ class Lines:
         """
         *whole, rest = piece.split(b"\n")
         for end in whole:
-            line = b"".join((*self._begun, end))
+            line = b"".join((*self._begun, end)) if self._begun else end
             self._begun, self._length = [], 0
-            if line.strip():
+            if line and not line.isspace():
                 yield line
-        self._begun.append(rest)
+        if rest:
+            self._begun.append(rest)
         self._length += len(rest)
         if self._length > self._most_bytes:
             raise NotUnderstoodError(f"a line is longer than {self._most_bytes} bytes")

@@ -26,7 +26,7 @@ from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError, Un
 from gpuvirt.cluster.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.objects import ObjectKey
-from gpuvirt.cluster.reflector import Reflector
+from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
@@ -248,7 +248,7 @@ class _Run:
 
     def _reflector(self, collection: Collection[T]) -> Reflector[T]:
         parts = self._dependencies
-        return Reflector(parts.client, collection, parts.clock, parts.random, spread_s=SPREAD_S)
+        return Reflector(parts.client, collection, parts.clock, parts.random, waits=Waits(spread_s=SPREAD_S))
 
     def _start(self, who: str, run: Callable[[], Awaitable[None]]) -> None:
         self._group.create_task(keep_going(f"cluster: {who}", run, self._dependencies.clock))

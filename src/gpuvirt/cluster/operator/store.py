@@ -11,12 +11,15 @@ from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, NotFoundError
 from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
-from gpuvirt.cluster.reflector import Reflector
+from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import KubernetesObject, Resource, is_newer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=KubernetesObject)
+
+WAITS = Waits(gather_s=0.1)
+"""The heartbeats of thousands of nodes are a stream: read together, they cost a third of each alone."""
 
 Objects = Mapping[ObjectKey, T]
 
@@ -95,7 +98,8 @@ class Store(Generic[T]):
 
     async def follow(self, client: Client, clock: Clock, random: Random, groups: ApiGroups) -> None:
         """List and watch the collection until cancelled."""
-        await Reflector(client, self.collection, clock, random, groups=groups).run(self.observe, self.observe_error)
+        reflector = Reflector(client, self.collection, clock, random, waits=WAITS, groups=groups)
+        await reflector.run(self.observe, self.observe_error)
 
     def observe(self, delta: Delta[T]) -> None:
         """Store the objects that the reflector has observed."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.cache import Delta
-from gpuvirt.cluster.client import Client, Listed
+from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.reflector import Reflector
@@ -15,6 +15,7 @@ from gpuvirt.cluster.resources import KubernetesObject
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
+from gpuvirt.cluster.watchevents import Listed
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares import overview
 from gpuvirt.model.shares.overview import PodShare, SharesOverview
