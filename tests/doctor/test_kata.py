@@ -1,6 +1,7 @@
 """What keeps Kata's VMs from their devices: CDI specs of other programs, settings, mediated devices."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -177,3 +178,14 @@ def test_a_support_archive_has_names_of_devices_and_no_hooks() -> None:
     assert "secret" not in kept
     broken = kernel.read(HostPath("/etc/cdi/b.json")).decode()
     assert (parse_spec(broken), "secret" in broken) == (None, False)
+
+
+def test_our_settings_for_kata_are_those_that_doctor_asks_for() -> None:
+    ours = (Path(__file__).parent.parent.parent / "deploy/kata/50-gpus.toml").read_text()
+    off = '[hypervisor.qemu]\ncold_plug_vfio = "no-port"\n[runtime]\npod_resource_api_sock = ""\n'
+    folder = RUST.rpartition("/")[0]
+    files = {GO: off, RUST: off, f"{folder}/config.d/50-gpus.toml": ours}
+    assert [one.message for one in kata_findings(kata_host(files))] == [
+        "reads all CDI specs: 0, the newest of version none",
+        "asks the kubelet for a pod's devices",
+    ]
