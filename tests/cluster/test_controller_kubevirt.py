@@ -60,20 +60,26 @@ class Admin:
 
 
 @contextmanager
-def administered(node: LabNode) -> Iterator[Admin]:
-    """Run a controller and an agent on a node with T4s for vGPUs, in a cluster with KubeVirt's kinds."""
+def administered(node: LabNode, configuration: Mapping[str, object] | None = None) -> Iterator[Admin]:
+    """Run a controller and an agent on a node with T4s for vGPUs, in a cluster with KubeVirt's kinds.
+
+    A KubeVirt with this `configuration` is there before the node offers anything, with its version: as long as that is
+    unknown, the controller handles KubeVirt as one of any version.
+    """
     asks = ("--node-name", NODE, "--kubeconfig", str(node.cluster.kubeconfig))
     with controlled(node) as cluster, node.simulated_host("4xT4"), node.nodes_kept():
         install(node, next(iter(SOURCES)))
         with cluster.controller(), node.agent("", asks):
             cluster.apply_policy({})
+            admin = Admin(cluster)
+            if configuration is not None:
+                admin.make(configuration)
             cluster.label(f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
-            yield Admin(cluster)
+            yield admin
 
 
 def test_kubevirt_permits_the_offered_resources_despite_admin_changes(node: LabNode) -> None:
-    with administered(node) as admin:
-        admin.make({"developerConfiguration": {"featureGates": ["Sidecar"]}})
+    with administered(node, {"developerConfiguration": {"featureGates": ["Sidecar"]}}) as admin:
         node.until_allocatable(HALF, 8)
         node.until(lambda: admin.permitted().get(HALF) == ("GRID T4-8Q", True), lambda: str(admin.permitted()))
         admin.until_reported("True Configured")
@@ -168,8 +174,7 @@ def test_a_resource_that_kubevirt_provides_is_never_registered_even_after_a_rest
 
 
 def test_after_three_reverts_the_patch_stops_and_no_vgpus_are_created(node: LabNode) -> None:
-    with administered(node) as admin:
-        admin.make({})
+    with administered(node, {}) as admin:
         node.until_allocatable(HALF, 8)
         for _ in range(3):
             node.until(lambda: HALF in admin.permitted(), admin.reported)

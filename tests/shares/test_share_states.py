@@ -205,6 +205,16 @@ class Shares(RuleBasedStateMachine):
             pod = self.pods.pop(data.draw(st.sampled_from(sorted(self.pods))))
             self.stale = [] if forgotten else [*self.stale, *pod.allocations]
 
+    @rule()
+    def lose_running_pods(self) -> None:
+        """All running pods are deleted by force, and the kubelet forgets them at once; the agent reads twice."""
+        for pod in self.pods.values():
+            if pod.running:
+                pod.reported, pod.forgotten = False, True
+        self.report()
+        self.tidy()
+        self.tidy()
+
     @rule(data=st.data(), forgotten=st.booleans())
     def delete_by_force(self, data: st.DataObject, forgotten: bool) -> None:
         """The API server forgets a pod, and the kubelet at once or later; its containers run on."""
