@@ -17,6 +17,8 @@ from gpuvirt.model.change.vgpus.gpustate import (
     GpuState,
     Holding,
     gpu_state_of,
+    holdings_by_function,
+    holdings_on,
     with_report,
 )
 from gpuvirt.model.change.vgpus.modes import Questions, questions
@@ -139,7 +141,8 @@ def plan_node_vgpus(inventory: Inventory, demand: VgpuDemand, smi: SmiMemory) ->
     with_vgpus = [gpu for gpu, mode in modes.items() if mode is DesiredMode.VGPU]
     whole = [gpu for gpu, mode in modes.items() if mode in WHOLE]
     of_gpus = inventory.gpus if with_vgpus else whole
-    found = {gpu: gpu_state_of(inventory, gpu, demand.holdings, NAMESPACE) for gpu in of_gpus}
+    holdings = holdings_by_function(demand.holdings)
+    found = {gpu: gpu_state_of(inventory, gpu, holdings_on(functions[gpu], holdings), NAMESPACE) for gpu in of_gpus}
     states = {gpu: _with_report(functions[gpu], state, smi) for gpu, state in found.items()}
     desired_types, gpus = _resolved(inventory, demand.config, found if with_vgpus else {})
     vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from gpuvirt.facts.ids import DeviceId, PciId, ResourceName, VgpuType
 from gpuvirt.facts.pci import AMD, INTEL, NVIDIA
@@ -29,11 +30,13 @@ def from_text(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]", "", re.sub(r"\s+", "_", name))
 
 
+@lru_cache(1024)
 def from_type(vgpu_type: VgpuType) -> str:
     """Return the name for a vGPU type, in which only white space changes."""
     return re.sub(r"\s+", "_", vgpu_type.strip())
 
 
+@lru_cache(1024)
 def legal(name: str) -> str | None:
     """Return `name` as a name that Kubernetes accepts, None if no character is left.
 

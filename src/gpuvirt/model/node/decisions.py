@@ -18,6 +18,7 @@ from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
+from gpuvirt.model.offers.deviceusers import device_users
 from gpuvirt.model.offers.givenshares import NO_TIME, with_given
 from gpuvirt.model.offers.namereview import NameReview, review_names
 from gpuvirt.model.offers.notice import Notice, announce, with_counts
@@ -200,7 +201,7 @@ def _view(
     inputs = ViewInputs(
         inventory,
         memory.offers,
-        picture.ledger.entries,
+        device_users(picture.ledger.entries, inventory.facts.users or {}),
         naming if decided.names is None else replace(naming, first_names=decided.names.first_names),
         picture.registrations,
         _problems(picture, decided.invalid, memory.review),

@@ -10,7 +10,6 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.facts.vgpu import Scheduler, host_of_vfs
 from gpuvirt.model.allocation.attachment import vm_nodes
-from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.devices.selectors import selectors_of
@@ -42,7 +41,8 @@ class ViewInputs:
 
     inventory: Inventory
     offers: Offers
-    entries: tuple[Entry, ...]
+    users: DeviceUsers
+    """The pods, VMs and processes that use its devices."""
     naming: Naming
     registrations: Mapping[ResourceName, Registration] = field(default_factory=dict)
     notes: tuple[Reason, ...] = ()
@@ -61,11 +61,6 @@ class ViewInputs:
     sharing: SharedOffer = field(default_factory=SharedOffer)
     pods_with_shares: Mapping[GpuId, tuple[str, ...]] = field(default_factory=dict)
     """The pods with shares of each GPU, as texts: `pod default/a`."""
-
-    @property
-    def users(self) -> DeviceUsers:
-        """The pods, VMs and processes that use its devices."""
-        return DeviceUsers(self.entries, self.inventory.facts.users or {})
 
 
 Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from typing_extensions import override
 
@@ -128,13 +129,23 @@ def host_type(desired: Profile, known: Iterable[VgpuType]) -> VgpuType | None:
 
 def card_names(types: Iterable[VgpuType]) -> frozenset[str]:
     """Return the card's name in a host's types: `A16`; types of other grammars (`T4-2B4`, AMD's) have none."""
+    return _card_names(frozenset(types))
+
+
+@lru_cache(1024)
+def _card_names(types: frozenset[VgpuType]) -> frozenset[str]:
     matches = (_NAME.fullmatch(profile_name(vgpu_type)) for vgpu_type in types)
     return frozenset(match["gpu"] or match["mig_gpu"] for match in matches if match)
 
 
 def resolve_type(name: str, known: Iterable[VgpuType]) -> VgpuType | None:
     """Return the host's type of a name, which is the host's name of the type or its name in configs."""
-    known = tuple(known)
+    return _resolved(name, tuple(known))
+
+
+@lru_cache(1024)
+def _resolved(name: str, known: tuple[VgpuType, ...]) -> VgpuType | None:
+    """Resolve a name once for all GPUs that know the same types."""
     if VgpuType(name) in known:
         return VgpuType(name)
     try:

@@ -1,12 +1,13 @@
 """The state of one GPU whose vGPUs are planned: its vGPUs, their users, and the vGPUs of pods from before a reboot."""
 
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
+from gpuvirt.facts.ids import PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, SmiReport, VgpuHost, host_of_vfs, vf_type
@@ -105,6 +106,19 @@ def holdings_of(entries: Iterable[Entry], *, same_boot: bool) -> tuple[Holding, 
     )
 
 
+def holdings_by_function(holdings: Iterable[Holding]) -> Mapping[PciAddress, tuple[Holding, ...]]:
+    """Return the holdings of each function. A node may have thousands, so that each GPU finds its own."""
+    found: defaultdict[PciAddress, list[Holding]] = defaultdict(list)
+    for holding in holdings:
+        found[holding.gpu].append(holding)
+    return {function: tuple(of_function) for function, of_function in found.items()}
+
+
+def holdings_on(function: PciFunction, holdings: Mapping[PciAddress, tuple[Holding, ...]]) -> tuple[Holding, ...]:
+    """Return the holdings of a GPU and its VFs."""
+    return tuple(holding for address in (function.address, *function.virtfns) for holding in holdings.get(address, ()))
+
+
 def gpu_state_of(
     inventory: Inventory, gpu: PciAddress, holdings: Iterable[Holding], namespace: uuid.UUID
 ) -> GpuState | None:
@@ -152,10 +166,16 @@ def _with_type_name(vgpu: LiveVgpu, names: Mapping[str, VgpuType]) -> LiveVgpu:
 
 
 def _by_catalog(gpu_state: GpuState, function: PciFunction) -> GpuState:
-    known = gpu_state.known_types
+    most, card = _catalogued(function.id, function.subsystem, gpu_state.known_types)
+    return replace(gpu_state, most=most, card=card)
+
+
+@lru_cache(1024)
+def _catalogued(device: PciId, subsystem: PciId | None, known: tuple[VgpuType, ...]) -> tuple[Counts, Card | None]:
+    """Return what the catalog has on a GPU by its ids and types, which most GPUs of a node share."""
     names = card_names(known)
-    cards = [card for card in catalog.cards_of(function.id, function.subsystem) if not names or card.gpu in names]
-    return replace(gpu_state, most=_most(cards, known), card=cards[0] if len(cards) == 1 else None)
+    cards = [card for card in catalog.cards_of(device, subsystem) if not names or card.gpu in names]
+    return _most(cards, known), cards[0] if len(cards) == 1 else None
 
 
 def _most(cards: Iterable[Card], known: Iterable[VgpuType]) -> Counts:

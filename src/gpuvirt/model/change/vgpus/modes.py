@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from gpuvirt.facts.ids import PciId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
 from gpuvirt.facts.vgpu import Framework, GpuModes
 from gpuvirt.model.change.desired import DesiredVgpus
@@ -59,8 +61,13 @@ def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus)
 
 
 def _may_have_mig(function: PciFunction, gpu_state: GpuState) -> bool:
-    cards = catalog.cards_of(function.id, function.subsystem)
-    return any(card.is_mig for card in cards) or any(is_mig(vgpu_type) for vgpu_type in gpu_state.known_types)
+    return _may_be_mig(function.id, function.subsystem, gpu_state.known_types)
+
+
+@lru_cache(1024)
+def _may_be_mig(device: PciId, subsystem: PciId | None, known: tuple[VgpuType, ...]) -> bool:
+    cards = catalog.cards_of(device, subsystem)
+    return any(card.is_mig for card in cards) or any(is_mig(vgpu_type) for vgpu_type in known)
 
 
 def switches(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> tuple[ModeStep, ...]:
