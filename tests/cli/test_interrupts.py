@@ -25,3 +25,20 @@ def test_an_interrupt_leaves_no_traceback(command: str, pause_s: float) -> None:
         _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors, errors
     assert process.returncode in {0, 1, 2, 130, -signal.SIGINT}
+
+
+@pytest.mark.parametrize("words", ["controller", "version", "version --wrong"])
+def test_an_interrupt_while_the_process_ends_leaves_no_traceback(words: str) -> None:
+    ends = "import atexit, os, signal, time; atexit.register(time.sleep, 60)"
+    interrupts = "atexit.register(os.kill, os.getpid(), signal.SIGINT)"
+    runs = f"import sys; sys.argv = ['gpuvirt', *{words.split()!r}]; from gpuvirt.cli.entry import gpuvirt; gpuvirt()"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{ends}; {interrupts}; {runs}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == -signal.SIGINT

@@ -5,12 +5,12 @@ begun by then, so the process may end as any other does. `gpuvirt.cli.main` hand
 loaded.
 """
 
-import signal
+from gpuvirt.cli.interrupts import end_at_interrupt
 
 
 def gpuvirt() -> None:
     """Run `gpuvirt`."""
-    _end_at_interrupt()
+    end_at_interrupt()
     from gpuvirt.cli.main import main  # noqa: PLC0415
 
     main()
@@ -18,7 +18,7 @@ def gpuvirt() -> None:
 
 def nvidia_kubevirt_gpu_device_plugin() -> None:
     """Run the agent in place of NVIDIA's plugin."""
-    _end_at_interrupt()
+    end_at_interrupt()
     from gpuvirt.cli.main import nvidia_kubevirt_gpu_device_plugin as main  # noqa: PLC0415
 
     main()
@@ -26,7 +26,7 @@ def nvidia_kubevirt_gpu_device_plugin() -> None:
 
 def vfio_manage() -> None:
     """Run in place of NVIDIA's vfio-manage."""
-    _end_at_interrupt()
+    end_at_interrupt()
     from gpuvirt.cli.main import vfio_manage as main  # noqa: PLC0415
 
     main()
@@ -34,7 +34,7 @@ def vfio_manage() -> None:
 
 def nvidia_vgpu_dm() -> None:
     """Run in place of NVIDIA's vgpu-device-manager on a host."""
-    _end_at_interrupt()
+    end_at_interrupt()
     from gpuvirt.cli.main import nvidia_vgpu_dm as main  # noqa: PLC0415
 
     main()
@@ -42,13 +42,7 @@ def nvidia_vgpu_dm() -> None:
 
 def nvidia_k8s_vgpu_dm() -> None:
     """Run in place of NVIDIA's vgpu-device-manager in a cluster."""
-    _end_at_interrupt()
+    end_at_interrupt()
     from gpuvirt.cli.main import nvidia_k8s_vgpu_dm as main  # noqa: PLC0415
 
     main()
-
-
-def _end_at_interrupt() -> None:
-    """End the process at SIGINT, unless it is ignored, as below `nohup`."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)

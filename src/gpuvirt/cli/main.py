@@ -4,7 +4,6 @@ Exit codes: 0 for success, 1 for a failure, 2 for wrong options or an invalid co
 """
 
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from importlib import import_module
 
 import typer
 
+from gpuvirt.cli.interrupts import taken_interrupts
 from gpuvirt.cli.version import Version
 from gpuvirt.errors import ConfigError, GpuvirtError
 
@@ -140,8 +140,8 @@ def run(arguments: list[str], program: typer.Typer | None = None, name: str = "g
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251
     try:
         program = program or program_for(_completed_words() or arguments)
-        _take_interrupts()
-        program(arguments, prog_name=name)
+        with taken_interrupts():
+            program(arguments, prog_name=name)
     except (GpuvirtError, ExceptionGroup, OSError) as failure:
         errors = list(_flat(failure))
         for error in errors:
@@ -149,12 +149,6 @@ def run(arguments: list[str], program: typer.Typer | None = None, name: str = "g
                 raise  # a defect of gpuvirt, which needs its traceback
             print(f"gpuvirt: {error}", file=sys.stderr)
         sys.exit(USED_WRONGLY if any(isinstance(error, ConfigError) for error in errors) else FAILED)
-
-
-def _take_interrupts() -> None:
-    """Have the command end by KeyboardInterrupt from now on, so that it can put in order what it has begun."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _flat(failure: Exception) -> Iterator[Exception]:

@@ -1,0 +1,34 @@
+"""What Ctrl-C does to a process: it ends a command in order, and in silence while none runs."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+
+def end_at_interrupt() -> None:
+    """End the process at SIGINT, unless it is ignored, as below `nohup`."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def taken_interrupts() -> Iterator[None]:
+    """Have the command end by KeyboardInterrupt within, so that it can put in order what it has begun.
+
+    Afterwards SIGINT ends the process at once: Python would print the traceback of whatever its end is doing.
+    """
+    sys.excepthook = _silent
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        end_at_interrupt()
+
+
+def _silent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what no command has handled; an interrupt between its end and the process's needs no words."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
