@@ -27,6 +27,7 @@ class Server:
     def __init__(self) -> None:
         self.requests = 0
         self.closes = False
+        self.breaks = False
         self.connections: set[object] = set()
         self.answers_slowly = asyncio.Event()
         self.http = HttpServer(self.answer)
@@ -35,6 +36,8 @@ class Server:
         self.requests += 1
         self.connections |= self.http.connections.being_answered
         await self.answers_slowly.wait()
+        if self.breaks:
+            raise ConnectionResetError
         return HttpAnswer(201 if request.method == "POST" else 200, NODE, closes=self.closes)
 
 
@@ -90,6 +93,14 @@ async def test_a_connection_that_the_server_closes_is_not_used_again(tmp_path: P
         server.closes = True
         assert [await get(client) for _ in range(3)] == ["n"] * 3
         assert len(server.connections) == 3
+
+
+async def test_a_server_that_closes_before_its_answer_is_said_to(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (server, client):
+        server.breaks = True
+        with pytest.raises(UnreachableError, match=r":\d+: the server closed the connection before it answered"):
+            await client.create_part(pods("default"), "p", "binding", {}, within_s=30.0, may_send=lambda: True)
+        assert server.requests == 1, "nobody knows whether it was made"
 
 
 async def test_a_connection_that_waited_for_long_is_not_used_again(

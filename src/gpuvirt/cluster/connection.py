@@ -131,6 +131,8 @@ class Connection:
         data = await self.reader.read(MOST_READ_BYTES)
         self._streams = is_of_stream(len(data), monotonic() - began_s, gather_s)
         self.is_answered = self.is_answered or bool(data)
+        if not data and self.http.their_state is h11.SEND_RESPONSE:
+            raise h11.RemoteProtocolError("the server closed the connection before it answered")
         self.http.receive_data(data)
 
     def end(self) -> None:
