@@ -1,6 +1,7 @@
 """Nodes with shared GPUs that are objects alone, and the pods on them, in a cluster with a real kube-scheduler."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, PodShares
 from gpuvirt.model.shares.quantities import units_of
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
-from tests.cluster.clusterlab import BOX
+from tests.cluster.clusterlab import BOX, PATIENCE_S
 
 LABEL = "gpuvirt.io/share-test"
 """Of the nodes for the pods of tests."""
@@ -110,11 +111,17 @@ class ShareNodes:
         assert over == {}
 
     def clear(self) -> None:
-        """Delete the nodes and the pods."""
+        """Delete the nodes and the pods, and return when they are gone.
+
+        A Deployment goes after its pods: its ReplicaSet would create them again, for the next test.
+        """
         for name in self.adopted:
             self.cluster.kubectl("label", "node", name, f"{LABEL}-")
-        self.cluster.kubectl("delete", "deployments", "--all", "--namespace", "default")
-        self.cluster.kubectl("delete", "pods", "--all", "--force", "--namespace", "default")
+        self.cluster.kubectl("delete", "deployments", "--all", "--cascade=foreground", "--namespace", "default")
+        deadline_s = time.monotonic() + PATIENCE_S  # noqa: TID251  other programs' time
+        while self.pods():
+            assert time.monotonic() < deadline_s, [pod.where for pod in self.pods()]  # noqa: TID251
+            self.cluster.kubectl("delete", "pods", "--all", "--force", "--namespace", "default")
         self.cluster.kubectl("delete", "nodes", "-l", f"{LABEL}=true")
 
 

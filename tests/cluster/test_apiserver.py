@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -172,7 +173,7 @@ async def test_the_api_server_makes_no_write_after_its_deadline(api: ApiLab) -> 
     binding = {**POD, "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "elsewhere"}}
     try:
         bind = partial(admin(api).create_part, pods("default"), name, "binding", binding, may_send=lambda: True)
-        with pytest.raises(ApiError, match=r"imeout|deadline"):
+        with pytest.raises(ApiError, match=r"imeout|deadline|closed the connection"):
             await bind(within_s=0.000001)
         assert not api.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}")
         await bind(within_s=30.0)
@@ -195,8 +196,10 @@ async def test_a_replaced_token_is_used(api: ApiLab) -> None:
     async with proxied(api.credentials) as (proxy, through), following(through) as observed:
         await until(lambda: observed.desired.config == Observed(None), lambda: observed)
         api.token.write_text("expired")
-        proxy.cut()
-        await until(lambda: ReasonCode.API_FORBIDDEN in observed.codes, lambda: observed.codes)
+        while ReasonCode.API_FORBIDDEN not in observed.codes:
+            proxy.cut()  # one cut misses a watch that is about to connect with the token that it has read
+            with suppress(AssertionError):
+                await until(lambda: ReasonCode.API_FORBIDDEN in observed.codes, lambda: observed.codes, SOON_S)
         api.label(f"{CONFIG_LABEL}=A10-4Q")
         api.token.write_text(good)
         await until(lambda: observed.desired.config == Observed("A10-4Q"), lambda: observed)
