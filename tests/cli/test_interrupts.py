@@ -29,7 +29,8 @@ def test_an_interrupt_leaves_no_traceback(command: str, pause_s: float) -> None:
 
 @pytest.mark.parametrize("words", ["controller", "version", "version --wrong"])
 def test_an_interrupt_while_the_process_ends_leaves_no_traceback(words: str) -> None:
-    ends = "import atexit, os, signal, time; atexit.register(time.sleep, 60)"
+    ends = "import atexit, os, signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    ends += "; atexit.register(time.sleep, 60)"
     interrupts = "atexit.register(os.kill, os.getpid(), signal.SIGINT)"
     runs = f"import sys; sys.argv = ['gpuvirt', *{words.split()!r}]; from gpuvirt.cli.entry import gpuvirt; gpuvirt()"
     done = subprocess.run(

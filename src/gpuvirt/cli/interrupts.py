@@ -19,13 +19,15 @@ def taken_interrupts() -> Iterator[None]:
 
     Afterwards SIGINT ends the process at once: Python would print the traceback of whatever its end is doing.
     """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
+        yield  # ignored, or the program around this one has its own handler
+        return
     sys.excepthook = _silent
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        end_at_interrupt()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _silent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
