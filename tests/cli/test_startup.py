@@ -26,7 +26,13 @@ def loaded_by(*arguments: str) -> set[str]:
 def test_only_the_called_command_is_imported(arguments: list[str]) -> None:
     modules = loaded_by(*arguments)
     ours = {name for name in modules if name.startswith("gpuvirt.")}
-    assert ours == {"gpuvirt.cli", "gpuvirt.cli.main", "gpuvirt.cli.version", "gpuvirt.errors"}
+    assert ours == {
+        "gpuvirt.cli",
+        "gpuvirt.cli.interrupts",
+        "gpuvirt.cli.main",
+        "gpuvirt.cli.version",
+        "gpuvirt.errors",
+    }
     assert not {"yaml", "msgspec", "rich", "grpc", "asyncio"} & modules
 
 
