@@ -133,6 +133,18 @@ async def test_a_process_that_ends_leaves_no_address(api: PodApi, tmp_path: Path
         assert (addresses(api), leader(api)) == ([], "")
 
 
+async def test_a_process_that_ends_leaves_no_address_in_a_slice_that_others_have_just_changed(
+    api: PodApi, tmp_path: Path
+) -> None:
+    async with routed(api, tmp_path) as processes:
+        first = await processes.start(service=FIRST)
+        await until(lambda: leads_here(first))
+        redirect(api)
+        processes.tasks[0].cancel()
+        await until(processes.tasks[0].done)
+        assert (addresses(api), leader(api)) == ([], "")
+
+
 def delete(api: PodApi) -> None:
     del api.endpoint_slices.objects[NAME]
 

@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.extender.intervals import INTERVALS, Intervals
-from gpuvirt.cluster.failures import ApiError, NotFoundError, retried
+from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, retried
 from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.core import Service
 from gpuvirt.cluster.kinds.endpointslices import (
@@ -191,7 +191,11 @@ class RouteKeeper:
         route, metadata = self._written
         try:
             async with asyncio.timeout(self._intervals.route_withdraw_s):
-                await self._write(route, metadata, "")
+                try:
+                    await self._write(route, metadata, "")
+                except ConflictError:  # changed since, such as by Kubernetes after its owner
+                    found = await self._client.get(self._at, self._backend.service, StoredSlice)
+                    await self._write(route, found.metadata, "")
         except (ApiError, TimeoutError) as error:
             log.info("the EndpointSlice keeps the address of this process until the next leader: %s", error)
 
