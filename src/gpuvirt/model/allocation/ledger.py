@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import is_
 
 from msgspec import UNSET, UnsetType
 
@@ -60,7 +61,9 @@ class Consumer:
 
         The pod's name is `virt-launcher-NAME-xxxxx`, in which KubeVirt shortens very long names.
         """
-        found = _LAUNCHER.fullmatch(self.pod or "")
+        if self.pod is None or not self.pod.startswith("virt-launcher-"):
+            return None  # a node may have thousands of other pods
+        found = _LAUNCHER.fullmatch(self.pod)
         return f"{self.namespace}/{found[1]}" if found is not None else None
 
     def same_pod(self, other: "Consumer") -> bool:
@@ -204,7 +207,12 @@ def settle(entries: Iterable[Entry], account: KubeletAccount | None) -> tuple[En
     entries = tuple(entries)
     if account is None:
         return entries
-    return tuple(after for entry in entries if (after := _after(entry, account)) is not None)
+    return _same_or(entries, tuple(after for entry in entries if (after := _after(entry, account)) is not None))
+
+
+def _same_or(before: tuple[Entry, ...], after: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """Return the earlier entries if none has changed: what follows from them is known by their identity."""
+    return before if len(before) == len(after) and all(map(is_, before, after)) else after
 
 
 def adopt(
@@ -252,14 +260,15 @@ def locate(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[
 
     A device that the host does not show keeps its last group in the same boot, and has none after a reboot.
     """
-    return tuple(
-        replace(
-            entry,
-            group=_group_now(entry, known, same_boot=same_boot),
-            earlier_boot=entry.earlier_boot or not same_boot,
-        )
-        for entry in entries
-    )
+    entries = tuple(entries)
+    return _same_or(entries, tuple(_located(entry, known, same_boot=same_boot) for entry in entries))
+
+
+def _located(entry: Entry, known: Known, *, same_boot: bool) -> Entry:
+    group, earlier_boot = _group_now(entry, known, same_boot=same_boot), entry.earlier_boot or not same_boot
+    if group == entry.group and earlier_boot is entry.earlier_boot:
+        return entry
+    return replace(entry, group=group, earlier_boot=earlier_boot)
 
 
 def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | None:
@@ -272,6 +281,8 @@ def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | N
 def _after(entry: Entry, account: KubeletAccount) -> Entry | None:
     consumer = account.devices.get((entry.resource, entry.device))
     if consumer is not None:
+        if entry.consumer == consumer and entry.misses == 0 and not entry.earlier_boot:
+            return entry
         return replace(entry, consumer=consumer.in_ledger, misses=0, earlier_boot=False)
     if not account.recorded or entry.may_be_unrecorded(account.at_s):
         return entry

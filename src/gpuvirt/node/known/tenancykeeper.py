@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.model.allocation.allocations import Consumers
@@ -17,6 +17,24 @@ from gpuvirt.node.store.tenancyfile import TenancyFile, Version
 log = logging.getLogger(__name__)
 
 Change = Callable[[Tenancies], Tenancies]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What tenants follow from in an account of the kubelet."""
+
+    inventory: Inventory
+    devices: Consumers
+    rules: ResourceRules
+
+    def says_as(self, other: "Observed") -> bool:
+        """Return whether both are of the same host and have the same pods, with the same answers of plugins."""
+        return (
+            self.inventory is other.inventory
+            and self.rules is other.rules
+            and self.devices == other.devices
+            and all(consumer.answer == other.devices[key].answer for key, consumer in self.devices.items())
+        )
 
 
 class TenancyKeeper:
@@ -42,6 +60,8 @@ class TenancyKeeper:
         """The changes since the last one that could be written."""
         self._boot_id: BootId | None = None
         self._inventory: Inventory | None = None
+        self._unchanged: tuple[Tenancies, Observed] | None = None
+        """An account that has changed nothing, with the records that it has not changed."""
         self._with_gpus = with_gpus
         self.problem: Reason | None = None
         """Why the file can't be written, or that it was lost."""
@@ -92,8 +112,17 @@ class TenancyKeeper:
         """Take the kubelet's account, None if the kubelet did not answer."""
         inventory = self._inventory
         if account is not None and account.recorded and inventory is not None:
-            devices = self._with_gpus(account.devices)
-            self._update(lambda found: observe_devices(found, inventory, devices, rules))
+            news = Observed(inventory, self._with_gpus(account.devices), rules)
+            self._update(lambda found: self._with_devices(found, news))
+
+    def _with_devices(self, found: Tenancies, news: Observed) -> Tenancies:
+        """Return the records after an account; one that has changed nothing is only compared when it comes again."""
+        if self._unchanged is not None and found is self._unchanged[0] and news.says_as(self._unchanged[1]):
+            return found
+        after = observe_devices(found, news.inventory, news.devices, news.rules)
+        if after is found:
+            self._unchanged = found, news
+        return after
 
     def give(self, gpus: Mapping[PciAddress, TenantKind], *, on_disk: bool) -> Reason | None:
         """Record the tenants of GPUs before they are given; return why the GPUs must not be given.
