@@ -12,17 +12,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Consumer, Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.nodeledger import node_ledger
+from gpuvirt.model.allocation.tenancy import TenantKind, tenant
 from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed, Withheld
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.node.decisions import NodeDecisions, decide
 from gpuvirt.model.node.desirednode import RequestTerms
+from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.notice import NoticeTimes
@@ -267,6 +271,44 @@ def test_problems_are_shown_once_with_the_invalid_desired_state_first() -> None:
     assert [note.code for note in notes] == [decided_at(picture).invalid.reasons[0].code, ReasonCode.SCAN_BLOCKED]
 
 
+# --- what is not decided again
+
+
+def test_a_picture_that_has_not_changed_is_not_decided_again() -> None:
+    picture = desiring(observed(), DesiredMode.VGPU, "T4-8Q")
+    first = decided_at(picture)
+    second = decided_at(picture, 1.0, first.memory)
+    third = decided_at(picture, 2.0, second.memory)
+    assert third.desired.vgpus is second.desired.vgpus is first.desired.vgpus
+    assert third.memory.offers is second.memory.offers
+    assert third.view.gpus is second.view.gpus
+
+
+def test_a_pod_that_gets_a_device_leads_to_plans_of_its_gpu_alone() -> None:
+    picture = desiring(observed(), DesiredMode.VGPU, "T4-8Q", gpus={A10: "passthrough"})
+    before = decided_at(picture)
+    given = allocated(picture, before, VGPUS, min(listed(before)[VGPUS]))
+    after = decided_at(given, 1.0, before.memory)
+    states, last = after.desired.vgpus.planned_from, before.desired.vgpus.planned_from
+    assert states is not None
+    assert last is not None
+    again = {gpu for gpu, state in states.states.items() if state is not None and state is last.states[gpu]}
+    assert again == {gpu for gpu, state in states.states.items() if state is not None} - {T4}
+    assert after == decided_at(given, 1.0, replace(before.memory, parts=Parts()))
+
+
+def test_an_observation_keeps_what_has_not_changed() -> None:
+    kernel = build_host(HOST)
+    before = scan(kernel)
+    _a10_off_the_bus(kernel)
+    after = scan(kernel).after(before)
+    assert after == scan(kernel)
+    assert {address for address in after.functions if after.functions[address] is not before.functions[address]} == {
+        A10
+    }
+    assert all(after.vgpu_hosts[gpu] is host for gpu, host in before.vgpu_hosts.items())
+
+
 # --- laws of every sequence of pictures
 
 
@@ -308,6 +350,8 @@ class Pictures(RuleBasedStateMachine):
         before = self.decided
         self.decided = decide(self.picture, before.memory, self.terms, self.now_s, BEGINNING)
         assert decide(self.picture, before.memory, self.terms, self.now_s, BEGINNING) == self.decided
+        without_parts = replace(before.memory, parts=Parts())
+        assert decide(self.picture, without_parts, self.terms, self.now_s, BEGINNING) == self.decided
         if (names := self.decided.names) is not None:
             assert names.resources >= self.picture.ledger.resources
             self.picture = replace(self.picture, ledger=self.picture.ledger.with_names(names))
@@ -378,6 +422,26 @@ class Pictures(RuleBasedStateMachine):
         ]
         if free:
             self.picture = allocated(self.picture, self.decided, *data.draw(st.sampled_from(free)))
+            self.decide()
+
+    @rule(who=st.sampled_from(["watcher", "gates"]), is_problem=st.booleans())
+    def a_part_of_the_agent_has_a_problem(self, who: str, is_problem: bool) -> None:
+        problems = {who: Reason(ReasonCode.SCAN_BLOCKED, who, "is blocked")} if is_problem else {}
+        self.picture = replace(self.picture, problems=problems)
+        self.decide()
+
+    @rule(gpu=GPUS, kind=st.sampled_from(list(TenantKind)))
+    def a_gpu_has_had_a_tenant(self, gpu: PciAddress, kind: TenantKind) -> None:
+        tenancies = self.picture.former.tenancies.with_tenants({gpu: tenant(kind)})
+        self.picture = replace(self.picture, former=replace(self.picture.former, tenancies=tenancies))
+        self.decide()
+
+    @rule(gpu=st.sampled_from([RTX, A10, T4]), policy=st.sampled_from(list(SchedulerPolicy)))
+    def a_scheduler_is_reported(self, gpu: PciAddress, policy: SchedulerPolicy) -> None:
+        if (context := self.decided.desired.vgpus.time_shared.get(gpu)) is not None:
+            memory = self.decided.memory
+            smi = memory.smi.with_scheduler(gpu, SchedulerReport(Scheduler(policy), context, self.now_s))
+            self.decided = replace(self.decided, memory=replace(memory, smi=smi))
             self.decide()
 
     @rule(seconds=st.floats(0.1, 40.0))

@@ -1,7 +1,8 @@
 """The snapshot of a host: all facts of one observation, or the few that a discovery reads without privileges."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from gpuvirt.facts.ids import BootId, IommuGroup, PciAddress
 from gpuvirt.facts.notknown import NotKnown
@@ -84,6 +85,10 @@ class MalformedEntry:
     what: str
 
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """The facts of one observation of a host."""
@@ -107,6 +112,20 @@ class Facts:
     malformed_entries: tuple[MalformedEntry, ...] = ()
     unread: tuple[Unread, ...] = ()
     """Folders that could not be listed. Their contents are those of the previous observation."""
+
+    def after(self, before: "Facts") -> "Facts":
+        """Return these facts with the objects of earlier facts for what has not changed, which is then known by its
+        identity."""
+        return replace(
+            self,
+            functions=_after(self.functions, before.functions),
+            vgpu_hosts=_after(self.vgpu_hosts, before.vgpu_hosts),
+            users=before.users if self.users == before.users else self.users,
+        )
+
+
+def _after(now: Mapping[K, V], before: Mapping[K, V]) -> Mapping[K, V]:
+    return {key: last if (last := before.get(key, value)) == value else value for key, value in now.items()}
 
 
 @dataclass(frozen=True, slots=True)

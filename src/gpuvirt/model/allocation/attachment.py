@@ -64,7 +64,9 @@ def vm_nodes(inventory: Inventory, device: Candidate) -> tuple[HostPath, ...]:
         return ()
     if not device.is_mdev and facts.platform.iommufd and function.cdevs[:1] and function.cdevs[0] in facts.cdev_nodes:
         return (HostPath(f"/dev/vfio/devices/{function.cdevs[0]}"),)
-    return tuple(node for node in _group_nodes(facts, device) if node != CONTAINER)
+    if device.group is None or device.group not in facts.group_nodes:
+        return ()
+    return (HostPath(f"/dev/vfio/{device.group}"),)
 
 
 def _function_nodes(inventory: Inventory, devices: Sequence[Candidate]) -> Iterator[HostPath]:

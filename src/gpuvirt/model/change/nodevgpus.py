@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction
-from gpuvirt.facts.vgpu import Scheduler, SmiReport
+from gpuvirt.facts.vgpu import Framework, Scheduler, SmiReport
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
@@ -17,6 +17,7 @@ from gpuvirt.model.change.vgpus.gpustate import (
     GpuState,
     Holding,
     gpu_state_of,
+    has_live,
     holdings_by_function,
     holdings_on,
     with_report,
@@ -92,6 +93,38 @@ class VgpuDemand:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedFrom:
+    """What the plans of a node have followed from, and the states of its GPUs, for the next plans."""
+
+    inventory: Inventory
+    smi: SmiMemory
+    holdings: Mapping[PciAddress, tuple[Holding, ...]]
+    found: Mapping[PciAddress, GpuState | None]
+    """The states without nvidia-smi's reports."""
+    states: Mapping[PciAddress, GpuState | None]
+
+    def state_again(self, inventory: Inventory, gpu: PciAddress, holdings: tuple[Holding, ...]) -> GpuState | None:
+        """Return the last state of a GPU if the same follows again, else None."""
+        last, host, users = self.found.get(gpu), inventory.gpus[gpu].vgpu_host, inventory.facts.users
+        if last is None or host is None or host.framework is Framework.SRIOV_VF:  # whose users depend on its VFs
+            return None
+        before = self.inventory.gpus[gpu]
+        is_same = before.function is inventory.gpus[gpu].function and before.vgpu_host is host
+        is_same = is_same and (self.inventory is inventory or users is self.inventory.facts.users)
+        if not is_same or self.holdings.get(gpu, ()) != holdings:
+            return None
+        if self.inventory is not inventory and not has_live(last, inventory, host):
+            return None
+        return last
+
+    def is_again(self, inventory: Inventory, gpu: PciAddress, found: GpuState | None, smi: SmiMemory) -> bool:
+        """Return whether the state of a GPU, with nvidia-smi's report, is that of the last plan."""
+        is_same = found is not None and found is self.found.get(gpu)
+        is_same = is_same and inventory.facts.functions[gpu] is self.inventory.facts.functions[gpu]
+        return is_same and smi.reports.get(gpu) is self.smi.reports.get(gpu)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeVgpus:
     """The desired vGPUs of one node, and the plans toward them."""
 
@@ -108,6 +141,8 @@ class NodeVgpus:
     """The questions that nvidia-smi must answer before these GPUs can be planned."""
     time_shared: Mapping[PciAddress, SchedulerContext] = field(default_factory=dict)
     """The GPUs in mode vgpu whose vGPUs share time, with the contexts of their schedulers."""
+    planned_from: PlannedFrom | None = field(default=None, compare=False, repr=False)
+    """What the next plans take over for GPUs that have not changed; without it they are the same."""
 
     @property
     def undesired(self) -> frozenset[VgpuId]:
@@ -135,24 +170,33 @@ class NodeVgpus:
         return any(isinstance(group, int) and users.get(IommuGroup(group)) for group in groups)
 
 
-def plan_node_vgpus(inventory: Inventory, demand: VgpuDemand, smi: SmiMemory) -> NodeVgpus:
-    """Return the desired vGPUs of each GPU, the plans toward them, and what nvidia-smi must be asked first."""
+def plan_node_vgpus(
+    inventory: Inventory, demand: VgpuDemand, smi: SmiMemory, last: NodeVgpus | None = None
+) -> NodeVgpus:
+    """Return the desired vGPUs of each GPU, the plans toward them, and what nvidia-smi must be asked first.
+
+    The plans of GPUs that have not changed since the `last` plans are taken from these.
+    """
     modes, functions = {gpu: demand.modes.of(gpu) for gpu in inventory.gpus}, inventory.facts.functions
-    with_vgpus = [gpu for gpu, mode in modes.items() if mode is DesiredMode.VGPU]
+    with_vgpus = dict.fromkeys(gpu for gpu, mode in modes.items() if mode is DesiredMode.VGPU)
     whole = [gpu for gpu, mode in modes.items() if mode in WHOLE]
-    of_gpus = inventory.gpus if with_vgpus else whole
-    holdings = holdings_by_function(demand.holdings)
-    found = {gpu: gpu_state_of(inventory, gpu, holdings_on(functions[gpu], holdings), NAMESPACE) for gpu in of_gpus}
-    states = {gpu: _with_report(functions[gpu], state, smi) for gpu, state in found.items()}
+    last = last if last is not None else NodeVgpus()
+    planned = _states(inventory, inventory.gpus if with_vgpus else whole, demand, smi, last.planned_from)
+    found, states, before = planned.found, planned.states, last.planned_from
+    again = {gpu for gpu in found if before is not None and before.is_again(inventory, gpu, found[gpu], smi)}
     desired_types, gpus = _resolved(inventory, demand.config, found if with_vgpus else {})
     vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))
     vgpus |= {gpu: target for gpu, target in desired_types.desired_by_gpu.items() if gpu in with_vgpus}
-    asked = {gpu: (vgpus[gpu], question) for gpu, question in _questions(inventory, with_vgpus, vgpus, found, smi)}
     desired = {
         gpu: DesiredGpu(demand.drivers.get(gpu), vgpus.get(gpu)) for gpu in sorted(demand.drivers.keys() | vgpus.keys())
     }
+    planned_again = {gpu for gpu in again & last.by_gpu.keys() if last.desired[gpu] == desired.get(gpu)}
+    to_ask = [gpu for gpu in with_vgpus if gpu not in planned_again]
+    asked = {gpu: (vgpus[gpu], question) for gpu, question in _questions(inventory, to_ask, vgpus, found, smi)}
     by_gpu = {
-        gpu: (target, plan_vgpus(functions[gpu], states[gpu], desired[gpu]))
+        gpu: last.by_gpu[gpu]
+        if gpu in planned_again
+        else (target, plan_vgpus(functions[gpu], states[gpu], desired[gpu]))
         for gpu, target in vgpus.items()
         if gpu not in asked
     }
@@ -165,7 +209,31 @@ def plan_node_vgpus(inventory: Inventory, demand: VgpuDemand, smi: SmiMemory) ->
         desired,
         asked,
         dict(_scheduler_contexts(inventory, with_vgpus, states)),
+        planned,
     )
+
+
+def _states(
+    inventory: Inventory,
+    gpus: Iterable[PciAddress],
+    demand: VgpuDemand,
+    smi: SmiMemory,
+    last: PlannedFrom | None,
+) -> PlannedFrom:
+    """Return the states of GPUs with what they follow from."""
+    functions, by_function = inventory.facts.functions, holdings_by_function(demand.holdings)
+    holdings = {gpu: holdings_on(functions[gpu], by_function) for gpu in gpus}
+    found: dict[PciAddress, GpuState | None] = {}
+    states: dict[PciAddress, GpuState | None] = {}
+    for gpu, of_gpu in holdings.items():
+        again = last.state_again(inventory, gpu, of_gpu) if last is not None else None
+        found[gpu] = again if again is not None else gpu_state_of(inventory, gpu, of_gpu, NAMESPACE)
+        states[gpu] = (
+            last.states[gpu]
+            if last is not None and last.is_again(inventory, gpu, found[gpu], smi)
+            else _with_report(functions[gpu], found[gpu], smi)
+        )
+    return PlannedFrom(inventory, smi, holdings, found, states)
 
 
 def _resolved(

@@ -72,16 +72,20 @@ def passthrough(inventory: Inventory, naming: Naming, settings: Settings) -> Ite
 
 def vgpus(inventory: Inventory, naming: Naming) -> Iterator[Candidate | Reason]:
     """Yield each vGPU that can be offered, and a reason for each other vGPU."""
+    functions, names = inventory.facts.functions, dict[tuple[int, VgpuType], Named]()
     for vgpu in inventory.vgpus.values():
-        live, gpu = vgpu.live, inventory.facts.functions.get(vgpu.gpu)
-        carrier = inventory.facts.functions.get(live.parent)
+        live, gpu = vgpu.live, functions.get(vgpu.gpu)
+        carrier = functions.get(live.parent)
         if (reason := _why_not_vgpu(inventory, vgpu)) is not None:
             yield reason
         elif gpu is not None and isinstance(live.type, str) and isinstance(live.group, int):
+            kind = gpu.id.vendor, live.type
+            if (named := names.get(kind)) is None:
+                named = names[kind] = naming.of_type(*kind)
             yield Candidate(
                 id=DeviceId(live.id),
                 target=Target(vgpu.gpu, live.id, live.type),
-                named=naming.of_type(gpu.id.vendor, live.type),
+                named=named,
                 group=live.group,
                 numa_node=carrier.numa_node if carrier is not None else gpu.numa_node,
                 framework=vgpu.framework,

@@ -12,17 +12,29 @@ from gpuvirt.model.allocation.nodeledger import OfferedNames
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
-from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpus
+from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
+from gpuvirt.model.node.parts import (
+    CandidatesBasis,
+    OffersBasis,
+    Parts,
+    UsersBasis,
+    VgpusBasis,
+    ViewBasis,
+    holdings_part,
+    part_of,
+    settled,
+    vgpus_part,
+)
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
-from gpuvirt.model.offers.deviceusers import device_users
+from gpuvirt.model.offers.deviceusers import DeviceUsers, device_users
 from gpuvirt.model.offers.givenshares import NO_TIME, with_given
 from gpuvirt.model.offers.namereview import NameReview, review_names
 from gpuvirt.model.offers.notice import Notice, announce, with_counts
-from gpuvirt.model.offers.offers import OfferInputs, Offers, first_names, make_offers
+from gpuvirt.model.offers.offers import Candidates, OfferInputs, Offers, candidates_of, first_names, make_offers
 from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
@@ -66,21 +78,30 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     if (inventory := picture.inventory) is None:
         return _undecided(picture, replace(memory, desired=desired), terms, at)
     drivers = drivers_of(desired.modes, inventory.gpus if not terms.vgpus_only else ())
-    vgpus = plan_node_vgpus(inventory, _demand(picture, desired, drivers), memory.smi)
+    holdings = holdings_part(memory.parts.holdings, picture.ledger.entries)
+    demand = VgpuDemand(desired.config, desired.modes, drivers, holdings.value, desired.named)
+    planned = vgpus_part(memory.parts.vgpus, VgpusBasis(inventory, demand, memory.smi))
+    vgpus = planned.value
     invalid = _invalid(desired, inventory.gpus, vgpus)
     departing = Departing(withdrawn(inventory, drivers), vgpus.undesired, picture.gates.drained.functions)
     notice = _announced(picture, memory, desired, terms, departing, now_s)
     passed = notice.passed if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, passed, now_s)
-    offers, review = _offers(picture, memory, desired, terms, withdrawal, now_s)
+    offers, review, parts = _offers(picture, memory, desired, terms, withdrawal, now_s)
     sharing = share_gpus(inventory, _share_inputs(picture, desired, terms), memory.sharing.verdict, now_s)
     notice = _counted(picture, notice, terms, offered_by_us(offers, picture, desired, review), departing, now_s)
     smi = memory.smi.of_contexts(vgpus.time_shared)
-    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, smi)
+    users = part_of(parts.users, UsersBasis(picture.ledger.entries, inventory.facts.users), _users)
+    parts = replace(parts, holdings=holdings, vgpus=planned, users=users)
+    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, smi, parts)
     names = _names(picture, offers, review)
     units = DesiredUnits(vgpus, desired.modes)
     decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
-    return replace(decisions, view=_view(picture, decisions, inventory, drivers, terms, at))
+    drawn = part_of(
+        parts.view, ViewBasis(_view_inputs(picture, decisions, inventory, drivers, users.value, terms)), _drawn
+    )
+    view = replace(drawn.value, at=at)
+    return replace(decisions, view=view, memory=replace(after, parts=replace(parts, view=drawn)))
 
 
 def _undecided(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, at: datetime) -> NodeDecisions:
@@ -98,8 +119,13 @@ def _desired(picture: NodePicture, memory: NodeMemory, terms: NodeTerms) -> Desi
     return desire(memory.desired, picture.request, terms.settings, terms.request)
 
 
-def _demand(picture: NodePicture, desired: DesiredNode, drivers: DesiredDrivers) -> VgpuDemand:
-    return VgpuDemand(desired.config, desired.modes, drivers, picture.holdings, desired.named)
+def _users(basis: UsersBasis) -> DeviceUsers:
+    # unknown: a view of processes; nothing is changed by it
+    return device_users(basis.entries, basis.processes or {})
+
+
+def _drawn(basis: ViewBasis) -> NodeView:
+    return make_view(basis.inputs, NO_TIME)
 
 
 def _invalid(desired: DesiredNode, gpus: Collection[str] | None, vgpus: NodeVgpus) -> InvalidStates:
@@ -141,19 +167,31 @@ def _offers(
     terms: NodeTerms,
     withdrawal: Withdrawal,
     now_s: float,
-) -> tuple[Offers, NameReview]:
-    """Return the offers, without the resources whose names wait for the review, and these names."""
+) -> tuple[Offers, NameReview, Parts]:
+    """Return the offers, without the resources whose names wait for the review, these names, and what was decided."""
     if (inventory := picture.inventory) is None or terms.vgpus_only:
-        return memory.offers, memory.review
+        return memory.offers, memory.review, memory.parts
     inputs = _offer_inputs(picture, desired, terms, withdrawal, now_s)
-    offers, review = make_offers(inventory, inputs, memory.offers), memory.review
+    basis = CandidatesBasis(inventory, inputs.naming, inputs.settings)
+    found = part_of(memory.parts.candidates, basis, _candidates)
+    offered = part_of(
+        settled(memory.parts.offers),
+        OffersBasis(inventory, inputs, memory.offers),
+        lambda basis: make_offers(inventory, inputs, basis.before, found.value),
+    )
+    offers, review, parts = offered.value, memory.review, replace(memory.parts, candidates=found, offers=offered)
     if terms.review is not None:
         review_terms = replace(terms.review, is_possible=picture.is_kind_known)
         review = review_names(review, offers.names, inputs.resources, desired.spec, review_terms, now_s)
     if not review.waiting:
-        return offers, review
+        return offers, review, parts
     waiting = {name: withholding.reason for name, withholding in review.waiting.items()}
-    return make_offers(inventory, replace(inputs, withheld={**waiting, **inputs.withheld}), memory.offers), review
+    inputs = replace(inputs, withheld={**waiting, **inputs.withheld})
+    return make_offers(inventory, inputs, memory.offers, found.value), review, parts
+
+
+def _candidates(basis: CandidatesBasis) -> Candidates:
+    return candidates_of(basis.inventory, basis.naming, basis.settings)
 
 
 def _offer_inputs(
@@ -187,21 +225,21 @@ def _names(picture: NodePicture, offers: Offers, review: NameReview) -> OfferedN
     return OfferedNames(first_names(offers, picture.ledger.first_names), picture.ledger.resources | offered)
 
 
-def _view(
+def _view_inputs(
     picture: NodePicture,
     decided: NodeDecisions,
     inventory: Inventory,
     drivers: DesiredDrivers,
+    users: DeviceUsers,
     terms: NodeTerms,
-    at: datetime,
-) -> NodeView:
+) -> ViewInputs:
     memory, modes, given = decided.memory, decided.memory.desired.modes, picture.shares
     workload = workload_of(modes.default, inventory)
     naming = picture.naming(terms)
-    inputs = ViewInputs(
+    return ViewInputs(
         inventory,
         memory.offers,
-        device_users(picture.ledger.entries, inventory.facts.users or {}),
+        users,
         naming if decided.names is None else replace(naming, first_names=decided.names.first_names),
         picture.registrations,
         _problems(picture, decided.invalid, memory.review),
@@ -216,7 +254,6 @@ def _view(
         sharing=with_given(memory.sharing, given),
         pods_with_shares=given.pods_by_gpu() if given is not None else {},
     )
-    return make_view(inputs, at)
 
 
 def _problems(picture: NodePicture, invalid: InvalidStates, review: NameReview) -> tuple[Reason, ...]:

@@ -16,6 +16,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.node.desirednode import DesiredNode, RequestTerms
+from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.offers.givenshares import GivenShares
 from gpuvirt.model.offers.namereview import NameReview, ReviewTerms
 from gpuvirt.model.offers.notice import Notice, NoticeTimes
@@ -122,3 +123,6 @@ class NodeMemory:
     """The units of each GPU in mode `shared`, with the traces of its health."""
     smi: SmiMemory = field(default_factory=SmiMemory)
     """What nvidia-smi has reported."""
+    parts: Parts = field(default_factory=Parts, compare=False, repr=False)
+    """The parts of the last decisions, to be taken over where they follow from the same. Without them the decisions are
+    the same."""

@@ -9,39 +9,52 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.ledger import Entry
 
+NO_ALLOCATIONS: Mapping[DeviceId, str] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsers:
-    """The allocations and the open IOMMU groups of a node."""
+    """The allocations and the open IOMMU groups of a node, by device: a node may have thousands."""
 
-    entries: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
-    """The allocations of each device. A node may have thousands, so that each device finds its own."""
+    pods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The pods to which each device is allocated."""
+    virtual_machines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """KubeVirt's VMs among them."""
+    by_resource: Mapping[ResourceName, Mapping[DeviceId, str]] = field(default_factory=dict)
+    """The pods to which the devices of each resource are allocated."""
     processes: Mapping[IommuGroup, tuple[User, ...]] = field(default_factory=dict)
     """The processes that have a group open."""
 
     def of(self, device: str, group: IommuGroup | Unread | None) -> tuple[str, ...]:
         """Return the pods to which a device is allocated; without such a pod, the processes with its group open."""
-        pods = [entry.allocated_to for entry in self.entries.get(device, ())]
-        if pods or not isinstance(group, int):
-            return tuple(dict.fromkeys(pods))
+        pods = self.pods.get(device)
+        if pods is not None or not self.processes or not isinstance(group, int):
+            return pods or ()
         return tuple(f"{process.command} (pid {process.pid})" for process in self.processes.get(group, ()))
 
     def vms(self, device: str) -> tuple[str, ...]:
         """Return KubeVirt's VMs among the pods to which a device is allocated."""
-        consumers = (entry.consumer for entry in self.entries.get(device, ()))
-        return tuple(
-            dict.fromkeys(consumer.vm for consumer in consumers if consumer is not None and consumer.vm is not None)
-        )
+        return self.virtual_machines.get(device, ())
 
     def allocations(self, resource: ResourceName) -> Mapping[DeviceId, str]:
         """Return the pods to which the devices of a resource are allocated, by device."""
-        entries = (entry for of_device in self.entries.values() for entry in of_device)
-        return {entry.device: entry.allocated_to for entry in entries if entry.resource == resource}
+        return self.by_resource.get(resource, NO_ALLOCATIONS)
 
 
 def device_users(entries: Iterable[Entry], processes: Mapping[IommuGroup, tuple[User, ...]]) -> DeviceUsers:
     """Return the users of a node's devices, by its allocations and its open groups."""
-    by_device: defaultdict[str, list[Entry]] = defaultdict(list)
+    pods, vms = dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]]()
+    by_resource: defaultdict[ResourceName, dict[DeviceId, str]] = defaultdict(dict)
     for entry in entries:
-        by_device[entry.device].append(entry)
-    return DeviceUsers({device: tuple(found) for device, found in by_device.items()}, processes)
+        pod, device = entry.allocated_to, entry.device
+        by_resource[entry.resource][device] = pod
+        pods[device] = _with(pods.get(device), pod)
+        if entry.consumer is not None and (vm := entry.consumer.vm) is not None:
+            vms[device] = _with(vms.get(device), vm)
+    return DeviceUsers(pods, vms, by_resource, processes)
+
+
+def _with(names: tuple[str, ...] | None, name: str) -> tuple[str, ...]:
+    if names is None:
+        return (name,)
+    return names if name in names else (*names, name)

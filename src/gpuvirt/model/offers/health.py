@@ -72,6 +72,8 @@ class Trace:
 
 
 Traces = Mapping[ReasonCode, Trace]
+NO_TRACES: Traces = {}
+"""Those of most devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class Verdict:
 
     def health(self, key: Key) -> Health:
         """Return the health of a device."""
-        return Health(tuple(trace.reason for trace in self.traces.get(key, {}).values() if trace.counts))
+        traces = self.traces.get(key)
+        return Health(tuple(trace.reason for trace in traces.values() if trace.counts)) if traces else HEALTHY
 
 
 def judge(before: Verdict, symptoms: Mapping[Key, tuple[Reason, ...]], now_s: float) -> Verdict:
@@ -96,7 +99,9 @@ def judge(before: Verdict, symptoms: Mapping[Key, tuple[Reason, ...]], now_s: fl
     return Verdict(traces, min(_due_s(traces.values()), default=None))
 
 
-def _follow(before: Traces | None, reasons: Iterable[Reason], now_s: float) -> Traces:
+def _follow(before: Traces | None, reasons: Sequence[Reason], now_s: float) -> Traces:
+    if not reasons and not before:
+        return NO_TRACES
     shown = {reason.code: reason for reason in reasons}
     traces: dict[ReasonCode, Trace] = {}
     for code, reason in shown.items():
@@ -131,12 +136,12 @@ def symptoms(
 ) -> Iterator[Reason]:
     """Yield the symptoms that an inventory shows for a device; `former` are the last tenants of GPUs."""
     facts, carrier = inventory.facts, inventory.facts.functions.get(candidate.carrier)
-    if carrier is not None:
+    if carrier is not None and (carrier.fell_off_bus or carrier.unread):
         yield from function_symptoms(carrier, candidate.id)
     gpu = facts.functions.get(candidate.target.gpu)
-    if gpu is not None and gpu is not carrier:
+    if gpu is not None and gpu is not carrier and (gpu.fell_off_bus or gpu.unread):
         yield from function_symptoms(gpu, candidate.id)
-    if gpu is not None and candidate.target not in allocated_devices.by_target:
+    if gpu is not None and former.required and candidate.target not in allocated_devices.by_target:
         desired = TenantKind.VM if candidate.target.vgpu is None else TenantKind.NATIVE
         if (unreset := former.why_withheld(facts.functions, gpu.address, desired)) is not None:
             yield unreset
@@ -207,5 +212,5 @@ def _unread_drivers(inventory: Inventory, members: Iterable[PciAddress]) -> Iter
 
 def _other_members(inventory: Inventory, candidate: Candidate) -> list[PciAddress]:
     """Return the other members of a candidate's group; its own function is left out, as a vGPU's VF stays on nvidia."""
-    members = inventory.groups.get(candidate.group, ()) if candidate.group is not None else ()
-    return [address for address in members if address != candidate.carrier]
+    members = inventory.groups.get(candidate.group) if candidate.group is not None else None
+    return [] if members is None else [address for address in members if address != candidate.carrier]

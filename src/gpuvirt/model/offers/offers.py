@@ -1,8 +1,10 @@
 """The offers to the kubelet: each resource with its devices and their health, and why other devices are not offered."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field, replace
+from operator import is_, itemgetter
+from typing import TypeVar
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices, find_allocated
@@ -17,6 +19,8 @@ from gpuvirt.model.inventory.naming import Named, Naming
 from gpuvirt.model.offers.allocationcheck import device_gone, why_changed
 from gpuvirt.model.offers.health import HEALTHY, Health, Key, Verdict, judge, symptoms
 from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,39 @@ class Offers:
         """All resources, offered or withheld."""
         return frozenset(self.by_resource.keys() | self.of_withheld_resources.keys())
 
+    def device(self, key: Key) -> OfferedDevice | None:
+        """Return an offered device, None if it is not offered."""
+        offer = self.by_resource.get(key[0])
+        return offer.devices.get(key[1]) if offer is not None else None
+
+    def is_same_as(self, other: "Offers") -> bool:
+        """Return whether these are the same offers of the same devices, by their identity: a type does not count in
+        comparisons of devices."""
+        return (
+            self.by_resource.keys() == other.by_resource.keys()
+            and all(
+                _are_same(offer.devices, other.by_resource[name].devices) for name, offer in self.by_resource.items()
+            )
+            and self.withheld == other.withheld
+            and self.verdict == other.verdict
+            and self.other_names == other.other_names
+            and self.of_withheld_resources.keys() == other.of_withheld_resources.keys()
+            and all(
+                len(candidates) == len(other.of_withheld_resources[name])
+                and all(map(is_, candidates, other.of_withheld_resources[name]))
+                for name, candidates in self.of_withheld_resources.items()
+            )
+        )
+
     def devices(self) -> Iterator[tuple[ResourceName, OfferedDevice]]:
         """Yield every offered device with its resource."""
         for offer in self.by_resource.values():
             for device in offer.devices.values():
                 yield offer.resource, device
+
+
+def _are_same(now: Mapping[T, object], before: Mapping[T, object]) -> bool:
+    return now.keys() == before.keys() and all(map(is_, now.values(), before.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +122,20 @@ class OfferInputs:
     """The last tenants of GPUs in this boot."""
 
 
-def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Offers:
-    """Return the offers; `before` are the last ones.
+Candidates = tuple[Candidate | Reason, ...]
+
+
+def candidates_of(inventory: Inventory, naming: Naming, settings: Settings) -> Candidates:
+    """Return the devices that can be offered, and the reasons against the others."""
+    return (*possible.passthrough(inventory, naming, settings), *possible.vgpus(inventory, naming))
+
+
+def make_offers(
+    inventory: Inventory, inputs: OfferInputs, before: Offers, candidates: Candidates | None = None
+) -> Offers:
+    """Return the offers; `before` are the last ones, which are returned where nothing has changed.
+
+    `candidates` are those of the inventory and the inputs; None: they are not known yet.
 
     A device that can't be read any more stays, unhealthy. A device that is allocated to a pod stays listed in any case:
     the kubelet does not restart a container whose devices are no longer listed.
@@ -100,7 +144,9 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
     free: list[Candidate] = []
     withheld: dict[str, Reason] = {}
     of_withheld_resources: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
-    for found in _candidates(inventory, inputs):
+    if candidates is None:
+        candidates = candidates_of(inventory, inputs.naming, inputs.settings)
+    for found in candidates:
         offerable = found if isinstance(found, Reason) else _offerable(inventory, inputs, allocated_devices, found)
         if isinstance(offerable, Reason):
             withheld[offerable.subject] = offerable
@@ -112,34 +158,44 @@ def make_offers(inventory: Inventory, inputs: OfferInputs, before: Offers) -> Of
     for candidate in _of_another_kind(free, before):
         free.remove(candidate)
         withheld[candidate.id] = _name_taken(candidate)
-    keys = {_key(candidate) for candidate in free}
+    by_key = {_key(candidate): candidate for candidate in free}
     kept = {
         candidate: reason
-        for candidate, reason in _kept(inventory, before, allocated_devices, keys, withheld)
+        for candidate, reason in _kept(inventory, before, allocated_devices, by_key.keys(), withheld)
         if candidate.named.resource not in inputs.withheld or candidate.target in allocated_devices.by_target
     }
+    kept_ids = {str(candidate.id) for candidate in kept}
     seen = {
-        _key(candidate): tuple(
+        key: tuple(
             symptoms(inventory, allocated_devices, candidate, inputs.former, allocations_known=inputs.allocations_known)
         )
-        for candidate in free
+        for key, candidate in by_key.items()
     } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
     verdict = judge(before.verdict, seen, inputs.now_s)
     devices: defaultdict[ResourceName, dict[DeviceId, OfferedDevice]] = defaultdict(dict)
     for resource in before.by_resource:
         devices[resource] = {}
-    for candidate in sorted((*free, *kept), key=lambda candidate: candidate.id):
-        resource, device = _key(candidate)
-        devices[resource][device] = OfferedDevice(candidate, verdict.health((resource, device)))
-    return Offers(
+    listed = by_key | {_key(candidate): candidate for candidate in kept}
+    for key in sorted(listed, key=itemgetter(1)):
+        resource, device = key
+        devices[resource][device] = _offered(listed[key], verdict.health(key), before.device(key))
+    offers = Offers(
         by_resource={resource: Offer(resource, devices[resource]) for resource in sorted(devices)},
-        withheld={subject: reason for subject, reason in withheld.items() if not _is_kept(subject, kept)},
+        withheld={subject: reason for subject, reason in withheld.items() if subject not in kept_ids},
         verdict=verdict,
         other_names=_other_names(free),
         of_withheld_resources={
             resource: tuple(of_withheld_resources[resource]) for resource in sorted(of_withheld_resources)
         },
     )
+    return before if offers.is_same_as(before) else offers
+
+
+def _offered(candidate: Candidate, health: Health, before: OfferedDevice | None) -> OfferedDevice:
+    """Return an offered device, the object from before if it has not changed: that tells others in a moment."""
+    if before is not None and before.candidate is candidate and before.health == health:
+        return before
+    return OfferedDevice(candidate, health)
 
 
 def _offerable(
@@ -171,11 +227,19 @@ def _why_withheld(inputs: OfferInputs, allocated_devices: AllocatedDevices, cand
 
 def _of_another_kind(free: Iterable[Candidate], before: Offers) -> tuple[Candidate, ...]:
     """Return the devices whose resource has another kind of device: the kind offered before, else PCI functions."""
-    kinds: dict[ResourceName, bool] = {resource: device.candidate.is_mdev for resource, device in before.devices()}
-    free = sorted(free, key=lambda candidate: candidate.is_mdev)
-    for candidate in free:
-        kinds.setdefault(candidate.named.resource, candidate.is_mdev)
-    return tuple(candidate for candidate in free if kinds[candidate.named.resource] is not candidate.is_mdev)
+    kinds: dict[ResourceName, bool] = {}
+    for resource, offer in before.by_resource.items():
+        if offer.devices:
+            *_, last = offer.devices.values()
+            kinds[resource] = last.candidate.is_mdev
+    free = tuple(free)
+    found = dict.fromkeys((candidate.named.resource, candidate.is_mdev) for candidate in free)
+    for resource, is_mdev in sorted(found, key=itemgetter(1)):
+        kinds.setdefault(resource, is_mdev)
+    if all(kinds[resource] is is_mdev for resource, is_mdev in found):
+        return ()
+    others = (candidate for candidate in free if kinds[candidate.named.resource] is not candidate.is_mdev)
+    return tuple(sorted(others, key=lambda candidate: candidate.is_mdev))
 
 
 def _name_taken(candidate: Candidate) -> Reason:
@@ -187,28 +251,31 @@ def _key(candidate: Candidate) -> Key:
     return candidate.named.resource, candidate.id
 
 
-def _candidates(inventory: Inventory, inputs: OfferInputs) -> Iterator[Candidate | Reason]:
-    yield from possible.passthrough(inventory, inputs.naming, inputs.settings)
-    yield from possible.vgpus(inventory, inputs.naming)
-
-
 def _kept(
     inventory: Inventory,
     before: Offers,
     allocated_devices: AllocatedDevices,
-    keys: set[Key],
+    keys: KeysView[Key],
     withheld: Mapping[str, Reason],
 ) -> Iterator[tuple[Candidate, Reason]]:
     """Yield the devices that stay listed though they are no candidates now, with the reason against them."""
-    listed = {(resource, device.id): device.candidate for resource, device in before.devices()}
-    held = {(entry.resource, entry.device): entry for entry in allocated_devices.given_by_us()}
+    listed = {
+        (resource, id_): device.candidate
+        for resource, offer in before.by_resource.items()
+        for id_, device in offer.devices.items()
+        if (resource, id_) not in keys
+    }
+    held = {
+        (entry.resource, entry.device): entry
+        for entry in allocated_devices.given_by_us()
+        if (entry.resource, entry.device) not in keys
+    }
     for key, entry in held.items():
-        if key not in keys:
-            candidate = listed.get(key) or _from_entry(entry)
-            yield candidate, why_changed(inventory, candidate, withheld.get(candidate.id)) or device_gone(candidate)
+        candidate = listed.get(key) or _from_entry(entry)
+        yield candidate, why_changed(inventory, candidate, withheld.get(candidate.id)) or device_gone(candidate)
     for key, candidate in listed.items():
         reason = withheld.get(candidate.id)
-        if key not in keys and key not in held and reason is not None and reason.code is ReasonCode.UNREAD:
+        if key not in held and reason is not None and reason.code is ReasonCode.UNREAD:
             yield candidate, reason
 
 
@@ -225,10 +292,6 @@ def _from_entry(entry: Entry) -> Candidate:
     )
 
 
-def _is_kept(subject: str, kept: Mapping[Candidate, Reason]) -> bool:
-    return any(candidate.id == subject for candidate in kept)
-
-
 def _other_names(free: Iterable[Candidate]) -> Mapping[ResourceName, frozenset[str]]:
     found: defaultdict[ResourceName, set[str]] = defaultdict(set)
     for candidate in free:
@@ -239,9 +302,9 @@ def _other_names(free: Iterable[Candidate]) -> Mapping[ResourceName, frozenset[s
 
 def first_names(offers: Offers, before: Mapping[str, str]) -> Mapping[str, str]:
     """Return the first names to record: the earlier ones, and the names of resources that are offered first now."""
-    found = dict(before)
+    found: dict[str, str] = {}
     for _, device in offers.devices():
         named = device.candidate.named
-        if named.key is not None and named.first is not None:
+        if named.key is not None and named.first is not None and named.key not in before:
             found.setdefault(named.key, named.first)
-    return found
+    return {**before, **found} if found else before

@@ -1,8 +1,8 @@
 """Draws the view of a node from its inventory, its offers, and what is known of allocations and desired state."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
@@ -131,18 +131,21 @@ def _function(
 
 def _planning(gpu: Gpu) -> PlanningView:
     function, host = gpu.function, gpu.vgpu_host or host_of_vfs(gpu.function)
-    seen = PlanningView(
-        function.class_code, str(function.subsystem) if function.subsystem else None, function.sriov_total_vfs
-    )
+    subsystem = str(function.subsystem) if function.subsystem else None
     if host is None:
-        return seen
+        return PlanningView(function.class_code, subsystem, function.sriov_total_vfs)
     parents = {*host.creatable, *(vgpu.parent for vgpu in host.live)} - host.quarantined.keys()
-    types: Counter[str] = Counter(dict.fromkeys(host.type_names.values(), 0))
+    types = dict.fromkeys(host.type_names.values(), 0)
     for left in host.creatable.values():
-        types.update(left)
-    on_gpu = function.address in parents
-    return replace(
-        seen, framework=host.framework, parents=None if on_gpu else len(parents), types=dict(sorted(types.items()))
+        for vgpu_type, number in left.items():
+            types[vgpu_type] = types.get(vgpu_type, 0) + number
+    return PlanningView(
+        function.class_code,
+        subsystem,
+        function.sriov_total_vfs,
+        framework=host.framework,
+        parents=None if function.address in parents else len(parents),
+        types=dict(sorted(types.items())),
     )
 
 
@@ -155,16 +158,17 @@ def _sharers(inputs: ViewInputs, address: PciAddress) -> tuple[str, ...]:
 
 
 def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:
-    resource, device = offered.get(vgpu.live.id, (None, None))
-    withheld = inputs.offers.withheld.get(vgpu.live.id)
+    live = vgpu.live
+    resource, device = offered.get(live.id, (None, None))
+    withheld = inputs.offers.withheld.get(live.id) if device is None else None
     return VgpuView(
-        id=vgpu.live.id,
-        type=vgpu.live.type if isinstance(vgpu.live.type, str) else "unknown",
-        slot=vgpu.live.parent,
+        id=live.id,
+        type=live.type if isinstance(live.type, str) else "unknown",
+        slot=live.parent,
         offered_as=resource,
-        users=inputs.users.of(vgpu.live.id, vgpu.live.group),
+        users=inputs.users.of(live.id, live.group),
         reasons=device.health.against if device is not None else ((withheld,) if withheld is not None else ()),
-        vms=inputs.users.vms(vgpu.live.id),
+        vms=inputs.users.vms(live.id),
     )
 
 
@@ -181,17 +185,7 @@ def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
     return ResourceView(
         name=name,
         devices=tuple(
-            DeviceView(
-                id=device.id,
-                healthy=device.health.healthy,
-                numa_node=device.candidate.numa_node,
-                group=device.candidate.group,
-                gpu=device.candidate.target.gpu,
-                nodes=vm_nodes(inputs.inventory, device.candidate),
-                reasons=device.health.against,
-                allocated_to=allocated_to.get(device.id),
-            )
-            for device in offer.devices.values()
+            _device(inputs.inventory, device, allocated_to.get(id_)) for id_, device in offer.devices.items()
         ),
         also_called=tuple(sorted(inputs.offers.other_names.get(name, ()))),
         registered=registration.registered,
@@ -201,4 +195,18 @@ def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
         mdev_name_selectors=selectors.mdev,
         withheld=withholding is not None,
         silent=withholding is not None and withholding.silent,
+    )
+
+
+def _device(inventory: Inventory, device: OfferedDevice, pod: str | None) -> DeviceView:
+    candidate, against = device.candidate, device.health.against
+    return DeviceView(
+        id=candidate.id,
+        healthy=not against,
+        numa_node=candidate.numa_node,
+        group=candidate.group,
+        gpu=candidate.target.gpu,
+        nodes=vm_nodes(inventory, candidate),
+        reasons=against,
+        allocated_to=pod,
     )

@@ -115,6 +115,8 @@ class NodeState:
         self.observations += 1
         if self.inventory is not None and facts == self.inventory.facts:
             return self.picture.gates.changing != self._gates.changing
+        if self.inventory is not None:
+            facts = facts.after(self.inventory.facts)
         boot_id, named = facts.platform.boot_id, self.ledger.with_type_names(facts)
         inventory = build_inventory(facts, named.type_names)
         ledger = named.with_known(known_devices(inventory), boot_id)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import PciAddress, PciId, VgpuId, VgpuType
+from gpuvirt.facts.ids import IommuGroup, PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
-from gpuvirt.facts.snapshot import User
+from gpuvirt.facts.snapshot import Facts, User
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, SmiReport, VgpuHost, host_of_vfs, vf_type
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.inventory.inventory import Inventory
@@ -59,14 +59,11 @@ class GpuState:
     smi: SmiReport | None = None
     """The report of nvidia-smi; None if it has not been run."""
     namespace: uuid.UUID = NAMESPACE
+    known_types: tuple[VgpuType, ...] = field(init=False, compare=False, repr=False)
+    """The types that the host or nvidia-smi has named; several conclusions for each GPU need them."""
 
-    @property
-    def known_types(self) -> tuple[VgpuType, ...]:
-        """The types that the host or nvidia-smi has named."""
-        named = {vgpu_type for creatable in self.host.creatable.values() for vgpu_type in creatable}
-        live = {vgpu.type for vgpu in self.host.live if not isinstance(vgpu.type, Unread)}
-        supported = _supported(self.smi) if self.smi is not None else {}
-        return tuple(sorted({*named, *live, *supported.values(), *self.host.type_names.values()}))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known_types", _known_types(self.host, self.smi))
 
     @property
     def types(self) -> Mapping[VgpuId, VgpuType]:
@@ -87,6 +84,16 @@ class GpuState:
         return self.smi is not None and self.smi.modes.mixed_sizes is True
 
 
+def _known_types(host: VgpuHost, smi: SmiReport | None) -> tuple[VgpuType, ...]:
+    found = set(host.type_names.values())
+    for creatable in host.creatable.values():
+        found.update(creatable)
+    found.update(vgpu.type for vgpu in host.live if not isinstance(vgpu.type, Unread))
+    if smi is not None:
+        found.update(_supported(smi).values())
+    return tuple(sorted(found))
+
+
 def host_namespace(host_id: str) -> uuid.UUID:
     """Return the UUID namespace of a host, by its `/etc/machine-id` or its name."""
     return uuid.uuid5(NAMESPACE, host_id)
@@ -94,16 +101,13 @@ def host_namespace(host_id: str) -> uuid.UUID:
 
 def holdings_of(entries: Iterable[Entry], *, same_boot: bool) -> tuple[Holding, ...]:
     """Return the devices that are allocated to pods by a ledger. `same_boot`: the ledger was written in this boot."""
-    return tuple(
-        Holding(
-            entry.target.gpu,
-            entry.target.vgpu or VgpuId(entry.target.gpu),
-            entry.target.type,
-            entry.allocated_to,
-            seen_this_boot=same_boot and entry.group is not None,
-        )
-        for entry in entries
-    )
+    return tuple(holding_of(entry, same_boot=same_boot) for entry in entries)
+
+
+def holding_of(entry: Entry, *, same_boot: bool) -> Holding:
+    """Return the device of an entry, as the planner of vGPUs takes it."""
+    target, seen = entry.target, same_boot and entry.group is not None
+    return Holding(target.gpu, target.vgpu or VgpuId(target.gpu), target.type, entry.allocated_to, seen)
 
 
 def holdings_by_function(holdings: Iterable[Holding]) -> Mapping[PciAddress, tuple[Holding, ...]]:
@@ -128,7 +132,9 @@ def gpu_state_of(
     if host is None:
         return None
     # The host does not name the types of a GPU without room for another vGPU; the inventory has their names.
-    host = replace(host, live=tuple(_as_known(inventory, vgpu) for vgpu in host.live))
+    named_live = tuple(_as_known(inventory, vgpu) for vgpu in host.live)
+    if named_live != host.live:
+        host = replace(host, live=named_live)
     if host.framework is Framework.SRIOV_VF:
         counts = range(1, (function.sriov_total_vfs or 0) + 1)
         host = replace(host, type_names={str(count): vf_type(count) for count in counts})
@@ -139,21 +145,26 @@ def gpu_state_of(
         if holding.gpu == gpu or holding.gpu in function.virtfns
     ]
     gone = {holding.vgpu: holding for holding in of_gpu if holding.vgpu not in live and holding.type is not None}
-    gpu_state = GpuState(
+    processes = _processes(inventory.facts, host)
+    most, card = _catalogued(function.id, function.subsystem, _known_types(host, None))
+    return GpuState(
         host,
-        users=_users(inventory, host, of_gpu),
-        running=frozenset(vgpu.id for vgpu in host.live if _processes(inventory, host, vgpu)),
+        users=_users(processes, of_gpu),
+        running=frozenset(processes),
         remembered={id_: holding.type for id_, holding in gone.items() if holding.type and not holding.seen_this_boot},
         leaving={id_: holding.type for id_, holding in gone.items() if holding.type and holding.seen_this_boot},
+        most=most,
+        card=card,
         namespace=namespace,
     )
-    return _by_catalog(gpu_state, function)
 
 
 def with_report(gpu_state: GpuState, function: PciFunction, report: SmiReport) -> GpuState:
     """Return the state of a GPU with the report of nvidia-smi, which names types that the host no longer names."""
     live = tuple(_with_type_name(vgpu, _supported(report)) for vgpu in gpu_state.host.live)
-    return _by_catalog(replace(gpu_state, host=replace(gpu_state.host, live=live), smi=report), function)
+    reported = replace(gpu_state, host=replace(gpu_state.host, live=live), smi=report)
+    most, card = _catalogued(function.id, function.subsystem, reported.known_types)
+    return replace(reported, most=most, card=card)
 
 
 def _supported(report: SmiReport) -> Mapping[str, VgpuType]:
@@ -163,11 +174,6 @@ def _supported(report: SmiReport) -> Mapping[str, VgpuType]:
 def _with_type_name(vgpu: LiveVgpu, names: Mapping[str, VgpuType]) -> LiveVgpu:
     name = names.get(vgpu.type_id) if vgpu.type_id is not None and isinstance(vgpu.type, Unread) else None
     return vgpu if name is None else replace(vgpu, type=name)
-
-
-def _by_catalog(gpu_state: GpuState, function: PciFunction) -> GpuState:
-    most, card = _catalogued(function.id, function.subsystem, gpu_state.known_types)
-    return replace(gpu_state, most=most, card=card)
 
 
 @lru_cache(1024)
@@ -222,21 +228,39 @@ def _as_known(inventory: Inventory, live: LiveVgpu) -> LiveVgpu:
     return vgpu.live if vgpu is not None else live
 
 
-def _users(inventory: Inventory, host: VgpuHost, holdings: Iterable[Holding]) -> Mapping[VgpuId, tuple[str, ...]]:
+def has_live(gpu_state: GpuState, inventory: Inventory, host: VgpuHost) -> bool:
+    """Return whether a state has the vGPUs of a host as the inventory names them."""
+    return gpu_state.host.live == tuple(_as_known(inventory, vgpu) for vgpu in host.live)
+
+
+def _users(
+    processes: Mapping[VgpuId, tuple[User, ...]], holdings: Iterable[Holding]
+) -> Mapping[VgpuId, tuple[str, ...]]:
     """Return the users of each vGPU: the pods that it is allocated to, else the processes that have it open."""
     found: dict[VgpuId, tuple[str, ...]] = {}
     for holding in holdings:
         found[holding.vgpu] = (*found.get(holding.vgpu, ()), holding.allocated_to)
-    for vgpu in host.live:
-        processes = _processes(inventory, host, vgpu)
-        if processes and vgpu.id not in found:
-            found[vgpu.id] = (named(processes),)
+    for vgpu, users in processes.items():
+        if vgpu not in found:
+            found[vgpu] = (named(users),)
     return found
 
 
-def _processes(inventory: Inventory, host: VgpuHost, vgpu: LiveVgpu) -> tuple[User, ...]:
-    facts = inventory.facts
-    groups = [vgpu.group]
-    if host.framework is Framework.SRIOV_VF:
-        groups = [facts.functions[vf].iommu_group for vf in facts.functions[host.gpu].virtfns if vf in facts.functions]
-    return tuple(user for group in groups if isinstance(group, int) for user in (facts.users or {}).get(group, ()))
+def _processes(facts: Facts, host: VgpuHost) -> Mapping[VgpuId, tuple[User, ...]]:
+    """Return the processes that have vGPUs open, by vGPU; vGPUs that no process has open are left out."""
+    # unknown: a walk before each removal finds the users of a vGPU that was not seen here
+    if not facts.users:
+        return {}
+    if host.framework is not Framework.SRIOV_VF:
+        found = {vgpu.id: _having_open(facts.users, (vgpu.group,)) for vgpu in host.live}
+    else:
+        virtfns = facts.functions[host.gpu].virtfns
+        of_vfs = _having_open(facts.users, [facts.functions[vf].iommu_group for vf in virtfns if vf in facts.functions])
+        found = {vgpu.id: of_vfs for vgpu in host.live}
+    return {vgpu: users for vgpu, users in found.items() if users}
+
+
+def _having_open(
+    by_group: Mapping[IommuGroup, tuple[User, ...]], groups: Iterable[IommuGroup | Unread | None]
+) -> tuple[User, ...]:
+    return tuple(user for group in groups if isinstance(group, int) for user in by_group.get(group, ()))

@@ -156,6 +156,8 @@ def _plan_vgpus(
     pending = [shortfalls.vgpu_in_use(vgpu, gpu_state.users[vgpu.id]) for vgpu in in_use]
     pending += [shortfalls.vgpu_leaving(gpu, vgpu) for vgpu in sorted(gpu_state.leaving)]
     pending += kept_by_users
+    if len(live) == len(kept) == sum(desired_counts.values()) and not (pending or changes.destroys or changes.creates):
+        return VgpuPlan(gpu)  # as most GPUs of a node at most times
     undesired_types = [*(live[vgpu] for vgpu in in_use), *gpu_state.leaving.values()]
     present = Counter(live[vgpu] for vgpu in live if vgpu.id in kept)
     missing = {vgpu_type: number - present[vgpu_type] for vgpu_type, number in desired_counts.items()}

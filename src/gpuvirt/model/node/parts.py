@@ -1,0 +1,170 @@
+"""The parts of the last decisions for a node, each with its basis: what it has followed from.
+
+A part whose basis is still the same is taken over. Frozen values that are the same object are the same value; other
+values are compared. So decisions with parts are those without, which a test of all sequences of pictures checks.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, Self, TypeVar
+
+from gpuvirt.facts.ids import IommuGroup
+from gpuvirt.facts.snapshot import User
+from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.change.nodevgpus import NodeVgpus, SmiMemory, VgpuDemand, plan_node_vgpus
+from gpuvirt.model.change.vgpus.gpustate import Holding, holding_of
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.naming import Naming
+from gpuvirt.model.offers.deviceusers import DeviceUsers
+from gpuvirt.model.offers.offers import Candidates, OfferInputs, Offers
+from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.offers.viewmaking import ViewInputs
+
+
+class Basis(Protocol):
+    """What a part of the decisions follows from."""
+
+    def decides_as(self, other: Self, /) -> bool:
+        """Return whether the same part follows from both."""
+        ...
+
+
+B = TypeVar("B", bound=Basis)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[B, V]):
+    """A part of the decisions."""
+
+    basis: B
+    value: V
+
+
+def part_of(last: Part[B, V] | None, basis: B, decide: Callable[[B], V]) -> Part[B, V]:
+    """Return the last part if the same follows from its basis, else the part that is decided now."""
+    return last if last is not None and basis.decides_as(last.basis) else Part(basis, decide(basis))
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationsBasis:
+    """The allocations, which are one object until one of them changes."""
+
+    entries: tuple[Entry, ...]
+
+    def decides_as(self, other: Self, /) -> bool:
+        """Return whether the same part follows from both."""
+        return self.entries is other.entries
+
+
+HoldingsPart = Part[AllocationsBasis, tuple[Holding, ...]]
+
+
+def holdings_part(last: HoldingsPart | None, entries: tuple[Entry, ...]) -> HoldingsPart:
+    """Return the allocated vGPUs; those of entries that have not changed are the objects from before."""
+    return part_of(last, AllocationsBasis(entries), lambda basis: _holdings(basis.entries, last))
+
+
+def _holdings(entries: tuple[Entry, ...], last: HoldingsPart | None) -> tuple[Holding, ...]:
+    before = zip(last.basis.entries, last.value, strict=True) if last is not None else ()
+    known = {id(entry): holding for entry, holding in before}
+    return tuple(known.get(id(entry)) or holding_of(entry, same_boot=True) for entry in entries)
+
+
+@dataclass(frozen=True, slots=True)
+class UsersBasis:
+    """The allocations and the processes that have groups open."""
+
+    entries: tuple[Entry, ...]
+    processes: Mapping[IommuGroup, tuple[User, ...]] | None
+
+    def decides_as(self, other: Self, /) -> bool:
+        """Return whether the same part follows from both."""
+        return self.entries is other.entries and self.processes is other.processes
+
+
+@dataclass(frozen=True, slots=True)
+class VgpusBasis:
+    """What the plans of vGPUs follow from."""
+
+    inventory: Inventory
+    demand: VgpuDemand
+    smi: SmiMemory
+
+    def decides_as(self, other: Self, /) -> bool:
+        """Return whether the same part follows from both."""
+        same = self.inventory is other.inventory and self.demand.holdings is other.demand.holdings
+        return same and self.demand == other.demand and self.smi == other.smi
+
+
+VgpusPart = Part[VgpusBasis, NodeVgpus]
+
+
+def vgpus_part(last: VgpusPart | None, basis: VgpusBasis) -> VgpusPart:
+    """Return the plans of vGPUs; those of GPUs that have not changed are taken over."""
+    before = last.value if last is not None else None
+    return part_of(last, basis, lambda basis: plan_node_vgpus(basis.inventory, basis.demand, basis.smi, before))
+
+
+@dataclass(frozen=True, slots=True)
+class CandidatesBasis:
+    """What the devices that can be offered follow from."""
+
+    inventory: Inventory
+    naming: Naming
+    settings: Settings
+
+    def decides_as(self, other: Self, /) -> bool:
+        """Return whether the same part follows from both."""
+        same = self.inventory is other.inventory and self.settings == other.settings
+        return same and self.naming == other.naming
+
+
+@dataclass(frozen=True, slots=True)
+class OffersBasis:
+    """What the offers follow from."""
+
+    inventory: Inventory
+    inputs: OfferInputs
+    before: Offers
+
+    def decides_as(self, other: Self, /) -> bool:
+        """Return whether the same part follows from both, whatever the time."""
+        same = self.inventory is other.inventory and self.before is other.before
+        same = same and self.inputs.entries is other.inputs.entries
+        return same and self.inputs == replace(other.inputs, now_s=self.inputs.now_s)
+
+
+OffersPart = Part[OffersBasis, Offers]
+
+
+def settled(last: OffersPart | None) -> OffersPart | None:
+    """Return the last offers if they were those before, and no symptom changes them by time alone, else None."""
+    is_settled = last is not None and last.value is last.basis.before and last.value.verdict.again_at_s is None
+    return last if is_settled else None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewBasis:
+    """What the view of the node follows from."""
+
+    inputs: ViewInputs
+
+    def decides_as(self, other: Self, /) -> bool:
+        """Return whether the same part follows from both."""
+        now, last = self.inputs, other.inputs
+        same = now.inventory is last.inventory and now.offers is last.offers and now.users is last.users
+        return same and now == last
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the last decisions; None for parts that are decided anew."""
+
+    holdings: HoldingsPart | None = None
+    vgpus: VgpusPart | None = None
+    candidates: Part[CandidatesBasis, Candidates] | None = None
+    offers: OffersPart | None = None
+    users: Part[UsersBasis, DeviceUsers] | None = None
+    view: Part[ViewBasis, NodeView] | None = None
