@@ -1,27 +1,21 @@
-"""Reads YAML into plain values (strings, numbers, lists, mappings) with their positions, and writes it.
+"""Plain values (strings, numbers, lists, mappings) with their positions, from YAML texts and to them.
 
-PyYAML reads YAML 1.1, in which a PCI address (`0000:04:00.0`) is a number of seconds, a class (`030200`) is octal, and
-a name like `on` is true. Here, scalars follow the core schema of YAML 1.2. Keys must be strings, and tags beyond the
-core schema are rejected. PyYAML accepts duplicate keys and has no limit for aliases; both are rejected here.
-
-A document has at most 40 levels, and 100,000 values with every alias expanded: a host with 4,000 cards needs a third of
-that, and a few lines of aliases could otherwise expand to more values than fit into memory.
+YAML is read as `yamlsyntax` describes it, which the first document loads.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import yaml
-from typing_extensions import override
+from typing import TYPE_CHECKING, cast
 
 from gpuvirt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpuvirt import yamlsyntax
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 """The content of a YAML document."""
 
-MOST_LEVELS = 40
-MOST_VALUES = 100_000
 MOST_SHOWN = 300
 """The most characters of a message or path; a text in a file may be longer."""
 
@@ -31,107 +25,13 @@ STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 Step = str | int
 """A step into a document: the key of a mapping, whatever characters it has, or the index of a list."""
 
-_CORE = "tag:yaml.org,2002:"
-_NULL, _BOOL, _INT, _FLOAT, _STR, _SEQ, _MAP = (
-    f"{_CORE}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
-)
-_INT_PATTERN = r"[-+]?(?:0|[1-9][0-9]{0,99})|0x[0-9a-fA-F]{1,99}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Scalar:
-    """A type of scalar of the core schema."""
-
-    called: str
-    pattern: re.Pattern[str]
-    begins: str
-    """The possible first characters, which PyYAML requires."""
-    read: Callable[[str], Plain]
-
-
-_SCALARS: Mapping[str, _Scalar] = {
-    _NULL: _Scalar("null", re.compile(r"^(?:~|null|Null|NULL|)$"), "~nN", lambda _: None),
-    _BOOL: _Scalar(
-        "true or false", re.compile(r"^(?:true|false)$", re.IGNORECASE), "tTfF", lambda text: text.lower() == "true"
-    ),
-    _INT: _Scalar("a whole number", re.compile(f"^(?:{_INT_PATTERN})$"), "-+0123456789", lambda text: int(text, 0)),
-    _FLOAT: _Scalar(
-        "a number",
-        re.compile(r"^[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?$"),
-        "-+0123456789",
-        float,
-    ),
-}
-
-
-class _Loader(yaml.CSafeLoader):
-    """Safe YAML with the scalars of the core schema of YAML 1.2."""
-
-
-def _fault(message: str, mark: yaml.Mark | None) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(problem=message, problem_mark=mark)
-
-
-def _unknown(_: _Loader, node: yaml.Node) -> Plain:
-    raise _fault(f"the tag {_short(node.tag)} is not supported; remove it", node.start_mark)
-
-
-def _scalar_of(loader: _Loader, node: yaml.ScalarNode) -> Plain:
-    scalar, text = _SCALARS[node.tag], str(loader.construct_scalar(node))
-    if not scalar.pattern.fullmatch(text):
-        message = f"the tag {_short(node.tag)} requires {scalar.called}, found {text!r}"
-        raise _fault(f"{message}; correct the value or remove the tag", node.start_mark)
-    return scalar.read(text)
-
-
-def _mapping(loader: _Loader, node: yaml.Node) -> Plain:
-    if not isinstance(node, yaml.MappingNode):
-        return _unknown(loader, node)
-    names: set[str] = set()
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise _fault("a key must be a string, found a list or a mapping", key.start_mark)
-        if key.tag != _STR:
-            kind = _SCALARS[key.tag].called if key.tag in _SCALARS else _short(key.tag)
-            raise _fault(f"a key must be a string, found {kind}; put it in quotes: '{key.value}'", key.start_mark)
-        if key.value in names:
-            raise _fault("duplicate key", key.start_mark)
-        names.add(key.value)
-    return {str(name): value for name, value in loader.construct_mapping(node, deep=True).items()}
-
-
-_Loader.yaml_constructors = {tag: yaml.CSafeLoader.yaml_constructors[tag] for tag in (_STR, _SEQ)}
-for _tag in _SCALARS:
-    _Loader.add_constructor(_tag, _scalar_of)
-_Loader.add_constructor(_MAP, _mapping)
-_Loader.add_constructor(None, _unknown)
-
-
-class _Dumper(yaml.CSafeDumper):
-    """Safe YAML without aliases, with quotes around strings that YAML 1.1 or 1.2 would read as another type."""
-
-    @override
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _scalar in _SCALARS.items():
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(_tag, _scalar.pattern, [*_scalar.begins, *([""] if _tag == _NULL else [])])
-
-
-def _lines(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar(_STR, text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _lines)
-
 
 def write(content: Plain) -> str:
     """Return `content` as YAML: innermost lists and mappings on one line where they fit, multi-line strings as
     blocks."""
-    return yaml.dump(content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, width=118, allow_unicode=True)
+    from gpuvirt import yamlsyntax
+
+    return yamlsyntax.write(content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,45 +39,26 @@ class Document:
     """The content of a YAML text, and the lines of its values."""
 
     content: Plain
-    _root: yaml.Node | None
+    _text: "yamlsyntax.Content"
 
     def line(self, steps: Sequence[Step]) -> int:
         """Return the line of the deepest existing node on the way that `steps` describe."""
-        node = self._root
-        line = node.start_mark.line + 1 if node is not None else 1
-        for step in steps:
-            if isinstance(node, yaml.MappingNode) and isinstance(step, str):
-                found = next(((key, value) for key, value in node.value if key.value == step), None)
-            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and 0 <= step < len(node.value):
-                found = (node.value[step], node.value[step])
-            else:
-                break
-            if found is None:
-                break
-            line, node = found[0].start_mark.line + 1, found[1]
-        return line
+        return self._text.line(steps)
 
 
 def read(text: str, *, where: str) -> Document:
     """Return the YAML `text`; raise ConfigError. `where` is its origin in messages."""
-    root: yaml.Node | None = None
+    from gpuvirt import yamlsyntax
+
     try:
-        may_be_too_large = _may_be_too_large(text)
-        root = yaml.compose(text, Loader=_Loader)
-        if root is None:
-            return Document(None, None)
-        if may_be_too_large:
-            _size(root, {})
-        return Document(_Loader("").construct_document(root), root)
-    except yaml.YAMLError as error:
-        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-        problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
-        is_ours = isinstance(error, yaml.constructor.ConstructorError)
+        found = yamlsyntax.read(text)
+    except yamlsyntax.YamlSyntaxError as fault:
         raise ConfigError(
-            one_line(str(problem) if is_ours else f"not YAML: {problem}"),
-            where=f"{where}:{mark.line + 1}" if mark is not None else where,
-            path=one_line(path_of(_steps_to(root, mark))) if mark is not None else "$",
-        ) from error
+            one_line(fault.message),
+            where=f"{where}:{fault.line}" if fault.line is not None else where,
+            path=one_line(path_of(fault.steps)),
+        ) from fault
+    return Document(cast("Plain", found.value), found)
 
 
 def one_line(text: str, most: int = MOST_SHOWN) -> str:
@@ -186,77 +67,6 @@ def one_line(text: str, most: int = MOST_SHOWN) -> str:
     return line if len(line) <= most else f"{line[:most]}..."
 
 
-_TOO_DEEP = f"lists and mappings are nested too deep; expected at most {MOST_LEVELS} levels"
-
-
-def _may_be_too_large(text: str) -> bool:
-    """Return whether a document may have too many values with its aliases expanded.
-
-    Reject too deeply nested lists and mappings before composing, which recurses in C for each level.
-    """
-    level, nodes, has_alias = 0, 0, False
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.ScalarEvent):
-            nodes += 1
-        elif isinstance(event, yaml.CollectionStartEvent):
-            nodes += 1
-            level += 1
-            if level > MOST_LEVELS:
-                line = event.start_mark.line if event.start_mark is not None else 0
-                raise _fault(_TOO_DEEP, yaml.Mark("", 0, line, 0, None, 0))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            level -= 1
-        elif isinstance(event, yaml.AliasEvent):
-            has_alias = True
-    return has_alias or nodes > MOST_VALUES
-
-
-def _size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return the numbers of values and levels of a node with its aliases expanded; `sizes` has those of other nodes."""
-    if id(node) not in sizes:
-        sizes[id(node)] = None
-        entries = node.value if isinstance(node, yaml.CollectionNode) else []
-        values = [value for _, value in entries] if isinstance(node, yaml.MappingNode) else entries
-        inner = [_size(value, sizes) for value in values]
-        levels = max((levels for _, levels in inner), default=0) + isinstance(node, yaml.CollectionNode)
-        sizes[id(node)] = size = sum(values for values, _ in inner) + 1, levels
-        if levels > MOST_LEVELS:
-            raise _fault(f"with its aliases expanded, {_TOO_DEEP}", node.start_mark)
-        if size[0] > MOST_VALUES:
-            excess = f"with its aliases expanded, this has more than {MOST_VALUES:,} values; remove some"
-            raise _fault(excess, node.start_mark)
-    if (known := sizes[id(node)]) is None:
-        raise _fault("an alias refers to a value that contains the alias; write the value instead", node.start_mark)
-    return known
-
-
-def _short(tag: str) -> str:
-    """Return a tag in its short form: `!!int`."""
-    return f"!!{tag.removeprefix(_CORE)}" if tag.startswith(_CORE) else tag
-
-
 def path_of(steps: Sequence[Step]) -> str:
     """Return steps as a path: `$.modes.a[0]`."""
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-
-
-def _steps_to(root: yaml.Node | None, mark: yaml.Mark) -> list[Step]:
-    """Return the steps to the deepest node at a mark; an alias is at its own position, not at that of its node."""
-    steps: list[Step] = []
-    node, entered = root, set[int]()
-    while isinstance(node, yaml.CollectionNode) and id(node) not in entered:
-        entered.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            begun = [(key, value) for key, value in node.value if key.start_mark.index <= mark.index]
-            steps += [str(key.value) for key, _ in begun[-1:] if isinstance(key, yaml.ScalarNode)]
-            inner = [value for _, value in begun[-1:] if _is_at(value, mark)]
-        else:
-            found = [index for index, item in enumerate(node.value) if _is_at(item, mark)][-1:]
-            steps += found
-            inner = [node.value[index] for index in found]
-        node = inner[0] if inner else None
-    return steps
-
-
-def _is_at(node: yaml.Node, mark: yaml.Mark) -> bool:
-    return bool(node.start_mark.index <= mark.index <= node.end_mark.index)

@@ -64,6 +64,28 @@ def place(short_path: Path) -> Place:
     return Place(short_path)
 
 
+REPORTING = """
+import sys
+from gpuvirt.cli.main import main
+sys.argv[1:] = ["node"]
+try:
+    main()
+finally:
+    print("\\n" + " ".join(sys.modules), file=sys.stderr)
+"""
+"""Runs the agent, and lists at its end the modules that it has loaded."""
+
+
+def test_an_agent_that_changes_no_gpus_runs_without_the_modules_for_that_and_without_yaml(place: Place) -> None:
+    with place.agent("-c", REPORTING) as agent:
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(100) == 0
+        assert agent.stderr is not None
+        modules = set(agent.stderr.read().splitlines()[-1].split())
+    assert "gpuvirt.kubelet.plugins" in modules
+    assert not {"yaml", "gpuvirt.node.reconcile.reconciler", "gpuvirt.node.change.unitchange"} & modules
+
+
 @pytest.mark.parametrize("command", [GPUVIRT, PLUGIN])
 def test_a_second_agent_is_refused_and_the_agent_ends_on_sigterm(place: Place, command: list[str]) -> None:
     with place.agent(*command) as agent:

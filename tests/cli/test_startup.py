@@ -43,6 +43,29 @@ def test_cluster_programs_do_not_import_table_rendering(command: str) -> None:
     assert not {"rich", "gpuvirt.sim"} & modules
 
 
+NOT_OF_EVERY_AGENT = (
+    "gpuvirt.cluster",
+    "gpuvirt.hardware.programs",
+    "gpuvirt.install",
+    "gpuvirt.model.doctor",
+    "gpuvirt.node.change.unitchange",
+    "gpuvirt.node.reconcile.reconciler",
+    "gpuvirt.sim",
+    "gpuvirt.support",
+    "h11",
+    "rich",
+    "yaml",
+)
+"""What an agent needs that has an API server, changes GPUs, or reads YAML; and what no agent needs."""
+
+
+def test_an_agent_loads_no_part_that_its_mode_does_not_need() -> None:
+    modules = loaded_by("node", "--help")
+    assert "gpuvirt.node.agent" in modules
+    assert not {name for name in modules if name.startswith(tuple(f"{part}." for part in NOT_OF_EVERY_AGENT))}
+    assert not set(NOT_OF_EVERY_AGENT) & modules
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_each_command_begins_with_its_summary(name: str) -> None:
     listed = typer.main.get_group(program_for([])).commands[name]

@@ -41,7 +41,6 @@ from gpuvirt.node.published.statefile import StateFile
 from gpuvirt.node.reconcile.gatewatch import GateWatch
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
-from gpuvirt.node.reconcile.reconciler import Reconciler
 from gpuvirt.node.reconcile.reports import Reports
 from gpuvirt.node.shares.gpuclaims import GatedGpus
 from gpuvirt.node.shares.nodeshares import NodeShares
@@ -161,7 +160,12 @@ class Agent:
             await self._store.flush()
 
     def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
-        """Start the reconciler, which changes each unit in the unit's one serial worker."""
+        """Start the reconciler, which changes each unit in the unit's one serial worker.
+
+        An agent that changes no GPUs does not load it: planning, taking and rolling back steps are 30 modules.
+        """
+        from gpuvirt.node.reconcile.reconciler import Reconciler  # noqa: PLC0415
+
         clock, state = self._site.clock, self._state
         reconciler = Reconciler(
             state, self._account, self._reports, moving, clock, self._intervals, operands=self._operands
