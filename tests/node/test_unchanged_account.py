@@ -1,4 +1,4 @@
-"""Accounts of the kubelet that have nothing new: they are compared, and what follows from them stays the same object."""
+"""Accounts of the kubelet without news: they are compared, and what follows from them stays the same object."""
 
 from dataclasses import replace
 

@@ -160,7 +160,7 @@ class ViewBasis:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the last decisions; None for parts that are decided anew."""
+    """The parts of the last decisions; None for parts to decide from scratch."""
 
     holdings: HoldingsPart | None = None
     vgpus: VgpusPart | None = None

@@ -136,7 +136,9 @@ class NodeState:
 
     def observe_account(self, account: KubeletAccount | None) -> bool:
         """Take the kubelet's account, None if the kubelet did not answer; return whether that is a change."""
-        before = self._accounted
+        last, entries, was_observed = self.ledger.account, self.ledger.entries, self.ledger.is_observed
+        counts_the_same = account is None or (last is not None and last.counted == account.counted)
+        still_counted = self._still_counted if not counts_the_same else None
         problem, tenancies = self.tenancies.problem, self.tenancies.value
         ledger, plugins = self.ledger.with_account(account), other_plugins(account, self.terms.units_resource)
         is_change, self.picture = (
@@ -145,17 +147,19 @@ class NodeState:
         )
         self.tenancies.observe_account(account, ledger.rules)
         is_change = is_change or self.tenancies.value is not tenancies or self.tenancies.problem != problem
-        return is_change or self._accounted != before
+        if is_change or self.ledger.is_observed is not was_observed or self.ledger.entries != entries:
+            return True
+        return not counts_the_same and self._still_counted != still_counted
 
     def expect_no_account(self, account: KubeletAccount) -> None:
         """Take an account without asking the kubelet: the entries stay as they are, and allocations count as known."""
         self.picture = replace(self.picture, ledger=replace(self.ledger, account=account))
 
     @property
-    def _accounted(self) -> tuple[object, ...]:
-        """What conclusions follow from in the kubelet's account."""
+    def _still_counted(self) -> tuple[object, ...]:
+        """The devices that leave and that the kubelet may still count; all its devices are mapped for that."""
         counted = self.counted
-        return self.ledger.entries, self.ledger.is_observed, counted.functions, counted.vgpus
+        return counted.functions, counted.vgpus
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""
