@@ -25,7 +25,7 @@ from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.node import decisions, picture
+from gpuvirt.model.node import decisions, parts, picture
 from gpuvirt.model.offers import withdrawal
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation import allocator
@@ -285,7 +285,7 @@ GUARDS: Mapping[str, Guard] = {
         "holdings_of",
         _no_holdings,
         ("vgpus-in-use",),
-        (Guard(Change, "_why_allocated", _nothing, ()), _NEWEST),
+        (Guard(parts, "_holdings", _no_holdings, ()), Guard(Change, "_why_allocated", _nothing, ()), _NEWEST),
     ),
     "planning: pods of vGPUs": Guard(planner, "_unless_allocated", _as_planned, ("vfs-of-a-pods-gpu",), (_NEWEST,)),
     "vGPUs: what is held while one goes": Guard(vgpusteps, "leased", _without_lease, ("vgpus-by-hand",)),
