@@ -6,14 +6,18 @@ follow `views`. They don't know each other, and none of them touches the host.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import math
+import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
 from gpuvirt.clock import Signal, Timer
-from gpuvirt.facts.ids import ResourceName
+from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
@@ -25,7 +29,7 @@ from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.allocation.allocator import Allocator, Callbacks
+from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.membership import Membership
@@ -36,6 +40,7 @@ from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.watcher import Audience, Watcher
+from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator, OnDemandParts
 from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.node.published.statefile import StateFile
 from gpuvirt.node.reconcile.gatewatch import GateWatch
@@ -90,6 +95,7 @@ class Agent:
                 ReviewTerms(intervals.review_most_s, expected=site.awaits_controller),
                 site.vgpus_only,
                 _request_terms(site),
+                uuid.uuid4().hex[:8],
             ),
             self._ledger_store.value,
             TenancyKeeper(
@@ -130,7 +136,55 @@ class Agent:
         callbacks = Callbacks(self._observe_allocation, refused, unseen)
         allocation_gate = AllocationGate(self._state.changes, lambda: membership.gate)
         self.allocator = Allocator(self._state, site, self.telemetry, callbacks, allocation_gate)
+        self._changed = Signal()
+        """Set when the host or the allocations may have changed, for an allocation that waits for room."""
+        self._cdi_files = CdiFiles(site.cdi_folder, site.clock, intervals) if site.cdi_folder is not None else None
+        self.on_demand = self._on_demand(allocation_gate)
+        """Allocates vGPUs that are created for a pod; None for an agent that changes no GPUs."""
         self.gpu_claims = GatedGpus(self._state, allocation_gate, site.kernel)
+
+    def _on_demand(self, gate: AllocationGate) -> OnDemandAllocator | None:
+        site = self._site
+        if site.moving is None:
+            return None
+        parts = OnDemandParts(
+            self._state,
+            site,
+            site.moving,
+            gate,
+            self.telemetry,
+            self._ledger_store,
+            self._publish,
+            lambda: self._watcher.observe_soon("creation"),
+            self._changed,
+        )
+        return OnDemandAllocator(parts)
+
+    def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
+    ) -> tuple[DeviceId, ...]:
+        """Return the preferred devices; raise PlacementError if the request contradicts itself."""
+        if self.on_demand is not None and any(map(is_on_demand_id, available)):
+            return self.on_demand.prefer(available, must_include, size)
+        return self.allocator.prefer(resource, available, must_include, size)
+
+    async def allocate(self, request: Request) -> tuple[Attachment, ...]:
+        """Allocate devices to containers; raise AllocationRefusedError for the whole request."""
+        if self.on_demand is not None and self.on_demand.takes(request):
+            return await self.on_demand.allocate(request)
+        return await self.allocator.allocate(request)
+
+    async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
+        """Let a container start with its devices; raise AllocationRefusedError."""
+        if self.on_demand is not None:
+            await self.on_demand.pre_start(resource, devices)
+
+    def _publish(self) -> None:
+        """Show an allocation in all lists and in the CDI specs before the kubelet has its answer."""
+        self.conclude()
+        self.allocated.set()
+        if self._cdi_files is not None:
+            self.report_problem("cdi", self._cdi_files.write(self.views.get()))
 
     async def run(self) -> None:
         """Observe, conclude and record, for ever; unwritten files are written at the end."""
@@ -151,9 +205,9 @@ class Agent:
                 if self._site.state_file is not None:
                     state_file = StateFile(self._site.state_file, self._site.clock, self._intervals)
                     group.create_task(state_file.run(self.views))
-                if self._site.cdi_folder is not None:
-                    cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._intervals)
-                    group.create_task(cdi_files.run(self.views, lambda problem: self.report_problem("cdi", problem)))
+                if self._cdi_files is not None:
+                    problems = partial(self.report_problem, "cdi")
+                    group.create_task(self._cdi_files.run(self.views, problems))
         finally:
             self._gates.leave()
             self._ledger_store.save(self._state.ledger.content)
@@ -203,16 +257,18 @@ class Agent:
         if self._state.observe_status_counts(counts):
             self._stale.set()
 
-    def observe_facts(self, facts: Facts, /) -> None:
-        """Take the facts of an observation of the host."""
+    def observe_facts(self, facts: Facts, since_s: float = math.inf, /) -> None:
+        """Take the facts of an observation of the host, which has begun at `since_s`."""
         if self._gates.observe_facts(facts):
             self._stale.set()
-        if self._state.observe_facts(facts) or self._state.decisions.judged_again_at_s is not None:
+        self._changed.set()
+        if self._state.observe_facts(facts, since_s) or self._state.decisions.judged_again_at_s is not None:
             self._stale.set()
 
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Take the kubelet's account of allocated devices, None if the kubelet did not answer."""
         self._account.observe_account(account)
+        self._changed.set()
         waited = not self._state.counted.is_known
         if self._state.observe_account(account) or self._is_growing or (waited and self._state.counted.is_known):
             self._stale.set()
