@@ -26,11 +26,11 @@ from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
 from gpuvirt.model.allocation.tenancy import TenantKind
 from gpuvirt.model.change.steps import CreateVgpu
-from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.desired.settings import CdiUse
-from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.devices.candidates import Candidate, Target
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import cdi_name
-from gpuvirt.model.offers.ondemand.choice import choose, parent_of, why_full
+from gpuvirt.model.offers.ondemand.choice import Place, choose, why_full
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import ondemand, refusals, unhealthy
@@ -105,85 +105,91 @@ class OnDemandAllocator:
         async with self._turn:
             created: list[Entry] = []
             try:
-                given = [await self._give(request.resource, ids, created) for ids in request.containers]
-                attachments = tuple(self._attachment(request.resource, entries) for entries in given)
+                attachments = [await self._give(request.resource, ids, created) for ids in request.containers]
             except AllocationRefusedError as error:
                 self._take_back(created)
                 on.telemetry.allocations[request.resource, error.reason.code] += 1
                 raise
         on.telemetry.allocations[request.resource, "given"] += 1
         on.telemetry.allocate_s.observe(on.site.clock.monotonic_s() - began_s)
-        return attachments
+        return tuple(attachments)
 
-    async def _give(self, resource: ResourceName, ids: Sequence[DeviceId], created: list[Entry]) -> list[Entry]:
-        """Return the allocations of one container; those that are new are added to `created`."""
+    async def _give(self, resource: ResourceName, ids: Sequence[DeviceId], created: list[Entry]) -> Attachment:
+        """Return the answer for one container; new allocations are added to `created`.
+
+        The environment has the vGPUs' own ids, names of CDI devices have the kubelet's.
+        """
         if (withholding := withholdings(self._state.memory.desired.spec).get(resource)) is not None:
             raise AllocationRefusedError(withholding.reason)
-        given: list[Entry] = []
+        devices: list[Candidate] = []
         for device in dict.fromkeys(ids):
-            entry = self._entry(resource, device)
             if (consumer := self._on.site.lost().get((resource, device))) is not None:
                 raise AllocationRefusedError(refusals.forgotten(device, consumer.text))
-            if entry is not None and (entry.stage is not Stage.CREATED or self._is_gone(entry)):
-                self._drop([entry])  # its pod has ended, or it was never made
-                entry = None
-            if entry is None:
-                entry = await self._new(resource, device)
-                created.append(entry)
-            given.append(entry)
-        return given
+            devices.append(self._untouched(resource, device) or await self._new(resource, device, created))
+        inventory, settings = self._inventory(resource), self._state.terms.settings
+        named = ids if settings.cdi is CdiUse.ANSWERS else ()
+        names = tuple(cdi_name(resource, device) for device in dict.fromkeys(named))
+        return replace(attach(inventory, resource, devices, settings), cdi_devices=names)
 
-    def _is_gone(self, entry: Entry) -> bool:
-        inventory = self._state.inventory
-        return inventory is None or candidate_of(inventory, entry) is None
+    def _inventory(self, resource: ResourceName) -> Inventory:
+        """Return the host; raise AllocationRefusedError before its first observation."""
+        if (inventory := self._state.inventory) is None:
+            raise AllocationRefusedError(unhealthy.unknown_resource(resource))
+        return inventory
 
-    async def _new(self, resource: ResourceName, device: DeviceId) -> Entry:
-        """Return the allocation of a new vGPU; wait a moment for room, while vGPUs of ended pods are removed."""
-        offer = self._state.memory.on_demand
-        vgpu_type = offer.types.get(resource)
+    def _untouched(self, resource: ResourceName, device: DeviceId) -> Candidate | None:
+        """Return the vGPU of an id with which no container has started, None without one.
+
+        The kubelet gives the id of an init container to the pod's other containers, and that of a pod that it has
+        refused to the next pod. The allocation of any other id ends: its pod has ended, or its vGPU was never made.
+        """
+        entry = self._entry(resource, device)
+        if entry is None:
+            return None
+        found = candidate_of(self._inventory(resource), entry) if entry.stage is Stage.CREATED else None
+        if found is None:
+            self._drop([entry])
+        return found
+
+    async def _new(self, resource: ResourceName, device: DeviceId, created: list[Entry]) -> Candidate:
+        """Return a new vGPU; wait a moment for room, while vGPUs of ended pods are removed."""
+        offer, failed = self._state.memory.on_demand, dict[PciAddress, str]()
+        vgpu_type = offer.type_of(resource)
         if vgpu_type is None or not offer.was_listed(device, self._state.terms.run_id):
             raise AllocationRefusedError(unhealthy.unknown_device(device, resource, offer.listed(resource)))
-        failed: dict[PciAddress, str] = {}
         until_s = self._patience.until_s()
         while True:
-            gpus = self._state.on_demand_now()
-            gpu = choose(gpus, vgpu_type, self._state.terms.settings.vgpu_placement, failed)
-            if gpu is None:
-                self._on.publish()  # vGPUs without a pod are found, and removed
-                if not await self._patience.wait(self._on.changed, until_s):
-                    text = why_full(self._state.on_demand_now(), failed)
-                    raise AllocationRefusedError(ondemand.no_room(resource, vgpu_type, text))
-                continue
-            try:
-                return await self._create(resource, device, gpu, vgpu_type)
-            except RefusedError as error:
-                log.warning("%s", error.reason.text, extra={"reason": str(error.reason.code)})
-                failed[gpu] = error.reason.message
+            inventory, spread = self._inventory(resource), self._state.terms.settings.vgpu_placement
+            place = choose(inventory, self._state.on_demand_now(), vgpu_type, spread, failed)
+            if place is not None:
+                try:
+                    return await self._create(self._intended(resource, device, place, vgpu_type), place, created)
+                except RefusedError as error:
+                    log.warning("%s", error.reason.text, extra={"reason": str(error.reason.code)})
+                    failed[place.gpu] = error.reason.message
+                    continue
+            self._on.publish()  # vGPUs without a pod are found, and removed
+            if not await self._patience.wait(self._on.changed, until_s):
+                text = why_full(self._state.on_demand_now(), failed)
+                raise AllocationRefusedError(ondemand.no_room(resource, vgpu_type, text))
 
-    async def _create(self, resource: ResourceName, device: DeviceId, gpu: PciAddress, vgpu_type: VgpuType) -> Entry:
-        """Create a vGPU on a GPU, and return its allocation; raise RefusedError, after which nothing is allocated."""
-        state = self._state.decisions.desired.vgpus.on_demand.get(gpu)
-        inventory = self._state.inventory
-        parent = parent_of(state, vgpu_type) if state is not None else None
-        if state is None or inventory is None or parent is None:
-            raise RefusedError(refusals.changing(gpu, None))
-        entry = self._intended(resource, device, state, parent, vgpu_type)
-        step = CreateVgpu(VgpuId(entry.target.id), vgpu_type, parent)
-        site, facts, host = self._on.moving.site, inventory.facts, inventory.gpus[gpu].vgpu_host or state.host
+    async def _create(self, entry: Entry, place: Place, created: list[Entry]) -> Candidate:
+        """Create the vGPU of an allocation; raise RefusedError, after which nothing is allocated."""
+        gpu, site = place.gpu, self._on.moving.site
+        step = CreateVgpu(VgpuId(entry.target.id), entry.target.type or VgpuType(""), place.parent.address)
 
         def intend() -> None:
             self._tenant(gpu)
             self._state.record_allocation(record(self._state.ledger.entries, [entry]))
 
         try:
-            with self._on.gate.creation(device, entry.target, slot_of(gpu), intend) as locks:
+            with self._on.gate.creation(entry.device, entry.target, slot_of(gpu), intend) as locks:
                 await self._write()
-                worker = self._on.moving.workers(f"create on {gpu}")
-                live = await worker.run(
-                    lambda: create(site, locks, facts, host, step), name=step.text, timeout_s=CREATE_S
+                live = await self._on.moving.workers(f"create on {gpu}").run(
+                    lambda: create(site, locks, place, step), name=step.text, timeout_s=CREATE_S
                 )
-                log.info("%s (for a pod that requests %s)", step.text, resource)
-                return self._created(entry, live)
+                log.info("%s (for a pod that requests %s)", step.text, entry.resource)
+                return self._created(entry, live, created)
         except WorkerBlockedError as error:
             self._drop([entry])
             raise RefusedError(refusals.blocked(gpu, f"{step.text} ({error})")) from error
@@ -198,31 +204,26 @@ class OnDemandAllocator:
         if (reason := self._state.tenancies.give(kinds, on_disk=on_disk)) is not None:
             raise RefusedError(replace(reason, subject=gpu))
 
-    def _intended(
-        self, resource: ResourceName, device: DeviceId, state: GpuState, parent: PciAddress, vgpu_type: VgpuType
-    ) -> Entry:
-        vgpu = self._on.new_uuid() if state.host.framework is Framework.MDEV else VgpuId(parent)
-        clock = self._on.site.clock
-        return Entry(
-            resource,
-            device,
-            Target(state.host.gpu, vgpu, vgpu_type),
-            None,
-            f"allocate:{self._name}:{next(self._numbers)}",
-            clock.now(),
-            allocated_s=clock.monotonic_s(),
-            stage=Stage.INTENDED,
-        )
+    def _intended(self, resource: ResourceName, device: DeviceId, place: Place, vgpu_type: VgpuType) -> Entry:
+        vgpu = self._on.new_uuid() if place.host.framework is Framework.MDEV else VgpuId(place.parent.address)
+        target, clock = Target(place.gpu, vgpu, vgpu_type), self._on.site.clock
+        allocation = f"allocate:{self._name}:{next(self._numbers)}"
+        now, now_s = clock.now(), clock.monotonic_s()
+        return Entry(resource, device, target, None, allocation, now, allocated_s=now_s, stage=Stage.INTENDED)
 
-    def _created(self, entry: Entry, live: LiveVgpu) -> Entry:
-        """Record that the vGPU exists; return its allocation."""
+    def _created(self, entry: Entry, live: LiveVgpu, created: list[Entry]) -> Candidate:
+        """Record that the vGPU exists, and return it."""
         group = live.group if isinstance(live.group, int) else None
         made = replace(entry, group=group, stage=Stage.CREATED)
+        created.append(made)
         self._state.observe_created(entry.target.gpu, live, self._on.site.clock.monotonic_s())
         self._state.record_allocation(record(self._state.ledger.entries, [made]))
         self._on.publish()
         self._on.observe_soon()
-        return made
+        found = candidate_of(self._inventory(entry.resource), made)
+        if found is None:
+            raise RefusedError(refusals.changing(entry.device, None))
+        return found
 
     async def _write(self) -> None:
         """Write the ledger; raise RefusedError where it can't be."""
@@ -231,17 +232,6 @@ class OnDemandAllocator:
             await self._on.ledger.write_now()
         except NotWrittenError as error:
             raise RefusedError(ondemand.not_written(self._on.site.ledger, str(error))) from error
-
-    def _attachment(self, resource: ResourceName, entries: Sequence[Entry]) -> Attachment:
-        """Return the answer for a container; its environment has the vGPUs' own ids, CDI's names have the kubelet's."""
-        inventory, settings = self._state.inventory, self._state.terms.settings
-        found = [candidate_of(inventory, entry) for entry in entries] if inventory is not None else []
-        devices = [device for device in found if device is not None]
-        if inventory is None or len(devices) < len(entries):
-            raise AllocationRefusedError(refusals.changing(entries[0].device, None))
-        named = entries if settings.cdi is CdiUse.ANSWERS else ()
-        names = tuple(cdi_name(resource, entry.device) for entry in named)
-        return replace(attach(inventory, resource, devices, settings), cdi_devices=names)
 
     def _entry(self, resource: ResourceName, device: DeviceId) -> Entry | None:
         entries = self._state.ledger.entries
@@ -283,16 +273,16 @@ class OnDemandAllocator:
             raise AllocationRefusedError(error.reason) from error
 
     def _startable(self, resource: ResourceName, device: DeviceId, named: Sequence[DeviceId]) -> Entry:
+        """Return the allocation of an id; raise AllocationRefusedError if the container can't start with its vGPU."""
         entry = self._entry(resource, device)
-        why: str | None = None
         if entry is None:
-            why = "no vGPU was created for this id"
-        elif entry.target.id not in named:
+            raise AllocationRefusedError(ondemand.not_recorded(device, "no vGPU was created for this id"))
+        if entry.target.id not in named:
             why = f"names {', '.join(named) or 'no vGPU'}; expected {entry.target.id}"
-        elif self._is_gone(entry):
-            why = f"{entry.target.id} does not exist on this host any more"
-        if entry is None or why is not None:
-            raise AllocationRefusedError(ondemand.not_recorded(device, why or ""))
+            raise AllocationRefusedError(ondemand.not_recorded(device, why))
+        if candidate_of(self._inventory(resource), entry) is None:
+            why = f"names {entry.target.id}, which does not exist on this host any more"
+            raise AllocationRefusedError(ondemand.not_recorded(device, why))
         return entry
 
 

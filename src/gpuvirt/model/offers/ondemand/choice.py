@@ -1,17 +1,38 @@
 """Which GPU carries the next vGPU of a type, and on which function of it."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
-from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.vgpu import VgpuHost
 from gpuvirt.model.desired.settings import Spread
+from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.offers.ondemand.offer import OnDemandGpu
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a vGPU that does not exist yet."""
+
+    host: VgpuHost
+    parent: PciFunction
+    """The function on which it is created: the GPU itself, or one of its VFs."""
+
+    @property
+    def gpu(self) -> PciAddress:
+        """The GPU."""
+        return self.host.gpu
+
+
 def choose(
-    gpus: Mapping[PciAddress, OnDemandGpu], vgpu_type: VgpuType, spread: Spread, but: Collection[PciAddress] = ()
-) -> PciAddress | None:
-    """Return the GPU that carries the next vGPU of a type, None while no GPU but these has room.
+    inventory: Inventory,
+    gpus: Mapping[PciAddress, OnDemandGpu],
+    vgpu_type: VgpuType,
+    spread: Spread,
+    but: Collection[PciAddress] = (),
+) -> Place | None:
+    """Return the place of the next vGPU of a type, None while no GPU but these has room.
 
     A GPU that carries vGPUs comes before an idle one, which keeps its choice of types. Among GPUs that carry some,
     the setting decides: the fullest one, or the one with the most room.
@@ -19,12 +40,16 @@ def choose(
     found = {gpu: state for gpu, state in gpus.items() if state.room.get(vgpu_type, 0) > 0 and gpu not in but}
     sign = 1 if spread is Spread.PACK else -1
     order = {gpu: (state.carried.is_idle, sign * state.room[vgpu_type], gpu) for gpu, state in found.items()}
-    return min(order, key=lambda gpu: order[gpu], default=None)
+    for gpu in sorted(order, key=lambda gpu: order[gpu]):
+        host = inventory.gpus[gpu].vgpu_host
+        parent = parent_of(host, vgpu_type) if host is not None else None
+        if host is not None and parent is not None:
+            return Place(host, inventory.facts.functions[parent])
+    return None
 
 
-def parent_of(gpu_state: GpuState, vgpu_type: VgpuType) -> PciAddress | None:
+def parent_of(host: VgpuHost, vgpu_type: VgpuType) -> PciAddress | None:
     """Return the function on which a GPU's next vGPU of a type is created: the GPU itself, or its first free VF."""
-    host = gpu_state.host
     if host.gpu in host.creatable:
         return host.gpu
     used = {vgpu.parent for vgpu in host.live} | host.quarantined.keys()
