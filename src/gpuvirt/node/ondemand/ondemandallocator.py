@@ -157,19 +157,20 @@ class OnDemandAllocator:
         vgpu_type = offer.type_of(resource)
         if vgpu_type is None or not offer.was_listed(device, self._state.terms.run_id):
             raise AllocationRefusedError(unhealthy.unknown_device(device, resource, offer.listed(resource)))
-        until_s = self._patience.until_s()
         while True:
             inventory, spread = self._inventory(resource), self._state.terms.settings.vgpu_placement
             place = choose(inventory, self._state.on_demand_now(), vgpu_type, spread, failed)
             if place is not None:
                 try:
-                    return await self._create(self._intended(resource, device, place, vgpu_type), place, created)
+                    made = await self._create(self._intended(resource, device, place, vgpu_type), place, created)
                 except RefusedError as error:
                     log.warning("%s", error.reason.text, extra={"reason": str(error.reason.code)})
                     failed[place.gpu] = error.reason.message
                     continue
+                self._patience.end()
+                return made
             self._on.publish()  # vGPUs without a pod are found, and removed
-            if not await self._patience.wait(self._on.changed, until_s):
+            if not await self._patience.wait(self._on.changed):
                 text = why_full(self._state.on_demand_now(), failed)
                 raise AllocationRefusedError(ondemand.no_room(resource, vgpu_type, text))
 

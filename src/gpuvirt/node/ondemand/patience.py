@@ -1,37 +1,35 @@
 """How long Allocate waits for the removal of ended pods' vGPUs.
 
-The kubelet admits pods one after another, and a refused pod fails for good. A pod is admitted a moment before the vGPU
-of its predecessor is gone. But a full node must not delay each of many pods: the pods of one burst share one deadline.
+The kubelet admits pods one after another, and a refused pod fails for good. A pod is often admitted a moment before the
+vGPU of its predecessor is gone. But a full node must not delay each of many pods: once a wait was in vain, the pods
+after it don't wait for a while.
 """
 
 from gpuvirt.clock import Clock, Signal
 
 WAIT_S = 1.5
-BURST_S = 5.0
-"""After so long without a wait, a burst is over."""
+PAUSE_S = 5.0
+"""How long no pod waits after a wait in vain."""
 RECHECK_S = 0.05
 
 
 class Patience:
-    """The deadline of one node's present burst."""
+    """The deadline of one node's present wait, or of the last one that was in vain."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until_s: float | None = None
-        self._last_s = 0.0
 
-    def until_s(self) -> float:
-        """Return until when an allocation that begins now may wait, in seconds of the monotonic clock."""
-        now_s = self._clock.monotonic_s()
-        if self._until_s is None or now_s > max(self._until_s, self._last_s) + BURST_S:
-            return now_s + WAIT_S
-        return self._until_s
-
-    async def wait(self, changed: Signal, until_s: float) -> bool:
+    async def wait(self, changed: Signal) -> bool:
         """Wait for a change; return False at the deadline."""
         now_s = self._clock.monotonic_s()
-        self._until_s, self._last_s = until_s, now_s
-        if now_s >= until_s:
+        if self._until_s is None or now_s > self._until_s + PAUSE_S:
+            self._until_s = now_s + WAIT_S
+        if now_s >= self._until_s:
             return False
-        await changed.wait_for(self._clock, min(RECHECK_S, until_s - now_s))
+        await changed.wait_for(self._clock, min(RECHECK_S, self._until_s - now_s))
         return True
+
+    def end(self) -> None:
+        """End a wait that was not in vain: the next one has all its time."""
+        self._until_s = None
