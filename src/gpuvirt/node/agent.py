@@ -14,14 +14,8 @@ from gpuvirt.clock import Signal, Timer
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.ledger import KubeletAccount
-from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
-from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.inventory.pciids import PciIds
-from gpuvirt.model.node.desirednode import RequestTerms
-from gpuvirt.model.node.picture import NodeTerms
-from gpuvirt.model.offers.namereview import ReviewTerms
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.model.reasons import Reason
@@ -29,13 +23,15 @@ from gpuvirt.node.allocation.allocator import Allocator, Callbacks
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.membership import Membership
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.watcher import Audience, Watcher
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.node.published.statefile import StateFile
 from gpuvirt.node.reconcile.gatewatch import GateWatch
@@ -45,7 +41,6 @@ from gpuvirt.node.reconcile.reconciler import Reconciler
 from gpuvirt.node.reconcile.reports import Reports
 from gpuvirt.node.shares.gpuclaims import GatedGpus
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.site import Moving, Site
 from gpuvirt.node.store import tenancyfile
 from gpuvirt.node.store.desiredstatestore import DesiredStateStore
 from gpuvirt.node.store.ledgerstore import ledger_store
@@ -58,42 +53,30 @@ class Agent:
     """One node's agent."""
 
     def __init__(
-        self,
-        site: Site,
-        settings: Settings,
-        ids: PciIds,
-        agent: AgentView,
-        intervals: Intervals,
-        shares: NodeShares | None = None,
+        self, options: NodeOptions, kubelet: KubeletRecord, agent: AgentView, shares: NodeShares | None = None
     ) -> None:
+        clock, writing = options.clock, options.workers("writing")
         self.shares = shares
         """The shares of GPUs; None for an agent that can't share GPUs."""
         self.telemetry = Telemetry()
         self.allocated = Signal()
         """Set after each allocation and withdrawal: the account watch asks the kubelet for allocations then."""
-        self._site = site
-        self._intervals = intervals
+        self._options = options
+        self._kubelet = kubelet
+        self._clock = clock
         self._stale = Signal()
-        self._store = DesiredStateStore(site.desired_by_gpu, site.node_name, site.writing, site.clock)
+        self._store = DesiredStateStore(options.desired_state, options.node_name, writing, clock)
         self._store.load()
-        self._ledger_store = ledger_store(site.ledger, site.writing, site.clock)
+        self._ledger_store = ledger_store(options.ledger, writing, clock)
         self._ledger_store.load()
-        self._operands = Operands(site.clock, intervals) if site.vgpus_only else None
-        self.node_counts: Cell[Mapping[ResourceName, Count]] | None = Cell({}) if site.writes_node_counts else None
+        self._operands = Operands(clock, options.intervals) if options.vgpus_only else None
+        self.node_counts: Cell[Mapping[ResourceName, Count]] | None = Cell({}) if options.writes_node_counts else None
         """The counts of devices for the scheduler; None where the agent does not publish them."""
         self._state = NodeState(
-            NodeTerms(
-                settings,
-                ids,
-                agent,
-                intervals.of_notice if site.writes_node_counts else None,
-                ReviewTerms(intervals.review_most_s, expected=site.awaits_controller),
-                site.vgpus_only,
-                _request_terms(site),
-            ),
+            options.terms(agent),
             self._ledger_store.value,
             TenancyKeeper(
-                tenancyfile.beside(site.ledger),
+                tenancyfile.beside(options.ledger),
                 self._ledger_store.value,
                 *([shares.with_gpus] if shares is not None else []),
             ),
@@ -105,54 +88,48 @@ class Agent:
         self._unreviewed: Reason | None = None
         """The problem of the review of names that was logged."""
         self._watcher = Watcher(
-            site.kernel,
-            site.watching,
-            site.clock,
-            intervals,
+            options.kernel,
+            options.workers("watching"),
+            clock,
+            options.intervals,
             telemetry=self.telemetry,
-            sees_processes=site.sees_processes,
+            sees_processes=not options.plugin_only,
         )
         units = [shares.with_gpus] if shares is not None else []
-        self._account = PodAccount(self._state, site.recorded, *units)
+        self._account = PodAccount(self._state, kubelet.recorded, *units)
         self._reports = Reports(self._observe_change, self._stale.set, self.report_problem)
         self._invalid: tuple[InvalidDesired, ...] = ()
         """The invalid desired state that was logged."""
         self.views: Cell[NodeView] = Cell(self._refresh())
-        membership = Membership(gate_at(site.gates), may_lack=site.may_lack_gates)
-        self._gates = GateWatch(
-            membership,
-            self._state,
-            self._reports,
-            self._watcher.observe_soon,
-            site.moving.site if site.moving is not None else None,
-        )
+        membership = Membership(gate_at(options.gates), may_lack=options.plugin_only)
+        self._gates = GateWatch(membership, self._state, self._reports, self._watcher.observe_soon, options.moves)
         refused, unseen = lambda: self._watcher.observe_soon("refusal"), partial(self.report_problem, "users")
         callbacks = Callbacks(self._observe_allocation, refused, unseen)
         allocation_gate = AllocationGate(self._state.changes, lambda: membership.gate)
-        self.allocator = Allocator(self._state, site, self.telemetry, callbacks, allocation_gate)
-        self.gpu_claims = GatedGpus(self._state, allocation_gate, site.kernel)
+        self.allocator = Allocator(self._state, options, kubelet, self.telemetry, callbacks, allocation_gate)
+        self.gpu_claims = GatedGpus(self._state, allocation_gate, options.kernel)
 
     async def run(self) -> None:
         """Observe, conclude and record, for ever; unwritten files are written at the end."""
+        options, clock = self._options, self._clock
         try:
             async with asyncio.TaskGroup() as group:
                 report = partial(self.report_problem, "watcher")
                 callbacks = Audience(self.observe_facts, report, lambda: self._state.suspicious)
                 group.create_task(self._watcher.run(callbacks))
                 group.create_task(self._conclude())
-                if self._site.markers is not None:
-                    group.create_task(self._site.markers.run(self.views))
-                if self._site.moving is not None:
-                    self._change_gpus(group, self._site.moving)
-                clock = self._site.clock
-                group.create_task(keep_going("gates", lambda: self._gates.run(clock, self._intervals.gates_s), clock))
+                if options.markers is not None:
+                    group.create_task(options.markers.run(self.views))
+                if options.moves is not None:
+                    self._change_gpus(group, options.moves)
+                group.create_task(keep_going("gates", lambda: self._gates.run(clock, options.intervals.gates_s), clock))
                 group.create_task(self._ledger_store.run(lambda problem: self.report_problem("journal", problem)))
                 group.create_task(self._store.run(lambda problem: self.report_problem("desired state", problem)))
-                if self._site.state_file is not None:
-                    state_file = StateFile(self._site.state_file, self._site.clock, self._intervals)
+                if options.state_file is not None:
+                    state_file = StateFile(options.state_file, clock, options.intervals)
                     group.create_task(state_file.run(self.views))
-                if self._site.cdi_folder is not None:
-                    cdi_files = CdiFiles(self._site.cdi_folder, self._site.clock, self._intervals)
+                if options.device_specs is not None:
+                    cdi_files = CdiFiles(options.device_specs, clock, options.intervals)
                     group.create_task(cdi_files.run(self.views, lambda problem: self.report_problem("cdi", problem)))
         finally:
             self._gates.leave()
@@ -160,13 +137,10 @@ class Agent:
             await self._ledger_store.flush()
             await self._store.flush()
 
-    def _change_gpus(self, group: asyncio.TaskGroup, moving: Moving) -> None:
+    def _change_gpus(self, group: asyncio.TaskGroup, site: Site) -> None:
         """Start the reconciler, which changes each unit in the unit's one serial worker."""
-        clock, state = self._site.clock, self._state
-        reconciler = Reconciler(
-            state, self._account, self._reports, moving, clock, self._intervals, operands=self._operands
-        )
-        group.create_task(keep_going("changes", lambda: reconciler.run(self.views), clock))
+        reconciler = Reconciler(self._state, self._account, self._reports, site, self._options, operands=self._operands)
+        group.create_task(keep_going("changes", lambda: reconciler.run(self.views), self._clock))
 
     @property
     def vgpu_states(self) -> Cell[Progress | None]:
@@ -225,7 +199,7 @@ class Agent:
     @property
     def pod_inquiry(self) -> PodInquiry:
         """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
-        return self._site.pod_inquiry
+        return self._kubelet.inquiry
 
     @property
     def operands_away(self) -> Cell[bool]:
@@ -249,7 +223,7 @@ class Agent:
 
     @property
     def _is_growing(self) -> bool:
-        return self._state.memory.notice.is_growing(self._site.clock.monotonic_s())
+        return self._state.memory.notice.is_growing(self._clock.monotonic_s())
 
     def observe_registration(self, resource: ResourceName, registration: Registration) -> None:
         """Take the state of a resource's registration with the kubelet."""
@@ -281,7 +255,7 @@ class Agent:
         self.allocated.set()
         if self._concluding is not None:
             self._concluding.cancel()
-        self._concluding = self._site.clock.call_later(self._intervals.conclude_s, self._stale.set)
+        self._concluding = self._clock.call_later(self._options.intervals.conclude_s, self._stale.set)
 
     async def _conclude(self) -> None:
         """Draw conclusions after each new observation."""
@@ -310,7 +284,7 @@ class Agent:
     def _conclude_again_at(self, at_s: float | None) -> None:
         if self._again is not None:
             self._again.cancel()
-        clock = self._site.clock
+        clock = self._clock
         self._again = (
             clock.call_later(max(at_s - clock.monotonic_s(), 0), self._stale.set) if at_s is not None else None
         )
@@ -318,7 +292,7 @@ class Agent:
     def _refresh(self) -> NodeView:
         """Return the view of all observations. New invalid desired state is logged once."""
         self._state.observe_request(self._store.desired)
-        view = self._state.refresh(self._site.clock.monotonic_s(), self._site.clock.now())
+        view = self._state.refresh(self._clock.monotonic_s(), self._clock.now())
         if (good := self._state.memory.desired.good_configs) is not None:
             self._store.observe_good_configs(good)
         for invalid in view.invalid:
@@ -334,10 +308,3 @@ class Agent:
             if problem is not None:
                 log.warning("%s", problem.text, extra={"reason": str(problem.code)})
         return view
-
-
-def _request_terms(site: Site) -> RequestTerms:
-    """Return where an agent's desired state may come from; the configs of a file apply without a ConfigMap."""
-    file = site.vgpu_configs
-    base = read_config_set(file, ConfigSet()) if file is not None else ConfigSet()
-    return RequestTerms(site.node_name is not None, site.watches_gpu_node, base)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache
 
-from gpuvirt.clock import Clock, Signal
+from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
@@ -29,21 +29,21 @@ from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.attempts import Attempts, ChangeWorker
 from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import Change
 from gpuvirt.node.change.steps.vgpusteps import Run
 from gpuvirt.node.change.unitchange import apply, foresee
 from gpuvirt.node.change.unitgates import UnitGates, fingerprint
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.cell import Cell
-from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.reconcile.circumstances import Surroundings, circumstances_of, intent_of, why_waiting
 from gpuvirt.node.reconcile.operands import Operands, PendingChange, ReportWait
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.reconcile.reports import Reports
 from gpuvirt.node.reconcile.schedulers import Schedulers
 from gpuvirt.node.reconcile.smiquestions import SmiQuestions
-from gpuvirt.node.site import Moving
 from gpuvirt.node.store import originaldrivers
 
 log = logging.getLogger(__name__)
@@ -52,28 +52,27 @@ log = logging.getLogger(__name__)
 class Reconciler:
     """Changes the GPUs of one node."""
 
-    def __init__(  # noqa: PLR0913  what it reads, what it changes, and where it reports
+    def __init__(
         self,
         state: NodeState,
         account: PodAccount,
         reports: Reports,
-        moving: Moving,
-        clock: Clock,
-        intervals: Intervals,
+        site: Site,
+        options: NodeOptions,
         *,
         operands: Operands | None = None,
     ) -> None:
-        """`operands` is the device plugin of another project that offers this node's devices; None if the agent offers
-        them itself.
+        """`site` is the host to change. `operands` is the device plugin of another project that offers this node's
+        devices; None if the agent offers them itself.
         """
         self._state = state
         self._account = account
         self._reports = reports
         self._operands = operands
-        self._site = site = moving.site
-        self._workers = workers = cache(moving.workers)
-        self._clock = clock
-        self._intervals = intervals
+        self._site = site
+        self._workers = workers = cache(options.workers)
+        self._clock = clock = options.clock
+        self._intervals = intervals = options.intervals
         self._attempts: dict[UnitId, Attempts] = {}
         self._outcomes: dict[UnitId, Outcome] = {}
         """The outcome of the last attempt at each unit."""
