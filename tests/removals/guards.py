@@ -21,6 +21,8 @@ TARGETS = (
     "node/change",
     "node/allocation",
     "model/change",
+    "model/node/circumstances.py",
+    "model/node/duechanges.py",
     "hardware/usage",
     "kubelet/accountwatch.py",
     "model/allocation",
