@@ -5,16 +5,14 @@ follow `views`. They don't know each other, and none of them touches the host.
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 
-from gpuvirt.clock import Signal, Timer
+from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.ledger import KubeletAccount
-from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
@@ -23,17 +21,17 @@ from gpuvirt.node.allocation.allocator import Allocator, Callbacks
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.membership import Membership
-from gpuvirt.node.change.site import Site
 from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.podinquiry import PodInquiry
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
 from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.latercall import LaterCall
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.watcher import Audience, Watcher
 from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.published.cdifiles import CdiFiles
-from gpuvirt.node.published.statefile import StateFile
+from gpuvirt.node.outlets import write_files
+from gpuvirt.node.published.problemlog import ProblemLog
 from gpuvirt.node.reconcile.gatewatch import GateWatch
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
@@ -45,8 +43,6 @@ from gpuvirt.node.store import tenancyfile
 from gpuvirt.node.store.desiredstatestore import DesiredStateStore
 from gpuvirt.node.store.ledgerstore import ledger_store
 from gpuvirt.tasks import keep_going
-
-log = logging.getLogger(__name__)
 
 
 class Agent:
@@ -72,21 +68,16 @@ class Agent:
         self._operands = Operands(clock, options.intervals) if options.vgpus_only else None
         self.node_counts: Cell[Mapping[ResourceName, Count]] | None = Cell({}) if options.writes_node_counts else None
         """The counts of devices for the scheduler; None where the agent does not publish them."""
+        with_gpus = (shares.with_gpus,) if shares is not None else ()
         self._state = NodeState(
             options.terms(agent),
             self._ledger_store.value,
-            TenancyKeeper(
-                tenancyfile.beside(options.ledger),
-                self._ledger_store.value,
-                *([shares.with_gpus] if shares is not None else []),
-            ),
+            TenancyKeeper(tenancyfile.beside(options.ledger), self._ledger_store.value, *with_gpus),
             (lambda: shares.given) if shares is not None else (lambda: None),
             self._store.good_configs,
         )
-        self._concluding: Timer | None = None
-        self._again: Timer | None = None
-        self._unreviewed: Reason | None = None
-        """The problem of the review of names that was logged."""
+        self._soon, self._again = LaterCall(clock, self._stale.set), LaterCall(clock, self._stale.set)
+        self._log = ProblemLog()
         self._watcher = Watcher(
             options.kernel,
             options.workers("watching"),
@@ -95,11 +86,8 @@ class Agent:
             telemetry=self.telemetry,
             sees_processes=not options.plugin_only,
         )
-        units = [shares.with_gpus] if shares is not None else []
-        self._account = PodAccount(self._state, kubelet.recorded, *units)
+        self._account = PodAccount(self._state, kubelet.recorded, *with_gpus)
         self._reports = Reports(self._observe_change, self._stale.set, self.report_problem)
-        self._invalid: tuple[InvalidDesired, ...] = ()
-        """The invalid desired state that was logged."""
         self.views: Cell[NodeView] = Cell(self._refresh())
         membership = Membership(gate_at(options.gates), may_lack=options.plugin_only)
         self._gates = GateWatch(membership, self._state, self._reports, self._watcher.observe_soon, options.moves)
@@ -118,29 +106,20 @@ class Agent:
                 callbacks = Audience(self.observe_facts, report, lambda: self._state.suspicious)
                 group.create_task(self._watcher.run(callbacks))
                 group.create_task(self._conclude())
-                if options.markers is not None:
-                    group.create_task(options.markers.run(self.views))
+                write_files(group, options, self.views, self.report_problem)
                 if options.moves is not None:
-                    self._change_gpus(group, options.moves)
+                    reconciler = Reconciler(
+                        self._state, self._account, self._reports, options.moves, options, operands=self._operands
+                    )
+                    group.create_task(keep_going("changes", lambda: reconciler.run(self.views), clock))
                 group.create_task(keep_going("gates", lambda: self._gates.run(clock, options.intervals.gates_s), clock))
-                group.create_task(self._ledger_store.run(lambda problem: self.report_problem("journal", problem)))
-                group.create_task(self._store.run(lambda problem: self.report_problem("desired state", problem)))
-                if options.state_file is not None:
-                    state_file = StateFile(options.state_file, clock, options.intervals)
-                    group.create_task(state_file.run(self.views))
-                if options.device_specs is not None:
-                    cdi_files = CdiFiles(options.device_specs, clock, options.intervals)
-                    group.create_task(cdi_files.run(self.views, lambda problem: self.report_problem("cdi", problem)))
+                group.create_task(self._ledger_store.run(partial(self.report_problem, "journal")))
+                group.create_task(self._store.run(partial(self.report_problem, "desired state")))
         finally:
             self._gates.leave()
             self._ledger_store.save(self._state.ledger.content)
             await self._ledger_store.flush()
             await self._store.flush()
-
-    def _change_gpus(self, group: asyncio.TaskGroup, site: Site) -> None:
-        """Start the reconciler, which changes each unit in the unit's one serial worker."""
-        reconciler = Reconciler(self._state, self._account, self._reports, site, self._options, operands=self._operands)
-        group.create_task(keep_going("changes", lambda: reconciler.run(self.views), self._clock))
 
     @property
     def vgpu_states(self) -> Cell[Progress | None]:
@@ -229,19 +208,15 @@ class Agent:
         """Take the state of a resource's registration with the kubelet."""
         if self._state.observe_registration(resource, registration):
             if registration.because is not None:
-                log.warning("%s", registration.because.text, extra={"reason": str(registration.because.code)})
+                self._log.add(registration.because)
             self._stale.set()
 
     def report_problem(self, who: str, problem: Reason | None) -> None:
         """Take the problem of a part of the agent, None when it has none any more."""
-        if self._note(who, problem):
+        if self._state.note(who, problem):
+            if problem is not None:
+                self._log.add(problem)
             self._stale.set()
-
-    def _note(self, who: str, problem: Reason | None) -> bool:
-        is_change = self._state.note(who, problem)
-        if is_change and problem is not None and problem not in {invalid.reason for invalid in self._invalid}:
-            log.warning("%s", problem.text, extra={"reason": str(problem.code)})
-        return is_change
 
     def _observe_change(self, kinds: tuple[str, ...], outcome: str) -> None:
         """Take that a change of the kinds `passthrough`, `native` or `vgpus` has ended."""
@@ -253,16 +228,13 @@ class Agent:
     def _observe_allocation(self) -> None:
         """Conclude soon, but after the requests that a pod with several containers makes at once."""
         self.allocated.set()
-        if self._concluding is not None:
-            self._concluding.cancel()
-        self._concluding = self._clock.call_later(self._options.intervals.conclude_s, self._stale.set)
+        self._soon.after(self._options.intervals.conclude_s)
 
     async def _conclude(self) -> None:
         """Draw conclusions after each new observation."""
         with self.shares.notifying(self._stale) if self.shares is not None else nullcontext():
             while True:
                 await self._stale.wait()
-                self._concluding = None
                 self.conclude()
 
     def conclude(self) -> None:
@@ -279,32 +251,13 @@ class Agent:
         self._gates.answer_commands()
         self._ledger_store.save(self._state.ledger.content)
         self._watcher.observe_again_at(self._state.decisions.judged_again_at_s)
-        self._conclude_again_at(self._state.decisions.again_at_s)
-
-    def _conclude_again_at(self, at_s: float | None) -> None:
-        if self._again is not None:
-            self._again.cancel()
-        clock = self._clock
-        self._again = (
-            clock.call_later(max(at_s - clock.monotonic_s(), 0), self._stale.set) if at_s is not None else None
-        )
+        self._again.at(self._state.decisions.again_at_s)
 
     def _refresh(self) -> NodeView:
-        """Return the view of all observations. New invalid desired state is logged once."""
+        """Return the view of all observations."""
         self._state.observe_request(self._store.desired)
         view = self._state.refresh(self._clock.monotonic_s(), self._clock.now())
         if (good := self._state.memory.desired.good_configs) is not None:
             self._store.observe_good_configs(good)
-        for invalid in view.invalid:
-            if invalid not in self._invalid:
-                extra = {"reason": str(invalid.reason.code), "origin": str(invalid.origin)}
-                log.warning("desired state: %s", invalid.reason.text, extra=extra)
-        for invalid in self._invalid:
-            if invalid not in view.invalid:
-                log.info("desired state: no longer invalid: %s %s", invalid.where, invalid.reason.message)
-        self._invalid = view.invalid
-        if (problem := self._state.memory.review.problem) != self._unreviewed:
-            self._unreviewed = problem
-            if problem is not None:
-                log.warning("%s", problem.text, extra={"reason": str(problem.code)})
+        self._log.follow(view.invalid, self._state.memory.review.problem)
         return view
