@@ -30,7 +30,7 @@ from gpuvirt.model.node.decisions import NodeDecisions, departures
 from gpuvirt.model.node.duechanges import (
     Difference,
     GateUse,
-    UnitTurn,
+    UnitDecision,
     attempts_after,
     compare,
     decide_changes,
@@ -74,7 +74,7 @@ class Situation:
         assert self.picture.inventory is not None
         return compare(self.picture.inventory, self.decided.desired, DriverJournal())
 
-    def turns(self, now_s: float) -> Mapping[UnitId, UnitTurn]:
+    def decisions(self, now_s: float) -> Mapping[UnitId, UnitDecision]:
         assert self.picture.inventory is not None
         counted = departures(self.picture, self.decided.memory.withdrawal)
         vgpus = self.decided.desired.vgpus
@@ -87,9 +87,9 @@ class Situation:
 
     def attempted(self, now_s: float, unit: UnitId = OF_A10, *, rolled_back: bool = False) -> "Situation":
         """Return the situation after a change of a unit was refused, or has failed and was rolled back."""
-        turn = self.turns(now_s)[unit]
-        assert turn.begins
-        running = turn.attempts.rolling_back() if rolled_back else turn.attempts
+        decision = self.decisions(now_s)[unit]
+        assert decision.begins
+        running = decision.attempts.rolling_back() if rolled_back else decision.attempts
         outcome = Outcome((replace(REFUSED, subject=unit),))
         return self.after(unit, running.concluded(outcome).changed(self.observations, None).ended(now_s))
 
@@ -119,13 +119,15 @@ def to_passthrough() -> Situation:
 # --- what begins
 
 
-def test_units_in_their_desired_state_have_no_turn() -> None:
-    assert desiring_node(DesiredMode.UNMANAGED).turns(3.0) == {}
+def test_nothing_is_decided_for_units_in_their_desired_state() -> None:
+    assert desiring_node(DesiredMode.UNMANAGED).decisions(3.0) == {}
 
 
 def test_units_that_differ_are_changed_once_the_kubelet_has_answered() -> None:
     situation = to_native()
-    assert {unit for unit, turn in situation.turns(3.0).items() if turn.begins} == situation.difference.open.keys()
+    assert {
+        unit for unit, decision in situation.decisions(3.0).items() if decision.begins
+    } == situation.difference.open.keys()
     assert OF_A10 in situation.difference.drivers
     assert OF_T4 not in situation.difference.drivers
     assert OF_T4 in situation.difference.open
@@ -133,20 +135,20 @@ def test_units_that_differ_are_changed_once_the_kubelet_has_answered() -> None:
 
 @pytest.mark.parametrize("unit", [OF_A10, OF_T4], ids=["driver", "vGPUs"])
 def test_while_allocations_are_unknown_the_unit_is_drained_and_says_why(unit: UnitId) -> None:
-    turn = replace(to_native(), pods=Unknown()).turns(3.0)[unit]
-    assert (turn.begins, turn.gate) == (False, GateUse.DRAINED)
-    assert unit in turn.intent
-    assert turn.attempts.outcome is not None
-    drivers, vgpus = turn.attempts.outcome.drivers, turn.attempts.outcome.vgpus
+    decision = replace(to_native(), pods=Unknown()).decisions(3.0)[unit]
+    assert (decision.begins, decision.gate) == (False, GateUse.DRAINED)
+    assert unit in decision.intent
+    assert decision.attempts.outcome is not None
+    drivers, vgpus = decision.attempts.outcome.drivers, decision.attempts.outcome.vgpus
     assert (bool(drivers), bool(vgpus)) == (unit == OF_A10, unit == OF_T4), "only what waits has a reason"
-    assert [reason.code for reason in turn.attempts.noted] == [ReasonCode.ALLOCATIONS_UNKNOWN]
+    assert [reason.code for reason in decision.attempts.noted] == [ReasonCode.ALLOCATIONS_UNKNOWN]
 
 
 def test_a_gpu_leaves_its_native_driver_although_allocations_are_unknown() -> None:
     """The change itself looks for processes, and asks the kubelet's newest record."""
     before = replace(to_passthrough(), pods=Unknown())
     assert before.difference.drivers == {OF_RTX}
-    assert before.turns(3.0)[OF_RTX].begins
+    assert before.decisions(3.0)[OF_RTX].begins
 
 
 @pytest.mark.parametrize(
@@ -164,28 +166,28 @@ def test_a_function_that_the_kubelet_may_count_keeps_its_driver(
     ledger = situation.picture.ledger
     assert ledger.account is not None
     counting = replace(ledger, account=replace(ledger.account, counted=counted))
-    turns = replace(situation, picture=replace(situation.picture, ledger=counting)).turns(3.0)
-    turn = turns[OF_A10]
-    assert (turn.begins, turn.gate) == (False, GateUse.DRAINED)
-    assert {reason.code for reason in turn.attempts.noted} == {ReasonCode.STILL_ALLOCATABLE}
-    assert turns[OF_T4].begins, "it has its driver; a change of vGPUs finds out itself what is offered"
+    decisions = replace(situation, picture=replace(situation.picture, ledger=counting)).decisions(3.0)
+    decision = decisions[OF_A10]
+    assert (decision.begins, decision.gate) == (False, GateUse.DRAINED)
+    assert {reason.code for reason in decision.attempts.noted} == {ReasonCode.STILL_ALLOCATABLE}
+    assert decisions[OF_T4].begins, "it has its driver; a change of vGPUs finds out itself what is offered"
 
 
 def test_vgpus_are_changed_only_by_an_observation_after_the_last_change() -> None:
     situation = to_fewer_vgpus().attempted(3.0, OF_T4)
     later_s = 3.0 + MOST_PAUSE_S
-    assert not situation.turns(later_s)[OF_T4].begins
-    assert replace(situation, observations=2).turns(later_s)[OF_T4].begins
+    assert not situation.decisions(later_s)[OF_T4].begins
+    assert replace(situation, observations=2).decisions(later_s)[OF_T4].begins
 
 
 def test_a_running_change_is_left_alone() -> None:
     situation = to_native()
-    turns = situation.turns(3.0)
-    running = replace(situation, attempts={unit: turn.attempts for unit, turn in turns.items()})
+    decisions = situation.decisions(3.0)
+    running = replace(situation, attempts={unit: decision.attempts for unit, decision in decisions.items()})
     for pods in (NO_PODS, Unknown()):
-        for unit, turn in replace(running, pods=pods).turns(3.0 + MOST_PAUSE_AFTER_ROLLBACK_S).items():
-            assert (turn.begins, turn.gate) == (False, GateUse.AS_IS)
-            assert turn.attempts == running.attempts[unit]
+        for unit, decision in replace(running, pods=pods).decisions(3.0 + MOST_PAUSE_AFTER_ROLLBACK_S).items():
+            assert (decision.begins, decision.gate) == (False, GateUse.AS_IS)
+            assert decision.attempts == running.attempts[unit]
 
 
 # --- when a failed change is tried again
@@ -197,7 +199,7 @@ def test_in_the_same_circumstances_pauses_grow_up_to_a_limit() -> None:
         situation = situation.attempted(now_s)
         again_s = situation.attempts[OF_A10].again_at_s
         pauses.append(again_s - now_s)
-        assert not situation.turns(again_s - 0.1)[OF_A10].begins
+        assert not situation.decisions(again_s - 0.1)[OF_A10].begins
         now_s = again_s
     assert pauses == [*(FIRST_PAUSE_S * 2**number for number in range(6)), *[MOST_PAUSE_S] * 3]
 
@@ -218,7 +220,7 @@ def test_a_change_of_circumstances_calls_for_an_attempt_at_once(
     """After a rollback the state of the host does not count: the attempt itself has changed it."""
     situation = change(to_native().attempted(3.0, rolled_back=rolled_back))
     is_of_host = "the host" in request.node.callspec.id
-    assert situation.turns(3.1)[OF_A10].begins is not (rolled_back and is_of_host)
+    assert situation.decisions(3.1)[OF_A10].begins is not (rolled_back and is_of_host)
 
 
 def test_after_a_rollback_pauses_grow_further() -> None:
@@ -241,8 +243,8 @@ def test_the_reason_of_a_failed_change_of_vgpus_stays_while_allocations_are_unkn
     before = situation.attempts[OF_T4]
     after = before.rolling_back() if left == "rolled back" else replace(before, blocked_at="remove a vGPU")
     unknown = replace(situation, pods=Unknown(), observations=2)
-    assert unknown.after(OF_T4, after).turns(4.0)[OF_T4].attempts.noted == before.noted
-    assert unknown.turns(4.0)[OF_T4].attempts.noted != before.noted
+    assert unknown.after(OF_T4, after).decisions(4.0)[OF_T4].attempts.noted == before.noted
+    assert unknown.decisions(4.0)[OF_T4].attempts.noted != before.noted
 
 
 # --- what an earlier agent has left
@@ -250,18 +252,18 @@ def test_the_reason_of_a_failed_change_of_vgpus_stays_while_allocations_are_unkn
 
 def held(situation: Situation, now_s: float = 3.0) -> EarlierFailure:
     """Return the failure of an earlier agent in these circumstances."""
-    tried_on = situation.turns(now_s)[OF_A10].attempts.tried_on
+    tried_on = situation.decisions(now_s)[OF_A10].attempts.tried_on
     assert tried_on is not None
     return EarlierFailure(REFUSED, fingerprint(tried_on))
 
 
 def test_the_failure_of_an_earlier_agent_counts_as_an_attempt_in_the_same_circumstances() -> None:
     situation = to_native()
-    turn = replace(situation, failed={OF_A10: held(situation)}).turns(3.0)[OF_A10]
-    assert (turn.begins, turn.is_compared, turn.attempts.noted) == (False, True, (REFUSED,))
-    after = situation.after(OF_A10, turn.attempts)
-    assert not after.turns(3.0 + FIRST_PAUSE_S - 0.1)[OF_A10].begins
-    assert after.turns(3.0 + FIRST_PAUSE_S)[OF_A10].begins
+    decision = replace(situation, failed={OF_A10: held(situation)}).decisions(3.0)[OF_A10]
+    assert (decision.begins, decision.is_compared, decision.attempts.noted) == (False, True, (REFUSED,))
+    after = situation.after(OF_A10, decision.attempts)
+    assert not after.decisions(3.0 + FIRST_PAUSE_S - 0.1)[OF_A10].begins
+    assert after.decisions(3.0 + FIRST_PAUSE_S)[OF_A10].begins
 
 
 @pytest.mark.parametrize(
@@ -269,20 +271,20 @@ def test_the_failure_of_an_earlier_agent_counts_as_an_attempt_in_the_same_circum
     [EarlierFailure(REFUSED, fingerprint(Circumstances("others"))), EarlierFailure(REFUSED, None)],
 )
 def test_in_other_circumstances_it_is_forgotten(failure: EarlierFailure) -> None:
-    turn = replace(to_native(), failed={OF_A10: failure}).turns(3.0)[OF_A10]
-    assert (turn.begins, turn.is_compared) == (True, True)
+    decision = replace(to_native(), failed={OF_A10: failure}).decisions(3.0)[OF_A10]
+    assert (decision.begins, decision.is_compared) == (True, True)
 
 
 def test_its_gate_stays_held_until_circumstances_are_known() -> None:
     situation = to_native()
     unknown = replace(situation, failed={OF_A10: held(situation)}, pods=Unknown())
-    turn = unknown.turns(3.0)[OF_A10]
-    assert (turn.begins, turn.is_compared, turn.gate) == (False, False, GateUse.AS_IS)
+    decision = unknown.decisions(3.0)[OF_A10]
+    assert (decision.begins, decision.is_compared, decision.gate) == (False, False, GateUse.AS_IS)
 
 
 def test_the_gate_of_a_unit_in_its_desired_state_is_opened() -> None:
     situation = replace(desiring_node(DesiredMode.UNMANAGED), failed={OF_A10: EarlierFailure(REFUSED, "x")})
-    assert situation.turns(3.0) == {OF_A10: UnitTurn(Attempts(), gate=GateUse.OPEN, is_compared=True)}
+    assert situation.decisions(3.0) == {OF_A10: UnitDecision(Attempts(), gate=GateUse.OPEN, is_compared=True)}
 
 
 # --- a unit that has reached its desired state, or has none any more
@@ -291,10 +293,10 @@ def test_the_gate_of_a_unit_in_its_desired_state_is_opened() -> None:
 def test_the_reasons_of_a_unit_that_has_reached_its_desired_state_are_gone() -> None:
     failed = to_native().attempted(3.0)
     done = replace(desiring_node(DesiredMode.UNMANAGED), attempts=failed.attempts)
-    turn = done.turns(4.0)[OF_A10]
-    assert (turn.gate, turn.attempts.noted, turn.attempts.outcome) == (GateUse.OPEN, (), None)
-    again = replace(to_native(), attempts={OF_A10: turn.attempts})
-    assert again.turns(4.1)[OF_A10].begins, "any later circumstances count as a change"
+    decision = done.decisions(4.0)[OF_A10]
+    assert (decision.gate, decision.attempts.noted, decision.attempts.outcome) == (GateUse.OPEN, (), None)
+    again = replace(to_native(), attempts={OF_A10: decision.attempts})
+    assert again.decisions(4.1)[OF_A10].begins, "any later circumstances count as a change"
 
 
 def test_a_rollback_is_remembered_while_the_same_state_is_desired() -> None:
@@ -308,9 +310,9 @@ def test_a_rollback_is_remembered_while_the_same_state_is_desired() -> None:
 def test_attempts_at_a_unit_that_is_gone_are_kept_only_while_they_run() -> None:
     picture = observed()
     assert picture.inventory is not None
-    gone, running = UnitTurn(Attempts()), UnitTurn(Attempts(running=True))
-    turns = {UnitId("0000:01:00.0"): gone, UnitId("0000:02:00.0"): running, OF_A10: gone}
-    assert attempts_after(turns, picture.inventory).keys() == {UnitId("0000:02:00.0"), OF_A10}
+    gone, running = UnitDecision(Attempts()), UnitDecision(Attempts(running=True))
+    decisions = {UnitId("0000:01:00.0"): gone, UnitId("0000:02:00.0"): running, OF_A10: gone}
+    assert attempts_after(decisions, picture.inventory).keys() == {UnitId("0000:02:00.0"), OF_A10}
 
 
 # --- laws over sequences
@@ -342,24 +344,24 @@ class Reconciling(RuleBasedStateMachine):
 
     def act(self) -> None:
         """Carry out what is decided, and see that it keeps the laws."""
-        before, turns = self.situation, self.situation.turns(self.now_s)
+        before, decisions = self.situation, self.situation.decisions(self.now_s)
         is_open = before.difference.open
-        for unit, turn in turns.items():
+        for unit, decision in decisions.items():
             was = before.attempts.get(unit, Attempts())
-            assert turn.attempts.running == (was.running or turn.begins)
-            assert not (turn.begins and was.running), "one change of a unit at a time"
-            assert not (turn.begins and unit not in is_open), "nothing to change"
-            assert turn.gate is not GateUse.DRAINED or (unit in is_open and not was.running)
-            assert turn.gate is not GateUse.OPEN or unit not in is_open
-            assert not (turn.is_compared and unit in self.compared), "it was compared before"
-            if turn.begins:
+            assert decision.attempts.running == (was.running or decision.begins)
+            assert not (decision.begins and was.running), "one change of a unit at a time"
+            assert not (decision.begins and unit not in is_open), "nothing to change"
+            assert decision.gate is not GateUse.DRAINED or (unit in is_open and not was.running)
+            assert decision.gate is not GateUse.OPEN or unit not in is_open
+            assert not (decision.is_compared and unit in self.compared), "it was compared before"
+            if decision.begins:
                 assert not (isinstance(before.pods, Unknown) and self.takes(unit)), "a pod may have it"
-                self.verify_pause(unit, turn)
-            if turn.is_compared:
+                self.verify_pause(unit, decision)
+            if decision.is_compared:
                 self.compared.add(unit)
         assert before.picture.inventory is not None
         failed = {unit: failure for unit, failure in before.failed.items() if unit not in self.compared}
-        attempts = attempts_after(turns, before.picture.inventory)
+        attempts = attempts_after(decisions, before.picture.inventory)
         self.situation = replace(before, attempts=attempts, failed=failed)
 
     def takes(self, unit: UnitId) -> bool:
@@ -368,10 +370,10 @@ class Reconciling(RuleBasedStateMachine):
         drivers = desired_drivers(difference.open[unit]).values() if unit in difference.drivers else ()
         return DesiredDriver.NATIVE in drivers or any(vgpus.plan_of(gpu).destroys for gpu in difference.open[unit])
 
-    def verify_pause(self, unit: UnitId, turn: UnitTurn) -> None:
+    def verify_pause(self, unit: UnitId, decision: UnitDecision) -> None:
         if (last := self.began.pop(unit, None)) is not None:
             tried_on, ended_s = last
-            is_same = tried_on == turn.attempts.tried_on
+            is_same = tried_on == decision.attempts.tried_on
             assert not is_same or self.now_s >= ended_s + FIRST_PAUSE_S, "the pause was not kept"
 
     @rule(mode=MODES, config=CONFIGS)
@@ -439,9 +441,9 @@ class Reconciling(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: hasattr(self, "situation"))
     def deciding_again_at_once_begins_nothing(self) -> None:
-        turns = self.situation.turns(self.now_s)
-        assert not [unit for unit, turn in turns.items() if turn.begins]
-        assert {unit: turn.attempts for unit, turn in turns.items()} == self.situation.attempts
+        decisions = self.situation.decisions(self.now_s)
+        assert not [unit for unit, decision in decisions.items() if decision.begins]
+        assert {unit: decision.attempts for unit, decision in decisions.items()} == self.situation.attempts
 
     @invariant()
     @precondition(lambda self: hasattr(self, "situation"))
@@ -454,14 +456,14 @@ class Reconciling(RuleBasedStateMachine):
             failed={},
             observations=self.situation.observations + 1,
         )
-        turns = situation.turns(self.now_s + 1 + MOST_PAUSE_AFTER_ROLLBACK_S)
+        decisions = situation.decisions(self.now_s + 1 + MOST_PAUSE_AFTER_ROLLBACK_S)
         vgpus = situation.decided.desired.vgpus
         for unit, desired in situation.difference.open.items():
             has_steps = any(vgpus.plan_of(gpu).steps for gpu in desired)
             if unit in situation.difference.drivers or has_steps:
-                assert turns[unit].begins or turns[unit].attempts.running
+                assert decisions[unit].begins or decisions[unit].attempts.running
             else:
-                assert turns[unit].attempts.outcome is not None, "it says why nothing is done"
+                assert decisions[unit].attempts.outcome is not None, "it says why nothing is done"
 
     @invariant()
     @precondition(lambda self: hasattr(self, "situation"))

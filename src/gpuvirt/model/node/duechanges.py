@@ -58,7 +58,7 @@ class GateUse(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class UnitTurn:
+class UnitDecision:
     """What is decided for one unit."""
 
     attempts: Attempts
@@ -73,52 +73,56 @@ class UnitTurn:
 
 def decide_changes(
     difference: Difference, surroundings: Surroundings, attempts: Mapping[UnitId, Attempts], now_s: float
-) -> Mapping[UnitId, UnitTurn]:
+) -> Mapping[UnitId, UnitDecision]:
     """Decide for each unit that is or was not in its desired state. `now_s` is the present by the monotonic clock."""
-    turns: dict[UnitId, UnitTurn] = {}
+    decisions: dict[UnitId, UnitDecision] = {}
     for unit in dict.fromkeys((*attempts, *difference.open, *surroundings.failed)):
         before, desired = attempts.get(unit, Attempts()), difference.open.get(unit)
         if desired is None:
-            turns[unit] = _in_desired_state(surroundings, unit, before, difference.units.get(unit))
+            decisions[unit] = _in_desired_state(surroundings, unit, before, difference.units.get(unit))
         else:
-            turns[unit] = _open(surroundings, unit, desired, before, now_s, differ=unit in difference.drivers)
-    return turns
+            decisions[unit] = _open(surroundings, unit, desired, before, now_s, differ=unit in difference.drivers)
+    return decisions
 
 
-def attempts_after(turns: Mapping[UnitId, UnitTurn], inventory: Inventory) -> Mapping[UnitId, Attempts]:
+def attempts_after(decisions: Mapping[UnitId, UnitDecision], inventory: Inventory) -> Mapping[UnitId, Attempts]:
     """Return the attempts to remember: those at units that the host has, or that a change runs at."""
-    return {unit: turn.attempts for unit, turn in turns.items() if unit in inventory.units or turn.attempts.running}
+    return {
+        unit: decision.attempts
+        for unit, decision in decisions.items()
+        if unit in inventory.units or decision.attempts.running
+    }
 
 
 def _in_desired_state(
     surroundings: Surroundings, unit: UnitId, attempts: Attempts, desired: DesiredUnit | None
-) -> UnitTurn:
+) -> UnitDecision:
     is_held = unit in surroundings.failed
     gate = GateUse.OPEN if is_held or not attempts.running else GateUse.AS_IS
-    return UnitTurn(attempts.met(desired), gate=gate, is_compared=is_held)
+    return UnitDecision(attempts.met(desired), gate=gate, is_compared=is_held)
 
 
 def _open(
     surroundings: Surroundings, unit: UnitId, desired: DesiredUnit, attempts: Attempts, now_s: float, *, differ: bool
-) -> UnitTurn:
+) -> UnitDecision:
     """Decide for a unit that is not in its desired state."""
     plans = [surroundings.vgpus.plan_of(gpu) for gpu in desired]
     if not differ and not any(plan.steps for plan in plans):
-        return UnitTurn(attempts) if attempts.running else _without_steps(surroundings, desired, attempts)
+        return UnitDecision(attempts) if attempts.running else _without_steps(surroundings, desired, attempts)
     if not differ and attempts.changed_on == surroundings.observations:
-        return UnitTurn(attempts)
+        return UnitDecision(attempts)
     if (waits := why_waiting(surroundings, unit, desired, differ=differ)) is not None:
         return _waiting(surroundings, unit, desired, attempts, waits, now_s, differ=differ)
     return _ready(surroundings, unit, desired, attempts, now_s, differ=differ)
 
 
-def _without_steps(surroundings: Surroundings, desired: DesiredUnit, attempts: Attempts) -> UnitTurn:
+def _without_steps(surroundings: Surroundings, desired: DesiredUnit, attempts: Attempts) -> UnitDecision:
     """No change of the unit is planned. While nvidia-smi is asked there is no plan yet: nothing is new."""
     if any(gpu in surroundings.vgpus.questions for gpu in desired):
-        return UnitTurn(attempts, gate=GateUse.UNDRAINED)
+        return UnitDecision(attempts, gate=GateUse.UNDRAINED)
     plans = (surroundings.vgpus.plan_of(gpu) for gpu in desired)
     outcome = Outcome(vgpus={plan.gpu: (*plan.refusals, *plan.pending) for plan in plans})
-    return UnitTurn(attempts.concluded(outcome).forgotten(desired), gate=GateUse.UNDRAINED)
+    return UnitDecision(attempts.concluded(outcome).forgotten(desired), gate=GateUse.UNDRAINED)
 
 
 def _waiting(  # noqa: PLR0913  the unit, and what was found of it
@@ -130,29 +134,29 @@ def _waiting(  # noqa: PLR0913  the unit, and what was found of it
     now_s: float,
     *,
     differ: bool,
-) -> UnitTurn:
+) -> UnitDecision:
     """Decide for a unit whose change waits for the kubelet. The failure of an earlier agent keeps its gate held."""
-    turn = UnitTurn(attempts)
+    decision = UnitDecision(attempts)
     if not attempts.running and unit not in surroundings.failed:
         intent = intent_of(surroundings.vgpus, desired, differ=differ)
-        turn = replace(turn, gate=GateUse.DRAINED, intent=intent)
+        decision = replace(decision, gate=GateUse.DRAINED, intent=intent)
     if waits.vgpus:
         has_failed = attempts.running or attempts.rolled_back or attempts.blocked_at is not None
-        return turn if has_failed else replace(turn, attempts=attempts.concluded(waits))
+        return decision if has_failed else replace(decision, attempts=attempts.concluded(waits))
     circumstances = circumstances_of(surroundings, unit, desired, drivers=differ)
     if not attempts.is_due(circumstances, now_s):
-        return turn
-    return replace(turn, attempts=attempts.tried(circumstances).concluded(waits).paused(now_s))
+        return decision
+    return replace(decision, attempts=attempts.tried(circumstances).concluded(waits).paused(now_s))
 
 
 def _ready(
     surroundings: Surroundings, unit: UnitId, desired: DesiredUnit, attempts: Attempts, now_s: float, *, differ: bool
-) -> UnitTurn:
+) -> UnitDecision:
     """Decide for a unit that can be changed, unless an earlier agent has failed in the same circumstances."""
     circumstances = circumstances_of(surroundings, unit, desired, drivers=differ)
     failed = surroundings.failed.get(unit)
     if failed is not None and failed.reason is not None and failed.held_on == fingerprint(circumstances):
         attempts = attempts.resumed(circumstances, now_s).concluded(Outcome.everywhere(failed.reason, desired))
     if not attempts.is_due(circumstances, now_s):
-        return UnitTurn(attempts, is_compared=failed is not None)
-    return UnitTurn(attempts.begun(circumstances), begins=True, is_compared=failed is not None)
+        return UnitDecision(attempts, is_compared=failed is not None)
+    return UnitDecision(attempts.begun(circumstances), begins=True, is_compared=failed is not None)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
 from gpuvirt.model.node.circumstances import EarlierFailure
-from gpuvirt.model.node.duechanges import GateUse, UnitTurn
+from gpuvirt.model.node.duechanges import GateUse, UnitDecision
 from gpuvirt.node.change.gate.gateerrors import UnitBusyError
 from gpuvirt.node.change.gate.gaterecord import GateRecord, GateState
 from gpuvirt.node.change.gate.gates import Gates
@@ -37,17 +37,17 @@ class UnitGates:
         held = (found for found in records if isinstance(found, GateRecord) and found.state is GateState.HELD)
         return next((EarlierFailure(found.reason, found.held_on) for found in held), None)
 
-    def follow(self, unit: UnitId, turn: UnitTurn, inventory: Inventory) -> None:
+    def follow(self, unit: UnitId, decision: UnitDecision, inventory: Inventory) -> None:
         """Use the gate of a unit as decided."""
-        if turn.is_compared or turn.begins:  # later failures are this agent's own
+        if decision.is_compared or decision.begins:  # later failures are this agent's own
             self._failed[unit] = None
-        if turn.begins:
+        if decision.begins:
             self._drained.pop(unit, None)  # the change takes over the drained gates
-        elif turn.gate is GateUse.DRAINED:
-            self._drain(unit, inventory, turn.intent)
-        elif turn.gate is GateUse.UNDRAINED:
+        elif decision.gate is GateUse.DRAINED:
+            self._drain(unit, inventory, decision.intent)
+        elif decision.gate is GateUse.UNDRAINED:
             self._stop_draining(unit)
-        elif turn.gate is GateUse.OPEN:
+        elif decision.gate is GateUse.OPEN:
             self._stop_draining(unit)
             with suppress(UnitBusyError):
                 self._gate.release(slots_in(inventory, unit))

@@ -110,13 +110,13 @@ class Reconciler:
         self._reports.problem("drivers", originaldrivers.lost(self._site.original_drivers) if journal.damaged else None)
         self._difference = difference = compare(inventory, self._desired, journal)
         self._take_rollbacks()
-        turns = decide_changes(difference, self._surroundings(inventory), self._attempts, self._clock.monotonic_s())
-        for unit, turn in turns.items():
-            self._gates.follow(unit, turn, inventory)
-        for unit, turn in turns.items():
-            self._remember(unit, turn.attempts)
-        self._attempts = dict(attempts_after(turns, inventory))
-        return {unit: difference.open[unit] for unit, turn in turns.items() if turn.begins}
+        decided = decide_changes(difference, self._surroundings(inventory), self._attempts, self._clock.monotonic_s())
+        for unit, decision in decided.items():
+            self._gates.follow(unit, decision, inventory)
+        for unit, decision in decided.items():
+            self._remember(unit, decision.attempts)
+        self._attempts = dict(attempts_after(decided, inventory))
+        return {unit: difference.open[unit] for unit, decision in decided.items() if decision.begins}
 
     def _surroundings(self, inventory: Inventory) -> Surroundings:
         """Return what changes meet. The account is read only for units that are not in their desired state."""
