@@ -22,7 +22,6 @@ TARGETS = (
     "node/allocation",
     "model/change",
     "model/node/circumstances.py",
-    "model/node/duechanges.py",
     "hardware/usage",
     "kubelet/accountwatch.py",
     "model/allocation",
