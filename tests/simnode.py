@@ -123,7 +123,7 @@ class SimNode:
 
     def allocate(self, resource: str, *containers: Sequence[str]) -> tuple[Attachment, ...]:
         ids = [[DeviceId(device) for device in container] for container in containers]
-        return at_once(self.agent.allocator.allocate(Request(ResourceName(resource), ids)))
+        return at_once(self.agent.allocate(Request(ResourceName(resource), ids)))
 
     def refused(self, resource: str, *containers: Sequence[str]) -> ReasonCode:
         """Request devices that must be refused, and return the reason's code."""

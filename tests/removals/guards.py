@@ -27,6 +27,8 @@ TARGETS = (
     "model/allocation",
     "model/offers/allocationcheck.py",
     "node/shares",
+    "node/ondemand",
+    "model/offers/ondemand",
 )
 """The folders and modules whose guards are removed, those with the worst harm first."""
 

@@ -1,13 +1,13 @@
 """The snapshot of a host: all facts of one observation, or the few that a discovery reads without privileges."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import BootId, IommuGroup, PciAddress
 from gpuvirt.facts.notknown import NotKnown
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.platform import Attribute
-from gpuvirt.facts.vgpu import VgpuHost
+from gpuvirt.facts.vgpu import LiveVgpu, VgpuHost
 from gpuvirt.paths import HostPath
 
 
@@ -107,6 +107,20 @@ class Facts:
     malformed_entries: tuple[MalformedEntry, ...] = ()
     unread: tuple[Unread, ...] = ()
     """Folders that could not be listed. Their contents are those of the previous observation."""
+
+
+def with_vgpu(facts: Facts, gpu: PciAddress, vgpu: LiveVgpu) -> Facts:
+    """Return the facts with a vGPU that was just created on a GPU; the same object if they have it already."""
+    host = facts.vgpu_hosts.get(gpu)
+    if host is None or any(live.id == vgpu.id for live in host.live):
+        return facts
+    left = {parent: dict(types) for parent, types in host.creatable.items()}
+    types = left.get(vgpu.parent, {})
+    if not isinstance(vgpu.type, Unread) and vgpu.type in types:
+        types[vgpu.type] = max(types[vgpu.type] - 1, 0)
+    hosts = {**facts.vgpu_hosts, gpu: replace(host, creatable=left, live=(*host.live, vgpu))}
+    nodes = facts.group_nodes | ({vgpu.group} if isinstance(vgpu.group, int) else frozenset())
+    return replace(facts, vgpu_hosts=hosts, group_nodes=nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,23 @@ follow `views`. They don't know each other, and none of them touches the host.
 """
 
 import asyncio
-from collections.abc import Mapping
+import math
+import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
 from gpuvirt.clock import Signal
-from gpuvirt.facts.ids import ResourceName
+from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import KubeletAccount
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.model.reasons import Reason
-from gpuvirt.node.allocation.allocator import Allocator, Callbacks
+from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.gate import gate_at
 from gpuvirt.node.change.gate.membership import Membership
@@ -29,8 +33,9 @@ from gpuvirt.node.loops.cell import Cell
 from gpuvirt.node.loops.latercall import LaterCall
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.loops.watcher import Audience, Watcher
+from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator, OnDemandParts
 from gpuvirt.node.options import NodeOptions
-from gpuvirt.node.outlets import write_files
+from gpuvirt.node.outlets import Outlets
 from gpuvirt.node.published.problemlog import ProblemLog
 from gpuvirt.node.reconcile.gatewatch import GateWatch
 from gpuvirt.node.reconcile.operands import Operands
@@ -70,7 +75,7 @@ class Agent:
         """The counts of devices for the scheduler; None where the agent does not publish them."""
         with_gpus = (shares.with_gpus,) if shares is not None else ()
         self._state = NodeState(
-            options.terms(agent),
+            options.terms(agent, uuid.uuid4().hex[:8]),
             self._ledger_store.value,
             TenancyKeeper(tenancyfile.beside(options.ledger), self._ledger_store.value, *with_gpus),
             (lambda: shares.given) if shares is not None else (lambda: None),
@@ -95,7 +100,55 @@ class Agent:
         callbacks = Callbacks(self._observe_allocation, refused, unseen)
         allocation_gate = AllocationGate(self._state.changes, lambda: membership.gate)
         self.allocator = Allocator(self._state, options, kubelet, self.telemetry, callbacks, allocation_gate)
+        self._changed = Signal()
+        """Set when the host or the allocations may have changed, for an allocation that waits for room."""
+        self._outlets = Outlets(options, self.views, self.report_problem)
+        self.on_demand = self._on_demand(allocation_gate)
+        """Allocates vGPUs that are created for a pod; None for an agent that changes no GPUs."""
         self.gpu_claims = GatedGpus(self._state, allocation_gate, options.kernel)
+
+    def _on_demand(self, gate: AllocationGate) -> OnDemandAllocator | None:
+        options = self._options
+        if options.moves is None:
+            return None
+        parts = OnDemandParts(
+            self._state,
+            options,
+            self._kubelet,
+            options.moves,
+            gate,
+            self.telemetry,
+            self._ledger_store,
+            self._publish,
+            lambda: self._watcher.observe_soon("creation"),
+            self._changed,
+        )
+        return OnDemandAllocator(parts)
+
+    def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
+    ) -> tuple[DeviceId, ...]:
+        """Return the preferred devices; raise PlacementError if the request contradicts itself."""
+        if self.on_demand is not None and any(map(is_on_demand_id, available)):
+            return self.on_demand.prefer(available, must_include, size)
+        return self.allocator.prefer(resource, available, must_include, size)
+
+    async def allocate(self, request: Request) -> tuple[Attachment, ...]:
+        """Allocate devices to containers; raise AllocationRefusedError for the whole request."""
+        if self.on_demand is not None and self.on_demand.takes(request):
+            return await self.on_demand.allocate(request)
+        return await self.allocator.allocate(request)
+
+    async def pre_start(self, resource: ResourceName, devices: Sequence[DeviceId]) -> None:
+        """Let a container start with its devices; raise AllocationRefusedError."""
+        if self.on_demand is not None:
+            await self.on_demand.pre_start(resource, devices)
+
+    def _publish(self) -> None:
+        """Show an allocation in all lists and in the CDI specs before the kubelet has its answer."""
+        self.conclude()
+        self.allocated.set()
+        self._outlets.write_specs()
 
     async def run(self) -> None:
         """Observe, conclude and record, for ever; unwritten files are written at the end."""
@@ -106,7 +159,7 @@ class Agent:
                 callbacks = Audience(self.observe_facts, report, lambda: self._state.suspicious)
                 group.create_task(self._watcher.run(callbacks))
                 group.create_task(self._conclude())
-                write_files(group, options, self.views, self.report_problem)
+                self._outlets.start(group)
                 if options.moves is not None:
                     reconciler = Reconciler(
                         self._state, self._account, self._reports, options.moves, options, operands=self._operands
@@ -156,16 +209,18 @@ class Agent:
         if self._state.observe_status_counts(counts):
             self._stale.set()
 
-    def observe_facts(self, facts: Facts, /) -> None:
-        """Take the facts of an observation of the host."""
+    def observe_facts(self, facts: Facts, since_s: float = math.inf, /) -> None:
+        """Take the facts of an observation of the host, which has begun at `since_s`."""
         if self._gates.observe_facts(facts):
             self._stale.set()
-        if self._state.observe_facts(facts) or self._state.decisions.judged_again_at_s is not None:
+        self._changed.set()
+        if self._state.observe_facts(facts, since_s) or self._state.decisions.judged_again_at_s is not None:
             self._stale.set()
 
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Take the kubelet's account of allocated devices, None if the kubelet did not answer."""
         self._account.observe_account(account)
+        self._changed.set()
         waited = not self._state.counted.is_known
         if self._state.observe_account(account) or self._is_growing or (waited and self._state.counted.is_known):
             self._stale.set()

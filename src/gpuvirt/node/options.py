@@ -80,7 +80,7 @@ class NodeOptions:
         """The folder of the CDI specs of devices; None: there are none."""
         return None if self.settings.cdi is CdiUse.NONE else self.cdi_folder
 
-    def terms(self, agent: AgentView) -> NodeTerms:
+    def terms(self, agent: AgentView, run_id: str) -> NodeTerms:
         """Return what the decisions of this agent follow from and that stays the same while it runs.
 
         The configs of a file apply without a ConfigMap.
@@ -95,4 +95,5 @@ class NodeOptions:
             ReviewTerms(self.intervals.review_most_s, expected=self.awaits_controller),
             self.vgpus_only,
             RequestTerms(self.node_name is not None, self.watches_gpu_node, base),
+            run_id,
         )

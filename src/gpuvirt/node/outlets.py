@@ -12,17 +12,29 @@ from gpuvirt.node.published.cdifiles import CdiFiles
 from gpuvirt.node.published.statefile import StateFile
 
 
-def write_files(
-    group: asyncio.TaskGroup,
-    options: NodeOptions,
-    views: Cell[NodeView],
-    report_problem: Callable[[str, Reason | None], None],
-) -> None:
-    """Start the tasks that write the files which this agent has."""
-    if options.markers is not None:
-        group.create_task(options.markers.run(views))
-    if options.state_file is not None:
-        group.create_task(StateFile(options.state_file, options.clock, options.intervals).run(views))
-    if options.device_specs is not None:
-        specs = CdiFiles(options.device_specs, options.clock, options.intervals)
-        group.create_task(specs.run(views, partial(report_problem, "cdi")))
+class Outlets:
+    """The files of one agent that follow its views."""
+
+    def __init__(
+        self, options: NodeOptions, views: Cell[NodeView], report_problem: Callable[[str, Reason | None], None]
+    ) -> None:
+        self._options = options
+        self._views = views
+        self._report_specs = partial(report_problem, "cdi")
+        folder = options.device_specs
+        self._specs = CdiFiles(folder, options.clock, options.intervals) if folder is not None else None
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Start the tasks that write the files which this agent has."""
+        options, views = self._options, self._views
+        if options.markers is not None:
+            group.create_task(options.markers.run(views))
+        if options.state_file is not None:
+            group.create_task(StateFile(options.state_file, options.clock, options.intervals).run(views))
+        if self._specs is not None:
+            group.create_task(self._specs.run(views, self._report_specs))
+
+    def write_specs(self) -> None:
+        """Write the CDI specs of the present view now."""
+        if self._specs is not None:
+            self._report_specs(self._specs.write(self._views.get()))

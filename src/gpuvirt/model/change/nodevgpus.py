@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction
@@ -26,6 +27,7 @@ from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerRep
 from gpuvirt.model.desired.configchoice import ConfigGpu
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.invalid import InvalidDesired, Source
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.inventory.inventory import Inventory
 
 WHOLE = frozenset({DesiredMode.PASSTHROUGH, *FOR_CONTAINERS})
@@ -89,6 +91,8 @@ class VgpuDemand:
     holdings: tuple[Holding, ...]
     named: Mapping[str, Source]
     """The GPUs whose mode is set by address, with the source that names each."""
+    sizes: Sizes | None = None
+    """Whether vGPUs of several sizes may share a GPU in mode on-demand; None keeps the GPUs' setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,9 @@ class NodeVgpus:
     questions: Mapping[PciAddress, tuple[DesiredVgpus, Questions]] = field(default_factory=dict)
     """The questions that nvidia-smi must answer before these GPUs can be planned."""
     time_shared: Mapping[PciAddress, SchedulerContext] = field(default_factory=dict)
-    """The GPUs in mode vgpu whose vGPUs share time, with the contexts of their schedulers."""
+    """The GPUs with vGPUs that share time, with the contexts of their schedulers."""
+    on_demand: Mapping[PciAddress, GpuState | None] = field(default_factory=dict)
+    """The GPUs in mode on-demand with their states, None for one whose driver can't create vGPUs now."""
 
     @property
     def undesired(self) -> frozenset[VgpuId]:
@@ -117,9 +123,10 @@ class NodeVgpus:
     @property
     def configs(self) -> Mapping[PciAddress, str]:
         """The vGPU config that is applied to each GPU."""
-        with_vgpus = (gpu for gpu, (desired_vgpus, _) in self.by_gpu.items() if not desired_vgpus.whole)
         name = self.config.name
-        return dict.fromkeys((*with_vgpus, *self.questions), name.name if name is not None else "")
+        desired = chain(self.by_gpu.items(), self.questions.items())
+        of_config = (gpu for gpu, (vgpus, _) in desired if not (vgpus.whole or vgpus.on_demand))
+        return dict.fromkeys(of_config, name.name if name is not None else "")
 
     def plan_of(self, gpu: PciAddress) -> VgpuPlan:
         """Return the plan for the vGPUs of a GPU, an empty one if it has no desired vGPUs."""
@@ -139,15 +146,18 @@ def plan_node_vgpus(inventory: Inventory, demand: VgpuDemand, smi: SmiMemory) ->
     """Return the desired vGPUs of each GPU, the plans toward them, and what nvidia-smi must be asked first."""
     modes, functions = {gpu: demand.modes.of(gpu) for gpu in inventory.gpus}, inventory.facts.functions
     with_vgpus = [gpu for gpu, mode in modes.items() if mode is DesiredMode.VGPU]
+    on_demand = [gpu for gpu, mode in modes.items() if mode is DesiredMode.ON_DEMAND]
     whole = [gpu for gpu, mode in modes.items() if mode in WHOLE]
-    of_gpus = inventory.gpus if with_vgpus else whole
+    of_gpus = inventory.gpus if with_vgpus else (*whole, *on_demand)
+    carriers = (*with_vgpus, *on_demand)
     holdings = holdings_by_function(demand.holdings)
     found = {gpu: gpu_state_of(inventory, gpu, holdings_on(functions[gpu], holdings), NAMESPACE) for gpu in of_gpus}
     states = {gpu: _with_report(functions[gpu], state, smi) for gpu, state in found.items()}
     desired_types, gpus = _resolved(inventory, demand.config, found if with_vgpus else {})
     vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))
+    vgpus |= dict.fromkeys(on_demand, DesiredVgpus(sizes=demand.sizes, on_demand=True))
     vgpus |= {gpu: target for gpu, target in desired_types.desired_by_gpu.items() if gpu in with_vgpus}
-    asked = {gpu: (vgpus[gpu], question) for gpu, question in _questions(inventory, with_vgpus, vgpus, found, smi)}
+    asked = {gpu: (vgpus[gpu], question) for gpu, question in _questions(inventory, carriers, vgpus, found, smi)}
     desired = {
         gpu: DesiredGpu(demand.drivers.get(gpu), vgpus.get(gpu)) for gpu in sorted(demand.drivers.keys() | vgpus.keys())
     }
@@ -156,15 +166,16 @@ def plan_node_vgpus(inventory: Inventory, demand: VgpuDemand, smi: SmiMemory) ->
         for gpu, target in vgpus.items()
         if gpu not in asked
     }
-    carriers = [gpu for gpu in gpus if gpu.address in with_vgpus]
+    of_config = [gpu for gpu in gpus if gpu.address in with_vgpus]
     return NodeVgpus(
         demand.config,
         desired_types,
-        tuple(_invalid(demand, desired_types, by_gpu, carriers)) if gpus else (),
+        tuple(_invalid(demand, desired_types, by_gpu, of_config)) if gpus else (),
         by_gpu,
         desired,
         asked,
-        dict(_scheduler_contexts(inventory, with_vgpus, states)),
+        dict(_scheduler_contexts(inventory, carriers, states)),
+        {gpu: states[gpu] for gpu in on_demand},
     )
 
 

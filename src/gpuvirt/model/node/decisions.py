@@ -4,11 +4,13 @@
 it, and the same picture and memory at the same time decide the same.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.allocation.nodeledger import OfferedNames
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
@@ -23,6 +25,15 @@ from gpuvirt.model.offers.givenshares import NO_TIME, with_given
 from gpuvirt.model.offers.namereview import NameReview, review_names
 from gpuvirt.model.offers.notice import Notice, announce, with_counts
 from gpuvirt.model.offers.offers import OfferInputs, Offers, first_names, make_offers
+from gpuvirt.model.offers.ondemand.offer import (
+    OnDemandGpu,
+    OnDemandInputs,
+    OnDemandOffer,
+    gpus_on_demand,
+    not_offered,
+    offer_on_demand,
+    resources_by_vgpu,
+)
 from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
@@ -66,18 +77,21 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     if (inventory := picture.inventory) is None:
         return _undecided(picture, replace(memory, desired=desired), terms, at)
     drivers = drivers_of(desired.modes, inventory.gpus if not terms.vgpus_only else ())
-    vgpus = plan_node_vgpus(inventory, _demand(picture, desired, drivers), memory.smi)
+    vgpus = plan_node_vgpus(inventory, _demand(picture, desired, drivers, terms), memory.smi)
     invalid = _invalid(desired, inventory.gpus, vgpus)
     departing = Departing(withdrawn(inventory, drivers), vgpus.undesired, picture.gates.drained.functions)
     notice = _announced(picture, memory, desired, terms, departing, now_s)
     passed = notice.passed if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, passed, now_s)
-    offers, review = _offers(picture, memory, desired, terms, withdrawal, now_s)
+    on_demand = offer_on_demand(inventory, _on_demand_inputs(picture, terms, vgpus), memory.on_demand)
+    inputs = _offer_inputs(picture, desired, terms, withdrawal, now_s)
+    inputs = replace(inputs, on_demand=not_offered(inventory, on_demand, picture.ledger.entries))
+    offers, review = _offers(picture, memory, desired, terms, inputs, on_demand.names)
     sharing = share_gpus(inventory, _share_inputs(picture, desired, terms), memory.sharing.verdict, now_s)
     notice = _counted(picture, notice, terms, offered_by_us(offers, picture, desired, review), departing, now_s)
     smi = memory.smi.of_contexts(vgpus.time_shared)
-    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, smi)
-    names = _names(picture, offers, review)
+    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, on_demand, smi)
+    names = _names(picture, offers, on_demand, review)
     units = DesiredUnits(vgpus, desired.modes)
     decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
     return replace(decisions, view=_view(picture, decisions, inventory, drivers, terms, at))
@@ -98,8 +112,9 @@ def _desired(picture: NodePicture, memory: NodeMemory, terms: NodeTerms) -> Desi
     return desire(memory.desired, picture.request, terms.settings, terms.request)
 
 
-def _demand(picture: NodePicture, desired: DesiredNode, drivers: DesiredDrivers) -> VgpuDemand:
-    return VgpuDemand(desired.config, desired.modes, drivers, picture.holdings, desired.named)
+def _demand(picture: NodePicture, desired: DesiredNode, drivers: DesiredDrivers, terms: NodeTerms) -> VgpuDemand:
+    sizes = terms.settings.on_demand.sizes
+    return VgpuDemand(desired.config, desired.modes, drivers, picture.holdings, desired.named, sizes)
 
 
 def _invalid(desired: DesiredNode, gpus: Collection[str] | None, vgpus: NodeVgpus) -> InvalidStates:
@@ -139,17 +154,17 @@ def _offers(
     memory: NodeMemory,
     desired: DesiredNode,
     terms: NodeTerms,
-    withdrawal: Withdrawal,
-    now_s: float,
+    inputs: OfferInputs,
+    on_demand: frozenset[ResourceName],
 ) -> tuple[Offers, NameReview]:
     """Return the offers, without the resources whose names wait for the review, and these names."""
     if (inventory := picture.inventory) is None or terms.vgpus_only:
         return memory.offers, memory.review
-    inputs = _offer_inputs(picture, desired, terms, withdrawal, now_s)
     offers, review = make_offers(inventory, inputs, memory.offers), memory.review
     if terms.review is not None:
         review_terms = replace(terms.review, is_possible=picture.is_kind_known)
-        review = review_names(review, offers.names, inputs.resources, desired.spec, review_terms, now_s)
+        names = offers.names | on_demand
+        review = review_names(review, names, inputs.resources, desired.spec, review_terms, inputs.now_s)
     if not review.waiting:
         return offers, review
     waiting = {name: withholding.reason for name, withholding in review.waiting.items()}
@@ -163,7 +178,7 @@ def _offer_inputs(
     return OfferInputs(
         picture.naming(terms),
         terms.settings,
-        ledger.entries,
+        tuple(entry for entry in ledger.entries if not is_on_demand_id(entry.device)),
         ledger.resources,
         ledger.is_observed,
         now_s,
@@ -176,14 +191,30 @@ def _offer_inputs(
     )
 
 
+def _on_demand_inputs(picture: NodePicture, terms: NodeTerms, vgpus: NodeVgpus) -> OnDemandInputs:
+    entries, gates = picture.ledger.entries, picture.gates
+    ending = frozenset(entry.device for entry in entries if entry.consumer and entry.consumer.pod_uid in picture.ending)
+    return OnDemandInputs(
+        vgpus.on_demand if not terms.vgpus_only else {},
+        terms.settings.on_demand,
+        picture.naming(terms),
+        entries,
+        terms.run_id,
+        gates.changing,
+        gates.blocked,
+        picture.former,
+        ending,
+    )
+
+
 def _share_inputs(picture: NodePicture, desired: DesiredNode, terms: NodeTerms) -> ShareInputs:
     gates, modes = picture.gates, desired.modes
     return ShareInputs(modes, terms.settings.shares, picture.plugins, picture.former, gates.changing, gates.blocked)
 
 
-def _names(picture: NodePicture, offers: Offers, review: NameReview) -> OfferedNames:
+def _names(picture: NodePicture, offers: Offers, on_demand: OnDemandOffer, review: NameReview) -> OfferedNames:
     """Return the first names of the offered devices, and the resources but those that are not registered yet."""
-    offered = offers.by_resource.keys() - review.waiting.keys()
+    offered = (offers.by_resource.keys() | on_demand.names) - review.waiting.keys()
     return OfferedNames(first_names(offers, picture.ledger.first_names), picture.ledger.resources | offered)
 
 
@@ -215,6 +246,8 @@ def _view(
         withholdings={**memory.review.waiting, **withholdings(memory.desired.spec)},
         sharing=with_given(memory.sharing, given),
         pods_with_shares=given.pods_by_gpu() if given is not None else {},
+        on_demand=memory.on_demand,
+        given=resources_by_vgpu(picture.ledger.entries),
     )
     return make_view(inputs, at)
 
@@ -223,6 +256,13 @@ def _problems(picture: NodePicture, invalid: InvalidStates, review: NameReview) 
     """Return the problems of the node, the invalid desired state first."""
     found = (*invalid.reasons, picture.unrecorded_tenants, review.problem, *picture.problems.values())
     return tuple(dict.fromkeys(reason for reason in found if reason is not None))
+
+
+def on_demand_gpus(picture: NodePicture, terms: NodeTerms, vgpus: NodeVgpus) -> Mapping[PciAddress, OnDemandGpu]:
+    """Return what each GPU in mode on-demand can still carry; `vgpus` were decided last."""
+    if picture.inventory is None:
+        return {}
+    return gpus_on_demand(picture.inventory, _on_demand_inputs(picture, terms, vgpus))
 
 
 def departures(picture: NodePicture, withdrawal: Withdrawal) -> Departures:

@@ -8,6 +8,7 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +45,6 @@ def device_users(entries: Iterable[Entry], processes: Mapping[IommuGroup, tuple[
     by_device: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_device[entry.device].append(entry)
+        if is_on_demand_id(entry.device) and entry.target.vgpu is not None:
+            by_device[entry.target.vgpu].append(entry)
     return DeviceUsers({device: tuple(found) for device, found in by_device.items()}, processes)

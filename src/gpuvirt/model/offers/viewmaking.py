@@ -1,11 +1,11 @@
 """Draws the view of a node from its inventory, its offers, and what is known of allocations and desired state."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import DriverInformation
 from gpuvirt.facts.vgpu import Scheduler, host_of_vfs
@@ -17,6 +17,8 @@ from gpuvirt.model.inventory.inventory import Gpu, Inventory, Mode, Vgpu, malfor
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
+from gpuvirt.model.offers.ondemand import ondemandviews
+from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
 from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.offers.validation import Condition
 from gpuvirt.model.offers.view import (
@@ -61,6 +63,9 @@ class ViewInputs:
     sharing: SharedOffer = field(default_factory=SharedOffer)
     pods_with_shares: Mapping[GpuId, tuple[str, ...]] = field(default_factory=dict)
     """The pods with shares of each GPU, as texts: `pod default/a`."""
+    on_demand: OnDemandOffer = field(default_factory=OnDemandOffer)
+    given: Mapping[VgpuId, ResourceName] = field(default_factory=dict)
+    """The resources under which on-demand vGPUs were given to pods."""
 
 
 Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
@@ -83,7 +88,7 @@ def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
             if address not in gpus and VgpuId(address) not in inputs.inventory.vgpus
             if address in offered or (function.physfn is None and inputs.inventory.matters(function))
         ),
-        resources=tuple(_resource(inputs, name) for name in sorted(inputs.offers.names)),
+        resources=tuple(_resource(inputs, name) for name in sorted(inputs.offers.names | inputs.on_demand.names)),
         notes=(*inputs.notes, *malformed_entries(facts)),
         boot_id=facts.platform.boot_id,
         agent=inputs.agent,
@@ -99,8 +104,10 @@ def _function(
     inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: Gpu | None, vgpus: Sequence[Vgpu]
 ) -> GpuView:
     resource, device = offered.get(function.address, (None, None))
+    on_demand = inputs.on_demand.gpus.get(function.address) if gpu is not None else None
     shared = inputs.sharing.gpus.by_address.get(function.address) if gpu is not None else None
     withheld = shared.withheld if shared is not None else inputs.offers.withheld.get(function.address)
+    withheld = on_demand.withheld if on_demand is not None else withheld
     mode = mode_of(function, gpu.vgpu_host if gpu is not None else None)
     group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
     sharers = _sharers(inputs, function.address)
@@ -157,6 +164,8 @@ def _sharers(inputs: ViewInputs, address: PciAddress) -> tuple[str, ...]:
 def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:
     resource, device = offered.get(vgpu.live.id, (None, None))
     withheld = inputs.offers.withheld.get(vgpu.live.id)
+    if (given := inputs.given.get(vgpu.live.id)) is not None:
+        resource, withheld = given, None
     return VgpuView(
         id=vgpu.live.id,
         type=vgpu.live.type if isinstance(vgpu.live.type, str) else "unknown",
@@ -178,20 +187,13 @@ def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
         registration = Registration(registered=False, because=withholding.reason)
     devices = (device.candidate for device in offer.devices.values())
     selectors = selectors_of(inputs.inventory, (*devices, *withheld))
+    if (vgpu_type := inputs.on_demand.type_of(name)) is not None:
+        selectors = ondemandviews.selectors(inputs.inventory, inputs.on_demand, vgpu_type)
     return ResourceView(
         name=name,
-        devices=tuple(
-            DeviceView(
-                id=device.id,
-                healthy=device.health.healthy,
-                numa_node=device.candidate.numa_node,
-                group=device.candidate.group,
-                gpu=device.candidate.target.gpu,
-                nodes=vm_nodes(inputs.inventory, device.candidate),
-                reasons=device.health.against,
-                allocated_to=allocated_to.get(device.id),
-            )
-            for device in offer.devices.values()
+        devices=(
+            *ondemandviews.devices(inputs.inventory, inputs.on_demand, name),
+            *_devices(inputs, offer, allocated_to),
         ),
         also_called=tuple(sorted(inputs.offers.other_names.get(name, ()))),
         registered=registration.registered,
@@ -200,5 +202,20 @@ def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
         pci_vendor_selectors=selectors.pci,
         mdev_name_selectors=selectors.mdev,
         withheld=withholding is not None,
+        on_demand=vgpu_type,
         silent=withholding is not None and withholding.silent,
     )
+
+
+def _devices(inputs: ViewInputs, offer: Offer, allocated_to: Mapping[DeviceId, str]) -> Iterator[DeviceView]:
+    for device in offer.devices.values():
+        yield DeviceView(
+            id=device.id,
+            healthy=device.health.healthy,
+            numa_node=device.candidate.numa_node,
+            group=device.candidate.group,
+            gpu=device.candidate.target.gpu,
+            nodes=vm_nodes(inputs.inventory, device.candidate),
+            reasons=device.health.against,
+            allocated_to=allocated_to.get(device.id),
+        )

@@ -46,6 +46,9 @@ class ReasonCode(Code):
         Level.OK,
         passes=True,
     )
+    GIVEN_ON_DEMAND = _not_offered(
+        "GivenOnDemand", "the vGPU was created for the pod that has it, and is removed when the pod has ended", Level.OK
+    )
     NO_VGPUS = _not_offered("NoVgpus", "the GPU could carry vGPUs and has none")
     GROUP_HELD = _not_offered(
         "GroupHeld",

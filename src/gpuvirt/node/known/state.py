@@ -4,13 +4,14 @@ Nothing here waits or changes the host. Observers replace a part of the picture 
 decisions; `refresh` has them made by `model.node.decisions`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from gpuvirt.facts.ids import PciAddress, ResourceName
-from gpuvirt.facts.snapshot import Facts
-from gpuvirt.facts.vgpu import SmiReport
+from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
+from gpuvirt.facts.snapshot import Facts, with_vgpu
+from gpuvirt.facts.vgpu import LiveVgpu, SmiReport
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
@@ -21,11 +22,12 @@ from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus.scheduling import SchedulerReport
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
-from gpuvirt.model.node.decisions import NodeDecisions, decide, departures
+from gpuvirt.model.node.decisions import NodeDecisions, decide, departures, on_demand_gpus
 from gpuvirt.model.node.desirednode import nothing_desired
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.givenshares import GivenShares, entries_of
+from gpuvirt.model.offers.ondemand.offer import OnDemandGpu
 from gpuvirt.model.offers.view import NodeView, Registration
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.otherplugins import other_plugins
@@ -67,6 +69,8 @@ class NodeState:
         """What was decided last; any thread reads it."""
         self.observations = 0
         """How often the host was observed."""
+        self._created: dict[VgpuId, tuple[PciAddress, LiveVgpu, float]] = {}
+        """The vGPUs that Allocate has created since the last observation began, with their GPUs and times."""
 
     @property
     def inventory(self) -> Inventory | None:
@@ -107,12 +111,19 @@ class NodeState:
         given = self._read_shares()
         return entries_of(given.records, self.inventory, self.terms.units_resource) if given is not None else ()
 
-    def observe_facts(self, facts: Facts) -> bool:
+    def observe_facts(self, facts: Facts, since_s: float = math.inf) -> bool:
         """Take the facts of an observation of the host; return whether they call for a conclusion.
 
-        The end of a change that took too long calls for one as well, since the agent does not wait for that change.
+        The observation has begun at `since_s`: it may lack vGPUs that Allocate has created since. The end of a change
+        that took too long calls for a conclusion as well, since the agent does not wait for that change.
         """
         self.observations += 1
+        self._created = {vgpu: made for vgpu, made in self._created.items() if made[2] >= since_s}
+        for gpu, live, _ in self._created.values():
+            facts = with_vgpu(facts, gpu, live)
+        return self._take_facts(facts)
+
+    def _take_facts(self, facts: Facts) -> bool:
         if self.inventory is not None and facts == self.inventory.facts:
             return self.picture.gates.changing != self._gates.changing
         boot_id, named = facts.platform.boot_id, self.ledger.with_type_names(facts)
@@ -154,6 +165,19 @@ class NodeState:
         """What conclusions follow from in the kubelet's account."""
         counted = self.counted
         return self.ledger.entries, self.ledger.is_observed, counted.functions, counted.vgpus
+
+    def on_demand_now(self) -> Mapping[PciAddress, OnDemandGpu]:
+        """Return what each GPU in mode on-demand can still carry, with the allocations and changes of this moment."""
+        if self.inventory is None:
+            return {}
+        picture = replace(self.picture, gates=self._gates, former=self.former)
+        return on_demand_gpus(picture, self.terms, self.decisions.desired.vgpus)
+
+    def observe_created(self, gpu: PciAddress, live: LiveVgpu, at_s: float) -> None:
+        """Take that a vGPU was created. A scan that has begun before `at_s` may lack it."""
+        self._created[live.id] = gpu, live, at_s
+        if self.inventory is not None:
+            self._take_facts(with_vgpu(self.inventory.facts, gpu, live))
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""
