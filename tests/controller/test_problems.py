@@ -17,12 +17,13 @@ from gpuvirt.cluster.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
-from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions
+from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.nodes.problems import Deployer
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.policy.policies import choose
 from gpuvirt.cluster.operator.policy.status import verdict_of
 from gpuvirt.cluster.operator.report import Row, rows
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL, Workload

@@ -195,7 +195,7 @@ async def test_a_gpu_that_another_process_changes_gets_no_vgpu(tmp_path: Path) -
         await settled(node)
         pods = Pods(node)
         free = pods.free(V8Q)
-        other = Gate(node.agent._site.gates)
+        other = Gate(node.agent._options.gates)
         with other.change("a unit", lambda: ("0000:3b:00",)):
             text = await pods.refusal(V8Q, free)
         assert "NoRoom" in text
@@ -206,7 +206,7 @@ async def test_a_gates_file_that_cannot_be_written_refuses(tmp_path: Path) -> No
     async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
         await settled(node)
         pods = Pods(node)
-        with failing(node.agent._site.gates, errno.ENOSPC):
+        with failing(node.agent._options.gates, errno.ENOSPC):
             text = await pods.refusal(V8Q, pods.free(V8Q))
         assert "NoRoom" in text
         assert vgpus(node) == []
@@ -219,9 +219,8 @@ async def test_an_id_that_the_kubelet_has_forgotten_is_refused(tmp_path: Path) -
         pods = Pods(node)
         pod = pods.start("a", V8Q)
         key = ResourceName(pod.resource), DeviceId(pod.devices[0])
-        site = node.agent._site
         parts = node.agent.on_demand._on  # type: ignore[union-attr]
-        lost = replace(site, lost=lambda: {key: node.held[key]})
-        node.agent.on_demand._on = replace(parts, site=lost)  # type: ignore[union-attr]
+        lost = replace(parts.kubelet, lost=lambda: {key: node.held[key]})
+        node.agent.on_demand._on = replace(parts, kubelet=lost)  # type: ignore[union-attr]
         assert "which the kubelet has forgotten" in await pods.refusal(V8Q, pod.devices)
         assert node.agent._state.ledger.entries[0].stage is Stage.STARTED

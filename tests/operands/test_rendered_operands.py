@@ -12,7 +12,8 @@ from gpuvirt.cluster.kinds.workloads import ConfigMap, DaemonSet, Manifest, Role
 from gpuvirt.cluster.operator.operands.assembly import template_of
 from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, SharedResource, Site
+from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, Site
+from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.model.shares.demand import Units
@@ -105,7 +106,9 @@ def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> 
         return documents.parse(text, Settings, where="node.yaml").shares
 
     shared = SharedResource(ResourceName("nvidia.com/share"), Units(100))
-    assert shares(replace(SITE, shared=shared)) == ShareSettings(resource="nvidia.com/share", units=100)
+    assert shares(replace(SITE, settings=replace(SITE.settings, shared=shared))) == ShareSettings(
+        resource="nvidia.com/share", units=100
+    )
     assert shares(SITE) == ShareSettings()
 
 
@@ -172,7 +175,7 @@ def test_no_operand_that_unbinds_gpus_runs_beside_vms() -> None:
 )
 def test_an_image_comes_from_the_policy_or_from_the_controller(image: Plain, found: str) -> None:
     assert isinstance(image, dict)
-    site = replace(SITE, images={"VGPU_MANAGER_IMAGE": "env/m:2"})
+    site = replace(SITE, settings=replace(SITE.settings, images={"VGPU_MANAGER_IMAGE": "env/m:2"}))
     rendered = daemon_sets(render(sandbox(vgpuManager={"enabled": True, **image}), site))
     assert main_of(rendered["nvidia-vgpu-manager-daemonset-ubuntu22.04"]).image == found
 

@@ -21,6 +21,7 @@ TARGETS = (
     "node/change",
     "node/allocation",
     "model/change",
+    "model/node/circumstances.py",
     "hardware/usage",
     "kubelet/accountwatch.py",
     "model/allocation",

@@ -11,7 +11,7 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election, new_identity
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
-from gpuvirt.cluster.operator.decisions import ControllerSettings
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE

@@ -10,8 +10,7 @@ from gpuvirt.apps.controller import ControllerOptions, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
-from gpuvirt.cluster.operator.decisions import ControllerSettings
-from gpuvirt.cluster.operator.operands.site import SharedResource
+from gpuvirt.cluster.operator.settings import ControllerSettings, SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.model.desired.settings import parse_units_resource
 from gpuvirt.model.shares.demand import WHOLE, Units

@@ -36,13 +36,15 @@ from gpuvirt.model.offers.withholding import withholdings
 from gpuvirt.model.reasons import ondemand, refusals, unhealthy
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.allocationgate import AllocationGate
+from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.serialworker import WorkerBlockedError
 from gpuvirt.node.loops.telemetry import Telemetry
 from gpuvirt.node.ondemand.creation import create
 from gpuvirt.node.ondemand.patience import Patience
-from gpuvirt.node.site import Moving, Site
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store.persisted import NotWrittenError, WriteBehind
 
 log = logging.getLogger(__name__)
@@ -60,8 +62,10 @@ class OnDemandParts:
     """The parts of an agent that the allocator uses."""
 
     state: NodeState
+    options: NodeOptions
+    kubelet: KubeletRecord
     site: Site
-    moving: Moving
+    """The host on which vGPUs are created."""
     gate: AllocationGate
     telemetry: Telemetry
     ledger: WriteBehind[Ledger]
@@ -82,7 +86,7 @@ class OnDemandAllocator:
         self._state = parts.state
         self._turn = asyncio.Lock()
         """Allocations are made one after another."""
-        self._patience = Patience(parts.site.clock)
+        self._patience = Patience(parts.options.clock)
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count(1)
 
@@ -101,7 +105,7 @@ class OnDemandAllocator:
 
     async def allocate(self, request: Request) -> tuple[Attachment, ...]:
         """Create the vGPUs of a request; raise AllocationRefusedError for the whole request, which leaves nothing."""
-        on, began_s = self._on, self._on.site.clock.monotonic_s()
+        on, began_s = self._on, self._on.options.clock.monotonic_s()
         async with self._turn:
             created: list[Entry] = []
             try:
@@ -111,7 +115,7 @@ class OnDemandAllocator:
                 on.telemetry.allocations[request.resource, error.reason.code] += 1
                 raise
         on.telemetry.allocations[request.resource, "given"] += 1
-        on.telemetry.allocate_s.observe(on.site.clock.monotonic_s() - began_s)
+        on.telemetry.allocate_s.observe(on.options.clock.monotonic_s() - began_s)
         return tuple(attachments)
 
     async def _give(self, resource: ResourceName, ids: Sequence[DeviceId], created: list[Entry]) -> Attachment:
@@ -123,7 +127,7 @@ class OnDemandAllocator:
             raise AllocationRefusedError(withholding.reason)
         devices: list[Candidate] = []
         for device in dict.fromkeys(ids):
-            if (consumer := self._on.site.lost().get((resource, device))) is not None:
+            if (consumer := self._on.kubelet.lost().get((resource, device))) is not None:
                 raise AllocationRefusedError(refusals.forgotten(device, consumer.text))
             devices.append(self._untouched(resource, device) or await self._new(resource, device, created))
         inventory, settings = self._inventory(resource), self._state.terms.settings
@@ -176,7 +180,7 @@ class OnDemandAllocator:
 
     async def _create(self, entry: Entry, place: Place, created: list[Entry]) -> Candidate:
         """Create the vGPU of an allocation; raise RefusedError, after which nothing is allocated."""
-        gpu, site = place.gpu, self._on.moving.site
+        gpu, site = place.gpu, self._on.site
         step = CreateVgpu(VgpuId(entry.target.id), entry.target.type or VgpuType(""), place.parent.address)
 
         def intend() -> None:
@@ -186,7 +190,7 @@ class OnDemandAllocator:
         try:
             with self._on.gate.creation(entry.device, entry.target, slot_of(gpu), intend) as locks:
                 await self._write()
-                live = await self._on.moving.workers(f"create on {gpu}").run(
+                live = await self._on.options.workers(f"create on {gpu}").run(
                     lambda: create(site, locks, place, step), name=step.text, timeout_s=CREATE_S
                 )
                 log.info("%s (for a pod that requests %s)", step.text, entry.resource)
@@ -207,7 +211,7 @@ class OnDemandAllocator:
 
     def _intended(self, resource: ResourceName, device: DeviceId, place: Place, vgpu_type: VgpuType) -> Entry:
         vgpu = self._on.new_uuid() if place.host.framework is Framework.MDEV else VgpuId(place.parent.address)
-        target, clock = Target(place.gpu, vgpu, vgpu_type), self._on.site.clock
+        target, clock = Target(place.gpu, vgpu, vgpu_type), self._on.options.clock
         allocation = f"allocate:{self._name}:{next(self._numbers)}"
         now, now_s = clock.now(), clock.monotonic_s()
         return Entry(resource, device, target, None, allocation, now, allocated_s=now_s, stage=Stage.INTENDED)
@@ -217,7 +221,7 @@ class OnDemandAllocator:
         group = live.group if isinstance(live.group, int) else None
         made = replace(entry, group=group, stage=Stage.CREATED)
         created.append(made)
-        self._state.observe_created(entry.target.gpu, live, self._on.site.clock.monotonic_s())
+        self._state.observe_created(entry.target.gpu, live, self._on.options.clock.monotonic_s())
         self._state.record_allocation(record(self._state.ledger.entries, [made]))
         self._on.publish()
         self._on.observe_soon()
@@ -232,7 +236,7 @@ class OnDemandAllocator:
         try:
             await self._on.ledger.write_now()
         except NotWrittenError as error:
-            raise RefusedError(ondemand.not_written(self._on.site.ledger, str(error))) from error
+            raise RefusedError(ondemand.not_written(self._on.options.ledger, str(error))) from error
 
     def _entry(self, resource: ResourceName, device: DeviceId) -> Entry | None:
         entries = self._state.ledger.entries
@@ -254,7 +258,7 @@ class OnDemandAllocator:
 
         From the first start on, which is on disk, no other pod gets these vGPUs.
         """
-        recorded = self._on.site.recorded()
+        recorded = self._on.kubelet.recorded()
         entries: list[Entry] = []
         for device in (device for device in ids if is_on_demand_id(device)):
             if isinstance(recorded, Unknown):

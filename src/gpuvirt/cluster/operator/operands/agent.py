@@ -41,7 +41,8 @@ from gpuvirt.cluster.kinds.workloads import (
 from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.cluster.operator.operands import assembly, hostpaths
 from gpuvirt.cluster.operator.operands.hostpaths import INTO, host, mount
-from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, SharedResource, Site
+from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, Site
+from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.model.desired.settings import Settings
@@ -68,7 +69,7 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
             "$.spec.vgpuDeviceManager.config.name", f"{error}; set the name of a ConfigMap, or leave the field out"
         )
         return
-    settings = settings_of(policy, site.shared)
+    settings = settings_of(policy, site.settings.shared)
     yield ConfigMap(api_version=workloads.CORE, metadata=_named(policy, site, NAME), data={CONFIG_FILE: settings})
     rule = PolicyRule(api_groups=("",), resources=("configmaps",), resource_names=(name,), verbs=("list", "watch"))
     yield Role(api_version=workloads.RBAC, metadata=_named(policy, site, CONFIGS), rules=(rule,))
@@ -76,7 +77,7 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
         api_version=workloads.RBAC,
         metadata=_named(policy, site, CONFIGS),
         role_ref=RoleReference(api_group=RBAC_GROUP, kind="Role", name=CONFIGS),
-        subjects=(Subject(kind="ServiceAccount", name=NAME, namespace=site.namespace),),
+        subjects=(Subject(kind="ServiceAccount", name=NAME, namespace=site.settings.namespace),),
     )
     yield _daemon_set(policy, site, settings)
 
@@ -120,7 +121,7 @@ def _daemon_set(policy: ClusterPolicy, site: Site, settings: str) -> DaemonSet:
         host_pid=True,
         host_network=assembly.on_host_network(plugin),
         termination_grace_period_seconds=15,
-        image_pull_secrets=assembly.secrets(site.pull_secrets, plugin),
+        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, plugin),
         containers=(_container(policy, site),),
         volumes=_volumes(policy),
     )
@@ -147,7 +148,7 @@ def _container(policy: ClusterPolicy, site: Site) -> Container:
     return Container(
         name="agent",
         image=site.image,
-        image_pull_policy=site.pull_policy,
+        image_pull_policy=site.settings.pull_policy,
         args=("node", f"--config=/etc/gpuvirt/{CONFIG_FILE}", "--log-format=json"),
         env=assembly.environment(own, plugin.env),
         # Only privileged containers may open /dev/vfio/<group>, the one reliable test that no process uses the group.
