@@ -1,7 +1,5 @@
 """Reviews of the API server: what is decoded, what is refused as malformed, and the form of answers."""
 
-import base64
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -12,23 +10,7 @@ from gpuvirt.cluster.admission.review import decoded, encoded
 from gpuvirt.cluster.jsonpatch import Op, Operation
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.reasons import admission
-
-Object = dict[str, object]
-POD = {"group": "", "version": "v1", "kind": "Pod"}
-
-
-def review(**request: object) -> bytes:
-    fields = {"uid": "u1", "kind": POD, "namespace": "team", "operation": "CREATE", "object": {"spec": None}}
-    content = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": fields | request}
-    return msgspec.json.encode(content)
-
-
-def response(answer: bytes) -> Object:
-    content = msgspec.json.decode(answer, type=dict[str, object])
-    assert (content["apiVersion"], content["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
-    found = content["response"]
-    assert isinstance(found, dict)
-    return found
+from tests.admission.reviews import Object, patch, response, review
 
 
 def test_a_pod_that_is_to_be_created_is_decoded() -> None:
@@ -80,10 +62,10 @@ def test_no_body_raises_another_error(body: bytes) -> None:
 
 
 def test_an_answer_has_the_patch_in_base64_or_none() -> None:
-    patched = response(encoded("u1", Decision(operations=(Operation(Op.ADD, "/spec/x", [1]),), warnings=("w",))))
-    patch = base64.b64decode(str(patched.pop("patch")))
-    assert patched == {"uid": "u1", "allowed": True, "patchType": "JSONPatch", "warnings": ["w"]}
-    assert msgspec.json.decode(patch) == [{"op": "add", "path": "/spec/x", "value": [1]}]
+    answer = encoded("u1", Decision(operations=(Operation(Op.ADD, "/spec/x", [1]),), warnings=("w",)))
+    others = {key: value for key, value in response(answer).items() if key != "patch"}
+    assert others == {"uid": "u1", "allowed": True, "patchType": "JSONPatch", "warnings": ["w"]}
+    assert patch(answer) == [{"op": "add", "path": "/spec/x", "value": [1]}]
     assert response(encoded("u1", UNCHANGED)) == {"uid": "u1", "allowed": True}
 
 
