@@ -120,6 +120,25 @@ def test_cert_manager_issues_the_certificate(helm: Helm, values: tuple[str, ...]
     assert (NAME in rendered.named("Issuer")) == (issuer == NAME)
 
 
+def test_the_controller_keeps_the_certificate_unless_another_program_does(helm: Helm) -> None:
+    def rights(rendered: Rendered, kind: str) -> list[Plain]:
+        rules = items(at(rendered.one(kind, "gpuvirt-controller"), "rules"))
+        named = {"secrets", "mutatingwebhookconfigurations"}
+        return [rule for rule in rules if named & set(map(str, items(at(rule, "resources"))))]
+
+    kept = helm.template(*ON)
+    assert "--webhook=gpuvirt-webhook" in items(at(kept.pods()["gpuvirt-controller"], "containers", 0, "args"))
+    (configurations,) = rights(kept, "ClusterRole")
+    assert (at(configurations, "resourceNames"), at(configurations, "verbs")) == ([NAME], ["get", "patch"])
+    create, change = rights(kept, "Role")
+    assert at(create, "verbs") == ["create"]
+    assert (at(change, "resourceNames"), at(change, "verbs")) == ([f"{NAME}-cert"], ["get", "patch"])
+    for values in ((), (*ON, MANAGED), (*ON, *OWN)):
+        rendered = helm.template(*values)
+        assert "--webhook" not in str(at(rendered.pods()["gpuvirt-controller"], "containers", 0, "args"))
+        assert not rights(rendered, "ClusterRole") + rights(rendered, "Role")
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
