@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
 NAME = "gpuvirt-webhook"
 ON = ("webhook.enabled=true", "webhook.config.classes.kata-gpu.profile=hot-plug")
 OWN = ("webhook.tls.secretName=cert", "webhook.tls.caBundle=-----BEGIN CERTIFICATE-----x")
+OLD = ("--kube-version", "1.29.9")
+"""A cluster without such policies."""
 MANAGED = "webhook.tls.certManager.enabled=true"
 
 
@@ -105,6 +107,21 @@ def test_the_certificate_is_a_given_secret_with_its_ca(helm: Helm) -> None:
     assert at(mount, "subPath") is None, "the kubelet renews no file of a subPath"
     bundle = str(at(entry(rendered), "clientConfig", "caBundle"))
     assert base64.b64decode(bundle) == b"-----BEGIN CERTIFICATE-----x"
+
+
+def test_pods_of_its_classes_have_no_other_rights_where_pod_security_is_enforced(helm: Helm) -> None:
+    classes = ("kata-b.profile=cold-plug", "kata-c.profile=cold-plug", "kata-c.driver=/opt/c")
+    rendered = helm.template(*ON, *(f"webhook.config.classes.{value}" for value in classes))
+    policy = rendered.one("ValidatingAdmissionPolicy", NAME)
+    (condition,) = items(at(policy, "spec", "matchConditions"))
+    assert at(condition, "expression") == at(entry(rendered), "matchConditions", 0, "expression")
+    trees = '{"kata-c":"/opt/c","kata-gpu":"/opt/guest-driver"}'
+    assert at(policy, "spec", "variables", 0, "expression") == trees
+    binding = rendered.one("ValidatingAdmissionPolicyBinding", NAME)
+    (label,) = items(at(binding, "spec", "matchResources", "namespaceSelector", "matchExpressions"))
+    assert at(label, "values") == ["baseline", "restricted"]
+    for off in (helm.template(*ON, "webhook.podSecurity.enabled=false"), helm.template(*ON, options=OLD)):
+        assert NAME not in off.named("ValidatingAdmissionPolicy")
 
 
 @pytest.mark.parametrize(("values", "issuer"), [((), NAME), (("webhook.tls.certManager.issuer.name=own",), "own")])

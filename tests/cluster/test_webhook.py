@@ -12,7 +12,7 @@ from gpuvirt.cluster.admission.injectionconfig import parse
 from tests.admission.goldens import decided
 from tests.chart.helmchart import Helm, at, items
 from tests.cluster.clusterlab import LabNode
-from tests.cluster.webhooklab import WebhookLab, pod, webhook_lab
+from tests.cluster.webhooklab import NAME, Answer, WebhookLab, pod, until, webhook_lab
 
 pytestmark = [
     pytest.mark.ring("cluster"),
@@ -92,6 +92,36 @@ def test_users_see_why_a_pod_is_refused(webhook: WebhookLab) -> None:
         refused = webhook.pods.create(pod("a", runtime_class, resource))
         assert refused.status == 403
         assert f'admission webhook "kata.gpuvirt.io" denied the request: {code}' in refused.message
+
+
+def test_an_exempt_class_gives_users_no_rights_on_the_node(webhook: WebhookLab) -> None:
+    node = webhook.node
+    node.kubectl("label", "namespace", node.namespace, "pod-security.kubernetes.io/enforce=baseline")
+
+    def answer(spec: Mapping[str, object], **container: object) -> Answer:
+        given = {"name": "main", "image": "x:1", "resources": {"limits": {VGPU: "1"}}, **container}
+        pod = {"metadata": {"name": "p"}, "spec": {"runtimeClassName": KATA, "containers": [given], **spec}}
+        return webhook.pods.create(pod, dry_run=True)
+
+    root = {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}
+    until(lambda: "may have no hostPath but /dev" in answer(root).message, lambda: answer(root).message)
+    admitted = answer({}, securityContext={"capabilities": {"add": ["CHOWN"]}})
+    assert admitted.status == 201, admitted.message
+    policy = json.loads(node.kubectl("get", "validatingadmissionpolicy", NAME, "-o", "json"))
+    assert "expressionWarnings" not in policy.get("status", {}).get("typeChecking", {})
+    tree = {"name": "nvidia-driver", "mountPath": "/tree"}
+    for spec, container, why in (
+        ({}, {"volumeMounts": [tree]}, "must be mounted with readOnly"),
+        ({}, {"volumeMounts": [{"name": "dev", "mountPath": "/disk", "subPath": "sda"}]}, "mounted as a whole"),
+        ({"hostNetwork": True}, {}, "may not share the node's namespaces"),
+        ({"hostPID": True}, {}, "may not share the node's namespaces"),
+        ({}, {"securityContext": {"privileged": True}}, "may have no privileged container"),
+        ({}, {"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}, "may have additional capabilities"),
+        ({}, {"ports": [{"containerPort": 80, "hostPort": 80}]}, "may have no hostPort"),
+        ({"volumes": [{"name": "x", "hostPath": {"path": "/opt"}}]}, {}, "may have no hostPath but /dev"),
+    ):
+        refused = answer(spec, **container)
+        assert (refused.status, why in refused.message) == (422, True), refused.message
 
 
 def other(random: Random, number: int) -> Mapping[str, object]:

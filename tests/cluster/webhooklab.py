@@ -24,6 +24,7 @@ from tests.cluster.clusterlab import LabNode
 
 PORT, METRICS_PORT = 19443, 19444
 NAME = "gpuvirt-webhook"
+POLICY = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 CLASSES = (settings.EXEMPT, "kata-strict", "runc-like")
 """A class that is exempt from pod security, one that is not, and one that is none of Kata's."""
 PATIENCE_S = 60.0
@@ -144,12 +145,15 @@ def webhook_lab(node: LabNode, helm: Helm, folder: Path) -> Iterator[WebhookLab]
         until(lab.is_ready, log.read_text)
         node.cluster.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(classes))
         node.apply(configuration(rendered, authority.certificate.read_bytes()))
+        for kind in POLICY:
+            node.apply(rendered.one(kind, NAME))
         asked = pod("asked", settings.EXEMPT)
         # The API server takes a moment until it asks.
         until(lambda: bool(items(at(pods.create(asked, dry_run=True).body, "spec", "initContainers"))), log.read_text)
         yield lab
     finally:
-        node.cluster.kubectl("delete", "mutatingwebhookconfiguration", NAME, "--ignore-not-found")
+        for kind in ("MutatingWebhookConfiguration", *POLICY):
+            node.cluster.kubectl("delete", kind, NAME, "--ignore-not-found")
         node.cluster.kubectl("delete", "runtimeclass", *CLASSES, "--ignore-not-found")
         pods.close()
         lab.stop()
