@@ -68,6 +68,16 @@ def test_the_documents_pod_passes_quota_limits_and_pod_security(webhook: Webhook
     assert (refused.status, "exceeded quota" in refused.message) == (403, True)
 
 
+def test_a_pod_whose_containers_have_all_of_its_resources_is_admitted(webhook: WebhookLab) -> None:
+    amounts = {"cpu": "1", "memory": "1Gi"}
+    containers = [{"name": "main", "image": "x:1", "resources": {"limits": {**amounts, VGPU: "1"}}}]
+    spec = {"runtimeClassName": KATA, "resources": {"limits": amounts, "requests": amounts}, "containers": containers}
+    admitted = webhook.pods.create({"metadata": {"name": "p"}, "spec": spec}, dry_run=True)
+    assert admitted.status == 201, admitted.message
+    first, _ = items(at(admitted.body, "spec", "initContainers"))
+    assert at(first, "resources", "limits") == {VGPU: "1"}
+
+
 def test_a_pod_that_the_api_server_has_completed_is_not_changed_again(webhook: WebhookLab) -> None:
     stored = webhook.pods.create(pod("stored", KATA)).body
     config = parse(f"version: v1\nclasses: {{{KATA}: {{profile: hot-plug}}}}", where="c")

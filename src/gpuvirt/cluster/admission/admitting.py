@@ -154,7 +154,8 @@ def _add_containers(
         else:
             own = {NVIDIA, GRIDD}
             needed = effective(tuple(one for one in vgpus if one.placed.container.name not in own))
-            added.append((0, nvidia(settings, settings.nvidia, needed)))
+            part = settings.nvidia.sharing() if pod.spec.has_resources else settings.nvidia
+            added.append((0, nvidia(settings, part, needed)))
             names.insert(0, NVIDIA)
     if settings.gridd is not None:
         present = next((placed for placed in pod.placed() if placed.container.name == GRIDD), None)
@@ -162,7 +163,8 @@ def _add_containers(
             _keep(draft, present, settings.gridd.image)
         else:
             at_index = names.index(NVIDIA) + 1 if NVIDIA in names else 0
-            added.append((at_index, gridd(settings, settings.gridd, secret)))
+            part = settings.gridd.sharing() if pod.spec.has_resources else settings.gridd
+            added.append((at_index, gridd(settings, part, secret)))
     if not init and added:
         draft.operations.append(Operation(Op.ADD, at("spec", "initContainers"), [plain(new) for _, new in added]))
     else:

@@ -6,7 +6,7 @@ image has the driver unless `driver` says otherwise.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -101,6 +101,10 @@ class Part:
     capabilities: tuple[str, ...]
     requests: Mapping[str, str | int]
     limits: Mapping[str, str | int]
+
+    def sharing(self) -> "Part":
+        """Return the container for a pod with resources of its own: containers share them, and can't exceed them."""
+        return replace(self, requests={}, limits={})
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,16 @@ class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     """The spec of a pod."""
 
     runtime_class_name: str = ""
+    resources: Resources = Resources()
+    """The requests and limits of the whole pod, which its containers share."""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     volumes: tuple[Volume, ...] = ()
+
+    @property
+    def has_resources(self) -> bool:
+        """Whether the pod as a whole has requests or limits."""
+        return bool(self.resources.requests or self.resources.limits)
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
