@@ -22,7 +22,10 @@ from tests.operands.policies import ALL_KINDS, full, policy_of
 pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
 
 OPENSHIFT = ("--api-versions", "security.openshift.io/v1")
-ALL = ("extender.enabled=true", "scheduler.enabled=true", "psa.enabled=true", "operator.labelVgpuTypes=true")
+ALL = (
+    *("extender.enabled=true", "scheduler.enabled=true", "psa.enabled=true", "operator.labelVgpuTypes=true"),
+    *("webhook.enabled=true", "webhook.config.classes.kata.profile=hot-plug"),
+)
 SITE = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, namespace=NAMESPACE, namespace_sets_uid=True))
 KIND = "SecurityContextConstraints"
 NETWORKED = (

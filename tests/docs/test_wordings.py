@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.model.reasons import (
     Reason,
+    admission,
     clusterproblems,
     kubevirtproblems,
     nativerefusals,
@@ -27,6 +28,7 @@ from gpuvirt.model.reasons import (
 SOURCES = Path(__file__).parent.parent.parent / "src/gpuvirt"
 CATALOGUE = SOURCES / "model/reasons"
 MODULES = (
+    admission,
     clusterproblems,
     kubevirtproblems,
     nativerefusals,

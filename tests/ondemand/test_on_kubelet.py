@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from gpuvirt.apps.node import NodeOptions
 from gpuvirt.facts.sysfs import MDEVS
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
@@ -72,6 +73,10 @@ def options_of(kernel: SimKernel, folder: Path) -> NodeOptions:
     return replace(options_for(kernel, folder, ON_DEMAND), moves=moves, cdi_folder=folder / "cdi")
 
 
+def _are(node: Node, vgpus: set[str]) -> bool:
+    return node.live == vgpus
+
+
 @asynccontextmanager
 async def node_with(gpus: int, folder: Path) -> AsyncIterator[Node]:
     kernel = host(gpus)
@@ -119,7 +124,7 @@ async def test_no_vgpu_is_without_its_pod_and_no_pod_without_its_vgpu(tmp_path: 
                     await until(lambda: bool(kubelet.allocatable().get(T4_1Q)))
                 expected = set[str]().union(*node.vgpus.values())
                 assert expected <= node.live
-                await until(lambda expected=expected: node.live == expected)
+                await until(partial(_are, node, expected))
         assert sum(len(vgpus) for vgpus in node.vgpus.values()) == len(node.live)  # no vGPU has two pods
         async with agent_on(options_of(kernel, tmp_path)):
             for name in list(node.vgpus):

@@ -13,6 +13,7 @@ _scheduler = partial(entry, Topic.SCHEDULER)
 _agent = partial(entry, Topic.AGENT)
 _controller = partial(entry, Topic.CONTROLLER)
 _kubevirt = partial(entry, Topic.KUBEVIRT)
+_admission = partial(entry, Topic.ADMISSION)
 
 
 class ReasonCode(Code):
@@ -327,4 +328,29 @@ class ReasonCode(Code):
     MDEV_DELETION_RISK = _kubevirt("MdevDeletionRisk", "KubeVirt would delete mediated devices, so none are created")
     RESOURCE_STILL_REFERENCED = _kubevirt(
         "ResourceStillReferenced", "VMs or pods still request the resource, so an undo leaves its entry"
+    )
+
+    UNITS_IN_KATA = _admission(
+        "UnitsInKata", "the pod requests units of a shared GPU, which containers in a VM of Kata can't use", Level.ERROR
+    )
+    MDEV_IN_KATA = _admission(
+        "MdevInKata",
+        "the pod requests a mediated device, which Kata can't plug into a VM, and its class has `mdev: refuse`",
+        Level.ERROR,
+    )
+    INJECTED_NAME_TAKEN = _admission(
+        "InjectedNameTaken",
+        "a container or a volume of the pod has the name of one that the webhook adds",
+        Level.ERROR,
+    )
+    VGPU_AMOUNT_INVALID = _admission(
+        "VgpuAmountInvalid", "the amount of a vGPU, or of units of a GPU, is no whole number", Level.ERROR
+    )
+    LICENCE_SECRET_INVALID = _admission(
+        "LicenceSecretInvalid", "the annotation `gpuvirt.io/licence-secret` is no name of a Secret", Level.ERROR
+    )
+    WEBHOOK_NOT_CONFIGURED = _admission(
+        "WebhookNotConfigured",
+        "the webhook has not read a valid config since it started; it refuses pods of Kata until it has",
+        Level.ERROR,
     )
