@@ -57,7 +57,7 @@ NODES_OF = {
             ),
             beat,
         ),
-        st.sampled_from(["", "vm-vgpu", "vm-passthrough", "container", "shared", "wrong"]),
+        st.sampled_from(["", "vm-vgpu", "vm-passthrough", "container", "shared", "on-demand", "wrong"]),
         st.sampled_from(
             [
                 {},

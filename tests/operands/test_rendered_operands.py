@@ -15,7 +15,8 @@ from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, Site
 from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.desired.settings import Settings, ShareSettings
+from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings, ShareSettings
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.plain import Plain
 from tests.operands.policies import ALL_KINDS, SITE, full, policy_of, sandbox, specs
@@ -97,6 +98,33 @@ def test_the_policy_names_resources_without_gpus() -> None:
     (written,) = (one for one in found.manifests if isinstance(one, ConfigMap) and one.metadata.name == "gpuvirt-node")
     read = documents.parse(written.data["node.yaml"], Settings, where="node.yaml")
     assert read.resources_without_gpus == ("example.com/nic",)
+
+
+def test_the_policy_sets_how_vgpus_on_demand_are_offered() -> None:
+    def on_demand(part: Plain) -> OnDemandSettings:
+        policy = policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"onDemand": part}})
+        found = (one for one in render(policy, SITE).manifests if isinstance(one, ConfigMap))
+        text = next(one for one in found if one.metadata.name == "gpuvirt-node").data["node.yaml"]
+        return documents.parse(text, Settings, where="node.yaml").on_demand
+
+    part: Plain = {"names": "type", "prefix": "a.example/b-", "types": ["A10-4Q"], "idleCount": "max", "sizes": "mixed"}
+    assert on_demand(part) == OnDemandSettings(
+        names=OnDemandNames.TYPE,
+        prefix="a.example/b-",
+        types=("A10-4Q",),
+        idle_count=IdleCount.MAX,
+        sizes=Sizes.MIXED,
+    )
+    assert on_demand({}) == OnDemandSettings()
+
+
+@pytest.mark.parametrize(("field", "value"), [("prefix", "no domain"), ("types", ["A10"])])
+def test_invalid_settings_of_vgpus_on_demand_keep_the_deployed_agent(field: str, value: Plain) -> None:
+    plugin: Plain = {"onDemand": {field: value}}
+    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": plugin}), SITE)
+    (fault,) = found.faults
+    assert fault.because.path.startswith(f"$.spec.sandboxDevicePlugin.onDemand.{field}")
+    assert OperandName.AGENT in found.operands
 
 
 def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> None:

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from gpuvirt.clock import Signal
-from gpuvirt.facts.ids import DeviceId, ResourceName
+from gpuvirt.facts.ids import DeviceId, PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import KubeletAccount
@@ -208,6 +208,17 @@ class Agent:
         """Take the counts of resources in the node's status."""
         if self._state.observe_status_counts(counts):
             self._stale.set()
+
+    @property
+    def on_demand_pods(self) -> frozenset[PodUid]:
+        """The pods that have on-demand vGPUs, by the ledger."""
+        return self._state.on_demand_pods
+
+    def observe_ending(self, ending: frozenset[PodUid]) -> None:
+        """Take the pods of the node that have ended or are being deleted, by the API server."""
+        if self._state.observe_ending(ending):
+            self._stale.set()
+            self.allocated.set()  # the kubelet is asked soon which ids it has freed
 
     def observe_facts(self, facts: Facts, since_s: float = math.inf, /) -> None:
         """Take the facts of an observation of the host, which has begun at `since_s`."""

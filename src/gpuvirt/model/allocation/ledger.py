@@ -51,6 +51,10 @@ class Consumer:
         """The container without the answer, which the kubelet's checkpoint keeps."""
         return self if self.answer is UNSET else replace(self, answer=UNSET)
 
+    def with_uid_of(self, other: "Consumer") -> "Consumer":
+        """Return the container with the UID of its pod from elsewhere, if it has none."""
+        return replace(self, pod_uid=other.pod_uid) if self.pod_uid is None and other.pod_uid is not None else self
+
     @property
     def text(self) -> str:
         """The pod as text."""
@@ -297,7 +301,10 @@ def _after(entry: Entry, account: KubeletAccount) -> Entry | None:
     consumer = account.devices.get((entry.resource, entry.device))
     if consumer is not None:
         stage = Stage.CREATED if entry.intended else entry.stage
-        return replace(entry, consumer=consumer.in_ledger, misses=0, earlier_boot=False, stage=stage)
+        found = consumer.in_ledger
+        if is_on_demand_id(entry.device) and entry.consumer is not None:
+            found = found.with_uid_of(entry.consumer)  # the next pod with the id has an entry of its own
+        return replace(entry, consumer=found, misses=0, earlier_boot=False, stage=stage)
     if not account.recorded or entry.may_be_unrecorded(account.at_s):
         return entry
     missed = replace(entry, misses=entry.misses + 1)

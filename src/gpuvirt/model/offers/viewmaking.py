@@ -188,7 +188,7 @@ def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
     devices = (device.candidate for device in offer.devices.values())
     selectors = selectors_of(inputs.inventory, (*devices, *withheld))
     if (vgpu_type := inputs.on_demand.type_of(name)) is not None:
-        selectors = ondemandviews.selectors(inputs.inventory, inputs.on_demand, vgpu_type)
+        selectors = ondemandviews.selectors(inputs.inventory, inputs.on_demand, name, vgpu_type)
     return ResourceView(
         name=name,
         devices=(

@@ -1,6 +1,6 @@
-"""Why a pod does not get a vGPU of mode `on-demand`."""
+"""Why a pod does not get a vGPU of mode `on-demand`, and resources of that mode that stand for another type."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
@@ -28,3 +28,29 @@ def not_written(path: object, error: str) -> Reason:
     message = "can't be written, so no vGPU is created for a pod"
     fix = "free space, or mount the folder writable"
     return Reason(ReasonCode.LEDGER_NOT_WRITTEN, str(path), message, (Seen("", error),), fix)
+
+
+def type_changed(resource: str, before: str, now: str, moved_to: str | None, pods: Sequence[str]) -> Reason:
+    """The numbers of vGPU types may change with the driver, and the names of resources have these numbers."""
+    message = f"stands for {now} now, and stood for {before}, {_new_name(moved_to)}"
+    return Reason(ReasonCode.RESOURCE_TYPE_CHANGED, resource, message, _requested_by(pods), _fix(before, moved_to))
+
+
+def resource_gone(resource: str, vgpu_type: str, moved_to: str | None, pods: Sequence[str]) -> Reason:
+    """Pods of the node request a resource that it does not offer any more."""
+    message = f"is no longer offered by this node; it stood for {vgpu_type}, {_new_name(moved_to)}"
+    return Reason(ReasonCode.RESOURCE_GONE, resource, message, _requested_by(pods), _fix(vgpu_type, moved_to))
+
+
+def _new_name(moved_to: str | None) -> str:
+    return f"which is {moved_to} now" if moved_to is not None else "which no GPU of this node offers now"
+
+
+def _requested_by(pods: Sequence[str]) -> tuple[Seen, ...]:
+    return tuple(Seen(f"pod {pod}", "requests it") for pod in pods)
+
+
+def _fix(vgpu_type: str, moved_to: str | None) -> str:
+    if moved_to is not None:
+        return f"request {moved_to} for {vgpu_type}, or name resources by type (on_demand.names)"
+    return "request another resource of the node's annotation gpuvirt.io/vgpu-types"

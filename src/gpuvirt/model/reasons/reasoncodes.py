@@ -247,6 +247,13 @@ class ReasonCode(Code):
     DESIRED_STATE_NOT_WRITTEN = _agent("DesiredStateNotWritten", "`wishes.json`, the desired state, is not writable")
     API_SERVER_AWAY = _agent("ApiServerAway", "the API server does not answer; the agent changes nothing until then")
     API_FORBIDDEN = _agent("ApiForbidden", "the API server does not permit a request of the agent")
+    RESOURCE_TYPE_CHANGED = _agent(
+        "ResourceTypeChanged",
+        "a resource of mode `on-demand` stands for another vGPU type than before: the driver has renumbered its types",
+    )
+    RESOURCE_GONE = _agent(
+        "ResourceGone", "pods of the node request a resource of mode `on-demand` that the node does not offer any more"
+    )
     AWAITS_CONTROLLER = _agent(
         "AwaitsController",
         "a new resource is not registered yet: the controller has not reported whether KubeVirt offers it itself",

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from gpuvirt.facts.ids import PciAddress, ResourceName, VgpuId
+from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName, VgpuId
 from gpuvirt.facts.snapshot import Facts, with_vgpu
 from gpuvirt.facts.vgpu import LiveVgpu, SmiReport
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.nodevgpus import SmiMemory
@@ -182,6 +183,18 @@ class NodeState:
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""
         self.picture = replace(self.picture, ledger=replace(self.ledger, entries=entries))
+
+    @property
+    def on_demand_pods(self) -> frozenset[PodUid]:
+        """The pods that have on-demand vGPUs, by the ledger."""
+        consumers = (entry.consumer for entry in self.ledger.entries if is_on_demand_id(entry.device))
+        return frozenset(consumer.pod_uid for consumer in consumers if consumer and consumer.pod_uid)
+
+    def observe_ending(self, ending: frozenset[PodUid]) -> bool:
+        """Take the pods of the node that have ended or are being deleted; return whether one has an on-demand vGPU."""
+        changed = ending ^ self.picture.ending
+        self.picture = replace(self.picture, ending=ending)
+        return not changed.isdisjoint(self.on_demand_pods)
 
     def observe_status_counts(self, counts: Mapping[ResourceName, int]) -> bool:
         """Take the counts of resources in the node's status; return whether they have changed."""

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuvirt.clock import Signal
@@ -266,7 +266,8 @@ class OnDemandAllocator:
                 raise AllocationRefusedError(ondemand.not_recorded(device, why))
             consumers = recorded.get((resource, device), frozenset())
             entry = self._startable(resource, device, list(_named(consumers)))
-            consumer = entry.consumer or next(iter(consumers)).in_ledger
+            with_it = next(one.in_ledger for one in consumers if entry.target.id in _named([one]))
+            consumer = entry.consumer.with_uid_of(with_it) if entry.consumer is not None else with_it
             entries.append(replace(entry, consumer=consumer, stage=Stage.STARTED))
         new = [entry for entry in entries if entry not in self._state.ledger.entries]
         if not new:
@@ -291,7 +292,7 @@ class OnDemandAllocator:
         return entry
 
 
-def _named(consumers: frozenset[Consumer]) -> Iterator[DeviceId]:
+def _named(consumers: Iterable[Consumer]) -> Iterator[DeviceId]:
     """Yield the vGPUs in the answers that the kubelet has recorded for containers."""
     for consumer in consumers:
         if isinstance(consumer.answer, PluginAnswer):

@@ -49,6 +49,8 @@ class OnDemandOffer:
     """The listed ids for which a vGPU would be created."""
     next_number: int = 0
     """The number of the next id; a number is listed once."""
+    current: Mapping[ResourceName, VgpuType] = field(default_factory=dict)
+    """The types by their newest resources; a type has another one after its number has changed."""
 
     def type_of(self, resource: ResourceName) -> VgpuType | None:
         """Return the type of a resource, None for a resource that is not on demand."""
@@ -114,7 +116,7 @@ def offer_on_demand(inventory: Inventory, inputs: OnDemandInputs, before: OnDema
         new = [on_demand_id(inputs.run_id, number + index) for index in range(counts[vgpu_type] - len(kept))]
         number += len(new)
         free[resource] = (*kept, *new)
-    return OnDemandOffer(gpus, types, dict(given), free, number)
+    return OnDemandOffer(gpus, types, dict(given), free, number, resources)
 
 
 def gpus_on_demand(inventory: Inventory, inputs: OnDemandInputs) -> Mapping[PciAddress, OnDemandGpu]:

@@ -63,8 +63,13 @@ def candidate_of(inventory: Inventory, entry: Entry) -> Candidate | None:
     )
 
 
-def selectors(inventory: Inventory, offer: OnDemandOffer, vgpu_type: VgpuType) -> Selectors:
-    """Return KubeVirt's selectors of a type: its name, or the ids of the VFs that carry it."""
+def selectors(inventory: Inventory, offer: OnDemandOffer, resource: ResourceName, vgpu_type: VgpuType) -> Selectors:
+    """Return KubeVirt's selectors of a resource: its type's name, or the ids of the VFs that carry it.
+
+    A resource whose type has got another one has none: it stays for the pods that have its vGPUs.
+    """
+    if offer.current.get(resource) != vgpu_type:
+        return Selectors(ResourceKind.VGPU)
     hosts = [found.vgpu_host for gpu in offer.gpus if (found := inventory.gpus.get(gpu)) is not None]
     pci = {
         str(inventory.facts.functions[parent].id).upper()
