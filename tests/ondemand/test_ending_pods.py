@@ -36,19 +36,19 @@ def all_of(*pods: NodePod) -> Delta[NodePod]:
 
 
 class Ending:
-    """What an agent hears of pods that end."""
+    """What is reported to an agent of pods that end."""
 
     def __init__(self, *on_demand: str) -> None:
         self.on_demand = frozenset(PodUid(uid) for uid in on_demand)
-        self.heard: frozenset[PodUid] = frozenset()
-        self.pods = EndingPods(lambda: self.on_demand, self._hear)
+        self.reported: frozenset[PodUid] = frozenset()
+        self.pods = EndingPods(lambda: self.on_demand, self._report)
 
-    def _hear(self, ending: frozenset[PodUid]) -> None:
-        self.heard = ending
+    def _report(self, ending: frozenset[PodUid]) -> None:
+        self.reported = ending
 
     def after(self, *pods: NodePod) -> set[str]:
         self.pods.observe(all_of(*pods))
-        return set(self.heard)
+        return set(self.reported)
 
 
 def test_a_pod_ends_when_it_is_deleted_or_has_run() -> None:

@@ -41,9 +41,10 @@ def _created(kernel: Kernel, place: Place, step: CreateVgpu) -> LiveVgpu:
     for found in (live.type, live.group) if live is not None else ():
         if isinstance(found, Unread):
             raise RefusedError(refusals.unread(step.vgpu, found))
-    found_type = live.type if live is not None else None
-    if live is None or found_type != step.type:
-        raise RefusedError(refusals.failed(step.text, place.gpu, Seen(str(step.vgpu), f"its type is {found_type}")))
+    if live is None:
+        raise RefusedError(refusals.failed(step.text, place.gpu, Seen.absent(str(step.vgpu))))
+    if live.type != step.type:
+        raise RefusedError(refusals.failed(step.text, place.gpu, Seen(str(step.vgpu), f"its type is {live.type}")))
     if live.group is None:
         raise RefusedError(refusals.no_group(step.vgpu, is_mdev=place.host.framework is Framework.MDEV))
     return live
