@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.vgpu import LiveVgpu
+from gpuvirt.facts.vgpu import GpuModes, LiveVgpu, SmiReport
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.ledger import Entry, Stage
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.steps import RemoveVgpu, SetMixedSizes
 from gpuvirt.model.change.vgpus import ondemandplanning
 from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, gpu_state_of
 from gpuvirt.model.desired.settings import OnDemandSettings, Settings
@@ -69,12 +70,24 @@ def test_a_gpu_that_cannot_be_read_is_offered_for_nothing(blind: GpuState) -> No
     assert ondemandplanning.plan(blind, DesiredVgpus(on_demand=True)).refusals[0].code is ReasonCode.UNREAD
 
 
-def test_a_size_mode_that_the_gpu_lacks_is_refused() -> None:
+def test_a_size_mode_that_the_gpu_lacks_is_refused_before_any_removal() -> None:
     _, state = host()
-    several = with_live(state, Q1, Q8)
-    found = ondemandplanning.plan(several, DesiredVgpus(sizes=Sizes.MIXED, on_demand=True))
-    assert len(found.steps) == 2  # both are removed: no pod has them
-    assert [reason.code for reason in found.refusals] == []
+    report = SmiReport(GpuModes(GPU, mixed_sizes=False, can_mix_sizes=False))
+    found = ondemandplanning.plan(
+        replace(with_live(state, Q1), smi=report), DesiredVgpus(sizes=Sizes.MIXED, on_demand=True)
+    )
+    assert (found.steps, [reason.code for reason in found.refusals]) == ((), [ReasonCode.MODE_UNSUPPORTED])
+
+
+def test_sizes_are_mixed_once_the_gpu_is_empty() -> None:
+    _, state = host()
+    able = replace(with_live(state, Q1), smi=SmiReport(GpuModes(GPU, mixed_sizes=False, can_mix_sizes=True)))
+    desired = DesiredVgpus(sizes=Sizes.MIXED, on_demand=True)
+    assert [type(step) for step in ondemandplanning.plan(able, desired).steps] == [RemoveVgpu, SetMixedSizes]
+    vgpu = VgpuId("vgpu-0")
+    used = replace(able, users={vgpu: ("pod default/a",)}, allocated=frozenset({vgpu}))
+    found = ondemandplanning.plan(used, desired)
+    assert (found.steps, len(found.pending)) == ((), 1)
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,41 @@
 """When a pod gets no on-demand vGPU: what is refused leaves nothing, and says why."""
 
 import errno
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from msgspec import UNSET
 
-from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
-from gpuvirt.model.allocation.ledger import Stage
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.model.allocation.ledger import Entry, Stage
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer
+from gpuvirt.model.change.plan import Scope, StepScope
+from gpuvirt.model.desired.observed import NodeSpec, Withheld
+from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.offers.ondemand.typesannotation import TypeChange, reason_of
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
-from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.change.allocationgate import AllocationGate
+from gpuvirt.node.change.gate.gate import Gate, GateFailedError, UnitBusyError
+from gpuvirt.node.change.gate.membership import NoGate
+from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
+from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker, WorkerBlockedError
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
+from tests.changes import UNGATED
 from tests.diskfaults import failing
 from tests.ondemand.pods import ON_DEMAND, P100, Pods, one_p100, settled, vgpus
 from tests.simnode import SimNode, running_node
 
+T = TypeVar("T")
 V8Q, V16Q = "tencent.com/vgpu-86", "tencent.com/vgpu-87"
 NEXT = "0000:d8:00.0"
 
@@ -224,3 +241,146 @@ async def test_an_id_that_the_kubelet_has_forgotten_is_refused(tmp_path: Path) -
         node.agent.on_demand._on = replace(parts, kubelet=lost)  # type: ignore[union-attr]
         assert "which the kubelet has forgotten" in await pods.refusal(V8Q, pod.devices)
         assert node.agent._state.ledger.entries[0].stage is Stage.STARTED
+
+
+class BlockedWorker:
+    """A worker whose jobs the kernel blocks."""
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        del job, timeout_s
+        raise WorkerBlockedError(f"{name}: the kernel blocks it")
+
+
+async def test_a_creation_that_the_kernel_blocks_is_refused(tmp_path: Path) -> None:
+    def worker(name: str) -> SerialWorker:
+        return BlockedWorker() if name.startswith("create") else InlineWorker()
+
+    async with running_node(one_p100(), tmp_path, ON_DEMAND, moving=worker) as node:
+        await settled(node)
+        pods = Pods(node)
+        text = await pods.refusal(V8Q, pods.free(V8Q))
+        assert "waits in the kernel since the step: 0000:3b:00.0: create GRID P100-8Q" in text
+        assert entries(node) == 0
+
+
+async def test_a_tenant_that_would_be_forgotten_gets_no_vgpu(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        with failing(tmp_path, errno.EROFS) as faults:
+            faults.only = "tenancy.json"
+            assert "NoRoom" in await pods.refusal(V8Q, pods.free(V8Q))
+        assert vgpus(node) == []
+
+
+async def test_a_withheld_resource_is_refused_with_the_controllers_reason(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods, memory = Pods(node), node.agent._state.memory
+        withheld = Withheld(V8Q, "ForeignProvider", "is offered by KubeVirt itself")
+        desired = replace(memory.desired, spec=NodeSpec("on-demand", withheld=(withheld,)))
+        free = pods.free(V8Q)
+        node.agent._state.memory = replace(memory, desired=desired)
+        assert "is offered by KubeVirt itself" in await pods.refusal(V8Q, free)
+
+
+async def test_a_gate_that_cannot_record_the_allocation_refuses(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        pods.end(pods.start("a", V8Q))  # the gate's file exists from now on
+        await settled(node)
+        with failing(node.agent._options.gates, errno.ENOSPC):
+            assert "NoRoom" in await pods.refusal(V8Q, pods.free(V8Q))
+        assert vgpus(node) == []
+
+
+def test_an_agent_without_gates_creates_nothing() -> None:
+    why = Reason(ReasonCode.GATE_FAILED, "agent", "has no gates")
+    gate = AllocationGate(Changes(lambda: ()), lambda: NoGate(why))
+    target, recorded = Target(PciAddress(P100), VgpuId("x")), list[str]()
+    with (
+        pytest.raises(RefusedError, match=r"0000:3b:00\.0 has no gates"),
+        gate.creation(DeviceId("v00000000-0"), target, "0000:3b:00", lambda: recorded.append("x")),
+    ):
+        pass
+    assert recorded == []
+
+
+async def test_a_vgpu_that_was_removed_behind_a_pod_is_unhealthy(tmp_path: Path) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pod = Pods(node).start("a", V8Q)
+        kernel.write(HostPath(f"/sys/bus/mdev/devices/{pod.vgpus[0]}/remove"), b"1")
+        await node.advance(1.0)
+        assert node.offered[V8Q][pod.devices[0]] is False
+        assert node.reasons(pod.devices[0]) == [ReasonCode.DEVICE_GONE]
+
+
+async def test_the_kernels_error_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kernel = one_p100()
+    kernel.faults.refuse(create_of(P100), errno.EIO)
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        await pods.refusal(V8Q, pods.free(V8Q))
+        assert "Input/output error" in caplog.text
+
+
+def test_a_new_vgpu_is_covered_before_the_host_shows_it() -> None:
+    """A change that was planned from an older account must not remove a vGPU that Allocate is creating."""
+    target = Target(PciAddress(P100), VgpuId("x"), VgpuType("GRID P100-8Q"))
+    new = Entry(
+        ResourceName(V8Q), DeviceId("v00000000-0"), target, None, "allocate:x:1", BEGINNING, stage=Stage.INTENDED
+    )
+    allocated: list[Entry] = []
+    change = Change(Changes(lambda: tuple(allocated)), "unit", lambda: True, None)
+    scope = StepScope(frozenset({PciAddress(P100)}), Scope(vgpus=frozenset({VgpuId("x")})))
+    with change.under_way(UNGATED):
+        change.claim(scope)
+        allocated.append(new)
+        with pytest.raises(StalePlanError, match="is allocated to a pod that is being admitted"):
+            change.claim(scope)
+        allocated[:] = [replace(new, stage=Stage.CREATED)]  # of before a reboot: the host has not shown it since
+        change.claim(scope)
+        others = StepScope(frozenset({PciAddress(P100)}), Scope(vgpus=frozenset({VgpuId("y")})))
+        allocated[:] = [new]
+        change.claim(others)
+        allocated[:] = [replace(new, target=Target(PciAddress(P100)), stage=UNSET)]  # a pod has the GPU whole
+        with pytest.raises(StalePlanError):
+            change.claim(others)
+
+
+def test_a_creation_beside_a_change_of_this_process_is_recorded_or_refused(tmp_path: Path) -> None:
+    gate, slot = Gate(tmp_path), "0000:3b:00"
+    with gate.change("unit", lambda: (slot,)):
+        with gate.creation(slot, "v00000000-0"):
+            pass
+        with failing(tmp_path, errno.ENOSPC), pytest.raises(GateFailedError), gate.creation(slot, "v00000000-1"):
+            pass
+    assert "v00000000-0" in (tmp_path / f"{slot}.lock").read_text()
+
+
+def test_a_lent_lock_stays_until_the_creation_has_ended(tmp_path: Path) -> None:
+    """A change of another process must not begin while the vGPU is created, also when our change has ended."""
+    gate, other, slot = Gate(tmp_path), Gate(tmp_path), "0000:3b:00"
+    with ExitStack() as creation:
+        with gate.change("unit", lambda: (slot,)):
+            creation.enter_context(gate.creation(slot, "v00000000-0"))
+        with pytest.raises(UnitBusyError), other.change("unit", lambda: (slot,)):
+            pass
+    with other.change("unit", lambda: (slot,)) as passed:
+        assert passed.slots == (slot,)
+
+
+def test_a_changed_type_is_reported_and_a_gone_one_only_with_pods() -> None:
+    resource, before, now = ResourceName(V8Q), VgpuType("GRID P100-8Q"), VgpuType("GRID P100-4Q")
+    changed = reason_of(TypeChange(resource, before, now, None), ())
+    assert changed is not None
+    assert changed.code is ReasonCode.RESOURCE_TYPE_CHANGED
+    gone = TypeChange(resource, before, None, None)
+    assert reason_of(gone, ()) is None
+    reason = reason_of(gone, ["default/a"])
+    assert reason is not None
+    assert "default/a" in reason.text
