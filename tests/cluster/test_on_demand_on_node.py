@@ -32,8 +32,8 @@ def live(host: Path) -> list[str]:
 def test_a_gpu_takes_the_shape_of_the_pod_that_starts(node: LabNode) -> None:
     """An init container has the vGPU first, as in Tencent's document."""
     with on_demand(node) as host:
-        wanted = PodRequest({A10_12Q: 1}, f"{SHOW}; sleep 1000", init={A10_12Q: 1})
-        node.start("first", wanted)
+        request = PodRequest({A10_12Q: 1}, f"{SHOW}; sleep 1000", init={A10_12Q: 1})
+        node.start("first", request)
         (vgpu,) = node.devices("first")
         assert live(host) == [vgpu]
         node.until_allocatable(A10_12Q, 3)  # one more beside it, and one on the idle GPU
