@@ -420,7 +420,7 @@ def test_notes_name_the_next_steps(helm: Helm) -> None:
     assert "kubectl label node NODE --overwrite nvidia.com/gpu.workload.config=vm-passthrough" in plain
     assert "kubectl get gpunodes" in plain
     assert "kubectl label namespace gpu-operator pod-security" in plain
-    assert "the hosts of vm-vgpu nodes must already have NVIDIA's vGPU driver" in plain
+    assert "the hosts of vm-vgpu and on-demand nodes must already have NVIDIA's vGPU driver" in plain
     assert "pod-security" not in vgpu
     assert "vGPU driver" not in vgpu
     assert "upgrade with --set sandboxWorkloads.enabled=true" in notes()

@@ -53,6 +53,7 @@ class Pod:
     """The plugin's answer to Allocate, where it is recorded."""
     may_start: bool = False
     """Whether the kubelet has yet to call PreStartContainer for its container with units."""
+    refused_starts: int = 0
     vgpus: frozenset[str] = frozenset()
     """The vGPUs that were created for the pod."""
     started: bool = False

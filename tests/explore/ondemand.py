@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from tests.explore.agents import Running
     from tests.explore.world import World
 
+BACK_OFF_S = 10.0
+"""The kubelet's pause before it tries again to start a container."""
+DELETED_AFTER_STARTS = 3
+"""The refused starts after which a pod's user deletes it."""
+
 
 class OnDemandKubelet:
     """The kubelet's calls before a container with on-demand vGPUs starts."""
@@ -68,7 +73,7 @@ class OnDemandKubelet:
             await running.agent.pre_start(resource, [DeviceId(device) for _, device in pod.keys])
         except (AllocationRefusedError, KilledError, asyncio.CancelledError) as error:
             world.scheduler.add_line(f"  {pod.name} does not start: {error}")
-            pod.may_start = not isinstance(error, KilledError)  # the kubelet tries again
+            self._try_again(pod)
             return
         if pod.ended or pod.deleted:
             return
@@ -78,6 +83,21 @@ class OnDemandKubelet:
             self._tenants[vgpu] = pod.name
             world.processes[pod.name] = world.kernel.start_vm(world.kernel.mdev.devices[vgpu].group)
         world.scheduler.add_line(f"  {pod.name} starts with {', '.join(pod.vgpus)}")
+
+    def _try_again(self, pod: Pod) -> None:
+        """Have the kubelet try again after its back-off, until the pod's user does what the refusal says."""
+        world = self._world
+        pod.refused_starts += 1
+        if pod.refused_starts == DELETED_AFTER_STARTS:
+            world.scheduler.add_line(f"  its user deletes {pod.name}")
+            world.kubelet.end(pod)
+            return
+
+        def back_off_ends() -> None:
+            pod.may_start = True
+
+        world.clock.call_later(BACK_OFF_S, back_off_ends)
+        world.horizon_s = max(world.horizon_s, world.clock.monotonic_s() + BACK_OFF_S)
 
     def find_fault(self) -> ViolationError | None:
         """Return a vGPU without a pod, or a pod without its vGPU, in a world at rest."""

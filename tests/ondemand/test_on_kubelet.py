@@ -88,8 +88,8 @@ async def node_with(gpus: int, folder: Path) -> AsyncIterator[Node]:
 
 
 @pytest.mark.timeout(300)
-async def test_a_job_after_each_job_gets_a_vgpu_that_no_job_had(tmp_path: Path) -> None:
-    async with node_with(1, tmp_path) as node:
+async def test_a_job_after_each_job_gets_a_vgpu_that_no_job_had(short_path: Path) -> None:
+    async with node_with(1, short_path) as node:
         had: set[str] = set()
         for number in range(30):
             await node.start(f"job-{number}", T4_16Q)  # the GPU is full: each waits for the removal of the last one's
@@ -103,12 +103,12 @@ async def test_a_job_after_each_job_gets_a_vgpu_that_no_job_had(tmp_path: Path) 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_no_vgpu_is_without_its_pod_and_no_pod_without_its_vgpu(tmp_path: Path, seed: int) -> None:
+async def test_no_vgpu_is_without_its_pod_and_no_pod_without_its_vgpu(short_path: Path, seed: int) -> None:
     random, kernel, refused = Random(seed), host(8), Counter[str]()  # noqa: S311
-    async with running(tmp_path, CLOCK) as kubelet:
-        node = Node(kernel, kubelet, tmp_path)
+    async with running(short_path, CLOCK) as kubelet:
+        node = Node(kernel, kubelet, short_path)
         for round_ in range(4):
-            async with agent_on(options_of(kernel, tmp_path)):  # each round is a restart of the agent
+            async with agent_on(options_of(kernel, short_path)):  # each round is a restart of the agent
                 await until(lambda: bool(kubelet.allocatable().get(T4_1Q)))
                 for number in range(30):
                     if node.vgpus and random.random() < 0.45:
@@ -126,15 +126,15 @@ async def test_no_vgpu_is_without_its_pod_and_no_pod_without_its_vgpu(tmp_path: 
                 assert expected <= node.live
                 await until(partial(_are, node, expected))
         assert sum(len(vgpus) for vgpus in node.vgpus.values()) == len(node.live)  # no vGPU has two pods
-        async with agent_on(options_of(kernel, tmp_path)):
+        async with agent_on(options_of(kernel, short_path)):
             for name in list(node.vgpus):
                 node.end(name)
             await until(lambda: not node.live)
             await node.until_counted(T4_8Q, 8)
 
 
-async def test_the_counts_of_other_types_fall_with_the_first_vgpu(tmp_path: Path) -> None:
-    async with node_with(1, tmp_path) as node:
+async def test_the_counts_of_other_types_fall_with_the_first_vgpu(short_path: Path) -> None:
+    async with node_with(1, short_path) as node:
         await node.start("a", T4_8Q)
         await node.until_counted(T4_8Q, 2)
         await node.until_counted(T4_16Q, 0)
@@ -145,8 +145,8 @@ async def test_the_counts_of_other_types_fall_with_the_first_vgpu(tmp_path: Path
         assert len(node.live) == 2
 
 
-async def test_pods_are_admitted_again_by_a_restarted_kubelet(tmp_path: Path) -> None:
-    async with node_with(2, tmp_path) as node:
+async def test_pods_are_admitted_again_by_a_restarted_kubelet(short_path: Path) -> None:
+    async with node_with(2, short_path) as node:
         await node.start("a", T4_8Q)
         before = node.live
         await node.kubelet.restart()
