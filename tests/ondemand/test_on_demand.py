@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.reasons import ReasonCode
@@ -232,3 +233,24 @@ async def test_a_gpu_that_is_to_be_used_whole_waits_for_its_last_pod(tmp_path: P
         await node.advance(20.0)
         await settled(node)
         assert node.gpu(P100).driver == "vfio-pci"
+
+
+async def test_a_removed_vgpu_takes_no_room_from_the_end_of_the_change_on(tmp_path: Path) -> None:
+    """A scan that has begun before the change ended still shows it; one that has begun later counts."""
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        state, pods = node.agent._state, Pods(node)
+        assert state.inventory is not None
+        idle = state.inventory.facts
+        pods.start("a", V16Q)
+        await settled(node)
+        full = state.inventory.facts
+        assert full.group_nodes > idle.group_nodes
+        state.observe_vgpus([idle.vgpu_hosts[PciAddress(P100)]], 100.0)
+        assert state.inventory.facts == idle
+        state.observe_facts(full, since_s=99.0)
+        assert state.inventory.facts == idle
+        state.observe_facts(full, since_s=101.0)
+        assert state.inventory.facts == full
+        state.observe_vgpus([], 102.0)
+        assert state.inventory.facts == full

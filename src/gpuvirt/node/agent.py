@@ -105,6 +105,8 @@ class Agent:
         self._outlets = Outlets(options, self.views, self.report_problem)
         self.on_demand = self._on_demand(allocation_gate)
         """Allocates vGPUs that are created for a pod; None for an agent that changes no GPUs."""
+        self.hurried = self.on_demand.patience.begun if self.on_demand is not None else Signal()
+        """Set when an allocation begins to wait for the vGPU of a pod that may have ended."""
         self.gpu_claims = GatedGpus(self._state, allocation_gate, options.kernel)
 
     def _on_demand(self, gate: AllocationGate) -> OnDemandAllocator | None:
@@ -236,7 +238,7 @@ class Agent:
         if self._state.observe_account(account) or self._is_growing or (waited and self._state.counted.is_known):
             self._stale.set()
         self._gates.answer_commands()
-        if self._may_count_otherwise or (self.operands_away.get() and self._account.awaits_reading):
+        if self._may_count_otherwise or self.hurries or (self.operands_away.get() and self._account.awaits_reading):
             self.allocated.set()  # the kubelet is asked again soon
         if self._operands is not None:
             self._operands.stir()
@@ -261,6 +263,11 @@ class Agent:
     def unsettled(self) -> bool:
         """Whether the kubelet's count may still differ from the offered devices."""
         return not self._state.counted.is_known or self._may_count_otherwise
+
+    @property
+    def hurries(self) -> bool:
+        """Whether an allocation waits for the vGPU of a pod that may have ended."""
+        return self.on_demand is not None and self.on_demand.patience.waits
 
     @property
     def _may_count_otherwise(self) -> bool:
@@ -289,6 +296,7 @@ class Agent:
         for kind in kinds:
             self.telemetry.moves[kind, outcome] += 1
         self._watcher.observe_soon("change")
+        self._changed.set()
         self._stale.set()  # devices that the change has withheld may be offered again
 
     def _observe_allocation(self) -> None:

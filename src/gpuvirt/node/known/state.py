@@ -5,13 +5,13 @@ decisions; `refresh` has them made by `model.node.decisions`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName, VgpuId
-from gpuvirt.facts.snapshot import Facts, with_vgpu
-from gpuvirt.facts.vgpu import LiveVgpu, SmiReport
+from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
+from gpuvirt.facts.vgpu import LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
@@ -72,6 +72,8 @@ class NodeState:
         """How often the host was observed."""
         self._created: dict[VgpuId, tuple[PciAddress, LiveVgpu, float]] = {}
         """The vGPUs that Allocate has created since the last observation began, with their GPUs and times."""
+        self._changed: dict[PciAddress, tuple[VgpuHost, float]] = {}
+        """The GPUs whose vGPUs were changed since then, as observed after the last step, with the times."""
 
     @property
     def inventory(self) -> Inventory | None:
@@ -115,11 +117,14 @@ class NodeState:
     def observe_facts(self, facts: Facts, since_s: float = math.inf) -> bool:
         """Take the facts of an observation of the host; return whether they call for a conclusion.
 
-        The observation has begun at `since_s`: it may lack vGPUs that Allocate has created since. The end of a change
-        that took too long calls for a conclusion as well, since the agent does not wait for that change.
+        The observation has begun at `since_s`: it may lack vGPUs that were created since, and have removed ones. The
+        end of a change that took too long calls for a conclusion, too: the agent does not wait for that change.
         """
         self.observations += 1
         self._created = {vgpu: made for vgpu, made in self._created.items() if made[2] >= since_s}
+        self._changed = {gpu: changed for gpu, changed in self._changed.items() if changed[1] >= since_s}
+        for host, _ in self._changed.values():
+            facts = with_vgpu_host(facts, host)
         for gpu, live, _ in self._created.values():
             facts = with_vgpu(facts, gpu, live)
         return self._take_facts(facts)
@@ -179,6 +184,14 @@ class NodeState:
         self._created[live.id] = gpu, live, at_s
         if self.inventory is not None:
             self._take_facts(with_vgpu(self.inventory.facts, gpu, live))
+
+    def observe_vgpus(self, changed: Iterable[VgpuHost], at_s: float) -> None:
+        """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former."""
+        for host in changed:
+            self._changed[host.gpu] = host, at_s
+            self._created = {vgpu: made for vgpu, made in self._created.items() if made[0] != host.gpu}
+            if self.inventory is not None:
+                self._take_facts(with_vgpu_host(self.inventory.facts, host))
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""

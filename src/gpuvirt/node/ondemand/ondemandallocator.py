@@ -86,7 +86,8 @@ class OnDemandAllocator:
         self._state = parts.state
         self._turn = asyncio.Lock()
         """Allocations are made one after another."""
-        self._patience = Patience(parts.options.clock)
+        self.patience = Patience(parts.options.clock)
+        """The wait for room."""
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count(1)
 
@@ -171,10 +172,10 @@ class OnDemandAllocator:
                     log.warning("%s", error.reason.text, extra={"reason": str(error.reason.code)})
                     failed[place.gpu] = error.reason.message
                     continue
-                self._patience.end()
+                self.patience.end()
                 return made
             self._on.publish()  # vGPUs without a pod are found, and removed
-            if not await self._patience.wait(self._on.changed):
+            if not await self.patience.wait(self._on.changed):
                 text = why_full(self._state.on_demand_now(), failed)
                 raise AllocationRefusedError(ondemand.no_room(resource, vgpu_type, text))
 

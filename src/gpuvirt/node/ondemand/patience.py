@@ -17,14 +17,22 @@ class Patience:
     """The deadline of one node's present wait, or of the last one that was in vain."""
 
     def __init__(self, clock: Clock) -> None:
+        self.begun = Signal()
+        """Set when a wait begins."""
         self._clock = clock
         self._until_s: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether an allocation waits now."""
+        return self._until_s is not None and self._clock.monotonic_s() < self._until_s
 
     async def wait(self, changed: Signal) -> bool:
         """Wait for a change; return False at the deadline."""
         now_s = self._clock.monotonic_s()
         if self._until_s is None or now_s > self._until_s + PAUSE_S:
             self._until_s = now_s + WAIT_S
+            self.begun.set()
         if now_s >= self._until_s:
             return False
         await changed.wait_for(self._clock, min(RECHECK_S, self._until_s - now_s))

@@ -165,6 +165,7 @@ class Reconciler:
                 if target.vgpus is not None:
                     self._state.forget_smi(gpu)
             outcome = result.outcome
+            self._state.observe_vgpus(outcome.changed, self._clock.monotonic_s())
             self._reports.changed(kinds, str(outcome.reasons[0].code) if outcome.reasons else "done")
             self._conclude(unit, outcome)
             self._attempts[unit] = self._attempts[unit].changed(self._state.observations, result.blocked_at)
