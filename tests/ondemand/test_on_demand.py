@@ -1,5 +1,6 @@
 """Mode `on-demand` on a simulated host: what is offered, what a pod gets, and what is removed after its end."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -254,3 +255,20 @@ async def test_a_removed_vgpu_takes_no_room_from_the_end_of_the_change_on(tmp_pa
         assert state.inventory.facts == full
         state.observe_vgpus([], 102.0)
         assert state.inventory.facts == full
+
+
+async def test_the_kubelet_is_asked_again_soon_once_a_pod_seems_to_have_ended(tmp_path: Path) -> None:
+    """Only a second account without the pod ends its allocation; the next periodic one comes 15 s later."""
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        first = pods.start("a", V8Q)
+        await settled(node)
+        asked_at_once = partial(getattr, node.agent.allocated, "_set")
+        node.agent.allocated._set = False
+        await node.report_account()
+        assert not asked_at_once()
+        pods.end(first)
+        await node.report_account()
+        assert asked_at_once()
+        assert vgpus(node) == first.vgpus

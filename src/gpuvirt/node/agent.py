@@ -238,7 +238,8 @@ class Agent:
         if self._state.observe_account(account) or self._is_growing or (waited and self._state.counted.is_known):
             self._stale.set()
         self._gates.answer_commands()
-        if self._may_count_otherwise or self.hurries or (self.operands_away.get() and self._account.awaits_reading):
+        awaited = self.hurries or self._state.awaits_end or self._may_count_otherwise
+        if awaited or (self.operands_away.get() and self._account.awaits_reading):
             self.allocated.set()  # the kubelet is asked again soon
         if self._operands is not None:
             self._operands.stir()

@@ -203,6 +203,11 @@ class NodeState:
         consumers = (entry.consumer for entry in self.ledger.entries if is_on_demand_id(entry.device))
         return frozenset(consumer.pod_uid for consumer in consumers if consumer and consumer.pod_uid)
 
+    @property
+    def awaits_end(self) -> bool:
+        """Whether the last account lacked a pod with on-demand vGPUs, so that one more such account ends it."""
+        return any(entry.misses and is_on_demand_id(entry.device) for entry in self.ledger.entries)
+
     def observe_ending(self, ending: frozenset[PodUid]) -> bool:
         """Take the pods of the node that have ended or are being deleted; return whether one has an on-demand vGPU."""
         changed = ending ^ self.picture.ending
