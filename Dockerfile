@@ -8,6 +8,8 @@ FROM python:3.13-slim-trixie AS installed
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt /wheels/*.whl && rm -r /wheels
+# The controller issues the webhook's certificate by openssl, which ca-certificates brings.
+RUN openssl version
 ENV PYTHONDONTWRITEBYTECODE=1
 USER 0:0
 

@@ -11,7 +11,7 @@ PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-unit explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
-.PHONY: bench bench-extender generate picture pci-ids lock clean
+.PHONY: bench bench-extender bench-webhook generate picture pci-ids lock clean
 
 help:  ## List what there is to do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ bench: .venv/made-for-dev  ## Measure speed and memory (ARGS='--peer CMD' for an
 
 bench-extender: .venv/made-for-dev  ## Measure the scheduler extender (ARGS='--peer-kind KIND --peer-command CMD' for another one beside it)
 	@$(VENV)/python -m bench.extender $(ARGS)
+
+bench-webhook: .venv/made-for-dev  ## Measure the admission webhook over TLS
+	@$(VENV)/python -m bench.webhook
 
 generate: .venv/made-for-dev  ## Generate messages of the kubelet's gRPC, manifests of our kinds, what the chart shares, and reference tables
 	$(VENV)/python tools/make_protos.py

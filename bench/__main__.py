@@ -14,13 +14,14 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from bench import plugins, vgpuchanges
+from bench import ondemand, plugins, vgpuchanges
+from bench.clustermeasures import percentile
 from bench.plugins import Effort
 from bench.process import OURS, Plugin
 from bench.results import Results
 
 GPUVIRT, _, CHECKOUT, PEER = COLUMNS = ("gpuvirt", "floor", "checkout", "peer")
-PARTS = ("plugin", "labels", "apply")
+PARTS = ("plugin", "labels", "apply", "on-demand")
 
 
 def measure_plugins(arguments: argparse.Namespace, work: Path, results: Results) -> None:
@@ -58,6 +59,21 @@ def measure_apply(arguments: argparse.Namespace, work: Path, results: Results) -
             results.add(name, what, seconds)
 
 
+def measure_on_demand(jobs: int, work: Path, results: Results) -> None:
+    """Measure the creation of vGPUs on demand, their removal, and jobs one after another on a full GPU."""
+    for name in ("many", "jobs"):
+        (work / name).mkdir()
+    found = asyncio.run(ondemand.measure(jobs, work))
+    for about, figures in (
+        (f"on demand: admission with creation, {len(found.allocations)} pods", found.allocations),
+        (f"on demand: pod's end to removal, {len(found.removals)} pods", found.removals),
+        (f"on demand: admission of a job as the last one ends, {jobs} jobs", found.jobs),
+    ):
+        for name, percent in (("p50", 50), ("p99", 99)):
+            results.add(GPUVIRT, f"{about}, {name}, ms", 1000 * percentile(figures, percent))
+    results.add(GPUVIRT, f"on demand: refused of {jobs} jobs", float(found.refused_jobs))
+
+
 def read_arguments() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
@@ -70,6 +86,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="starts of each size; the median counts")
     parser.add_argument("--calls", type=int, default=5000, help="Allocate calls of each size")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds to measure the idle plugins")
+    parser.add_argument("--jobs", type=int, default=200, help="jobs one after another on a full GPU")
     parser.add_argument("--verbose", action="store_true", help="print each figure to standard error at once")
     return parser.parse_args()
 
@@ -88,6 +105,8 @@ def main() -> None:
             asyncio.run(measure_labels(arguments.rounds, work, results))
         if "apply" in arguments.only:
             measure_apply(arguments, work, results)
+        if "on-demand" in arguments.only:
+            measure_on_demand(arguments.jobs, work, results)
         print(results.table(COLUMNS))
 
 

@@ -126,9 +126,12 @@ async def measure(folder: Path, minutes: float) -> None:
         side = ClusterSide(credentials, NodeName(NODE), ConfigMapName("configs"))
         kernel = build_host(load_host("2xA10"))
         options = replace(
-            options_for(kernel, folder, Settings(workload_label=True)), node_name=NodeName(NODE), cluster=side.run
+            options_for(kernel, folder, Settings(workload_label=True)),
+            node_name=NodeName(NODE),
+            watches_gpu_node=True,
+            writes_node_counts=True,
         )
-        async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
+        async with running(folder, CLOCK) as kubelet, agent_on(options, side.run) as agent:
             await Cluster(kernel, kubelet, agent).until_registered()
             counted = Counted(api)
             print("| | requests | new connections | open at the end |\n|---|---|---|---|")

@@ -19,11 +19,12 @@ from bench.controllermemory import read
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.kinds.core import Pod, PodSpec, ReadNode
 from gpuvirt.cluster.objects import ObjectMap, key_of
-from gpuvirt.cluster.operator.decisions import ControllerSettings, decide
+from gpuvirt.cluster.operator.decisions import decide
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.nodememory import NodeMemory
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
 

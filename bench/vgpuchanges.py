@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuvirt.apps.node import NodeOptions, run
+from gpuvirt.apps.node import run
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -26,6 +26,8 @@ from gpuvirt.model.inventory import pciids
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
+from gpuvirt.node.options import NodeOptions
+from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
@@ -114,6 +116,7 @@ async def agent_on(kernel: SimKernel, folder: Path) -> AsyncIterator[Agent]:
         settings=Settings(mode=DesiredMode.VGPU),
         ids=PciIds((pciids.shipped(),)),
         node_name=NodeName("node01"),
+        desired_state=folder / desiredstatestore.FILE,
         moves=site_of(kernel, folder),
     )
     started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()

@@ -9,6 +9,7 @@ from gpuvirt.hardware.access.tools import Tools
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.allocation.allocations import Allocations, Unknown
 from gpuvirt.model.allocation.podallocations import PodAllocations
+from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.desired import DesiredDrivers, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.planner import plan_unit
@@ -20,7 +21,7 @@ from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate.gatefiles import GateFiles
 from gpuvirt.node.change.gate.gatepass import Pass
-from gpuvirt.node.change.inputs import Account, Inputs
+from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.observation import Observation, observe
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.changes import Change, by_hand

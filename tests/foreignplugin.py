@@ -14,6 +14,7 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.offers.view import DeviceView, ResourceView
 from gpuvirt.node.allocation.allocator import Request
 from gpuvirt.paths import HostPath, KubeletPaths
+from tests.givingkubelet import start
 
 GROUPS = ("12", "22")
 
@@ -41,7 +42,7 @@ async def kubevirt_offers(
     """Let a plugin offer `ids` as a resource, as soon as the kubelet in `folder` accepts registrations."""
     devices = tuple(DeviceView(DeviceId(one), True, None, None, PciAddress("0000:65:00.0")) for one in ids)
     allocator, paths, clock = GroupAllocator(), KubeletPaths(folder), RealClock()
-    answers = Answers(lambda *_: (), allocator.allocate)
+    answers = Answers(lambda *_: (), allocator.allocate, start)
     path = paths.device_plugins / f"kubevirt-{resource.replace('/', '-')}.sock"
     plugin = DevicePlugin(ResourceView(resource, devices), path, answers, clock, unknown_numa_is_node_0=False)
     await plugin.start()

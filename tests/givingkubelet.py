@@ -22,13 +22,17 @@ async def allocate(request: Request) -> tuple[Attachment, ...]:
     return tuple(Attachment({}, ()) for _ in request.containers)
 
 
+async def start(_resource: ResourceName, _devices: Sequence[DeviceId]) -> None:
+    """Let each container start."""
+
+
 async def give(kubelet: SimKubelet, resource: str, devices: Sequence[str]) -> None:
     """Make a kubelet allocate devices of another plugin to the pod default/cuda."""
     name, clock = ResourceName(resource), RealClock()
     views = tuple(DeviceView(DeviceId(device), True, None, None, PciAddress("0000:00:00.0")) for device in devices)
     path = kubelet.paths.device_plugins / "other.sock"
     plugin = DevicePlugin(
-        ResourceView(name, views), path, Answers(lambda *_: (), allocate), clock, unknown_numa_is_node_0=False
+        ResourceView(name, views), path, Answers(lambda *_: (), allocate, start), clock, unknown_numa_is_node_0=False
     )
     await plugin.start()
     await register(kubelet.paths, name, path.name)

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import msgspec
 
-from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation
+from gpuvirt.cluster.jsonpatch import Op, Operation
 from gpuvirt.plain import Plain
 
 

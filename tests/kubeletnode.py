@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gpuvirt.apps.node import NodeOptions, run
+from gpuvirt.apps.node import ClusterTask, run
 from gpuvirt.clock import RealClock
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
@@ -79,12 +80,12 @@ def options_for(kernel: SimKernel, folder: Path, settings: Settings | None = Non
 
 
 @asynccontextmanager
-async def agent_on(options: NodeOptions) -> AsyncIterator[Agent]:
+async def agent_on(options: NodeOptions, cluster: ClusterTask | None = None) -> AsyncIterator[Agent]:
     """Run an agent for as long as the context lasts."""
     started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(run(options, started=started.set_result))
+        task = group.create_task(run(options, cluster, started=started.set_result))
         try:
             yield await started
         except Exception as error:  # noqa: BLE001  raised again below, without the group around it

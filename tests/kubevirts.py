@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from gpuvirt.cluster.jsonpatch import Operation
 from gpuvirt.cluster.kinds.kubevirt import HyperConverged, KubeVirt, OwnedMetadata
 from gpuvirt.cluster.operator.kubevirt.history import History
 from gpuvirt.cluster.operator.kubevirt.names import Names
 from gpuvirt.cluster.operator.kubevirt.offered import Offered
-from gpuvirt.cluster.operator.kubevirt.operations import Operation
 from gpuvirt.cluster.operator.kubevirt.planning import Manner, Plan, plan
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture
 from gpuvirt.cluster.operator.kubevirt.undoing import Undoing, undo

@@ -23,10 +23,12 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
 from gpuvirt.node.change.gate.gates import plugin_gates
+from gpuvirt.node.known.kubeletrecord import KubeletRecord, PodStarts
 from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.shares.nodeshares import NodeShares
-from gpuvirt.node.site import Moving, PodStarts, Site
+from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
@@ -121,7 +123,7 @@ class SimNode:
 
     def allocate(self, resource: str, *containers: Sequence[str]) -> tuple[Attachment, ...]:
         ids = [[DeviceId(device) for device in container] for container in containers]
-        return at_once(self.agent.allocator.allocate(Request(ResourceName(resource), ids)))
+        return at_once(self.agent.allocate(Request(ResourceName(resource), ids)))
 
     def refused(self, resource: str, *containers: Sequence[str]) -> ReasonCode:
         """Request devices that must be refused, and return the reason's code."""
@@ -176,6 +178,10 @@ class SimNode:
         await self.settle()
 
 
+OWN_WORKERS = frozenset({"watching", "writing", "allocating"})
+"""The serial workers of the agent itself; all others are of isolation units."""
+
+
 def _paced(clock: SimClock) -> Callable[[str], SerialWorker]:
     return lambda _: PacedWorker(clock)
 
@@ -195,7 +201,6 @@ async def running_node(
     writes_node_counts: bool = False,
     watches_gpu_node: bool = False,
     awaits_controller: bool = False,
-    sees_processes: bool = True,
     plugin_only: bool = False,
     shares: NodeShares | None = None,
 ) -> AsyncIterator[SimNode]:
@@ -206,30 +211,35 @@ async def running_node(
         host = replace(host, kernel=PacedKernel(kernel), tools=PacedTools(host.tools))
         moving = _paced(clock)
     recorded = Record()
-    site = Site(
-        recorded=recorded.read,
-        pod_starts=recorded.pod_starts,
+
+    def worker(name: str) -> SerialWorker:
+        if name == "allocating" and allocating is not None:
+            return allocating
+        return InlineWorker() if moving is None or name in OWN_WORKERS else moving(name)
+
+    options = NodeOptions(
         kernel=kernel,
+        kubelet=KubeletPaths(folder / "kubelet"),
+        settings=settings or Settings(),
+        ids=ids,
         clock=clock,
-        watching=InlineWorker(),
-        writing=InlineWorker(),
-        allocating=allocating or InlineWorker(),
+        intervals=intervals or Intervals(),
+        workers=worker,
         ledger=folder / "ledger.json",
         gates=plugin_gates(host.device_plugins) if plugin_only else host.locks,
         state_file=folder / "node.json",
         cdi_folder=folder / "cdi",
-        desired_by_gpu=folder / "wishes.json",
+        desired_state=folder / "wishes.json",
         node_name=NodeName("node01"),
         vgpus_only=vgpus_only,
         writes_node_counts=writes_node_counts,
         watches_gpu_node=watches_gpu_node,
         awaits_controller=awaits_controller,
-        sees_processes=sees_processes and not plugin_only,
-        may_lack_gates=plugin_only,
-        moving=Moving(host, moving or (lambda _: InlineWorker())) if not plugin_only else None,
+        plugin_only=plugin_only,
+        moves=host if not plugin_only else None,
     )
     who = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
-    agent = Agent(site, settings or Settings(), ids, who, intervals or Intervals(), shares)
+    agent = Agent(options, KubeletRecord(recorded.read, pod_starts=recorded.pod_starts), who, shares)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
         running = group.create_task(agent.run())

@@ -235,6 +235,7 @@ def _api_server(folder: Path) -> Sequence[str]:
         f"--service-cluster-ip-range={settings.SERVICES}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
+        "--admission-control-config-file=admission.yaml",
         "--allow-privileged=true",
         "--audit-policy-file=audit.yaml",
         f"--audit-log-path={settings.AUDIT_LOG}",

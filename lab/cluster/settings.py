@@ -23,6 +23,9 @@ AUDITED = "gpu-operator"
 """The namespace whose service accounts the API server audits."""
 AUDIT_LOG = "log/audit.jsonl"
 
+EXEMPT = "kata-gpu"
+"""The RuntimeClass whose pods no policy of pod security refuses."""
+
 CLIENT_CA = "certs/clients"
 """The authority of users' certificates: the certificate `.crt`, and its `.key`."""
 
@@ -41,6 +44,7 @@ def write_all(folder: Path) -> None:
     (folder / "kubeconfig").write_text(_kubeconfig(folder, "admin", ADMIN_TOKEN))
     (folder / "kubeconfig.node").write_text(_kubeconfig(folder, "node", "node-token"))
     (folder / "audit.yaml").write_text(_audit())
+    (folder / "admission.yaml").write_text(_admission())
     (folder / "kubelet.yaml").write_text(_kubelet(folder))
     (folder / "containerd.toml").write_text(_containerd(folder))
     (folder / "cni/conf/10-lab.conflist").write_text(json.dumps(_network()))
@@ -92,6 +96,19 @@ omitStages: [RequestReceived]
 rules:
   - {{level: Metadata, userGroups: ["system:serviceaccounts:{AUDITED}"]}}
   - {{level: None}}
+"""
+
+
+def _admission() -> str:
+    """Return the configuration of pod security: what namespaces' labels say, except for one RuntimeClass."""
+    return f"""apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+  - name: PodSecurity
+    configuration:
+      apiVersion: pod-security.admission.config.k8s.io/v1
+      kind: PodSecurityConfiguration
+      exemptions: {{runtimeClasses: [{EXEMPT}]}}
 """
 
 

@@ -127,7 +127,7 @@ async def test_an_agent_with_plugin_only_gives_a_device_with_unknown_users_and_n
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It has no means to see users (docs/drop-in.md). It still refuses what the kernel says is in use."""
-    async with running_node(host(group_nodes=True, hidden=True), tmp_path, sees_processes=False) as node:
+    async with running_node(host(group_nodes=True, hidden=True), tmp_path, plugin_only=True) as node:
         assert not node.view.notes
         deny_group(node.kernel, 12)
         deny_group(node.kernel, 22)

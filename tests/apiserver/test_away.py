@@ -75,8 +75,13 @@ async def test_a_closed_port_and_missing_files_are_unreachable(tmp_path: Path) -
 async def node_beside(cluster: ClusterTask, folder: Path) -> AsyncIterator[Cluster]:
     """Run an agent with an API server task, and a kubelet."""
     kernel = build_host(load_host("2xA10"))
-    options = replace(options_for(kernel, folder), node_name=NodeName("node01"), cluster=cluster)
-    async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
+    options = replace(
+        options_for(kernel, folder),
+        node_name=NodeName("node01"),
+        watches_gpu_node=True,
+        writes_node_counts=True,
+    )
+    async with running(folder, CLOCK) as kubelet, agent_on(options, cluster) as agent:
         yield Cluster(kernel, kubelet, agent)
 
 

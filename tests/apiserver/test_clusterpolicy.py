@@ -80,7 +80,7 @@ def test_unknown_fields_are_kept_and_ignored(spec: object) -> None:
         (
             {"sandboxWorkloads": {"defaultWorkload": "kata"}},
             "$.spec.sandboxWorkloads.defaultWorkload",
-            'expected one of: container, shared, vm-passthrough, vm-vgpu; found text "kata"',
+            'expected one of: container, shared, vm-passthrough, vm-vgpu, on-demand; found text "kata"',
         ),
         ({"daemonsets": {"labels": {"a/b": 1}}}, "$.spec.daemonsets.labels.a/b", "expected text, found 1"),
         ([], "$.spec", "expected a mapping, found an empty list"),

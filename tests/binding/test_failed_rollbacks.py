@@ -8,11 +8,12 @@ import pytest
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.sysfs import DRIVERS_PROBE, driver_path
 from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.steps import Probe, RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.inputs import Account, Inputs
+from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath
 from tests.change.test_unit_changes import A10, HostUnit

@@ -22,8 +22,11 @@ from tests.operands.policies import ALL_KINDS, full, policy_of
 pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
 
 OPENSHIFT = ("--api-versions", "security.openshift.io/v1")
-ALL = ("extender.enabled=true", "scheduler.enabled=true", "psa.enabled=true", "operator.labelVgpuTypes=true")
-SITE = replace(ALL_KINDS, namespace=NAMESPACE, namespace_sets_uid=True)
+ALL = (
+    *("extender.enabled=true", "scheduler.enabled=true", "psa.enabled=true", "operator.labelVgpuTypes=true"),
+    *("webhook.enabled=true", "webhook.config.classes.kata.profile=hot-plug"),
+)
+SITE = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, namespace=NAMESPACE, namespace_sets_uid=True))
 KIND = "SecurityContextConstraints"
 NETWORKED = (
     *("sandboxDevicePlugin", "vgpuManager", "driver", "toolkit", "validator"),
@@ -146,7 +149,7 @@ def test_the_hosts_network_is_permitted_where_the_values_set_it(helm: Helm) -> N
 def test_the_controller_sets_no_uid_either(helm: Helm) -> None:
     arguments = items(at(rendered(helm).pods()["gpuvirt-controller"], "containers", 0, "args"))
     assert "--namespace-sets-uid" in arguments
-    plain = replace(SITE, namespace_sets_uid=False)
+    plain = replace(SITE, settings=replace(SITE.settings, namespace_sets_uid=False))
     (labels,) = (one for one in render(full(), plain).manifests if one.metadata.name == "gpuvirt-node-labels")
     pod = at(yaml.safe_load(encoded(labels)), "spec", "template", "spec")
     assert refusals(RESTRICTED, pod) == {"runAsUser"}

@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
 
 ALL = (
     *("extender.enabled=true", "scheduler.enabled=true", "psa.enabled=true", "operator.replicas=2"),
+    *("webhook.enabled=true", "webhook.config.classes.kata.profile=hot-plug"),
     *("sandboxWorkloads.enabled=true", "operator.cleanupCRD=true"),
 )
 OPENSHIFT = ("--api-versions", "security.openshift.io/v1")
@@ -102,7 +103,7 @@ def test_global_secrets_pull_all_images(helm: Helm) -> None:
         for name, one in rendered.named("ServiceAccount").items()
         if name.startswith("gpuvirt-")
     }
-    assert len(ours) == 8
+    assert len(ours) == 9
     assert {name for name, found in ours.items() if found != expected} == set()
     variables = items(at(rendered.pods()["gpuvirt-controller"], "containers", 0, "env"))
     assert {"name": "GPUVIRT_IMAGE_PULL_SECRETS", "value": "mine shared third"} in variables

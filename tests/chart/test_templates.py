@@ -9,10 +9,13 @@ import yaml
 from gpuvirt import __version__
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.operandparts import ImageParts
+from gpuvirt.cluster.kinds.vmoperands import OnDemandVgpus
 from gpuvirt.cluster.kinds.workloads import encoded
 from gpuvirt.cluster.operator.operands.accounts import accounts
 from gpuvirt.cluster.operator.operands.images import image_of
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
+from gpuvirt.model.desired.settings import IdleCount, OnDemandNames
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.plain import Plain
 from tests.chart.helmchart import CHART, NAMESPACE, ROOT, Helm, Manifest, Rendered, at, items, one_line
 
@@ -143,10 +146,19 @@ def test_values_reach_the_policy(helm: Helm) -> None:
         "driver.upgradePolicy.autoUpgrade=true",
         "sandboxDevicePlugin.requireReset=false",
         "sandboxDevicePlugin.resourcesWithoutGpus={example.com/nic}",
+        "sandboxDevicePlugin.onDemand.types={A10-4Q}",
+        "sandboxDevicePlugin.onDemand.sizes=mixed",
     )
     spec = policy(rendered).spec
     assert spec.sandbox_device_plugin.require_reset is False
     assert spec.sandbox_device_plugin.resources_without_gpus == ("example.com/nic",)
+    assert spec.sandbox_device_plugin.on_demand == OnDemandVgpus(
+        names=OnDemandNames.NUMBER,
+        prefix="tencent.com/vgpu-",
+        types=("A10-4Q",),
+        idle_count=IdleCount.ONE,
+        sizes=Sizes.MIXED,
+    )
     assert spec.sandbox_workloads.default_workload == "vm-vgpu"
     assert spec.vgpu_device_manager.config is not None
     assert spec.vgpu_device_manager.config.name == "mine"
@@ -408,7 +420,7 @@ def test_notes_name_the_next_steps(helm: Helm) -> None:
     assert "kubectl label node NODE --overwrite nvidia.com/gpu.workload.config=vm-passthrough" in plain
     assert "kubectl get gpunodes" in plain
     assert "kubectl label namespace gpu-operator pod-security" in plain
-    assert "the hosts of vm-vgpu nodes must already have NVIDIA's vGPU driver" in plain
+    assert "the hosts of vm-vgpu and on-demand nodes must already have NVIDIA's vGPU driver" in plain
     assert "pod-security" not in vgpu
     assert "vGPU driver" not in vgpu
     assert "upgrade with --set sandboxWorkloads.enabled=true" in notes()

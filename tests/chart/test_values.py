@@ -32,6 +32,7 @@ ELSEWHERE = {
         "networkPolicy",
         "operator",
         "scheduler",
+        "webhook",
     ),
     "driver.nvidiaDriverCRD",
 }

@@ -25,6 +25,7 @@ WITHOUT_TABLES = {
     "node",
     "controller",
     "extender",
+    "webhook",
     "uninstall",
     "discover",
     "demo",

@@ -85,3 +85,16 @@ async def test_a_misspelt_config_is_a_problem_with_a_similar_one(tmp_path: Path)
     assert done.returncode == 1
     assert "ConfigInvalid" in done.stdout
     assert "A10-4" in done.stdout
+
+
+async def test_types_are_alternatives_on_demand(tmp_path: Path) -> None:
+    arguments = ("plan", "node/node01", "--workload", "on-demand")
+    done = await run(tmp_path, *arguments, "-o", "json", cluster=cluster(*GPUS))
+    assert done.stderr == ""
+    first, second = json.loads(done.stdout)["gpus"]
+    assert (first["vgpus_then"], first["one_of"]) == ({"A10-8Q": 1}, True)
+    assert first["fits"] == {"A10-8Q": 2}
+    assert second["fits"] == {"A10-4Q": 5, "A10-8Q": 2}
+    text = " ".join((await run(tmp_path, *arguments, cluster=cluster(*GPUS))).stdout.split())
+    assert "free: 5 x A10-4Q or 2 x A10-8Q" in text
+    assert "VMs that then fit: 5 with A10-4Q or 4 with A10-8Q (the first vGPU of a GPU decides its type)" in text

@@ -18,7 +18,7 @@ from gpuvirt.cluster.client import Client, PatchType
 from gpuvirt.cluster.failures import ForbiddenError, RefusedError
 from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
-from gpuvirt.facts.ids import ConfigMapName, NodeName, ResourceName
+from gpuvirt.facts.ids import ConfigMapName, NodeName, PodUid, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
@@ -103,6 +103,8 @@ class Listener:
     """Everything that was ever wrong."""
     kind_exists: bool | None = None
     """Whether there is the kind GpuNode."""
+    on_demand_pods: frozenset[PodUid] = frozenset()
+    ending: frozenset[PodUid] = frozenset()
     failures: int = 0
     """How often it is still to fail at what it hears."""
 
@@ -120,6 +122,9 @@ class Listener:
 
     def observe_node_counts(self, counts: Mapping[ResourceName, int]) -> None:
         self.counted = counts
+
+    def observe_ending(self, ending: frozenset[PodUid]) -> None:
+        self.ending = ending
 
     def observe_operands(self, observed: OperandsObserved | None) -> None:
         self.operands = observed

@@ -225,7 +225,9 @@ class LabNode:
         def printed() -> Sequence[str]:
             return [line for line in self.output(name) if "PCI_RESOURCE" in line]
 
-        self.until(lambda: bool(printed()), lambda: f"{name} has printed {self.output(name)}")
+        self.until(
+            lambda: bool(printed()), lambda: f"{name} has printed {self.output(name)}: {self.status(name)} {self.log}"
+        )
         return devices_of(printed())
 
     def delete(self, name: str) -> None:

@@ -134,7 +134,9 @@ def first_release(walk: Walk) -> None:
     """Operands are deployed, edited, upgraded, disabled and enabled; HCO owns KubeVirt; the release is removed."""
     user, node = walk.user, walk.node
     release = walk.install("psa.enabled=true", "dcgm.enabled=true", "dcgm.repository=registry.example/none")
-    user.kubectl("label", "node", NODE, f"{PRESENT}=true", f"{WORKLOAD}=vm-vgpu")
+    user.kubectl("label", "node", NODE, f"{PRESENT}=true", f"{WORKLOAD}=on-demand")
+    walk.until("get", "node", NODE, "-o", r"jsonpath={.metadata.annotations.gpuvirt\.io/vgpu-types}", says="A10")
+    user.kubectl("label", "node", NODE, f"{WORKLOAD}=vm-vgpu", "--overwrite")
     node.until_allocatable(BIG, 4)
     walk.permitted("kubevirt", BIG)
     hco = {"apiVersion": "hco.kubevirt.io/v1beta1", "kind": "HyperConverged", "spec": {}}

@@ -20,7 +20,7 @@ from tests.operands.policies import ALL_KINDS, full, policy_of
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 NAMESPACE = "default"
-SITE = replace(ALL_KINDS, namespace=NAMESPACE)
+SITE = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, namespace=NAMESPACE))
 NRI = {"sandboxWorkloads": {"enabled": True}, "cdi": {"nriPluginEnabled": True}, "hostPaths": {"rootFS": "/x"}}
 IMAGES = {
     f"{name}_IMAGE": "r/x:1"
@@ -32,8 +32,8 @@ IMAGES = {
     ("policy", "site"),
     [
         (full(), SITE),
-        (policy_of({}), replace(SITE, images=IMAGES)),
-        (policy_of(NRI), replace(SITE, images=IMAGES, runtime="crio")),
+        (policy_of({}), replace(SITE, settings=replace(SITE.settings, images=IMAGES))),
+        (policy_of(NRI), replace(SITE, settings=replace(SITE.settings, images=IMAGES), runtime="crio")),
     ],
     ids=["full", "defaults", "nri"],
 )

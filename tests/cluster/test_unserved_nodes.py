@@ -30,7 +30,8 @@ def test_a_disabled_node_does_not_count_until_it_is_enabled_again(node: LabNode,
         cluster.until_reported(f"True NoGPUNodes every node with GPUs is labelled {OPERANDS}=false: {NODE}")
         until_shown(cluster, ["operands", "yes", "Off"])
         counts = ("get", "clusterpolicy", "cluster-policy", "-o", "jsonpath={.status.state} {.status.nodes}")
-        assert node.kubectl(*counts).startswith('ready {"container":0,"invalid":0,"ready":0,"shared":0,"total":0')
+        none = 'ready {"container":0,"invalid":0,"onDemand":0,"ready":0,"shared":0,"total":0'
+        assert node.kubectl(*counts).startswith(none)
         names = ("pods", ".items[*].metadata.name")
         node.until(lambda: cluster.get(*names) == "", lambda: cluster.get(*names))
         assert node.kubectl("get", "gpunode", NODE, "-o", "jsonpath={.status.totals.gpus}") == "2", (

@@ -9,11 +9,12 @@ import msgspec
 from gpuvirt.cluster.kinds.clusterpolicy import StoredPolicy
 from gpuvirt.cluster.kinds.core import Node, Pod, Service
 from gpuvirt.cluster.objects import key_of
-from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions, decide
+from gpuvirt.cluster.operator.decisions import Decisions, decide
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.picture import Picture
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL
 

@@ -21,8 +21,8 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES
 from gpuvirt.cluster.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, INSTANCETYPE_REVISIONS, KUBEVIRTS
 from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
-from gpuvirt.cluster.operator.decisions import ControllerSettings
 from gpuvirt.cluster.operator.otheroperator import its_leases
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.resources import NODES, Resource, pods
 from tests.certificates import Authority, Pair
 from tests.controller.scene import SETTINGS

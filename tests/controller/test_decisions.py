@@ -92,6 +92,18 @@ def test_a_disabled_component_leaves_the_node_unmanaged(workload: str, off: str)
     assert f"$.spec.{off}.enabled" in found.origins.mode
 
 
+def test_a_node_on_demand_creates_vgpus_without_the_vgpu_device_manager() -> None:
+    off = policy({"vgpuDeviceManager": {"enabled": False}})
+    assert spec(Scene([node("on-demand")], [off]).decided()).mode is DesiredMode.ON_DEMAND
+    by_default = policy({"sandboxWorkloads": {"enabled": True, "defaultWorkload": "on-demand"}})
+    assert spec(Scene([node()], [by_default]).decided()).mode is DesiredMode.ON_DEMAND
+    (status,) = (
+        one.status for one in Scene([node("on-demand")]).decided().writes if isinstance(one, PatchPolicyStatus)
+    )
+    assert status.nodes is not None
+    assert (status.nodes.total, status.nodes.on_demand, status.nodes.vm_vgpu) == (1, 1, 0)
+
+
 def test_a_gpunode_field_that_an_admin_set_is_not_overwritten() -> None:
     observed = gpu_node(owners={"mode": "kubectl-patch", "vgpuConfig": "gpuvirt"})
     found = spec(Scene([node("vm-passthrough")], gpu_nodes=[observed]).decided())

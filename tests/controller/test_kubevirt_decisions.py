@@ -86,6 +86,56 @@ FOREIGN = kubevirt(
 )
 
 
+def on_demand_node() -> OwnedGpuNode:
+    """Return a GpuNode in mode on-demand, as its agent reports it while no pod has a vGPU."""
+    ready = Condition(type="Ready", status="True", reason="Reconciled", last_transition_time="2026-01-01T00:00:00Z")
+    resource = Offered(
+        name="tencent.com/vgpu-231",
+        healthy=1,
+        allocated=0,
+        registered=True,
+        kind=ResourceKind.VGPU,
+        mdev_name_selectors=("GRID T4-8Q",),
+    )
+    status = Status(gpus=(Gpu(address="0000:3b:00.0", mode="vgpu"),), resources=(resource,), conditions=(ready,))
+    return OwnedGpuNode(metadata=OwnedMetadata(name="node01"), spec=Spec(mode=DesiredMode.ON_DEMAND), status=status)
+
+
+def test_kubevirt_permits_the_types_of_a_node_on_demand_and_leaves_its_vgpus_alone() -> None:
+    def on_demand(kept: StoredObject | None = None) -> Decisions:
+        found = observed(LACKING, kept)
+        return Scene([node("on-demand")], gpu_nodes=[on_demand_node()], kubevirt=found).decided()
+
+    (patch,) = patches(on_demand(kept_by(on_demand())))
+    assert {
+        (
+            'add /spec/configuration/permittedHostDevices/mediatedDevices/- {"mdevNameSelector":"GRID T4-8Q",'
+            '"resourceName":"tencent.com/vgpu-231","externalResourceProvider":true}'
+        ),
+        "add /spec/configuration/mediatedDevicesConfiguration/enabled false",
+    } <= {one.text for one in patch.plan.writes}
+
+
+def test_a_type_has_an_entry_for_each_name_by_which_nodes_offer_it() -> None:
+    other = with_(vgpu_node(), metadata=OwnedMetadata(name="node02"))
+
+    def decided(kept: StoredObject | None = None) -> Decisions:
+        nodes = [node("on-demand"), node("vm-vgpu", "node02")]
+        return Scene(nodes, gpu_nodes=[on_demand_node(), other], kubevirt=observed(LACKING, kept)).decided()
+
+    (patch,) = patches(decided(kept_by(decided())))
+    added = [one.text for one in patch.plan.writes if '{"mdevNameSelector":"GRID T4-8Q"' in one.text]
+    assert len(added) == 2
+    assert all(f'"resourceName":"{name}"' in " ".join(added) for name in (T4_8Q, "tencent.com/vgpu-231"))
+
+
+def test_no_vgpu_is_created_on_demand_while_kubevirt_would_delete_it() -> None:
+    found = Scene([node("on-demand")], gpu_nodes=[on_demand_node()], kubevirt=observed(LACKING))
+    spec = spec_of(found.decided(replace(SETTINGS, manages_kubevirt=False)))
+    assert spec is not None
+    assert spec.mode is DesiredMode.UNMANAGED
+
+
 def test_the_previous_kubevirt_values_are_stored_before_the_patch() -> None:
     first = scene(LACKING).decided()
     assert patches(first) == []

@@ -104,6 +104,23 @@ def test_a_workload_change_removes_the_labels_of_the_previous_workload() -> None
     assert deployed(labelled(before | {LABEL: "container"})) == set(SETS[Workload.CONTAINER])
 
 
+@pytest.mark.parametrize("to", ["container", "shared", "vm-passthrough"])
+def test_a_node_on_demand_waits_for_the_vgpus_of_its_pods_as_one_for_vgpus(to: str) -> None:
+    before = labelled(NFD | {LABEL: "on-demand"})
+    of_pod = reporting(gpu(Mode.VGPU, vgpu_users=("pod default/a",)))
+    assert deployed(labelled(before | {LABEL: to}, gpu_node=of_pod)) == deployed(before)
+    assert deployed(labelled(before | {LABEL: "vm-vgpu"}, gpu_node=of_pod)) == set(SETS[Workload.VGPU])
+    gone = reporting(gpu(Mode.CONTAINER))
+    assert deployed(labelled(before | {LABEL: to}, gpu_node=gone)) == set(SETS[Workload(to)])
+
+
+def test_beside_nvidias_operator_a_node_on_demand_has_the_vgpu_driver() -> None:
+    labels = NFD | {LABEL: "on-demand"}
+    placement = leaving(placement_of(labels, None, ON), labels, None, spec_is_due=False)
+    beside = patched(labels, desired_labels_beside(Metadata(labels=labels), placement, NOTHING_AROUND))
+    assert beside == labels | {NODE_LABEL: "true", VGPU_DRIVER_LABEL: "true", OPERANDS_LABEL: "false"}
+
+
 @pytest.mark.parametrize(
     ("to", "mode", "waits"),
     [
@@ -119,10 +136,13 @@ def test_a_workload_change_removes_the_labels_of_the_previous_workload() -> None
         ("vm-passthrough", Mode.VGPU, True),
         ("vm-passthrough", Mode.PASSTHROUGH, False),
         ("vm-vgpu", Mode.PASSTHROUGH, False),
+        ("on-demand", Mode.PASSTHROUGH, False),
+        ("on-demand", Mode.VGPU, False),
+        ("on-demand", Mode.UNKNOWN, False),
     ],
 )
 def test_operands_stay_until_gpus_have_left_their_previous_mode(to: str, mode: Mode, waits: bool) -> None:
-    origin = "vm-passthrough" if to == "vm-vgpu" else "vm-vgpu"
+    origin = "vm-passthrough" if to in {"vm-vgpu", "on-demand"} else "vm-vgpu"
     before = labelled(NFD | {LABEL: origin})
     after = labelled(before | {LABEL: to}, gpu_node=reporting(gpu(mode, "pod default/vm-a")))
     assert deployed(after) == (deployed(before) if waits else set(SETS[Workload(to)]))
@@ -294,7 +314,7 @@ NODES = st.builds(
     lambda labels, nfd, workload: labels | (NFD if nfd else {}) | ({LABEL: workload} if workload else {}),
     LABELS,
     st.booleans(),
-    st.sampled_from(["", "container", "vm-passthrough", "vm-vgpu", "kata"]),
+    st.sampled_from(["", "container", "vm-passthrough", "vm-vgpu", "on-demand", "kata"]),
 )
 GPU_NODES = st.one_of(st.none(), st.builds(lambda mode: reporting(gpu(mode)), st.sampled_from(list(Mode))))
 AROUNDS = st.builds(Around, vgpus_change=st.booleans(), driver_changes=st.booleans(), runs_agent=st.booleans())

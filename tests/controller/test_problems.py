@@ -17,12 +17,13 @@ from gpuvirt.cluster.kinds.core import Condition, Node, NodeStatus, Pod, PodSpec
 from gpuvirt.cluster.kinds.gpunode import GpuNode, Status
 from gpuvirt.cluster.labels import DEPLOY, NODE_LABEL, OPERANDS_LABEL, SETS
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
-from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions
+from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.nodes.problems import Deployer
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode
 from gpuvirt.cluster.operator.policy.policies import choose
 from gpuvirt.cluster.operator.policy.status import verdict_of
 from gpuvirt.cluster.operator.report import Row, rows
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, ApplyObject, PatchPolicyStatus
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL, Workload
@@ -170,8 +171,9 @@ def test_a_node_for_vms_without_an_agent_by_policy_does_not_repeat_the_last_repo
     assert {state for _, state in unready_components(scene)} == {"ComponentsOff"}
 
 
-def test_a_vgpu_manager_that_can_not_be_rendered_is_reported() -> None:
-    scene = Scene([labelled(Workload.VGPU)], [policy({"vgpuManager": MANAGER})], [gpu_node()], [pod("gpuvirt-node")])
+@pytest.mark.parametrize("workload", [Workload.VGPU, Workload.ON_DEMAND])
+def test_a_vgpu_manager_that_can_not_be_rendered_is_reported(workload: Workload) -> None:
+    scene = Scene([labelled(workload)], [policy({"vgpuManager": MANAGER})], [gpu_node()], [pod("gpuvirt-node")])
     assert "OsUnknown: the vGPU manager can't be deployed" in problem_text(scene)
     assert "gpuvirt.io/os=ubuntu22.04" in problem_text(scene)
     assert unready_components(scene) == {("vgpu-manager", "OsUnknown")}

@@ -19,12 +19,13 @@ from gpuvirt.cluster.kinds.kubevirt import KubeVirt
 from gpuvirt.cluster.kinds.kubevirt import OwnedMetadata as KubeVirtMetadata
 from gpuvirt.cluster.objects import PARTS as PARTS_OF_A_MAP
 from gpuvirt.cluster.objects import ObjectKey, ObjectMap, key_of
-from gpuvirt.cluster.operator.decisions import ControllerSettings, decide, deciding
+from gpuvirt.cluster.operator.decisions import decide, deciding
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.kubevirt.decisions import KubeVirtObserved
 from gpuvirt.cluster.operator.nodememory import NodeMemory
 from gpuvirt.cluster.operator.nodes.resolve import OwnedGpuNode, OwnedMetadata
 from gpuvirt.cluster.operator.picture import Picture, read_of
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -56,7 +57,7 @@ NODES_OF = {
             ),
             beat,
         ),
-        st.sampled_from(["", "vm-vgpu", "vm-passthrough", "container", "shared", "wrong"]),
+        st.sampled_from(["", "vm-vgpu", "vm-passthrough", "container", "shared", "on-demand", "wrong"]),
         st.sampled_from(
             [
                 {},

@@ -75,6 +75,15 @@ def test_a_node_that_shares_its_gpus_has_the_plugin_and_the_gpus_mode() -> None:
     assert {one.component for one in rows([node(Workload.SHARED)], {}, [])} == {"sandbox-device-plugin", "shared-gpus"}
 
 
+def test_a_node_on_demand_has_the_vgpus_of_pods() -> None:
+    found = rows([node(Workload.ON_DEMAND)], reported(condition("Ready"), condition("VgpuManagerReady")), [])
+    assert [(one.workload, one.component, one.ready, one.detail) for one in found] == [
+        ("on-demand", "sandbox-device-plugin", True, f"12 {RESOURCE} (1 allocated)"),
+        ("on-demand", "sandbox-validator", True, ""),
+        ("on-demand", "on-demand-vgpus", True, "2 GPUs, 12 vGPUs of pods"),
+    ]
+
+
 def test_pods_of_operands_have_rows_and_the_agents_pod_has_none() -> None:
     waits = ContainerStatus(ContainerState(Waiting("ImagePullBackOff", "no such image")))
     pods = [

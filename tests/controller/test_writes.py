@@ -1,11 +1,11 @@
 """Each write of the controller has a log line with the change and the reason."""
 
+from gpuvirt.cluster.jsonpatch import Op, Operation
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, Origins, Withheld
 from gpuvirt.cluster.kinds.kubevirt import KUBEVIRTS
 from gpuvirt.cluster.labelpatch import DesiredLabels, LabelPatch
 from gpuvirt.cluster.operator.kubevirt.decisions import PatchKubeVirt
 from gpuvirt.cluster.operator.kubevirt.history import History
-from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation
 from gpuvirt.cluster.operator.kubevirt.planning import Plan
 from gpuvirt.cluster.operator.nodes.resolve import AppliedSpec, applied
 from gpuvirt.cluster.operator.writes import ApplyGpuNode, DeleteObject, PatchNode, Target

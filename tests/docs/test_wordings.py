@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from gpuvirt.model.reasons import (
     Reason,
+    admission,
     clusterproblems,
     kubevirtproblems,
     nativerefusals,
     nodeproblems,
     notoffered,
+    ondemand,
     refusals,
     sharing,
     shortfalls,
@@ -27,11 +29,13 @@ from gpuvirt.model.reasons import (
 SOURCES = Path(__file__).parent.parent.parent / "src/gpuvirt"
 CATALOGUE = SOURCES / "model/reasons"
 MODULES = (
+    admission,
     clusterproblems,
     kubevirtproblems,
     nativerefusals,
     nodeproblems,
     notoffered,
+    ondemand,
     refusals,
     sharing,
     shortfalls,

@@ -27,7 +27,8 @@ from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.change.site import Site as ChangeSite
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.known import snapshot
-from gpuvirt.node.site import Moving, Site
+from gpuvirt.node.known.kubeletrecord import KubeletRecord
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store.recordhistorystore import history_store
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.tasks import keep_going
@@ -157,28 +158,27 @@ class Agents:
             world.observer.read_account()
             return recorded.read()
 
-        site = Site(
-            recorded=read_recorded,
-            lost=recorded.lost,
+        options = NodeOptions(
             kernel=host.kernel,
             clock=world.clock,
-            watching=worker("watching"),
-            writing=worker("writing"),
-            allocating=worker("allocating"),
+            intervals=INTERVALS,
+            workers=worker,
+            kubelet=world.kubelet.paths,
+            settings=world.scenario.settings,
+            ids=IDS,
             ledger=world.disk.folder / ledger,
             gates=self._gates_of_agent(process, program),
             state_file=None,
-            desired_by_gpu=(world.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
+            desired_state=(world.disk.folder / ledger).with_name(f"wishes.json beside {Path(ledger).name}"),
             node_name=NodeName("node01"),
             watches_gpu_node=program is not Program.VGPUS_ONLY,
             vgpus_only=program is Program.VGPUS_ONLY,
-            moving=Moving(host, worker) if not program.is_unprivileged else None,
-            sees_processes=not program.is_unprivileged,
-            may_lack_gates=program.is_unprivileged,
+            moves=host if not program.is_unprivileged else None,
+            plugin_only=program.is_unprivileged,
         )
         agent_view = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
         shares = open_shares(world, Path(ledger).name, worker) if world.scenario.shares else None
-        agent = Agent(site, world.scenario.settings, IDS, agent_view, INTERVALS, shares)
+        agent = Agent(options, KubeletRecord(read_recorded, recorded.lost), agent_view, shares)
         sharing = sharing_of(world, agent, host.kernel, worker("shares"))
         kubelets = world.kubelet.pids
         account = AccountWatch(

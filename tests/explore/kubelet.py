@@ -53,6 +53,11 @@ class Pod:
     """The plugin's answer to Allocate, where it is recorded."""
     may_start: bool = False
     """Whether the kubelet has yet to call PreStartContainer for its container with units."""
+    refused_starts: int = 0
+    vgpus: frozenset[str] = frozenset()
+    """The vGPUs that were created for the pod."""
+    started: bool = False
+    """Whether its container has started with these vGPUs."""
     deleted: bool = False
     """The API server has deleted the pod by force, so that the kubelet has freed its devices; its container runs on."""
 
@@ -63,8 +68,9 @@ class Pod:
 
     @property
     def has_devices(self) -> bool:
-        """Whether the pod has its devices."""
-        return self.answered and not self.ended
+        """Whether the pod has its devices; one that was deleted before its start never gets its vGPUs."""
+        never_starts = self.deleted and bool(self.vgpus) and not self.started
+        return self.answered and not self.ended and not never_starts
 
 
 @dataclass

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, FreshFacts
 from gpuvirt.hardware.access.kernel import Kernel
@@ -24,9 +24,11 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.state import UnitState
+from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node import decisions, parts, picture
 from gpuvirt.model.offers import withdrawal
+from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation import allocator
 from gpuvirt.node.change import driverphase
@@ -40,6 +42,7 @@ from gpuvirt.node.change.steps.changes import Change, Changes
 from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError
 from gpuvirt.node.known import state
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
+from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.shares import podends
@@ -107,6 +110,15 @@ def _by_nobody(reading: DeviceReading, _: AskedDevice, group: IommuGroup) -> Non
 
 def _as_planned(_: UnitState, plan: VgpuPlan) -> VgpuPlan:
     return plan
+
+
+def _at_any_stage(allocating: OnDemandAllocator, resource: ResourceName, device: DeviceId) -> Candidate | None:
+    entry = allocating._entry(resource, device)
+    return candidate_of(allocating._inventory(resource), entry) if entry is not None else None
+
+
+async def _without_record(*_: object) -> None:
+    return None
 
 
 _is_elsewhere = drivers._is_elsewhere
@@ -310,5 +322,9 @@ GUARDS: Mapping[str, Guard] = {
         ("neighbour-or-admission",),
         beside=(Guard(withdrawal.Withdrawal, "leaving", lambda *_: frozenset(), ()),),
     ),
+    "on demand: no vGPU with which a container has started": Guard(
+        OnDemandAllocator, "_untouched", _at_any_stage, ("on-demand-id-again",)
+    ),
+    "on demand: the start is recorded": Guard(OnDemandAllocator, "pre_start", _without_record, ("on-demand-id-again",)),
     "drivers: what failed is put back": Guard(driverphase, "_put_back", _none, ("driver-refuses-for-good",)),
 }

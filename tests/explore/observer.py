@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing_extensions import override
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.files.processes import Process as SimProcess
 from gpuvirt.sim.kernel import OUR_PID, SimKernel
@@ -209,7 +210,7 @@ class Observer(Watch):
     def devices_of(self, pod: Pod) -> set[str]:
         """Return the devices of a pod and all members of their groups."""
         kernel = self._now()
-        found = {str(device) for _, device in pod.keys} | pod.functions
+        found = {str(device) for _, device in pod.keys if not is_on_demand_id(device)} | pod.functions | pod.vgpus
         for number in pod.groups:
             group = kernel.vfio.groups.get(IommuGroup(number))
             found |= group.members if group is not None else set()
@@ -271,13 +272,17 @@ class Observer(Watch):
             if other is not pod and other.has_devices and (shared := self.devices_of(other) & self.devices_of(pod)):
                 kind = "given twice" if other.by_other else "shared"
                 self.violated(kind, f"{other.name} and {pod.name} both have {', '.join(sorted(shared))}")
-        for _, device in pod.keys:
+        for device in self._own_of(pod):
             mdev = kernel.mdev.devices.get(device)
             if mdev is not None or PciAddress(device) in kernel.pci.functions:
                 gpu = self._physical(mdev.slot if mdev is not None else PciAddress(device))
                 self._verify_reset(pod, gpu, whole=not self._is_vgpu(device))
         if not disturbed:
             self._verify_usable(pod, kernel)
+
+    def _own_of(self, pod: Pod) -> list[str]:
+        """Return the devices that a pod requested, by the kernel's ids of them."""
+        return sorted(pod.vgpus) or [str(device) for _, device in pod.keys]
 
     def _is_vgpu(self, device: str) -> bool:
         """Return whether a device is a vGPU: a mediated device, or a VF with a type of vendor VFIO."""
@@ -309,7 +314,7 @@ class Observer(Watch):
             near = kernel.pci.functions.get(PciAddress(member))
             if near is not None and not kernel._is_friendly(member):
                 self.violated("given", f"{pod.name} was given the group of {member}, which is on {near.driver}")
-        for _, device in pod.keys:
+        for device in self._own_of(pod):
             function = kernel.pci.functions.get(PciAddress(device))
             on_vfio = function is not None and function.driver is not None and "vfio" in function.driver
             if function is not None and not on_vfio and not self._is_vgpu(device):

@@ -23,6 +23,8 @@ def _faults(world: World) -> Iterator[ViolationError]:
         if kind_of(function.class_code, function.id.vendor) is FunctionKind.GPU and function.physfn is None:
             yield from _of_gpu(world, address, function)
     yield from _of_ids(world)
+    if (fault := world.on_demand.find_fault()) is not None:
+        yield fault
     if world.neighbour is not None and world.kubelet.up and not (world.neighbour.is_selected and world.neighbour.runs):
         yield ViolationError("left over", f"the other operator's plugin is stopped; reasons: {_reasons(world)}")
 
@@ -57,7 +59,7 @@ def _may_have_none(world: World, blockers: list[str], mode: str, function: SimFu
 def _is_reached(world: World, function: SimFunction, mode: str) -> bool:
     if mode == "passthrough":
         return is_vfio(function.driver)
-    if mode in {"container", "vgpu"} and function.driver != function.native_driver:
+    if mode in {"container", "vgpu", "on-demand"} and function.driver != function.native_driver:
         return False
     if mode == "vgpu" and world.spec.vgpu_config is not None:
         desired = world.scenario.vgpus[world.spec.vgpu_config]

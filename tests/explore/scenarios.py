@@ -60,6 +60,7 @@ from tests.explore.instancescenarios import INSTANCE_SCENARIOS
 from tests.explore.nativescenarios import NATIVE_SCENARIOS
 from tests.explore.neighbourscenarios import NEIGHBOUR_SCENARIOS
 from tests.explore.observer import UNITS
+from tests.explore.ondemandscenarios import ON_DEMAND_SCENARIOS
 from tests.explore.scenario import Action, Scenario
 from tests.explore.vendorscenarios import VENDOR_SCENARIOS
 
@@ -313,4 +314,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     **INSTANCE_SCENARIOS,
     **COMMAND_SCENARIOS,
     **NEIGHBOUR_SCENARIOS,
+    **ON_DEMAND_SCENARIOS,
 }

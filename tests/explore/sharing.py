@@ -159,7 +159,7 @@ class ShareKubelet:
         if serving is None or serving.sharing is None or not kubelet.up:
             return
         for pod in kubelet.pods.values():
-            if pod.known and pod.may_start and not (pod.deleted or pod.ended):
+            if pod.known and pod.may_start and not pod.vgpus and not (pod.deleted or pod.ended):
                 start = partial(self._start, pod, serving)
                 yield Option(f"the kubelet starts {pod.name}", start, ("start", pod.name))
 

@@ -23,6 +23,7 @@ from tests.explore.disk import Disk
 from tests.explore.kubelet import Key, Kubelet
 from tests.explore.neighbourplugin import NeighbourPlugin
 from tests.explore.observer import Observer
+from tests.explore.ondemand import OnDemandKubelet
 from tests.explore.reduction import DESIRED, KERNEL
 from tests.explore.scenario import Action, Program, Scenario
 from tests.explore.scheduler import KilledError, Process, Scheduler
@@ -49,6 +50,7 @@ class World:
         self.actors = [deque(actions) for actions in scenario.actors]
         self.agents = Agents(self)
         self.shares = ShareKubelet(self)
+        self.on_demand = OnDemandKubelet(self)
         self.neighbour = NeighbourPlugin(self) if scenario.program is Program.VGPUS_ONLY else None
         self.kernel: SimKernel
         self.tools: SimTools
@@ -133,7 +135,7 @@ class World:
         async def ask() -> None:
             ids = [DeviceId(device) for _, device in keys]
             try:
-                (answer,) = await running.agent.allocator.allocate(Request(keys[0][0], [ids]))
+                (answer,) = await running.agent.allocate(Request(keys[0][0], [ids]))
             except AllocationRefusedError as error:
                 self.scheduler.add_line(f"  {name} is refused: {error}")
                 kubelet.reject(pod)
@@ -145,6 +147,7 @@ class World:
             pod.answered, pod.nodes = True, tuple(answer.device_nodes)
             pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
             self.scheduler.add_line(f"  {name} is given {', '.join(ids)}")
+            self.on_demand.take_answer(pod, answer)
             self.observer.given(pod, disturbed=self.by_hand_at >= reached_at)
 
         async def ask_unless_killed() -> None:
@@ -177,6 +180,7 @@ class World:
             soon.append(Option("the kubelet takes the agent's lists", self._list, "lists"))
         soon += kubelet.possible_events()
         soon += self.shares.possible_events()
+        soon += self.on_demand.possible_events()
         soon += self.neighbour.possible_events() if self.neighbour is not None else ()
         next_s = self.clock.next_s
         if next_s is not None and next_s > min((pod.taken_by_s for pod in kubelet.pods.values()), default=next_s):

@@ -38,15 +38,32 @@ class ImpatientClock(RealClock):
         await super().sleep(0)
 
 
+class Pauses(Signal):
+    """A signal whose waits end at once; it records their durations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    @override
+    async def wait_for(self, clock: Clock, timeout_s: float) -> bool:
+        self.pauses.append(timeout_s)
+        await clock.sleep(0)
+        return False
+
+
 class Listener:
     """A listener with a withdrawn device until it has so many accounts; `stirs` starts the next reading at once."""
 
-    def __init__(self, withdrawing_for: int, *, stirs: bool = True, enough: int = ASKED + 1) -> None:
-        self.allocated = Signal()
+    def __init__(
+        self, withdrawing_for: int, *, stirs: bool = True, enough: int = ASKED + 1, hurries_for: int = 0
+    ) -> None:
+        self.allocated, self.hurried = Signal(), Pauses()
         self.observed: list[KubeletAccount | None] = []
         self.problems: list[Reason | None] = []
         self.enough = asyncio.Event()
         self._withdrawing_for = withdrawing_for
+        self._hurries_for = hurries_for
         self._stirs = stirs
         self._enough = enough
         self.allocated.set()
@@ -54,6 +71,10 @@ class Listener:
     @property
     def unsettled(self) -> bool:
         return len(self.observed) < self._withdrawing_for
+
+    @property
+    def hurries(self) -> bool:
+        return len(self.observed) < self._hurries_for
 
     def observe_account(self, consumers: KubeletAccount | None) -> None:
         self.observed.append(consumers)
@@ -78,25 +99,27 @@ def watch_of(
 
 
 @pytest.mark.parametrize(
-    ("withdrawing_for", "reports", "slept"),
+    ("withdrawing_for", "hurries_for", "reports", "pauses"),
     [
-        (99, True, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),
-        (3, True, [0.1, 0.2, 1.0, 1.0, 1.0, 1.0]),
-        (0, True, [1.0] * ASKED),
-        (99, False, [1.0] * ASKED),
+        (99, 0, True, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),
+        (3, 0, True, [0.1, 0.2, 1.0, 1.0, 1.0, 1.0]),
+        (0, 0, True, [1.0] * ASKED),
+        (99, 0, False, [1.0] * ASKED),
+        (0, 4, True, [0.1, 0.1, 0.1, 1.0, 1.0, 1.0]),
+        (99, 99, False, [0.1] * ASKED),
     ],
 )
 async def test_the_pauses_between_readings_of_the_kubelet(
-    short_path: Path, withdrawing_for: int, *, reports: bool, slept: list[float]
+    short_path: Path, withdrawing_for: int, hurries_for: int, *, reports: bool, pauses: list[float]
 ) -> None:
-    clock, listener = ImpatientClock(), Listener(withdrawing_for)
+    clock, listener = ImpatientClock(), Listener(withdrawing_for, hurries_for=hurries_for)
     async with running(short_path, RealClock()) as kubelet, asyncio.TaskGroup() as group:
         if not reports:
             kubelet.paths.pod_resources_socket.unlink()
         task = group.create_task(watch_of(kubelet, clock).run(listener))
         await listener.enough.wait()
         task.cancel()
-    assert clock.slept[:ASKED] == slept
+    assert listener.hurried.pauses[:ASKED] == pauses
 
 
 async def test_the_kubelet_is_read_again_shortly_after_an_allocation(short_path: Path) -> None:
@@ -107,7 +130,7 @@ async def test_the_kubelet_is_read_again_shortly_after_an_allocation(short_path:
         task = group.create_task(watch_of(kubelet, clock, intervals).run(listener))
         await listener.enough.wait()
         task.cancel()
-    assert clock.slept == [0.1]
+    assert listener.hurried.pauses == [0.1]
 
 
 def checkpoint_of(*pods: str) -> bytes:

@@ -113,6 +113,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.allocated, self.unsettled = Signal(), False
+        self.hurried, self.hurries = Signal(), False
         self.account: KubeletAccount | None = None
         self.problem: Reason | None = None
 

@@ -34,6 +34,7 @@ class Agent:
 
     def __init__(self, kubelet: SimKubelet, disk: Path, boot: BootId = BOOT) -> None:
         self.allocated, self.unsettled = Signal(), False
+        self.hurried, self.hurries = Signal(), False
         self.account: KubeletAccount | None = None
         self.problem: Reason | None = None
         history = FORMAT.decode(disk.read_bytes()).value if disk.exists() else History()

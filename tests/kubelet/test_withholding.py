@@ -143,8 +143,10 @@ async def controlled(
                 agent.take_request(word)
 
     kernel = build_host(load_host("2xA10"))
-    options = replace(options_for(kernel, folder), cluster=controller, awaits_controller=True)
-    async with running(folder, CLOCK) as kubelet, agent_on(options) as agent:
+    options = replace(
+        options_for(kernel, folder), watches_gpu_node=True, awaits_controller=True, writes_node_counts=True
+    )
+    async with running(folder, CLOCK) as kubelet, agent_on(options, controller) as agent:
         yield kubelet, agent
 
 

@@ -20,12 +20,13 @@ from gpuvirt.node.agent import Agent
 from gpuvirt.node.allocation.allocator import Allocator, Callbacks, Request
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.gate.membership import NoGate
+from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.state import NodeState
-from gpuvirt.node.loops.intervals import Intervals
 from gpuvirt.node.loops.serialworker import InlineWorker
 from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.node.site import Site
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store import ledgerstore
+from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.clock import BEGINNING, SimClock
 from gpuvirt.sim.kernel import SimKernel
 from tests.simnode import IDS, at_once
@@ -76,18 +77,18 @@ def account_at(clock: SimClock, held: Consumers) -> KubeletAccount:
     return KubeletAccount(clock.now(), clock.monotonic_s(), held)
 
 
-def site_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> Site:
-    return Site(
-        recorded=dict,
+def options_of(kernel: SimKernel, clock: SimClock, ledger: Path) -> NodeOptions:
+    return NodeOptions(
         kernel=kernel,
         clock=clock,
-        watching=InlineWorker(),
-        writing=InlineWorker(),
-        allocating=InlineWorker(),
+        kubelet=KubeletPaths(Path("/nonexistent")),
+        settings=Settings(),
+        ids=IDS,
+        workers=lambda _: InlineWorker(),
         ledger=ledger,
         gates=ledger.with_name("locks") if ledger.name else Path("/nonexistent"),
         state_file=None,
-        desired_by_gpu=ledger.with_name("wishes.json") if ledger.name else None,
+        desired_state=ledger.with_name("wishes.json") if ledger.name else None,
     )
 
 
@@ -108,7 +109,9 @@ class Conclusions:
         callbacks = Callbacks(lambda: None, lambda: None, lambda _: None)
         none = NoGate(Reason(ReasonCode.GATE_FAILED, "the agent", "has no files"))
         gate = AllocationGate(self._state.changes, lambda: none)
-        self._allocator = Allocator(self._state, site_of(self.kernel, self._now, Path()), Telemetry(), callbacks, gate)
+        self._allocator = Allocator(
+            self._state, options_of(self.kernel, self._now, Path()), KubeletRecord(dict), Telemetry(), callbacks, gate
+        )
         self._facts = None
         self.look()
 
@@ -168,8 +171,8 @@ class WholeAgent:
         self._start()
 
     def _start(self) -> None:
-        site = site_of(self.kernel, self._clock, self._ledger)
-        self._agent = Agent(site, Settings(), IDS, WHO, Intervals())
+        options = options_of(self.kernel, self._clock, self._ledger)
+        self._agent = Agent(options, KubeletRecord(dict), WHO)
         self._task = self._loop.create_task(self._agent.run())
         self._runner.run(self._clock.settle())
 

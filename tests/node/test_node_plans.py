@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from gpuvirt.cluster.agent.gpunode import status_of
 from gpuvirt.cluster.kinds.gpunode import GpuNode
-from gpuvirt.cluster.plans.nodeplan import BY_CATALOG, MIXED_MODE, WHOLE, NodePlan, plan_node
+from gpuvirt.cluster.plans.nodeplan import BY_CATALOG, MIXED_MODE, NO_CARD, WHOLE, NodePlan, plan_node
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.desired.observed import NodeRequest, NodeSpec, Observed
+from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.sim.clock import BEGINNING
 from tests.nodewithvgpus import FIRST, T4_8Q, of
@@ -32,11 +33,16 @@ HOSTS = {
     "2xA10": ("A10-4Q",),
     "8xMI300X": ("A10-4Q",),
 }
-CASES = [
+WHOLE_GPUS = DesiredMode.PASSTHROUGH
+CASES: list[tuple[str, DesiredMode, DesiredMode, str | None]] = [
     (host, before, DesiredMode.VGPU, config)
     for host, configs in HOSTS.items()
     for before, config in itertools.product((DesiredMode.VGPU, DesiredMode.PASSTHROUGH), configs)
-] + [(host, DesiredMode.VGPU, DesiredMode.PASSTHROUGH, None) for host in HOSTS]
+]
+CASES += [(host, DesiredMode.VGPU, DesiredMode.PASSTHROUGH, None) for host in HOSTS]
+CASES += [(host, before, DesiredMode.ON_DEMAND, None) for host in HOSTS for before in (DesiredMode.VGPU, WHOLE_GPUS)]
+CASES += [(host, DesiredMode.ON_DEMAND, DesiredMode.VGPU, "default") for host in HOSTS]
+CASES += [(host, DesiredMode.ON_DEMAND, WHOLE_GPUS, None) for host in HOSTS]
 
 
 async def ask(node: SimNode, mode: DesiredMode, config: str | None) -> None:
@@ -127,3 +133,41 @@ async def test_an_older_agent_s_gpus_are_unknown_and_not_absent(simulated: Simul
     assert planned.gpus == ()
     assert [text.partition(": ")[0] for text in planned.unknown] == [gpu.address for gpu in now.status.gpus]
     assert planned.is_refused
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_the_plan_counts_what_a_node_on_demand_then_offers(
+    simulated: Simulated, tmp_path: Path, host: str
+) -> None:
+    """An idle GPU lists one of each type by default, so that all that fit are compared."""
+    settings = Settings(on_demand=OnDemandSettings(names=OnDemandNames.TYPE, idle_count=IdleCount.MAX))
+    async with running_node(simulated(host), tmp_path, settings) as node:
+        await ask(node, DesiredMode.VGPU, None)
+        planned = plan(node, DesiredMode.ON_DEMAND, None)
+        await ask(node, DesiredMode.ON_DEMAND, None)
+        offered = Counter(
+            {profile_name(one.on_demand): len(one.devices) for one in node.view.resources if one.on_demand is not None}
+        )
+        total = sum((Counter(gpu.fits or {}) for gpu in planned.gpus), Counter[str]())
+        assert all(gpu.one_of for gpu in planned.gpus)
+        if {BY_CATALOG, NO_CARD}.isdisjoint(text for gpu in planned.gpus for text in gpu.unknown):
+            assert total == +offered
+
+
+async def test_the_vgpu_of_a_pod_stays_on_a_node_on_demand(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("4xT4")
+    async with running_node(kernel, tmp_path) as node:
+        await ask(node, DesiredMode.VGPU, "T4-8Q")
+        vgpu = of(kernel, FIRST)[0]
+        node.allocate(T4_8Q, [vgpu])
+        node.hold(T4_8Q, vgpu, pod="virt-launcher-vm-a-x2x4c")
+        await node.report_account()
+        await node.advance(10)
+        first, *others = plan(node, DesiredMode.ON_DEMAND, None).gpus
+        assert first.vgpus == {"T4-8Q": 2}
+        assert first.vgpus_then == {"T4-8Q": 1}
+        assert first.fits == {"T4-8Q": 1}
+        assert [gpu.vgpus_then for gpu in others] == [{}] * 3
+        assert others[0].fits == {"T4-1Q": 16, "T4-2Q": 8, "T4-4Q": 4, "T4-8Q": 2, "T4-16Q": 1}
+        await ask(node, DesiredMode.ON_DEMAND, None)
+        assert carried(node)[FIRST] == {"T4-8Q": 1}

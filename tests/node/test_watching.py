@@ -59,7 +59,7 @@ class Observed:
 
     @property
     def audience(self) -> Audience:
-        return Audience(self.facts.append, self.problems.append, lambda: False)
+        return Audience(lambda facts, _: self.facts.append(facts), self.problems.append, lambda: False)
 
 
 def watcher(kernel: Kernel, clock: SimClock, telemetry: Telemetry) -> Watcher:

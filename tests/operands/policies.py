@@ -10,17 +10,21 @@ from hypothesis import strategies as st
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, Spec, StoredPolicy, read_policy
 from gpuvirt.cluster.kinds.schema import Schema, structural
 from gpuvirt.cluster.operator.operands.site import Site
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.plain import Plain
 
 GIVEN = Path(__file__).parent.parent / "apiserver"
 SITE = Site(
-    "gpu-operator",
+    ControllerSettings("gpu-operator"),
     "registry.example/gpuvirt:1",
     vgpu_os=frozenset({"ubuntu22.04"}),
     config_maps={"kernel-module-params": ("nvidia.conf", "b.conf"), "params": ("nvidia.conf",)},
 )
 ALL_KINDS = replace(
-    SITE, container_os=frozenset({"ubuntu22.04", "rhel9"}), has_container_nodes=True, labels_vgpu_types=True
+    SITE,
+    settings=replace(SITE.settings, labels_vgpu_types=True),
+    container_os=frozenset({"ubuntu22.04", "rhel9"}),
+    has_container_nodes=True,
 )
 """A cluster that has nodes for containers, too, which are labelled with their vGPU types."""
 NAMES = st.text("abcxyz0123456789-./", max_size=12)

@@ -20,7 +20,7 @@ IMAGES = {
     "DCGM_EXPORTER_IMAGE": "r/exporter:1",
     "GFD_IMAGE": "r/gfd:1",
 }
-NODES = replace(ALL_KINDS, images=IMAGES)
+NODES = replace(ALL_KINDS, settings=replace(ALL_KINDS.settings, images=IMAGES))
 FOR_CONTAINERS = set(OperandName) - {OperandName.AGENT, OperandName.LABELLER, OperandName.VGPU_MANAGER}
 
 
@@ -54,7 +54,10 @@ def test_a_container_node_has_all_container_operands_by_default() -> None:
     assert operands(found) == FOR_CONTAINERS
 
 
-@pytest.mark.parametrize("site", [SITE, replace(NODES, coexists=True), replace(NODES, has_container_nodes=False)])
+@pytest.mark.parametrize(
+    "site",
+    [SITE, replace(NODES, settings=replace(NODES.settings, coexists=True)), replace(NODES, has_container_nodes=False)],
+)
 def test_without_nodes_to_serve_no_operand_is_rendered_and_no_fault_reported(site: Site) -> None:
     found = render(policy_of({}), site)
     assert (operands(found), found.faults) == (set(), ())

@@ -12,9 +12,11 @@ from gpuvirt.cluster.kinds.workloads import ConfigMap, DaemonSet, Manifest, Role
 from gpuvirt.cluster.operator.operands.assembly import template_of
 from gpuvirt.cluster.operator.operands.images import os_tag
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, SharedResource, Site
+from gpuvirt.cluster.operator.operands.site import OperandName, Rendered, Site
+from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.desired.settings import Settings, ShareSettings
+from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings, ShareSettings
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.plain import Plain
 from tests.operands.policies import ALL_KINDS, SITE, full, policy_of, sandbox, specs
@@ -98,6 +100,33 @@ def test_the_policy_names_resources_without_gpus() -> None:
     assert read.resources_without_gpus == ("example.com/nic",)
 
 
+def test_the_policy_sets_how_vgpus_on_demand_are_offered() -> None:
+    def on_demand(part: Plain) -> OnDemandSettings:
+        policy = policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"onDemand": part}})
+        found = (one for one in render(policy, SITE).manifests if isinstance(one, ConfigMap))
+        text = next(one for one in found if one.metadata.name == "gpuvirt-node").data["node.yaml"]
+        return documents.parse(text, Settings, where="node.yaml").on_demand
+
+    part: Plain = {"names": "type", "prefix": "a.example/b-", "types": ["A10-4Q"], "idleCount": "max", "sizes": "mixed"}
+    assert on_demand(part) == OnDemandSettings(
+        names=OnDemandNames.TYPE,
+        prefix="a.example/b-",
+        types=("A10-4Q",),
+        idle_count=IdleCount.MAX,
+        sizes=Sizes.MIXED,
+    )
+    assert on_demand({}) == OnDemandSettings()
+
+
+@pytest.mark.parametrize(("field", "value"), [("prefix", "no domain"), ("types", ["A10"])])
+def test_invalid_settings_of_vgpus_on_demand_keep_the_deployed_agent(field: str, value: Plain) -> None:
+    plugin: Plain = {"onDemand": {field: value}}
+    found = render(policy_of({"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": plugin}), SITE)
+    (fault,) = found.faults
+    assert fault.because.path.startswith(f"$.spec.sandboxDevicePlugin.onDemand.{field}")
+    assert OperandName.AGENT in found.operands
+
+
 def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> None:
     def shares(site: Site) -> ShareSettings:
         found = (one for one in render(sandbox(), site).manifests if isinstance(one, ConfigMap))
@@ -105,7 +134,9 @@ def test_agents_offer_shared_gpus_as_the_resource_that_the_extender_places() -> 
         return documents.parse(text, Settings, where="node.yaml").shares
 
     shared = SharedResource(ResourceName("nvidia.com/share"), Units(100))
-    assert shares(replace(SITE, shared=shared)) == ShareSettings(resource="nvidia.com/share", units=100)
+    assert shares(replace(SITE, settings=replace(SITE.settings, shared=shared))) == ShareSettings(
+        resource="nvidia.com/share", units=100
+    )
     assert shares(SITE) == ShareSettings()
 
 
@@ -172,7 +203,7 @@ def test_no_operand_that_unbinds_gpus_runs_beside_vms() -> None:
 )
 def test_an_image_comes_from_the_policy_or_from_the_controller(image: Plain, found: str) -> None:
     assert isinstance(image, dict)
-    site = replace(SITE, images={"VGPU_MANAGER_IMAGE": "env/m:2"})
+    site = replace(SITE, settings=replace(SITE.settings, images={"VGPU_MANAGER_IMAGE": "env/m:2"}))
     rendered = daemon_sets(render(sandbox(vgpuManager={"enabled": True, **image}), site))
     assert main_of(rendered["nvidia-vgpu-manager-daemonset-ubuntu22.04"]).image == found
 

@@ -34,6 +34,7 @@ FOLDERS = (
     "kubelet",
     "life",
     "node",
+    "ondemand",
     "shares",
     "vgpu",
 )

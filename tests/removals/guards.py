@@ -21,11 +21,14 @@ TARGETS = (
     "node/change",
     "node/allocation",
     "model/change",
+    "model/node/circumstances.py",
     "hardware/usage",
     "kubelet/accountwatch.py",
     "model/allocation",
     "model/offers/allocationcheck.py",
     "node/shares",
+    "node/ondemand",
+    "model/offers/ondemand",
 )
 """The folders and modules whose guards are removed, those with the worst harm first."""
 

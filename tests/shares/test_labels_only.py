@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.apps.node import NodeOptions, run
+from gpuvirt.apps.node import ClusterTask, run
 from gpuvirt.cli.services.labelling import labelling_agent
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent.clusterside import ClusterSide
@@ -18,6 +18,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.node.agent import Agent
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
@@ -54,13 +55,15 @@ async def _silence() -> AsyncIterator[object]:
     yield {}
 
 
-def labelling(kernel: SimKernel, folder: Path, settings: Settings, port: int, authority: Authority) -> NodeOptions:
+def labelling(
+    kernel: SimKernel, folder: Path, settings: Settings, port: int, authority: Authority
+) -> tuple[NodeOptions, ClusterTask]:
     """Return the agent of `--labels-only` on a simulated host; its own folder is `own`."""
     credentials = Credentials("127.0.0.1", port, "gpuvirt", ca=authority.certificate, token=b"x")
     side = ClusterSide(credentials, NodeName("node01"), None, gpu_nodes=False, labels_only=True)
-    options = labelling_agent(HostRoots.under(folder / "host"), settings, side.run)
+    options = labelling_agent(HostRoots.under(folder / "host"), settings)
     own = folder / "own/ledger.json"
-    return replace(options, kernel=kernel, kubelet=KubeletPaths(folder), ledger=own, intervals=FAST)
+    return replace(options, kernel=kernel, kubelet=KubeletPaths(folder), ledger=own, intervals=FAST), side.run
 
 
 def files(folder: Path) -> set[str]:
@@ -68,10 +71,10 @@ def files(folder: Path) -> set[str]:
 
 
 @asynccontextmanager
-async def agent_of(options: NodeOptions) -> AsyncIterator[Agent]:
+async def agent_of(options: NodeOptions, cluster: ClusterTask) -> AsyncIterator[Agent]:
     agents: list[Agent] = []
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(run(options, started=agents.append))
+        task = group.create_task(run(options, cluster, started=agents.append))
         await until(lambda: bool(agents) and agents[0].looked)
         yield agents[0]
         task.cancel()
@@ -84,7 +87,7 @@ async def labelled(
     api, kernel = NodeApi(), build_host(load_host(host), where=host)
     async with (
         scripted(api.answer, server, authority.certificate) as served,
-        agent_of(labelling(kernel, folder, settings, served.port, authority)),
+        agent_of(*labelling(kernel, folder, settings, served.port, authority)),
     ):
         yield api, served, kernel
 

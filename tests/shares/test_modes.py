@@ -47,11 +47,10 @@ def test_single_gpus_of_a_node_can_be_shared() -> None:
     default=st.sampled_from(DesiredMode),
     modes=st.dictionaries(st.sampled_from((GPU, OTHER)), st.sampled_from(DesiredMode)),
 )
-def test_only_vgpu_can_not_be_mixed_with_modes_for_containers(
-    default: DesiredMode, modes: dict[str, DesiredMode]
-) -> None:
+def test_vgpus_can_not_be_mixed_with_modes_for_containers(default: DesiredMode, modes: dict[str, DesiredMode]) -> None:
     everything = {default, *modes.values()}
-    mixed = DesiredMode.VGPU in everything and bool(everything & {DesiredMode.CONTAINER, DesiredMode.SHARED})
+    vgpus, containers = {DesiredMode.VGPU, DesiredMode.ON_DEMAND}, {DesiredMode.CONTAINER, DesiredMode.SHARED}
+    mixed = bool(everything & vgpus and everything & containers)
     assert (Modes(default, modes).at_odds is not None) == mixed
 
 

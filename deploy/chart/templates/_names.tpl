@@ -90,6 +90,11 @@ affinity:
 {{- if kindIs "invalid" .Values.discover.enabled }}{{ if not .Values.nfd.enabled }}true{{ end }}{{ else if .Values.discover.enabled }}true{{ end }}
 {{- end }}
 
+{{/* Whether the controller keeps the webhook's certificate: "true" or empty. */}}
+{{- define "gpuvirt.keepsCertificate" -}}
+{{- with .Values.webhook }}{{ if and .enabled (not .tls.secretName) (not .tls.certManager.enabled) }}true{{ end }}{{ end }}
+{{- end }}
+
 {{/* The security context of gpuvirt's unprivileged containers. */}}
 {{- define "gpuvirt.unprivileged" -}}
 allowPrivilegeEscalation: false

@@ -17,6 +17,22 @@
 {{- fail "extender.tls.clients.caSecretName: the second scheduler needs a certificate of this CA; set scheduler.tls.secretName, too" -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.webhook.enabled -}}
+{{- if not .Values.webhook.config.classes -}}
+{{- fail "webhook.enabled: it has no RuntimeClass; set webhook.config.classes, as in --set webhook.config.classes.kata-gpu.profile=hot-plug" -}}
+{{- end -}}
+{{- with .Values.webhook.tls -}}
+{{- if and .secretName .certManager.enabled -}}
+{{- fail "webhook.tls.secretName: cert-manager writes a Secret of its own; leave it out, or set webhook.tls.certManager.enabled=false" -}}
+{{- end -}}
+{{- if and .secretName (not .caBundle) -}}
+{{- fail "webhook.tls.secretName: the API server needs the CA of this certificate; set webhook.tls.caBundle, too (--set-file webhook.tls.caBundle=ca.crt)" -}}
+{{- end -}}
+{{- if and .caBundle (not .secretName) -}}
+{{- fail "webhook.tls.caBundle: it belongs to a certificate of your own; set webhook.tls.secretName, too" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.vgpuManager -}}
 {{- if and .enabled (not (and .repository .version)) (not (include "gpuvirt.whole" .)) -}}
 {{- fail "vgpuManager.enabled: the vGPU manager is an image of your own (docs/vgpu-manager-image.md); set vgpuManager.repository and vgpuManager.version, too, or vgpuManager.image to the whole reference" -}}

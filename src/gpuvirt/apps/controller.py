@@ -11,7 +11,9 @@ from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.election import CONTROLLER_LEASE, Candidacy, Election, new_identity
 from gpuvirt.cluster.operator.controller import Controller, ControllerDependencies
-from gpuvirt.cluster.operator.decisions import ControllerSettings
+from gpuvirt.cluster.operator.settings import ControllerSettings
+from gpuvirt.cluster.webhookcertificate.keeper import CertificateKeeper, Names
+from gpuvirt.facts.ids import ObjectName, parse_namespace
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
@@ -29,6 +31,8 @@ class ControllerOptions:
     elects: bool = True
     """Whether several controllers elect a leader; otherwise this one leads at once."""
     listen: tuple[str, int] | None = None
+    webhook: ObjectName | None = None
+    """The Service and the configuration of the admission webhook whose certificate the controller keeps."""
     clock: Clock = field(default_factory=RealClock)
 
 
@@ -45,6 +49,11 @@ class Process:
         self._election = Election(client, candidacy, clock, random)
         leading = client.leading(self._may_write, candidacy.terms.within_s)
         self._dependencies = ControllerDependencies(leading, clock, random)
+        self.certificate: CertificateKeeper | None = None
+        """Keeps the webhook's certificate while this process leads."""
+        if options.webhook is not None:
+            names = Names(parse_namespace(options.settings.namespace), options.webhook)
+            self.certificate = CertificateKeeper(leading, names, clock)
 
     async def run(self) -> None:
         """Serve the pages and take part in the election, for ever."""
@@ -62,9 +71,18 @@ class Process:
     async def _lead(self) -> None:
         self.term = Controller(self._dependencies, self._options.settings)
         try:
-            await self.term.run()
+            await self._run_term(self.term)
         finally:
             self.term = None
+
+    async def _run_term(self, term: Controller) -> None:
+        """Run the controller, and what it does beside its decisions."""
+        if (keeper := self.certificate) is None:
+            await term.run()
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keep_going("webhook certificate", keeper.keep, self._options.clock))
+            group.create_task(term.run())
 
     def pages(self) -> dict[str, Callable[[], Answer]]:
         """Return the pages that the process serves."""
@@ -77,7 +95,7 @@ class Process:
             return Answer(503, f"{missing}\n") if missing is not None else Answer(200, "ok\n")
 
         def metrics() -> Answer:
-            return Answer(200, controllermetrics.page(self.term), CONTENT_TYPE)
+            return Answer(200, controllermetrics.page(self.term, self.certificate), CONTENT_TYPE)
 
         return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
 

@@ -6,15 +6,13 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from gpuvirt import __version__
-from gpuvirt.clock import Clock, RealClock
-from gpuvirt.facts.ids import NodeName
+from gpuvirt.clock import Clock
 from gpuvirt.facts.nodes import ReadNode, unread_node
-from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.usage.devicenodes import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
@@ -25,28 +23,20 @@ from gpuvirt.kubelet.podstarts import PodFolder
 from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.kubelet.shares.offering import UnitOffer
 from gpuvirt.kubelet.shares.recordedunits import RecordedUnits
-from gpuvirt.model.desired.observed import ConfigText
-from gpuvirt.model.desired.settings import CdiUse, Settings
-from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.change import site as change
 from gpuvirt.node.configfile import ConfigFile
 from gpuvirt.node.guard import only_agent
 from gpuvirt.node.known import snapshot
+from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.podinquiry import PodInquiry
-from gpuvirt.node.loops.intervals import Intervals
-from gpuvirt.node.loops.serialworker import SerialWorker, ThreadWorker
-from gpuvirt.node.published.markers import Markers
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.shares import recordstore
 from gpuvirt.node.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.node.shares.podends import Accounts
 from gpuvirt.node.shares.shareallocator import Dependencies
 from gpuvirt.node.shares.specfiles import SpecFiles
-from gpuvirt.node.site import Moving, Site
-from gpuvirt.node.store import desiredstatestore
 from gpuvirt.node.store.recordhistorystore import history_store
-from gpuvirt.paths import KubeletPaths
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import agentmetrics as metrics
 from gpuvirt.web.exposition import CONTENT_TYPE
@@ -59,58 +49,17 @@ SETTLED_AFTER_S = 5.0
 
 
 ClusterTask = Callable[[Agent, Clock], Awaitable[None]]
+"""The agent's client of the API server; an agent without one does not load that code."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """The options of the process."""
-
-    kernel: Kernel
-    kubelet: KubeletPaths
-    ledger: Path
-    gates: Path
-    """The folder of the gates, by which changes by commands and allocations by this agent exclude each other."""
-    state_file: Path | None
-    settings: Settings
-    ids: PciIds
-    cdi_folder: Path | None = None
-    cdi_folders: Sequence[Path] = ()
-    """The folders besides `cdi_folder` that may have CDI specs of NVIDIA (`/etc/cdi`)."""
-    cdi_enabled: Callable[[], bool | None] = lambda: None
-    """Reads whether the container runtime's configuration has CDI on; None where it says nothing."""
-    plugin_only: bool = False
-    vgpus_only: bool = False
-    """Whether another device plugin offers the vGPUs of this node."""
-    labels_only: bool = False
-    """Whether the agent observes the host for the node's labels alone: it offers nothing, and knows no kubelet."""
-    config_file: Path | None = None
-    """A file of vGPU configs, which the agent follows instead of the cluster's ConfigMap."""
-    listen: tuple[str, int] | None = None
-    """The address and port of probes and metrics."""
-    clock: Clock = field(default_factory=RealClock)
-    intervals: Intervals = field(default_factory=Intervals)
-    workers: Callable[[str], SerialWorker] = ThreadWorker
-    markers: Markers | None = None
-    node_name: NodeName | None = None
-    """The name of the Kubernetes node."""
-    cluster: ClusterTask | None = None
-    """The agent's client of the API server; None for an agent without one, which does not load that code."""
-    awaits_controller: bool = False
-    """Whether a controller has deployed the agent, and lists the resources that KubeVirt offers itself."""
-    vgpu_configs: ConfigText | None = None
-    """The vGPU configs of the settings' file."""
-    moves: change.Site | None = None
-    """The host on which the agent changes GPUs; None for an agent that changes none."""
-    pods: Path | None = None
-    """The folder in which the kubelet makes a folder for each pod; None if the agent can't see it."""
-
-
-async def run_until_stopped(options: NodeOptions) -> None:
+async def run_until_stopped(options: NodeOptions, cluster: ClusterTask | None = None) -> None:
     """Run the agent until SIGTERM or SIGINT; it returns after it has removed its sockets and written the ledger."""
-    await until_stopped(run(options))
+    await until_stopped(run(options, cluster))
 
 
-async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None = None) -> None:
+async def run(
+    options: NodeOptions, cluster: ClusterTask | None = None, *, started: Callable[[Agent], None] | None = None
+) -> None:
     """Run the agent until it is cancelled; raise AlreadyRunningError if the node has another agent.
 
     `started` is called with the new agent.
@@ -123,9 +72,7 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
         boot_id = snapshot.boot_id(options.kernel)
         recorded = RecordedAllocations(options.kubelet, _read_node(options), store.value, boot_id, store.save)
         shares = _shares(options, options.cdi_folder) if options.cdi_folder and not options.vgpus_only else None
-        agent = Agent(
-            _site(options, recorded), options.settings, options.ids, _who_we_are(options), options.intervals, shares
-        )
+        agent = Agent(options, _record(options, recorded), _who_we_are(options), shares)
         if started is not None:
             started(agent)
         async with asyncio.TaskGroup() as group:
@@ -134,7 +81,7 @@ async def run(options: NodeOptions, *, started: Callable[[Agent], None] | None =
             if not options.labels_only:
                 group.create_task(store.run(lambda problem: agent.report_problem("record history", problem)))
                 _follow_kubelet(group, agent, options, recorded)
-            if (cluster := options.cluster) is not None:
+            if cluster is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
             if (path := options.config_file) is not None:
                 file = ConfigFile(path, options.workers("configs"), options.clock, options.intervals)
@@ -284,33 +231,10 @@ def _read_node(options: NodeOptions) -> ReadNode:
     return unread_node if options.plugin_only else partial(read_node, options.kernel)
 
 
-def _site(options: NodeOptions, recorded: RecordedAllocations) -> Site:
+def _record(options: NodeOptions, recorded: RecordedAllocations) -> KubeletRecord:
     pods = PodFolder(options.pods, lambda: has_usual_root(options.kernel)) if options.pods is not None else None
-    return Site(
-        kernel=options.kernel,
-        clock=options.clock,
-        watching=options.workers("watching"),
-        writing=options.workers("writing"),
-        allocating=options.workers("allocating"),
-        recorded=recorded.read,
-        pod_starts=pods.read if pods is not None else lambda: None,
-        ledger=options.ledger,
-        gates=options.gates,
-        state_file=options.state_file,
-        cdi_folder=None if options.settings.cdi is CdiUse.NONE else options.cdi_folder,
-        markers=options.markers,
-        moving=Moving(options.moves, options.workers) if options.moves is not None else None,
-        may_lack_gates=options.plugin_only,
-        desired_by_gpu=options.ledger.with_name(desiredstatestore.FILE) if options.node_name is not None else None,
-        node_name=options.node_name,
-        vgpu_configs=options.vgpu_configs,
-        vgpus_only=options.vgpus_only,
-        watches_gpu_node=options.cluster is not None and not options.vgpus_only,
-        awaits_controller=options.awaits_controller and options.cluster is not None and not options.vgpus_only,
-        writes_node_counts=options.cluster is not None and not options.vgpus_only,
-        pod_inquiry=recorded.inquiry,
-        lost=recorded.lost,
-        sees_processes=not options.plugin_only,
+    return KubeletRecord(
+        recorded.read, recorded.lost, recorded.inquiry, pods.read if pods is not None else lambda: None
     )
 
 

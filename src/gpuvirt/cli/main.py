@@ -37,6 +37,7 @@ COMMANDS = {
     "node": Command("services", "Run the agent of this node: offer its GPUs to the kubelet."),
     "controller": Command("services", "Run the controller, which deploys operands to GPU nodes."),
     "extender": Command("services", "Run the scheduler extender, which places shares of GPUs."),
+    "webhook": Command("services", "Run the admission webhook for pods of Kata with vGPUs."),
     "status": Command("diagnosis", "Show whether gpuvirt is ready, and the state of each component on each GPU node."),
     "shares": Command("diagnosis", "Show the shared GPUs of the cluster, and what is left."),
     "uninstall": Command("services", "Remove what gpuvirt has created in the cluster."),

@@ -94,6 +94,8 @@ VGPU_DRIVER = "vgpu-manager"
 VGPU_DEVICE_MANAGER = "vgpu-device-manager"
 WITH_TOOLKIT = frozenset({Workload.CONTAINER, Workload.SHARED})
 """The workloads in which containers get GPUs from NVIDIA's container toolkit."""
+WITH_VGPU_DRIVER = frozenset({Workload.VGPU, Workload.ON_DEMAND})
+"""The workloads whose GPUs carry vGPUs, for which NVIDIA's vGPU driver runs."""
 SETS = {
     Workload.CONTAINER: (
         DRIVER,
@@ -128,6 +130,14 @@ SETS = {
         AGENT,
         VGPU_DRIVER,
         VGPU_DEVICE_MANAGER,
+        VALIDATOR,
+        "cc-manager",
+        "client",
+    ),
+    # Without the vgpu-device-manager: the agent creates a vGPU when the kubelet allocates one, by no vGPU config.
+    Workload.ON_DEMAND: (
+        AGENT,
+        VGPU_DRIVER,
         VALIDATOR,
         "cc-manager",
         "client",

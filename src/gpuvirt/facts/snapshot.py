@@ -8,7 +8,7 @@ from gpuvirt.facts.ids import BootId, IommuGroup, PciAddress
 from gpuvirt.facts.notknown import NotKnown
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.platform import Attribute
-from gpuvirt.facts.vgpu import VgpuHost
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.paths import HostPath
 
 
@@ -126,6 +126,35 @@ class Facts:
 
 def _after(now: Mapping[K, V], before: Mapping[K, V]) -> Mapping[K, V]:
     return {key: last if (last := before.get(key, value)) == value else value for key, value in now.items()}
+
+
+def with_vgpu(facts: Facts, gpu: PciAddress, vgpu: LiveVgpu) -> Facts:
+    """Return the facts with a vGPU that was just created on a GPU; the same object if they have it already."""
+    host = facts.vgpu_hosts.get(gpu)
+    if host is None or any(live.id == vgpu.id for live in host.live):
+        return facts
+    left = {parent: dict(types) for parent, types in host.creatable.items()}
+    types = left.get(vgpu.parent, {})
+    if not isinstance(vgpu.type, Unread) and vgpu.type in types:
+        types[vgpu.type] = max(types[vgpu.type] - 1, 0)
+    hosts = {**facts.vgpu_hosts, gpu: replace(host, creatable=left, live=(*host.live, vgpu))}
+    nodes = facts.group_nodes | ({vgpu.group} if isinstance(vgpu.group, int) else frozenset())
+    return replace(facts, vgpu_hosts=hosts, group_nodes=nodes)
+
+
+def with_vgpu_host(facts: Facts, host: VgpuHost) -> Facts:
+    """Return the facts with the vGPUs of one GPU as they were observed later; the same object if nothing differs."""
+    before = facts.vgpu_hosts.get(host.gpu)
+    if before is None or before == host:
+        return facts
+    gone = _groups_of(before) - _groups_of(host)
+    hosts = {**facts.vgpu_hosts, host.gpu: host}
+    return replace(facts, vgpu_hosts=hosts, group_nodes=(facts.group_nodes | _groups_of(host)) - gone)
+
+
+def _groups_of(host: VgpuHost) -> frozenset[IommuGroup]:
+    mediated = host.framework is Framework.MDEV  # a VF keeps its group
+    return frozenset(live.group for live in host.live if isinstance(live.group, int) and mediated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ class VgpuHost:
     unread: tuple[Unread, ...] = ()
     quarantined: Mapping[PciAddress, str] = field(default_factory=dict)
     """VFs that rejected a type which they list as creatable, with their error. No vGPU is created on them."""
+    type_ids: Mapping[VgpuType, str] = field(default_factory=dict)
+    """The host's ids of mediated devices' types: `nvidia-592`. They may change with the driver."""
 
     def with_refusal(self, parent: PciAddress, error: str) -> Self:
         """Return the report with a VF in quarantine, until the VF carries a type again or SR-IOV is switched off."""

@@ -48,6 +48,17 @@ def scan_some(kernel: Kernel, some: Collection[PciAddress], before: Facts) -> Fa
     return _scanned(_Scan(kernel, others), others.functions, brief=True)
 
 
+def scan_functions(
+    kernel: Kernel, before: Facts, some: Collection[PciAddress] | None = None
+) -> Mapping[PciAddress, PciFunction]:
+    """Return the functions of the host, without their vGPUs. Those that are in `before` and not in `some` aren't read.
+
+    Without `some`, all are read.
+    """
+    taken = {} if some is None else {a: function for a, function in before.functions.items() if a not in some}
+    return _Scan(kernel, replace(before, functions=taken)).functions(taken)
+
+
 def _scanned(scanning: "_Scan", taken: Mapping[PciAddress, PciFunction], *, brief: bool) -> Facts:
     """Return the current facts of the host without reading the functions in `taken`."""
     kernel = scanning.kernel

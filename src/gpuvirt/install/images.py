@@ -18,6 +18,7 @@ from gpuvirt.cluster.labels import OS_LABEL
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
 from gpuvirt.cluster.operator.operands.site import Site
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.errors import ConfigError
 
 WORKLOADS = {"Deployment", "DaemonSet", "StatefulSet", "Job"}
@@ -144,14 +145,14 @@ def _site(containers: Iterable[_Container], inputs: Inputs) -> Site:
             variables = {variable.name: variable.value for variable in container.env}
             beside = "--coexist" in container.args
     systems = inputs.systems or frozenset({UNKNOWN_OS})
+    images = {name: value for name, value in variables.items() if name.endswith("_IMAGE")}
+    settings = ControllerSettings(namespace="", images=images, coexists=beside)
     return Site(
-        namespace="",
-        image=variables.get(CONTROLLER_IMAGE) or inputs.image,
-        images={name: value for name, value in variables.items() if name.endswith("_IMAGE")},
+        settings,
+        variables.get(CONTROLLER_IMAGE) or inputs.image,
         vgpu_os=systems,
         container_os=systems,
         has_container_nodes=True,
-        coexists=beside,
     )
 
 

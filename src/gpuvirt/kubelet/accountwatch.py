@@ -35,6 +35,16 @@ class Listener(Protocol):
         """Whether the devices that the kubelet counts differ from the offered devices, as last observed."""
         ...
 
+    @property
+    def hurried(self) -> Signal:
+        """Set when an allocation begins to wait for the device of a pod that may have ended."""
+        ...
+
+    @property
+    def hurries(self) -> bool:
+        """Whether an allocation waits for such a device now."""
+        ...
+
     def observe_account(self, account: KubeletAccount | None) -> None:
         """Store the allocations of pods, None where they are unknown."""
         ...
@@ -103,13 +113,15 @@ class AccountWatch:
                     pause_s = self._pause_s(listener)
                     # The early reading may miss a device that was also allocated to a pod.
                     early = pause_s < self._intervals.allocations_after_allocation_s
-                    await self._clock.sleep(pause_s)
+                    await listener.hurried.wait_for(self._clock, pause_s)
         finally:
             await self._api.close()
 
     def _pause_s(self, listener: Listener) -> float:
         """Return the pause before the next reading: the kubelet lists a pod a moment after it has allocated devices."""
         most_s = self._intervals.allocations_after_allocation_s
+        if listener.hurries:
+            return self._intervals.allocations_after_withdrawal_s
         if not (self._reports_counted and listener.unsettled):
             return most_s
         self._early += 1

@@ -31,6 +31,8 @@ class Answers:
     """Returns the preferred devices for a resource, the available devices, those that must be chosen, and a number."""
     allocate: Callable[[Request], Awaitable[tuple[Attachment, ...]]]
     """Allocates devices to containers."""
+    pre_start: Callable[[ResourceName, Sequence[DeviceId]], Awaitable[None]]
+    """Is called before each start of a container with on-demand vGPUs."""
 
 
 class DevicePlugin(PluginServer):
@@ -53,7 +55,7 @@ class DevicePlugin(PluginServer):
     @property
     @override
     def options(self) -> pb.DevicePluginOptions:
-        return wire.options()
+        return wire.on_demand_options() if self._view.on_demand is not None else wire.options()
 
     @override
     def listed(self) -> pb.ListAndWatchResponse:
@@ -87,4 +89,9 @@ class DevicePlugin(PluginServer):
 
     @override
     async def pre_start(self, request: pb.PreStartContainerRequest, call: Call) -> pb.PreStartContainerResponse:
+        try:
+            await self._answers.pre_start(self.resource, wire.starting_devices(request))
+        except AllocationRefusedError as error:
+            reason = error.reason
+            await self.refuse(call, grpc.StatusCode.FAILED_PRECONDITION, reason.text, reason=reason.code)
         return pb.PreStartContainerResponse()

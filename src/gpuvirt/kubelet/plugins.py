@@ -69,7 +69,7 @@ class Plugins:
             problem = nodeproblems.not_registered(view.name, str(error))
             self._agent.observe_registration(view.name, Registration(registered=False, because=problem))
             return
-        answers = Answers(self._agent.allocator.prefer, self._agent.allocator.allocate)
+        answers = Answers(self._agent.prefer, self._agent.allocate, self._agent.pre_start)
         plugin = DevicePlugin(view, path, answers, self._clock, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
         self._plugins[view.name] = plugin
         self._registrar.add(plugin)

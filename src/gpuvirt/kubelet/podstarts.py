@@ -7,7 +7,7 @@ The kubelet makes a pod's folder after the pod's admission, and before it starts
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuvirt.node.site import PodStarts
+from gpuvirt.node.known.kubeletrecord import PodStarts
 
 
 class PodFolder:

@@ -30,6 +30,11 @@ def options() -> pb.DevicePluginOptions:
     return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
+def on_demand_options() -> pb.DevicePluginOptions:
+    """Return the optional calls of a plugin of on-demand vGPUs: both."""
+    return pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+
 def unit_options() -> pb.DevicePluginOptions:
     """Return the optional calls of a plugin of units: PreStartContainer alone, since all units are equal."""
     return pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)

@@ -1,1 +1,1 @@
-"""The HTTP pages of the agent and the controller: probes and metrics."""
+"""The HTTP pages of the processes: probes, metrics, the extender's verbs, and the webhook's reviews."""

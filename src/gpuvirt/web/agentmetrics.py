@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.web.exposition import counter, gauge, head, number, text_of
+from gpuvirt.web.exposition import counter, gauge, histograms, text_of
 
 HEALTHY = "healthy"
 UNHEALTHY = "unhealthy"
@@ -46,7 +46,9 @@ def page(
             ("resource", "outcome"),
             telemetry.allocations.items(),
         ),
-        _allocate_seconds(telemetry),
+        histograms(
+            "gpuvirt_allocate_seconds", "Duration of successful Allocate calls.", (), [((), telemetry.allocate_s)]
+        ),
         counter(
             "gpuvirt_registrations_total",
             "Registrations at the kubelet by outcome.",
@@ -192,16 +194,3 @@ def _conditions(view: NodeView) -> Iterator[str]:
 def _info(view: NodeView) -> Iterator[str]:
     version = view.agent.version if view.agent is not None else ""
     yield from gauge("gpuvirt_info", "The agent's version.", ("version",), [((version,), 1)])
-
-
-def _allocate_seconds(telemetry: Telemetry) -> Iterator[str]:
-    name, histogram = "gpuvirt_allocate_seconds", telemetry.allocate_s
-    yield from head(name, "Duration of successful Allocate calls.", "histogram")
-    cumulative = 0
-    for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=False):
-        cumulative += count
-        yield f'{name}_bucket{{le="{number(bound_s)}"}} {cumulative}'
-    total = sum(histogram.counts)
-    yield f'{name}_bucket{{le="+Inf"}} {total}'
-    yield f"{name}_sum {number(histogram.total_s)}"
-    yield f"{name}_count {total}"

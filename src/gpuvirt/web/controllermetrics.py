@@ -10,19 +10,34 @@ from gpuvirt import __version__
 from gpuvirt.cluster.operator.controller import Controller
 from gpuvirt.cluster.operator.decisions import Decisions
 from gpuvirt.cluster.operator.policy.status import verdict_of
+from gpuvirt.cluster.webhookcertificate.keeper import CertificateKeeper
 from gpuvirt.web.exposition import counter, gauge, text_of
 
 READY, NOT_READY, NO_POLICY = 1, 0, -1
 """Values of `gpu_operator_reconciliation_status`; NVIDIA's operator also has -2, for its own failures."""
 
 
-def page(controller: Controller | None) -> str:
-    """Return the page; `controller` is None in a process that does not lead."""
+def page(controller: Controller | None, certificate: CertificateKeeper | None = None) -> str:
+    """Return the page; `controller` is None in a process that does not lead.
+
+    `certificate` keeps the webhook's certificate, None if the controller does not.
+    """
     leads = gauge("gpuvirt_controller_leads", "1 in the leading process.", (), [((), float(controller is not None))])
     info = gauge("gpuvirt_info", "The controller's version.", ("version",), [((__version__,), 1)])
     if controller is None or controller.decisions is None:
         return text_of(leads, info)
-    return text_of(leads, info, *of_decisions(controller.decisions), _writes(controller))
+    return text_of(leads, info, *of_decisions(controller.decisions), _writes(controller), _certificate(certificate))
+
+
+def _certificate(keeper: CertificateKeeper | None) -> Iterator[str]:
+    if keeper is None:
+        return
+    yield from gauge(
+        "gpuvirt_webhook_certificate_kept", "1 while the webhook's certificate is kept.", (), [((), not keeper.problem)]
+    )
+    if keeper.ends_s is not None:
+        text = "When the webhook's certificate ends, in seconds since 1970."
+        yield from gauge("gpuvirt_webhook_certificate_end_seconds", text, (), [((), keeper.ends_s)])
 
 
 def of_decisions(decided: Decisions) -> tuple[Iterator[str], ...]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
+from gpuvirt.node.loops.telemetry import Histogram
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -25,6 +27,24 @@ def gauge(name: str, text: str, labels: tuple[str, ...], values: Samples) -> Ite
     yield from _samples(name, labels, values)
 
 
+def histograms(
+    name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], Histogram]]
+) -> Iterator[str]:
+    """Yield the lines of a histogram of durations."""
+    yield from head(name, text, "histogram")
+    for key, histogram in values:
+        pairs = _pairs(labels, key)
+        within = f"{{{pairs}}}" if pairs else ""
+        cumulative = 0
+        for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=False):
+            cumulative += count
+            yield f'{name}_bucket{{{pairs}{"," if pairs else ""}le="{number(bound_s)}"}} {cumulative}'
+        total = sum(histogram.counts)
+        yield f'{name}_bucket{{{pairs}{"," if pairs else ""}le="+Inf"}} {total}'
+        yield f"{name}_sum{within} {number(histogram.total_s)}"
+        yield f"{name}_count{within} {total}"
+
+
 def head(name: str, text: str, kind: str) -> Iterable[str]:
     """Return the HELP and TYPE lines of a metric."""
     return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
@@ -32,8 +52,12 @@ def head(name: str, text: str, kind: str) -> Iterable[str]:
 
 def _samples(name: str, labels: tuple[str, ...], values: Samples) -> Iterator[str]:
     for key, value in sorted(values):
-        pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in zip(labels, key, strict=True))
+        pairs = _pairs(labels, key)
         yield f"{name}{{{pairs}}} {number(value)}" if pairs else f"{name} {number(value)}"
+
+
+def _pairs(labels: tuple[str, ...], key: tuple[str, ...]) -> str:
+    return ",".join(f'{label}="{_escaped(text)}"' for label, text in zip(labels, key, strict=True))
 
 
 def number(value: float) -> str:

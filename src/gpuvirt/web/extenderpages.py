@@ -10,7 +10,7 @@ from gpuvirt import __version__
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.extender.extender import FAILED, MALFORMED, NOT_SERVING, VERBS, Answer, Extender, Requests, failed
 from gpuvirt.web.clients import Client, ClientRules, Standing
-from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, head, number, text_of
+from gpuvirt.web.exposition import CONTENT_TYPE, counter, gauge, histograms, text_of
 from gpuvirt.web.handshakes import Handshakes
 from gpuvirt.web.httpserver import HttpAnswer, HttpRequest
 from gpuvirt.web.probes import Answer as Page
@@ -134,7 +134,12 @@ class ExtenderPages:
                 ("verb", "result"),
                 requests.results.items(),
             ),
-            _seconds(requests),
+            histograms(
+                "gpuvirt_extender_request_seconds",
+                "Duration of requests, by verb.",
+                ("verb",),
+                [((verb,), histogram) for verb, histogram in requests.seconds.items()],
+            ),
             counter(
                 "gpuvirt_extender_clients_total",
                 "Requests of kube-scheduler, by what is known of the client's certificate.",
@@ -150,20 +155,6 @@ class ExtenderPages:
             _books(extender) if extender.leads else (),
             gauge("gpuvirt_info", "The extender's version.", ("version",), [((__version__,), 1)]),
         )
-
-
-def _seconds(requests: Requests) -> Iterator[str]:
-    name = "gpuvirt_extender_request_seconds"
-    yield from head(name, "Duration of requests, by verb.", "histogram")
-    for verb, histogram in requests.seconds.items():
-        cumulative = 0
-        for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=False):
-            cumulative += count
-            yield f'{name}_bucket{{verb="{verb}",le="{number(bound_s)}"}} {cumulative}'
-        total = sum(histogram.counts)
-        yield f'{name}_bucket{{verb="{verb}",le="+Inf"}} {total}'
-        yield f'{name}_sum{{verb="{verb}"}} {number(histogram.total_s)}'
-        yield f'{name}_count{{verb="{verb}"}} {total}'
 
 
 def _books(extender: Extender) -> Iterator[str]:

@@ -77,10 +77,12 @@ class HttpServer:
         clients: ClientRules | None = None,
         *,
         request_s: float = REQUEST_S,
+        most_body_bytes: int | None = None,
     ) -> None:
         """`clients` are the certificates that clients need.
 
-        `request_s` is how long a request may take to arrive, and an answer to be read.
+        `request_s` is how long a request may take to arrive, and an answer to be read. `most_body_bytes` is the size of
+        the largest body, MOST_BODY_BYTES by default.
         """
         self.port: int | None = None
         """The port of the server; None before it listens."""
@@ -89,6 +91,7 @@ class HttpServer:
         self._clock = clock or RealClock()
         self._clients = clients
         self._request_s = request_s
+        self._most_body_bytes = most_body_bytes
 
     async def run(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         """Serve at an address until cancelled; raises CannotListenError."""
@@ -111,7 +114,9 @@ class HttpServer:
         self.connections.add(connection, now_s)
         try:
             received = partial(self.connections.received, connection)
-            stream = _Stream(h11.Connection(h11.SERVER), reader, writer, known, received)
+            http = h11.Connection(h11.SERVER)
+            most = MOST_BODY_BYTES if self._most_body_bytes is None else self._most_body_bytes
+            stream = _Stream(http, reader, writer, known, received, most)
             while await self._answer(stream, connection):
                 stream.http.start_next_cycle()
             self.connections.remove(connection)
@@ -159,6 +164,7 @@ class _Stream:
     client: Client
     received: Callable[[int], None]
     """Gets the numbers of bytes of a body that arrive."""
+    most_body_bytes: int
 
     async def next(self) -> h11.Event:
         """Return the next event of a request; raise h11.RemoteProtocolError for what is not HTTP, or a torn body."""
@@ -180,7 +186,7 @@ class _Stream:
         method, path = head.method.decode("latin-1"), head.target.decode("latin-1").partition("?")[0]
         parts: list[bytes] = []
         size = int(headers.get(b"content-length", "0"))
-        while size <= MOST_BODY_BYTES:
+        while size <= self.most_body_bytes:
             event = await self.next()
             if isinstance(event, h11.Data):
                 parts.append(bytes(event.data))
@@ -188,7 +194,7 @@ class _Stream:
                 size = max(size, sum(map(len, parts)) if b"content-length" not in headers else 0)
             else:
                 return HttpRequest(method, path, kind, b"".join(parts), client=self.client)
-        fault = f"the body is larger than {MOST_BODY_BYTES >> 20} MiB"
+        fault = f"the body is larger than {self.most_body_bytes >> 20} MiB"
         return HttpRequest(method, path, kind, fault=fault, client=self.client)
 
     async def send(self, answer: HttpAnswer, method: str) -> None:

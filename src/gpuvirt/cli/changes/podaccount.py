@@ -19,11 +19,11 @@ from gpuvirt.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.model.allocation.allocations import Consumers, Unknown
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, allocations_of, settle, timed
 from gpuvirt.model.allocation.podallocations import Allocation, PodAllocations, map_allocations
+from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.vgpus.gpustate import Holding, holdings_of
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, Seen, refusals
 from gpuvirt.node.change.gate.gaterecord import Reading
-from gpuvirt.node.change.inputs import Account
 from gpuvirt.node.known import snapshot
 from gpuvirt.node.store.recordhistorystore import read_history
 from gpuvirt.paths import HostRoots, KubeletPaths

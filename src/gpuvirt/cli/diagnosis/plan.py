@@ -1,7 +1,7 @@
 """`gpuvirt plan node/NAME`: what a workload or a vGPU config would change on a node; it writes nothing."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -113,7 +113,7 @@ def show(found: NodePlan) -> None:
     for gpu in found.gpus:
         mode = gpu.mode if gpu.mode == gpu.desired_mode else f"{gpu.mode} -> {gpu.desired_mode}"
         then = "unknown" if gpu.vgpus_then is None else _counts(gpu.vgpus_then)
-        free = "unknown" if gpu.fits is None else _counts(gpu.fits)
+        free = "unknown" if gpu.fits is None else "by type" if gpu.one_of and gpu.fits else _counts(gpu.fits)
         table.add(gpu.address, mode, _counts(gpu.vgpus), then, free, below=_below(gpu))
     if found.gpus:
         table.print(out)
@@ -122,16 +122,30 @@ def show(found: NodePlan) -> None:
     out.print()
     for text in dict.fromkeys(text for gpu in found.gpus for text in gpu.unknown):
         say(out, text, head="not known here: ")
-    total = sum((Counter(gpu.fits or {}) for gpu in found.gpus), Counter[str]())
-    say(out, f"VMs that then fit: {_vms(total)}", style="green" if total else "yellow")
+    total, one_of = (_total(gpu for gpu in found.gpus if gpu.one_of is alternatives) for alternatives in (False, True))
+    parts = [_vms(total)] if total or not one_of else []
+    either = " or ".join(f"{count} with {name}" for name, count in _largest_last(one_of))
+    parts += [f"{either} (the first vGPU of a GPU decides its type)"] if one_of else []
+    say(out, f"VMs that then fit: {', '.join(parts)}", style="green" if total or one_of else "yellow")
+
+
+def _total(gpus: Iterable[GpuPlan]) -> Counter[str]:
+    return sum((Counter(gpu.fits or {}) for gpu in gpus), Counter[str]())
 
 
 def _below(gpu: GpuPlan) -> list[str]:
     lines = [f"in the way: {', '.join(gpu.in_the_way)}"] if gpu.in_the_way else []
+    if gpu.one_of and gpu.fits:
+        lines.append(f"free: {' or '.join(f'{count} x {name}' for name, count in _largest_last(gpu.fits))}")
     lines += gpu.reasons
     if not (gpu.changes or gpu.in_the_way or gpu.reasons):
         lines.append("nothing changes")
     return lines
+
+
+def _largest_last(fits: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the types and their counts, the smallest type first, of which most fit."""
+    return sorted(fits.items(), key=lambda fit: (-fit[1], fit[0]))
 
 
 def _counts(counts: Mapping[str, int]) -> str:

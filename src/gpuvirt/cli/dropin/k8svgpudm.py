@@ -17,7 +17,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.apps.node import NodeOptions, run_until_stopped
+from gpuvirt.apps.node import run_until_stopped
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import Namespace, NodeName, parse_namespace, parse_node_name
@@ -25,7 +25,9 @@ from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.node.change.site import site_of
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.published import statefile
+from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 T = TypeVar("T")
@@ -196,10 +198,11 @@ def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
         log.warning("%s does not exist; the built-in vGPU configs apply until it does", arguments.config_file)
     kernel = RealKernel(arguments.roots)
     site = site_of(kernel, arguments.roots, arguments.kubelet, arguments.driver_root)
+    ledger = arguments.roots.local(options.LEDGER)
     run = NodeOptions(
         kernel=kernel,
         kubelet=arguments.kubelet,
-        ledger=arguments.roots.local(options.LEDGER),
+        ledger=ledger,
         gates=site.locks,
         state_file=arguments.roots.run / statefile.FILE,
         settings=Settings(mode=DesiredMode.VGPU, vgpu_config=arguments.default_config),
@@ -207,7 +210,7 @@ def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
         vgpus_only=True,
         config_file=arguments.config_file,
         node_name=arguments.node,
-        cluster=cluster,
+        desired_state=ledger.with_name(desiredstatestore.FILE),
         moves=site,
     )
-    asyncio.run(run_until_stopped(run))
+    asyncio.run(run_until_stopped(run, cluster))

@@ -10,9 +10,9 @@ from gpuvirt.apps.controller import ControllerOptions, run_until_stopped
 from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import address_of
-from gpuvirt.cluster.operator.decisions import ControllerSettings
-from gpuvirt.cluster.operator.operands.site import SharedResource
+from gpuvirt.cluster.operator.settings import ControllerSettings, SharedResource
 from gpuvirt.errors import ConfigError, InvalidIdError
+from gpuvirt.facts.ids import ObjectName, parse_object_name
 from gpuvirt.model.desired.settings import parse_units_resource
 from gpuvirt.model.shares.demand import WHOLE, Units
 
@@ -85,6 +85,15 @@ def controller(  # noqa: PLR0913  one parameter an option
             help="Set no UID for unprivileged pods: on OpenShift, their namespace sets it.",
         ),
     ] = False,
+    webhook: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_WEBHOOK",
+            metavar="NAME",
+            help="Service and configuration of `gpuvirt webhook`. The controller then keeps its certificate, the"
+            " Secret NAME-cert, and has the API server trust it.",
+        ),
+    ] = "",
     listen: Annotated[
         str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
     ] = ":8080",
@@ -114,8 +123,17 @@ def controller(  # noqa: PLR0913  one parameter an option
         ),
         elects=leader_elect,
         listen=address_of(listen),
+        webhook=_webhook(webhook),
     )
     asyncio.run(run_until_stopped(served))
+
+
+def _webhook(name: str) -> ObjectName | None:
+    """Return the webhook's name, None without one; raise ConfigError."""
+    try:
+        return parse_object_name(name) if name else None
+    except InvalidIdError as error:
+        raise ConfigError(str(error), where="--webhook") from error
 
 
 def _shared(name: str, units: int) -> SharedResource | None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuvirt.apps.node import ClusterTask, NodeOptions
 from gpuvirt.cli.parameters import options
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 
-def labelling_agent(roots: HostRoots, settings: Settings, cluster: ClusterTask) -> NodeOptions:
+def labelling_agent(roots: HostRoots, settings: Settings) -> NodeOptions:
     """Return the options of the agent; all GPUs count as GPUs for containers, whatever `settings` say."""
     return NodeOptions(
         kernel=RealKernel(roots),
@@ -30,5 +30,4 @@ def labelling_agent(roots: HostRoots, settings: Settings, cluster: ClusterTask) 
         plugin_only=True,
         vgpus_only=True,
         labels_only=True,
-        cluster=cluster,
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.apps.node import NodeOptions, run_until_stopped
+from gpuvirt.apps.node import run_until_stopped
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
 from gpuvirt.cli.services.labelling import labelling_agent
@@ -22,8 +22,10 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CdiUse, Settings
 from gpuvirt.node.change.gate.gates import plugin_gates
 from gpuvirt.node.change.site import site_of
+from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.published import cdifiles, statefile
 from gpuvirt.node.published.markers import Markers
+from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import HostRoots, KubeletPaths
 
 log = logging.getLogger(__name__)
@@ -88,8 +90,8 @@ def node(  # noqa: PLR0913  one parameter an option
     set_up(log_format, verbose=verbose)
     if labels_only:
         side = apiserver.labels_side(apiserver.node_name_of(node_name), kubeconfig, context)
-        observer = labelling_agent(HostRoots.under(host_root), options.read_settings(config), side)
-        asyncio.run(run_until_stopped(replace(observer, listen=address_of(listen))))
+        observer = labelling_agent(HostRoots.under(host_root), options.read_settings(config))
+        asyncio.run(run_until_stopped(replace(observer, listen=address_of(listen)), side))
         return
     roots = HostRoots.under(host_root, system_root)
     kubelet = KubeletPaths.seen_through(kubelet_dir, roots.system)
@@ -101,13 +103,14 @@ def node(  # noqa: PLR0913  one parameter an option
     cluster = apiserver.cluster_side(node, kubeconfig, config_map, context=context)
     if node is not None and cluster is None:
         _report_unapplied(settings, node)
+    ledger = options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER)
     run = NodeOptions(
         kernel=kernel,
         markers=Markers(validations_dir, roots.system) if validations_dir is not None else None,
         moves=site if settings.manages or cluster is not None else None,
         kubelet=kubelet,
         pods=None if plugin_only else _pods(roots, kubelet),
-        ledger=options.plugin_only_ledger(kubelet) if plugin_only else roots.local(options.LEDGER),
+        ledger=ledger,
         gates=plugin_gates(kubelet.device_plugins) if plugin_only else site.locks,
         state_file=None if plugin_only else roots.run / statefile.FILE,
         cdi_folder=None if plugin_only else roots.run / cdifiles.FOLDER,
@@ -118,11 +121,13 @@ def node(  # noqa: PLR0913  one parameter an option
         plugin_only=plugin_only,
         node_name=node,
         vgpu_configs=options.read_vgpu_configs(settings),
-        cluster=cluster,
-        awaits_controller=await_controller,
+        desired_state=ledger.with_name(desiredstatestore.FILE) if node is not None else None,
+        watches_gpu_node=cluster is not None,
+        awaits_controller=await_controller and cluster is not None,
+        writes_node_counts=cluster is not None,
         listen=address_of(listen),
     )
-    asyncio.run(run_until_stopped(run))
+    asyncio.run(run_until_stopped(run, cluster))
 
 
 def _report_unapplied(settings: Settings, node: NodeName) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gpuvirt.apps.logs import LogFormat, set_up
-from gpuvirt.apps.node import NodeOptions, run
+from gpuvirt.apps.node import run
 from gpuvirt.cli.simulated.sharesstory import HOST as SHARED
 from gpuvirt.cli.simulated.sharesstory import SharesStory
 from gpuvirt.cli.simulated.story import Stage, Story
@@ -25,6 +25,8 @@ from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.node.agent import Agent
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.options import NodeOptions
+from gpuvirt.node.store import desiredstatestore
 from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
@@ -93,6 +95,7 @@ async def _stage(host: str, folder: Path, settings: Settings, cdi: Path | None =
         settings=settings,
         ids=PciIds((pciids.shipped(),)),
         node_name=NodeName("node01"),
+        desired_state=folder / desiredstatestore.FILE,
         moves=Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks", kubelet.device_plugins),
         clock=clock,
         # About a tenth of an agent's usual intervals, so that the demo is short.

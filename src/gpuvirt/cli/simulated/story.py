@@ -143,15 +143,17 @@ class Story:
         allocated = {device for allocation in pod.held for device in allocation.devices}
         failing = next((device for device in resource.devices if device.id not in allocated), resource.devices[0])
         before = self.kubelet.allocatable()[resource.name]
-        self.say(f"{failing.gpu} stops answering on the PCI bus. The agent detects it at its next observation:")
-        self._kernel.fall_off_bus(PciAddress(failing.gpu))
+        if (gpu := failing.gpu) is None:
+            return
+        self.say(f"{gpu} stops answering on the PCI bus. The agent detects it at its next observation:")
+        self._kernel.fall_off_bus(gpu)
         await self.until(lambda: self.kubelet.allocatable()[resource.name] < before, "the kubelet to count one less")
         self.counts("Allocatable", self.kubelet.allocatable())
         shown = next(shown for shown in self._view.resources if shown.name == resource.name)
         reason = next(reason for device in shown.devices for reason in device.reasons)
         render.say_reason(self.out, reason, style="yellow")
         self.say("The GPU answers again:")
-        self._kernel.fall_off_bus(PciAddress(failing.gpu), fallen=False)
+        self._kernel.fall_off_bus(gpu, fallen=False)
         await self.until(lambda: self.kubelet.allocatable()[resource.name] == before, "the kubelet to count it again")
         self.counts("Allocatable", self.kubelet.allocatable())
 

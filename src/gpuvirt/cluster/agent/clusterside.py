@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeVar
 
-from gpuvirt.clock import Clock
+from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.agent import noderequests
+from gpuvirt.cluster.agent.endingpods import EndingPods
 from gpuvirt.cluster.agent.gpunode import SpecListener, observe_gpu_node, observe_no_spec
 from gpuvirt.cluster.agent.gpunodekeeper import GpuNodeKeeper
 from gpuvirt.cluster.agent.keeping import SPREAD_S, KeeperDependencies, ReportOutcome
@@ -18,8 +20,9 @@ from gpuvirt.cluster.agent.noderequests import OF_VGPUS, OF_WORKLOAD, state_clai
 from gpuvirt.cluster.agent.operands import observed_of, operand_claim, operand_pods
 from gpuvirt.cluster.agent.podevents import PodEvents
 from gpuvirt.cluster.agent.podrequests import answer_inquiry
-from gpuvirt.cluster.agent.podshares import PodShares, node_pods
+from gpuvirt.cluster.agent.podshares import NodePod, PodShares, node_pods
 from gpuvirt.cluster.agent.sharedkeys import shared_claim
+from gpuvirt.cluster.agent.vgputypes import VgpuTypes
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
@@ -28,7 +31,7 @@ from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
-from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, ResourceName
+from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
@@ -84,6 +87,15 @@ class Follower(Protocol):
         """The shares of the node's GPUs; None for an agent that can't share GPUs."""
         ...
 
+    @property
+    def on_demand_pods(self) -> frozenset[PodUid]:
+        """The pods that have on-demand vGPUs, by the ledger."""
+        ...
+
+    def observe_ending(self, ending: frozenset[PodUid], /) -> None:
+        """Store the pods of the node that have ended or are being deleted."""
+        ...
+
     def take_request(self, delta: NodeRequest, /) -> None:
         """Store the observed parts of the desired state; parts that `delta` lacks stay as they are."""
         ...
@@ -137,11 +149,14 @@ class _Run:
         self._dependencies = KeeperDependencies(Client(side.credentials), side.node, clock, random)
         self._labels: Mapping[str, str] | None = None
         self._pods: tuple[Pod, ...] | None = None
+        self._types = VgpuTypes(self._dependencies, agent.views)
+        self._noted = Signal()
+        """Set when the node was observed."""
 
     def start(self) -> None:
         """Start the tasks."""
         side, agent = self._side, self._agent
-        claims = [shared_claim(agent.views)]
+        claims = [shared_claim(agent.views), self._types.claim]
         if not side.labels_only:
             claims += [state_claim(agent.vgpu_states, OF_VGPUS), state_claim(agent.workload_states, OF_WORKLOAD)]
         if side.operands is not None:
@@ -152,8 +167,7 @@ class _Run:
             self._follow_configs(side.config_map)
         if side.gpu_nodes:
             self._keep_gpu_node()
-        if agent.shares is not None:
-            self._keep_shares(agent.shares)
+        self._follow_pods(agent.shares)
         if not side.labels_only:
             report = self._reporter("pods of the node", "to list the pods of its node")
             self._start("pods of the node", lambda: answer_inquiry(agent.pod_inquiry, self._dependencies, report))
@@ -168,6 +182,9 @@ class _Run:
         def observe(delta: Delta[Node]) -> None:
             node = delta.objects.get(key)
             self._labels = node.metadata.labels if node is not None else None
+            if node is not None:
+                self._types.observe_node(node.metadata)
+                self._noted.set()
             if node is not None and self._agent.shares is not None:
                 self._agent.shares.observe_runtime(node.status.node_info.container_runtime_version)
             self._report_operands()
@@ -193,6 +210,7 @@ class _Run:
             self._agent.observe_kind(exists=True)
             take_request(delta)
             keeper.observe(delta)
+            self._types.observe_gpu_node(delta.objects.get(key))
 
         def observe_error(error: ApiError | None) -> None:
             if isinstance(error, NotFoundError | ForbiddenError):
@@ -205,22 +223,44 @@ class _Run:
         status = self._reporter("gpunode status", "to write its GpuNode's status")
         self._start("gpunode status", lambda: keeper.run(self._agent.views, status))
 
-    def _keep_shares(self, shares: NodeShares) -> None:
-        """Follow the node's pods from the first time that GPUs are shared; keep their annotations, write events."""
-        keeper = PodShares(self._dependencies, shares)
+    def _follow_pods(self, shares: NodeShares | None) -> None:
+        """Follow the node's pods from the first time that GPUs are shared, or vGPUs are offered on demand."""
+        followers: list[Callable[[Delta[NodePod]], None]] = [self._types.observe_pods]
+        followers.append(EndingPods(lambda: self._agent.on_demand_pods, self._agent.observe_ending).observe)
+        if shares is not None:
+            followers.append(self._keep_shares(shares))
         reflector = self._reflector(node_pods(self._dependencies.node))
-        report = self._reporter("pods", "to list the pods of its node, for their shares of GPUs")
-        written = self._reporter("shares", "to write the GPUs of a pod")
+        report = self._reporter("pods", "to watch the pods of its node")
+
+        def observe(delta: Delta[NodePod]) -> None:
+            for follower in followers:
+                follower(delta)
 
         async def follow() -> None:
-            await shares.until_in_use()
-            await reflector.run(keeper.observe, report)
+            await self._until_pods_count(shares)
+            await reflector.run(observe, report)
 
         self._start("pods", follow)
+        types = self._reporter("vgpu types", "to write events about its GpuNode")
+        self._start("vgpu types", lambda: self._types.run(types))
+
+    async def _until_pods_count(self, shares: NodeShares | None) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._agent.views.notifying(self._noted))
+            if shares is not None:
+                stack.enter_context(shares.notifying(self._noted))
+            while not (self._types.in_use or (shares is not None and shares.in_use)):
+                await self._noted.wait()
+
+    def _keep_shares(self, shares: NodeShares) -> Callable[[Delta[NodePod]], None]:
+        """Keep the annotations of pods with shares, and write events; return what takes the node's pods."""
+        keeper = PodShares(self._dependencies, shares)
+        written = self._reporter("shares", "to write the GPUs of a pod")
         self._start("shares", lambda: keeper.run(written))
         events = PodEvents(self._dependencies, shares.refusals, shares.pods)
         unwritten = self._reporter("events", "to write events about pods")
         self._start("pod events", lambda: events.run(unwritten))
+        return keeper.observe
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace

@@ -13,12 +13,13 @@ import msgspec
 
 from gpuvirt.clock import Signal
 from gpuvirt.cluster.agent.keeping import KeeperDependencies, ReportOutcome
+from gpuvirt.cluster.agent.podrequests import STATIC_POD
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Collection, PatchType
 from gpuvirt.cluster.failures import ConflictError, NotFoundError
 from gpuvirt.cluster.kinds.core import ENDED, AnyObject
 from gpuvirt.cluster.resources import Resource, pods
-from gpuvirt.cluster.shares.objects import PodStatus, SharingPod, demand_of_pod
+from gpuvirt.cluster.shares.objects import PodAnnotations, PodMetadata, PodStatus, SharingPod, demand_of_pod
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.model.shares.annotations import (
@@ -35,6 +36,14 @@ from gpuvirt.node.shares.nodeshares import NodeShares
 log = logging.getLogger(__name__)
 
 
+class _Annotations(PodAnnotations, frozen=True, gc=False):
+    static_pod: str = msgspec.field(default="", name=STATIC_POD)
+
+
+class _Metadata(PodMetadata, frozen=True, gc=False, rename="camel"):
+    annotations: _Annotations = _Annotations()
+
+
 class _Status(PodStatus, frozen=True, gc=False):
     phase: str = ""
 
@@ -42,7 +51,18 @@ class _Status(PodStatus, frozen=True, gc=False):
 class NodePod(SharingPod, frozen=True):
     """A pod with the requests of its containers, and whether they have ended."""
 
+    metadata: _Metadata
     status: _Status = _Status()
+
+    @property
+    def kubelet_uid(self) -> PodUid:
+        """The UID that the kubelet has for the pod."""
+        return PodUid(self.metadata.annotations.static_pod or self.metadata.uid)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the pod has ended or is being deleted."""
+        return self.status.phase in ENDED or bool(self.metadata.deletion_timestamp)
 
 
 class _Written(NamedTuple):

@@ -75,7 +75,8 @@ class Spec(Part, frozen=True, kw_only=True):
         Meta(
             description="The mode of all GPUs of the node. unmanaged: gpuvirt changes nothing. passthrough: whole GPUs"
             " for VMs. vgpu: vGPUs for VMs. container: GPUs on their native driver, for containers. shared: on their"
-            " native driver, and offered to pods in units."
+            " native driver, and offered to pods in units. on-demand: a vGPU is created when the kubelet allocates one"
+            " to a pod, and removed when the pod has ended."
         ),
     ] = DesiredMode.UNMANAGED
     vgpu_config: Annotated[
@@ -151,7 +152,8 @@ class Gpu(ReadGpu, frozen=True, kw_only=True):
 
     name: Annotated[str | None, Meta(description="The name of the GPU in the PCI ID database.")] = None
     desired_mode: Annotated[
-        str | None, Meta(description="The mode that the agent keeps the GPU in: passthrough, vgpu, container, shared.")
+        str | None,
+        Meta(description="The mode that the agent keeps the GPU in: passthrough, vgpu, container, shared, on-demand."),
     ] = None
     driver: Annotated[str | None, Meta(description="The kernel driver of the GPU; null: none or unknown.")] = None
     numa_node: Annotated[int | None, Meta(description="The NUMA node of the GPU; null: none or unknown.")] = None

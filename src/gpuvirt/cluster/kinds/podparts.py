@@ -1,4 +1,4 @@
-"""Pod templates as the controller writes them: the fields of core/v1 that operands need."""
+"""Pods as the controller and the webhook write them: the fields of core/v1 that operands and added containers need."""
 
 import msgspec
 
@@ -47,9 +47,10 @@ class SeLinuxOptions(Written, frozen=True, kw_only=True):
 
 
 class Capabilities(Written, frozen=True, kw_only=True):
-    """The capabilities that a container does not have."""
+    """The capabilities that a container has, or does not have, besides the default ones."""
 
-    drop: tuple[str, ...]
+    add: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
 
 
 class SeccompProfile(Written, frozen=True, kw_only=True):
@@ -104,6 +105,12 @@ class ConfigMapSource(Written, frozen=True, kw_only=True):
     items: tuple[KeyToPath, ...] = ()
 
 
+class SecretSource(Written, frozen=True, kw_only=True):
+    """A volume with the entries of a Secret as files."""
+
+    secret_name: str
+
+
 class EmptyDirSource(Written, frozen=True, kw_only=True):
     """A volume from an empty folder that exists as long as the pod."""
 
@@ -115,6 +122,7 @@ class Volume(Written, frozen=True, kw_only=True):
     host_path: HostPathSource | None = None
     config_map: ConfigMapSource | None = None
     empty_dir: EmptyDirSource | None = None
+    secret: SecretSource | None = None
 
 
 class HttpGet(Written, frozen=True, kw_only=True):
@@ -173,7 +181,10 @@ class Container(Written, frozen=True, kw_only=True):
 
     name: str
     image: str
-    image_pull_policy: str
+    image_pull_policy: str = ""
+    """Empty: the API server chooses it by the image's tag."""
+    restart_policy: str = ""
+    """`Always` makes an init container a sidecar, which runs as long as the pod."""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: tuple[EnvVar, ...] = ()

@@ -16,6 +16,8 @@ from gpuvirt.cluster.kinds.operandparts import (
     Operand,
 )
 from gpuvirt.cluster.kinds.parts import Part
+from gpuvirt.model.desired.settings import IdleCount, OnDemandNames
+from gpuvirt.model.desired.vgpuentries import Sizes
 
 
 class WorkloadConfig(StrEnum):
@@ -25,6 +27,7 @@ class WorkloadConfig(StrEnum):
     SHARED = "shared"
     VM_PASSTHROUGH = "vm-passthrough"
     VM_VGPU = "vm-vgpu"
+    ON_DEMAND = "on-demand"
 
 
 class SandboxMode(StrEnum):
@@ -79,6 +82,33 @@ class VgpuDeviceManager(Operand, frozen=True, kw_only=True):
     ] = None
 
 
+class OnDemandVgpus(Part, frozen=True, kw_only=True):
+    """How GPUs in mode on-demand are offered. gpuvirt alone has this part."""
+
+    names: Annotated[
+        OnDemandNames | None,
+        Meta(
+            description="How resources are named. number: by prefix and the number of the vGPU type on the host. type:"
+            " by NVIDIA's name of the type, as in mode vgpu. If unset: number."
+        ),
+    ] = None
+    prefix: Annotated[str, Meta(description="The beginning of the names by number. If unset: tencent.com/vgpu-.")] = ""
+    types: Annotated[
+        tuple[str, ...],
+        Meta(description="The vGPU types to offer, such as A10-4Q. If unset: all types that the driver lists."),
+    ] = ()
+    idle_count: Annotated[
+        IdleCount | None,
+        Meta(
+            description="How many vGPUs of each type an idle GPU counts: one, or max for as many as fit. If unset: one."
+        ),
+    ] = None
+    sizes: Annotated[
+        Sizes | None,
+        Meta(description="Whether vGPUs of several sizes may share a GPU: mixed or equal. If unset: as the GPU is."),
+    ] = None
+
+
 class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
     """Offers GPUs and vGPUs to VMs. The agent does it. If enabled is unset: true."""
 
@@ -96,6 +126,7 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
             " gpuvirt knows: example.com/nic, example.com, *.example.com."
         ),
     ] = None
+    on_demand: Annotated[OnDemandVgpus | None, Meta(description="How GPUs in mode on-demand are offered.")] = None
 
 
 class KataSandboxDevicePlugin(Operand, frozen=True, kw_only=True):

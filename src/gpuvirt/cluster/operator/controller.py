@@ -21,7 +21,7 @@ from gpuvirt.cluster.kinds.workloads import made_in
 from gpuvirt.cluster.labels import OPERAND_LABEL
 from gpuvirt.cluster.objects import PARTS, ObjectKey
 from gpuvirt.cluster.operator.announcer import Announcer
-from gpuvirt.cluster.operator.decisions import ControllerSettings, Decisions, deciding
+from gpuvirt.cluster.operator.decisions import Decisions, deciding
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, Mark, StoredObject
 from gpuvirt.cluster.operator.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
@@ -33,6 +33,7 @@ from gpuvirt.cluster.operator.otheroperator import OtherOperator, its_leases
 from gpuvirt.cluster.operator.picture import Picture, read_of, read_of_gpu_node, read_of_pod
 from gpuvirt.cluster.operator.policy.invalidstates import InvalidValue
 from gpuvirt.cluster.operator.scheduler.decisions import EXTENDER
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.store import AnyStore, Store
 from gpuvirt.cluster.operator.writer import Write, Writer
 from gpuvirt.cluster.operator.writes import (

@@ -1,6 +1,6 @@
 """The controller's decisions from one picture of the cluster: the writes, the events and the policy's status."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -24,7 +24,7 @@ from gpuvirt.cluster.operator.nodememory import NodeMemory
 from gpuvirt.cluster.operator.nodes.problems import Deployer, NodeVerdict
 from gpuvirt.cluster.operator.nodesummary import NodesSummary
 from gpuvirt.cluster.operator.operands.rendering import config_maps_of, render
-from gpuvirt.cluster.operator.operands.site import SharedResource, Site
+from gpuvirt.cluster.operator.operands.site import Site
 from gpuvirt.cluster.operator.operands.specchecks import spec_faults
 from gpuvirt.cluster.operator.picture import Picture
 from gpuvirt.cluster.operator.policy import invalidstates, policies, status
@@ -32,6 +32,7 @@ from gpuvirt.cluster.operator.policy.policies import Choice
 from gpuvirt.cluster.operator.policy.status import Progress, Verdict
 from gpuvirt.cluster.operator.policy.unsupported import unsupported
 from gpuvirt.cluster.operator.scheduler import decisions as scheduler
+from gpuvirt.cluster.operator.settings import ControllerSettings
 from gpuvirt.cluster.operator.writer import Write
 from gpuvirt.cluster.operator.writes import PatchPolicyStatus, Target
 from gpuvirt.cluster.resources import Metadata
@@ -39,30 +40,6 @@ from gpuvirt.model.reasons import Reason, clusterproblems
 
 COEXIST_OPTION = "--coexist"
 KATA_AT = "$.spec.sandboxWorkloads.mode"
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerSettings:
-    """The controller's settings: its command line and environment."""
-
-    namespace: str
-    """The namespace of the controller and of all operands."""
-    coexists: bool = False
-    """Whether NVIDIA's operator manages the ClusterPolicy's status and all nodes that are not for VMs."""
-    image: str | None = None
-    """gpuvirt's image, which agents run. Without it the controller deploys nothing and changes no operand."""
-    pull_policy: str = "IfNotPresent"
-    pull_secrets: tuple[str, ...] = ()
-    images: Mapping[str, str] = field(default_factory=dict)
-    """Images of operands whose image the policy does not name, by environment variable: `VGPU_MANAGER_IMAGE`."""
-    manages_kubevirt: bool = True
-    """Whether the controller patches KubeVirt; otherwise it only reports what KubeVirt's configuration lacks."""
-    shared: SharedResource | None = None
-    """The resource whose pods gpuvirt's extender places. None: no extender runs."""
-    labels_vgpu_types: bool = False
-    """Whether agents run on nodes for containers, to label them with the types of their vGPUs."""
-    namespace_sets_uid: bool = False
-    """Whether the namespace sets the UID of unprivileged pods, as on OpenShift."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,23 +178,15 @@ def site_of(
     picture: Picture, policy: ClusterPolicy, settings: ControllerSettings, image: str, nodes: NodesSummary
 ) -> Site:
     """Return the facts of the cluster and the controller that operands depend on."""
+    existing = {name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None}
     return Site(
-        namespace=settings.namespace,
-        image=image,
-        pull_policy=settings.pull_policy,
-        pull_secrets=settings.pull_secrets,
-        images=settings.images,
+        settings,
+        image,
         vgpu_os=nodes.vgpu_systems,
         container_os=nodes.container_systems,
         has_container_nodes=nodes.has_container_nodes,
         runtime=nodes.runtime,
-        config_maps={
-            name: tuple(keys) for name in config_maps_of(policy) if (keys := picture.entries_of(name)) is not None
-        },
-        coexists=settings.coexists,
-        shared=settings.shared,
-        labels_vgpu_types=settings.labels_vgpu_types,
-        namespace_sets_uid=settings.namespace_sets_uid,
+        config_maps=existing,
     )
 
 

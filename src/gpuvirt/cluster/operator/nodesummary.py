@@ -1,12 +1,21 @@
 """What the decisions for nodes amount to: for one node, for some, and for all of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 
 from gpuvirt.cluster.kinds.core import ReadNode
-from gpuvirt.cluster.labels import DRIVER, OS_LABEL, TOOLKIT, VGPU_DRIVER, VGPU_DRIVER_LABEL, WITH_TOOLKIT, deploy_label
+from gpuvirt.cluster.labels import (
+    DRIVER,
+    OS_LABEL,
+    TOOLKIT,
+    VGPU_DRIVER,
+    VGPU_DRIVER_LABEL,
+    WITH_TOOLKIT,
+    WITH_VGPU_DRIVER,
+    deploy_label,
+)
 from gpuvirt.cluster.operator.announcer import Announcement
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.operator.nodes.problems import NodeVerdict
@@ -67,11 +76,11 @@ def running_on(node: ReadNode, placement: Placement, *, beside: bool) -> NodesSu
     has_toolkit = placement.counts and placement.workload in WITH_TOOLKIT
     system = frozenset({labels[OS_LABEL]}) if OS_LABEL in labels else frozenset[str]()
 
-    def runs(workload: Workload, label: str) -> bool:
-        return label in labels or (placement.counts and placement.workload is workload)
+    def runs(workloads: Collection[Workload], label: str) -> bool:
+        return label in labels or (placement.counts and placement.workload in workloads)
 
-    of_vgpus = runs(Workload.VGPU, VGPU_DRIVER_LABEL if beside else deploy_label(VGPU_DRIVER))
-    of_containers = runs(Workload.CONTAINER, deploy_label(DRIVER))
+    of_vgpus = runs(WITH_VGPU_DRIVER, VGPU_DRIVER_LABEL if beside else deploy_label(VGPU_DRIVER))
+    of_containers = runs({Workload.CONTAINER}, deploy_label(DRIVER))
     return NodesSummary(
         switched_off=(name,) if placement.present and placement.operands_off else (),
         with_used_vgpus=(name,) if placement.vgpus_used else (),
@@ -79,7 +88,7 @@ def running_on(node: ReadNode, placement: Placement, *, beside: bool) -> NodesSu
         workloads=frozenset({placement.workload}) if placement.counts else frozenset(),
         vgpu_systems=system if of_vgpus else frozenset(),
         container_systems=system if of_containers else frozenset(),
-        has_container_nodes=of_containers or runs(Workload.SHARED, deploy_label(TOOLKIT)),
+        has_container_nodes=of_containers or runs({Workload.SHARED}, deploy_label(TOOLKIT)),
         runtimes={runtime: RuntimeCount(1, name)} if has_toolkit and runtime else {},
     )
 

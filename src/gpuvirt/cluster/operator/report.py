@@ -19,6 +19,7 @@ from gpuvirt.cluster.labels import (
     TOOLKIT,
     VFIO_MANAGER,
     VGPU_DEVICE_MANAGER,
+    VGPU_DRIVER,
     WORKLOAD_LABEL,
     deploy_label,
 )
@@ -36,13 +37,15 @@ PLUGIN, VALIDATOR, VFIO, VGPU_DEVICE_MANAGER_COMPONENT = (
     "vfio-manager",
     "vgpu-device-manager",
 )
-SHARED_GPUS = "shared-gpus"
+SHARED_GPUS, ON_DEMAND_VGPUS = "shared-gpus", "on-demand-vgpus"
 CHANGERS: Mapping[str, str] = {
     Workload.PASSTHROUGH: VFIO,
     Workload.VGPU: VGPU_DEVICE_MANAGER_COMPONENT,
     Workload.SHARED: SHARED_GPUS,
+    Workload.ON_DEMAND: ON_DEMAND_VGPUS,
 }
 """The component that stands for the agent's changes of GPUs, by workload."""
+_AGENT_WORKLOADS = CHANGERS.keys()
 PODS: Mapping[str, str] = {
     OperandName.VGPU_MANAGER: "vgpu-manager",
     OperandName.DRIVER: "driver",
@@ -124,9 +127,6 @@ def _detail(reason: Reason) -> str:
     return reason.text.removeprefix(f"{reason.code}: ")
 
 
-_AGENT_WORKLOADS = {str(Workload.PASSTHROUGH), str(Workload.VGPU), str(Workload.SHARED)}
-
-
 def _workload(labels: Mapping[str, str]) -> str:
     """Return the workload that a node's operands serve now; a changed label may not have taken effect yet."""
     deploys = {key for key, value in labels.items() if key.startswith(DEPLOY) and value != "false"}
@@ -138,6 +138,8 @@ def _workload(labels: Mapping[str, str]) -> str:
         return str(Workload.CONTAINER)
     if {deploy_label(AGENT), deploy_label(TOOLKIT)} <= deploys:
         return str(Workload.SHARED)
+    if {deploy_label(AGENT), deploy_label(VGPU_DRIVER)} <= deploys:
+        return str(Workload.ON_DEMAND)
     return labels.get(WORKLOAD_LABEL, "-")
 
 
@@ -167,6 +169,8 @@ def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Re
         # The config that the agent applies, which differs from the label if that is invalid or overridden.
         configs = sorted({gpu.vgpu_config for gpu in status.gpus if gpu.vgpu_config is not None})
         done = f"{status.totals.vgpus} vGPUs, config {', '.join(configs) or 'none'}"
+    elif workload == Workload.ON_DEMAND:
+        done = f"{status.totals.gpus} GPUs, {status.totals.vgpus} vGPUs of pods"
     state, why = _first(unready)
     yield Row(name, workload, changer, ready=not unready, state=state, detail=why or done)
 

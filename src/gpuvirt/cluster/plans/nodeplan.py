@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gpuvirt.cluster.kinds.gpunode import Gpu, GpuNode, Spec, Status
 from gpuvirt.cluster.plans.reported import Reported, assumed_host, reported
 from gpuvirt.facts.ids import PciAddress, VgpuType
-from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.drivers import drivers_of
 from gpuvirt.model.change.nodevgpus import DesiredConfig, NodeVgpus, SmiMemory, VgpuDemand, plan_node_vgpus
@@ -15,10 +15,11 @@ from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import CreateVgpu, EnableVfs, RemoveVgpu
 from gpuvirt.model.change.vgpus import mixedsizes
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
-from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, gpu_state_of
+from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, gpu_state_of
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.inventory.inventory import Mode, build_inventory
+from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import profile_name
@@ -27,6 +28,7 @@ WHOLE = "GPU"
 """The type of a VM that gets a whole GPU."""
 OLD_AGENT = "its agent does not report what a plan needs; expected an agent and a kind GpuNode of this version or newer"
 NEEDS_SMI = "nvidia-smi on the node decides (MIG mode, sizes, scheduler), so the vGPUs are those of the config"
+SMI_COUNTS = "nvidia-smi on the node decides how many vGPUs fit (MIG mode, sizes)"
 BY_CATALOG = (
     "its driver lists vGPU types only after this change; the vGPUs are those that its card carries by the catalog, with"
     " NVIDIA's vGPU manager"
@@ -60,6 +62,8 @@ class GpuPlan:
     changes: bool
     fits: Mapping[str, int] | None
     """How many more VMs would fit, by vGPU type, `GPU` for the whole GPU; None where that is not known."""
+    one_of: bool
+    """Whether the types in `fits` are alternatives: in mode on-demand the first vGPU decides what else fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +140,35 @@ class _Planning:
             reasons=outcome.reasons,
             unknown=tuple(self._unknown(gpu, function, outcome, moves=moves)),
             changes=(moves and not users) or outcome.changes,
-            fits=_fits(gpu, mode, outcome, blocked=bool(users)),
+            fits=self._fits(gpu, function, outcome, blocked=bool(users)),
+            one_of=mode is DesiredMode.ON_DEMAND,
         )
+
+    def _fits(self, gpu: Gpu, function: PciFunction, outcome: "_Outcome", *, blocked: bool) -> Mapping[str, int] | None:
+        mode = self.modes.of(function.address)
+        if mode is not DesiredMode.ON_DEMAND or blocked:
+            return _fits(gpu, mode, outcome, blocked=blocked)
+        return None if outcome.vgpus is None else self._room(function, outcome)
+
+    def _room(self, function: PciFunction, outcome: "_Outcome") -> Mapping[str, int] | None:
+        """Return how many more vGPUs of each type a GPU in mode on-demand can carry; the types are alternatives.
+
+        The driver's numbers are those of the vGPUs that exist now, so that those of the catalog count after a removal.
+        """
+        state = self.plans.on_demand.get(function.address)
+        if state is None and not outcome.changes:
+            return {} if outcome.reasons else None  # the reason is that its driver creates no vGPUs
+        if state is not None and not outcome.changes:
+            carried = carried_by(state)
+            left = {} if isinstance(carried, Unread) else room(state, carried)
+        elif (assumed := self._assumed_state(function)) is not None:
+            types = Counter({VgpuType(name): count for name, count in (outcome.vgpus or {}).items()})
+            left = room(assumed, Carried(types))
+        else:
+            return None
+        listed = {profile_name(vgpu_type) for vgpu_type in state.known_types} if state is not None else None
+        found = {profile_name(vgpu_type): count for vgpu_type, count in left.items() if count}
+        return {name: count for name, count in found.items() if listed is None or name in listed}
 
     def _unknown(self, gpu: Gpu, function: PciFunction, outcome: "_Outcome", *, moves: bool) -> Iterator[str]:
         yield from outcome.unknown
@@ -156,6 +187,8 @@ class _Planning:
         desired = self.plans.desired.get(address)
         if desired is None or desired.vgpus is None:
             return _Outcome(now)
+        if desired.vgpus.on_demand:
+            return self._on_demand(gpu, function, now, desired.vgpus)
         if address in self.plans.questions:
             then = Counter({name: count for name, count in desired.vgpus.types.items() if count})
             return _Outcome(then if then != now else now, changes=then != now, unknown=(NEEDS_SMI,))
@@ -164,16 +197,36 @@ class _Planning:
             return self._assumed(function, desired.vgpus)
         return _planned(gpu, plan, now)
 
-    def _assumed(self, function: PciFunction, desired: DesiredVgpus) -> "_Outcome":
-        """Return the outcome for a GPU whose driver lists no types yet: the planner's, on a GPU as the catalog says."""
+    def _on_demand(self, gpu: Gpu, function: PciFunction, now: Counter[str], desired: DesiredVgpus) -> "_Outcome":
+        """Return the outcome in mode on-demand: vGPUs without a user are removed, and a pod gets a new one."""
+        address = function.address
+        if address in self.plans.questions:
+            plan = plan_gpu(function, self.plans.on_demand.get(address), desired)
+            return replace(_planned(gpu, plan, now), unknown=(SMI_COUNTS,))
+        plan = self.plans.plan_of(address)
+        if plan.follows or any(isinstance(step, EnableVfs) for step in plan.steps):
+            if self._assumed_state(function) is None:
+                return _Outcome(Counter(), unknown=(NO_CARD,))
+            return _Outcome(Counter(), changes=True, unknown=(BY_CATALOG,))
+        return _planned(gpu, plan, now)
+
+    def _assumed_state(self, function: PciFunction) -> GpuState | None:
+        """Return a GPU without vGPUs as the catalog says, None for an unknown card."""
         host = assumed_host(function)
         if host is None:
-            return _Outcome(None, changes=True, unknown=(NO_CARD,))
+            return None
         native = replace(function, driver="nvidia", cdevs=())
         facts = replace(
             self.found.inventory.facts, functions={native.address: native}, vgpu_hosts={native.address: host}
         )
-        state = gpu_state_of(build_inventory(facts), native.address, (), NAMESPACE)
+        return gpu_state_of(build_inventory(facts), native.address, (), NAMESPACE)
+
+    def _assumed(self, function: PciFunction, desired: DesiredVgpus) -> "_Outcome":
+        """Return the outcome for a GPU whose driver lists no types yet: the planner's, on a GPU as the catalog says."""
+        state = self._assumed_state(function)
+        if state is None:
+            return _Outcome(None, changes=True, unknown=(NO_CARD,))
+        native = replace(function, driver="nvidia", cdevs=())
         plan = plan_gpu(native, state, desired)
         created = Counter(profile_name(step.type) for step in plan.steps if isinstance(step, CreateVgpu))
         reasons = tuple(_text(reason) for reason in plan.refusals)

@@ -1,4 +1,4 @@
-"""The labels and annotations of shared GPUs and vGPU types on a node that belong to its agent.
+"""The labels and annotations of shared GPUs, on-demand vGPUs and vGPU types on a node that belong to its agent.
 
 The agent owns a label only if it wrote it: an annotation has the labels that it wrote, with their values. A label that
 an admin has set, or changed since, stays as it is.
@@ -10,6 +10,7 @@ from gpuvirt.cluster.labelpatch import DesiredLabels
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
+from gpuvirt.model.offers.ondemand.typesannotation import VGPU_TYPES_ANNOTATION
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
 
 OWNED_ANNOTATION = "gpuvirt.io/vgpu-type-labels"
@@ -27,7 +28,7 @@ def owned_labels(observed: Metadata) -> Mapping[str, str]:
 
 def keys_without_shares(observed: Metadata) -> DesiredLabels:
     """Return the removal of all that an agent wrote about shares and vGPU types; empty where it wrote nothing."""
-    written = (OWNED_ANNOTATION, SHARED_GPUS_ANNOTATION)
+    written = (OWNED_ANNOTATION, SHARED_GPUS_ANNOTATION, VGPU_TYPES_ANNOTATION)
     return DesiredLabels(
         dict.fromkeys(owned_labels(observed)), dict.fromkeys(key for key in written if key in observed.annotations)
     )

@@ -46,6 +46,15 @@ def read_again(kernel: Kernel, live: LiveVgpu) -> LiveVgpu | None:
     return None if found is None else replace(live, type=found, group=read_group(kernel, live.id))
 
 
+def read_new(kernel: Kernel, vgpu: VgpuId, parent: PciAddress) -> LiveVgpu | None:
+    """Return a mediated device that was just created, None where it does not exist."""
+    found = read_type(kernel, vgpu)
+    type_id = attributes.link_name(kernel, mdev_path(vgpu, "mdev_type"))
+    if found is None:
+        return None
+    return LiveVgpu(vgpu, found, parent, read_group(kernel, vgpu), type_id if isinstance(type_id, str) else None)
+
+
 class Mdev:
     """Reads, creates and removes mediated devices."""
 
@@ -69,6 +78,7 @@ class Mdev:
         malformed_entries: list[MalformedEntry] = []
         unread: defaultdict[PciAddress, list[Unread]] = defaultdict(list)
         creatable: defaultdict[PciAddress, dict[PciAddress, Mapping[VgpuType, int]]] = defaultdict(dict)
+        type_ids: defaultdict[PciAddress, dict[VgpuType, str]] = defaultdict(dict)
         live: defaultdict[PciAddress, list[LiveVgpu]] = defaultdict(list)
         for name in parents or ():
             parent = _address(HostPath(f"{MDEV_PARENTS}/{name}"), name, functions)
@@ -77,7 +87,12 @@ class Mdev:
             else:
                 gpu = gpu_of(functions, parent)
                 known = before[gpu].creatable.get(parent) if brief and gpu in before else None
-                creatable[gpu][parent] = dict(_types(kernel, parent, unread[gpu])) if known is None else known
+                if known is not None:
+                    creatable[gpu][parent], type_ids[gpu] = known, dict(before[gpu].type_ids)
+                    continue
+                types = list(_types(kernel, parent, unread[gpu]))
+                creatable[gpu][parent] = {vgpu_type: left for _, vgpu_type, left in types}
+                type_ids[gpu].update((vgpu_type, type_id) for type_id, vgpu_type, _ in types)
         seen = {vgpu.id: vgpu for host in before.values() for vgpu in host.live}
         for device in devices or ():
             vgpu = _live(kernel, device, functions, seen)
@@ -86,7 +101,9 @@ class Mdev:
             else:
                 live[gpu_of(functions, vgpu.parent)].append(vgpu)
         hosts = {
-            gpu: VgpuHost(gpu, self.framework, creatable[gpu], tuple(live[gpu]), unread=tuple(unread[gpu]))
+            gpu: VgpuHost(
+                gpu, self.framework, creatable[gpu], tuple(live[gpu]), type_ids=type_ids[gpu], unread=tuple(unread[gpu])
+            )
             for gpu in sorted({*creatable, *live})
         }
         return Probe(hosts, tuple(malformed_entries))
@@ -147,7 +164,7 @@ def _address(path: HostPath, name: str, functions: Mapping[PciAddress, PciFuncti
     )
 
 
-def _types(kernel: Kernel, parent: PciAddress, unread: list[Unread]) -> Iterator[tuple[VgpuType, int]]:
+def _types(kernel: Kernel, parent: PciAddress, unread: list[Unread]) -> Iterator[tuple[str, VgpuType, int]]:
     folder = HostPath(f"{MDEV_PARENTS}/{parent}/mdev_supported_types")
     type_ids = attributes.names(kernel, folder)
     if isinstance(type_ids, Unread):
@@ -158,7 +175,7 @@ def _types(kernel: Kernel, parent: PciAddress, unread: list[Unread]) -> Iterator
         left = attributes.parsed(kernel, HostPath(f"{folder}/{type_id}/available_instances"), attributes.number)
         unread += (found for found in (name, left) if isinstance(found, Unread))
         if isinstance(left, int):
-            yield VgpuType(name if isinstance(name, str) else type_id), left
+            yield type_id, VgpuType(name if isinstance(name, str) else type_id), left
 
 
 def _live(

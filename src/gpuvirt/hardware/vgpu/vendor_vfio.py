@@ -52,6 +52,12 @@ def read_again(kernel: Kernel, live: LiveVgpu, function: PciFunction, host: Vgpu
     return _live(function, type_id, host.type_names)
 
 
+def read_new(kernel: Kernel, function: PciFunction, host: VgpuHost) -> LiveVgpu | None:
+    """Return the vGPU of a VF whose type was just set, None where the VF has no type."""
+    type_id = read_type_id(kernel, function.address)
+    return None if type_id is None or type_id == NO_TYPE else _live(function, type_id, host.type_names)
+
+
 class VendorVfio:
     """Reads, sets and removes the vGPU types of VFs."""
 

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from operator import is_
 
 from msgspec import UNSET, UnsetType
 
 from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer, vfio_ids
 from gpuvirt.model.allocation.podallocations import Allocation
 from gpuvirt.model.allocation.resourcerules import ResourceRules, is_number
@@ -49,6 +51,10 @@ class Consumer:
     def in_ledger(self) -> "Consumer":
         """The container without the answer, which the kubelet's checkpoint keeps."""
         return self if self.answer is UNSET else replace(self, answer=UNSET)
+
+    def with_uid_of(self, other: "Consumer") -> "Consumer":
+        """Return the container with the UID of its pod from elsewhere, if it has none."""
+        return replace(self, pod_uid=other.pod_uid) if self.pod_uid is None and other.pod_uid is not None else self
 
     @property
     def text(self) -> str:
@@ -102,6 +108,17 @@ class KubeletAccount:
         return frozenset() if isinstance(self.counted, Unread) else self.counted  # unknown: see the name
 
 
+class Stage(StrEnum):
+    """How far a vGPU is that is created for an allocation."""
+
+    INTENDED = "intended"
+    """It is being created, or its creation was interrupted."""
+    CREATED = "created"
+    """It exists, and no container has started with it: it has had no tenant."""
+    STARTED = "started"
+    """A container was about to start with it, so that no other pod gets it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One allocated device."""
@@ -120,6 +137,13 @@ class Entry:
     """Whether the host has rebooted since, and the kubelet has not reported a pod with the device after that."""
     allocated_s: float | None = None
     """When it was allocated, by the host's monotonic clock of that boot; None if this version did not allocate it."""
+    stage: Stage | UnsetType = UNSET
+    """How far an on-demand vGPU is; unset for other devices."""
+
+    @property
+    def intended(self) -> bool:
+        """Whether the vGPU is being created for the allocation, or its creation was interrupted."""
+        return self.stage is Stage.INTENDED
 
     @property
     def allocated_to(self) -> str:
@@ -236,6 +260,7 @@ def adopt(
             allocation=f"kubelet:{consumer.pod_uid or ''}:{consumer.namespace}/{consumer.pod}/{consumer.container}",
             since=account.at,
             consumer=consumer.in_ledger,
+            stage=Stage.STARTED if is_on_demand_id(device) else UNSET,
         )
         for (resource, device), consumer in account.devices.items()
         if (resource, device) not in ours
@@ -249,6 +274,9 @@ def _devices_of(
 ) -> Iterable[tuple[Target, IommuGroup | None]]:
     """Return the devices that a VM gets by an id, with their groups."""
     answer = consumer.answer if isinstance(consumer.answer, PluginAnswer) else None
+    if is_on_demand_id(device):
+        named = vgpus_in(answer) if answer is not None else ()
+        return dict(known[found] for found in named if found in known).items()
     ids = [] if is_number(device) and not rules.is_group_number(resource, device, answer) else [device]
     if answer is not None and resource not in rules.ours:
         ids += vfio_ids(answer)
@@ -278,12 +306,22 @@ def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | N
     return entry.group if same_boot else None
 
 
+def _seen(entry: Entry, consumer: Consumer) -> Entry:
+    """Return an entry whose device the kubelet has reported for a container; the same object if that is no news."""
+    found = consumer
+    if entry.consumer is not None and entry.consumer != found and is_on_demand_id(entry.device):
+        found = found.with_uid_of(entry.consumer)  # the next pod with the id has an entry of its own
+    is_known = entry.consumer == found and entry.misses == 0
+    if is_known and not (entry.earlier_boot or entry.intended):
+        return entry
+    stage = Stage.CREATED if entry.intended else entry.stage
+    return replace(entry, consumer=found.in_ledger, misses=0, earlier_boot=False, stage=stage)
+
+
 def _after(entry: Entry, account: KubeletAccount) -> Entry | None:
     consumer = account.devices.get((entry.resource, entry.device))
     if consumer is not None:
-        if entry.consumer == consumer and entry.misses == 0 and not entry.earlier_boot:
-            return entry
-        return replace(entry, consumer=consumer.in_ledger, misses=0, earlier_boot=False)
+        return _seen(entry, consumer)
     if not account.recorded or entry.may_be_unrecorded(account.at_s):
         return entry
     missed = replace(entry, misses=entry.misses + 1)

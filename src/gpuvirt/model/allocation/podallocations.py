@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, is_mdev_uuid, is_pci_address
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
 from gpuvirt.model.allocation.pluginanswers import (
     NamedDevices,
     PluginAnswer,
@@ -92,8 +93,14 @@ def map_allocations(
 
 
 def _by_answer(inventory: Inventory, rules: ResourceRules, allocation: Allocation) -> NamedDevices:
-    """Return the devices that a plugin's answer names; gpuvirt's own ids say it all."""
-    if allocation.answer is None or allocation.resource in rules.ours:
+    """Return the devices that a plugin's answer names; gpuvirt's own ids say it all, but those of mode on-demand."""
+    if allocation.answer is None:
+        return NamedDevices()
+    if is_on_demand_id(allocation.device):
+        vgpus = vgpus_in(allocation.answer)
+        found = frozenset(VgpuId(vgpu) for vgpu in vgpus) & inventory.vgpus.keys()
+        return NamedDevices(vgpus=frozenset(found), complete=bool(vgpus))
+    if allocation.resource in rules.ours:
         return NamedDevices()
     return named_devices(inventory, allocation.answer)
 

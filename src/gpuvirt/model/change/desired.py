@@ -33,6 +33,8 @@ class DesiredVgpus:
     """None keeps the GPU's scheduler."""
     whole: bool = False
     """Whether the GPU is used whole: it then carries no vGPU, and its VFs are switched off."""
+    on_demand: bool = False
+    """Whether the GPU carries the vGPUs that are allocated to pods, and no others; `types` is empty then."""
 
 
 @dataclass(frozen=True, slots=True)

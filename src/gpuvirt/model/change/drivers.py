@@ -15,6 +15,7 @@ _DRIVERS: Mapping[str, DesiredDriver] = {
     DesiredMode.CONTAINER: DesiredDriver.NATIVE,
     DesiredMode.SHARED: DesiredDriver.NATIVE,
     DesiredMode.VGPU: DesiredDriver.NATIVE,
+    DesiredMode.ON_DEMAND: DesiredDriver.NATIVE,
 }
 
 

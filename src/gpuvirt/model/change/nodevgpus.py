@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from gpuvirt.facts.ids import IommuGroup, PciAddress, VgpuId
 from gpuvirt.facts.pci import PciFunction
@@ -27,6 +28,7 @@ from gpuvirt.model.change.vgpus.scheduling import SchedulerContext, SchedulerRep
 from gpuvirt.model.desired.configchoice import ConfigGpu
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.invalid import InvalidDesired, Source
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.inventory.inventory import Inventory
 
 WHOLE = frozenset({DesiredMode.PASSTHROUGH, *FOR_CONTAINERS})
@@ -90,6 +92,8 @@ class VgpuDemand:
     holdings: tuple[Holding, ...]
     named: Mapping[str, Source]
     """The GPUs whose mode is set by address, with the source that names each."""
+    sizes: Sizes | None = None
+    """Whether vGPUs of several sizes may share a GPU in mode on-demand; None keeps the GPUs' setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,9 @@ class NodeVgpus:
     questions: Mapping[PciAddress, tuple[DesiredVgpus, Questions]] = field(default_factory=dict)
     """The questions that nvidia-smi must answer before these GPUs can be planned."""
     time_shared: Mapping[PciAddress, SchedulerContext] = field(default_factory=dict)
-    """The GPUs in mode vgpu whose vGPUs share time, with the contexts of their schedulers."""
+    """The GPUs with vGPUs that share time, with the contexts of their schedulers."""
+    on_demand: Mapping[PciAddress, GpuState | None] = field(default_factory=dict)
+    """The GPUs in mode on-demand with their states, None for one whose driver can't create vGPUs now."""
     planned_from: PlannedFrom | None = field(default=None, compare=False, repr=False)
     """What the next plans take over for GPUs that have not changed; without it they are the same."""
 
@@ -152,9 +158,10 @@ class NodeVgpus:
     @property
     def configs(self) -> Mapping[PciAddress, str]:
         """The vGPU config that is applied to each GPU."""
-        with_vgpus = (gpu for gpu, (desired_vgpus, _) in self.by_gpu.items() if not desired_vgpus.whole)
         name = self.config.name
-        return dict.fromkeys((*with_vgpus, *self.questions), name.name if name is not None else "")
+        desired = chain(self.by_gpu.items(), self.questions.items())
+        of_config = (gpu for gpu, (vgpus, _) in desired if not (vgpus.whole or vgpus.on_demand))
+        return dict.fromkeys(of_config, name.name if name is not None else "")
 
     def plan_of(self, gpu: PciAddress) -> VgpuPlan:
         """Return the plan for the vGPUs of a GPU, an empty one if it has no desired vGPUs."""
@@ -179,19 +186,22 @@ def plan_node_vgpus(
     """
     modes, functions = {gpu: demand.modes.of(gpu) for gpu in inventory.gpus}, inventory.facts.functions
     with_vgpus = dict.fromkeys(gpu for gpu, mode in modes.items() if mode is DesiredMode.VGPU)
+    on_demand = [gpu for gpu, mode in modes.items() if mode is DesiredMode.ON_DEMAND]
     whole = [gpu for gpu, mode in modes.items() if mode in WHOLE]
-    last = last if last is not None else NodeVgpus()
-    planned = _states(inventory, inventory.gpus if with_vgpus else whole, demand, smi, last.planned_from)
-    found, states, before = planned.found, planned.states, last.planned_from
+    carriers, last = (*with_vgpus, *on_demand), last if last is not None else NodeVgpus()
+    of_gpus = inventory.gpus if with_vgpus else (*whole, *on_demand)
+    planned, before = _states(inventory, of_gpus, demand, smi, last.planned_from), last.planned_from
+    found, states = planned.found, planned.states
     again = {gpu for gpu in found if before is not None and before.is_again(inventory, gpu, found[gpu], smi)}
     desired_types, gpus = _resolved(inventory, demand.config, found if with_vgpus else {})
     vgpus = dict.fromkeys(whole, DesiredVgpus(whole=True))
+    vgpus |= dict.fromkeys(on_demand, DesiredVgpus(sizes=demand.sizes, on_demand=True))
     vgpus |= {gpu: target for gpu, target in desired_types.desired_by_gpu.items() if gpu in with_vgpus}
     desired = {
         gpu: DesiredGpu(demand.drivers.get(gpu), vgpus.get(gpu)) for gpu in sorted(demand.drivers.keys() | vgpus.keys())
     }
     planned_again = {gpu for gpu in again & last.by_gpu.keys() if last.desired[gpu] == desired.get(gpu)}
-    to_ask = [gpu for gpu in with_vgpus if gpu not in planned_again]
+    to_ask = [gpu for gpu in carriers if gpu not in planned_again]
     asked = {gpu: (vgpus[gpu], question) for gpu, question in _questions(inventory, to_ask, vgpus, found, smi)}
     by_gpu = {
         gpu: last.by_gpu[gpu]
@@ -200,15 +210,16 @@ def plan_node_vgpus(
         for gpu, target in vgpus.items()
         if gpu not in asked
     }
-    carriers = [gpu for gpu in gpus if gpu.address in with_vgpus]
+    of_config = [gpu for gpu in gpus if gpu.address in with_vgpus]
     return NodeVgpus(
         demand.config,
         desired_types,
-        tuple(_invalid(demand, desired_types, by_gpu, carriers)) if gpus else (),
+        tuple(_invalid(demand, desired_types, by_gpu, of_config)) if gpus else (),
         by_gpu,
         desired,
         asked,
-        dict(_scheduler_contexts(inventory, with_vgpus, states)),
+        dict(_scheduler_contexts(inventory, carriers, states)),
+        {gpu: states[gpu] for gpu in on_demand},
         planned,
     )
 

@@ -1,10 +1,11 @@
 """The outcome of an attempt to bring an isolation unit to its desired state."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.vgpu import VgpuHost
 from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.reasons import Reason
 
@@ -16,6 +17,8 @@ class Outcome:
     drivers: tuple[Reason, ...] = ()
     vgpus: Mapping[PciAddress, tuple[Reason, ...]] = field(default_factory=dict)
     """The reasons about vGPUs, by GPU."""
+    changed: Sequence[VgpuHost] = field(default=(), compare=False)
+    """The GPUs whose vGPUs the attempt has changed, as observed after its last step."""
 
     @property
     def reasons(self) -> tuple[Reason, ...]:

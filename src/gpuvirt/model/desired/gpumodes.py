@@ -18,10 +18,14 @@ class DesiredMode(StrEnum):
     """On its native driver, offered to pods in units of `nvidia.com/vgpu`."""
     VGPU = "vgpu"
     """On the driver that creates vGPUs; the existing vGPUs are offered."""
+    ON_DEMAND = "on-demand"
+    """On the driver that creates vGPUs; a vGPU is created when a pod requests its type, and removed when it ends."""
 
 
 FOR_CONTAINERS = (DesiredMode.CONTAINER, DesiredMode.SHARED)
 """The modes in which containers use a GPU by its native driver. They need no IOMMU, and may be mixed on one node."""
+FOR_VGPUS = (DesiredMode.VGPU, DesiredMode.ON_DEMAND)
+"""The modes in which a GPU carries vGPUs. They may be mixed on one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,11 @@ class Modes:
     def at_odds(self) -> str | None:
         """Two modes that can't be on one node, as text; None if there are none.
 
-        Modes for containers and mode vgpu need the kernel module nvidia.ko, each from another driver.
+        Modes for containers and modes with vGPUs need the kernel module nvidia.ko, each from another driver.
         """
         modes = {self.default, *self.by_gpu.values()}
         for_containers = next((mode for mode in FOR_CONTAINERS if mode in modes), None)
-        return f"{for_containers} and vgpu" if for_containers is not None and DesiredMode.VGPU in modes else None
+        for_vgpus = next((mode for mode in FOR_VGPUS if mode in modes), None)
+        if for_containers is None or for_vgpus is None:
+            return None
+        return f"{for_containers} and {for_vgpus}"

@@ -16,7 +16,9 @@ from gpuvirt.facts.ids import (
 )
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.model.desired.gpumodes import DesiredMode, Modes
+from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.inventory.naming import env_name
+from gpuvirt.model.vgputypes.profiles import parse_profile, profile_name
 
 CONTAINER_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
 """The beginnings of the names under which NVIDIA's device plugin offers GPUs and their instances to containers."""
@@ -65,6 +67,39 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The node labels with the vGPU type: `vgpu.type=v100-8q-8GB`. An empty list: no labels."""
 
 
+class OnDemandNames(StrEnum):
+    """How the resources of GPUs in mode `on-demand` are named."""
+
+    NUMBER = "number"
+    """`prefix` and the number of the type on the host: `tencent.com/vgpu-492`."""
+    TYPE = "type"
+    """NVIDIA's name of the type, as for GPUs in mode `vgpu`: `nvidia.com/NVIDIA_A10-4Q`."""
+
+
+class IdleCount(StrEnum):
+    """How many vGPUs of each type an idle GPU in mode `on-demand` counts."""
+
+    ONE = "one"
+    """One: the first vGPU decides what else fits."""
+    MAX = "max"
+    """As many as fit. Pods of different types may then be bound to one GPU, and all but those of one size fail."""
+
+
+class OnDemandSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How GPUs in mode `on-demand` are offered."""
+
+    names: OnDemandNames = OnDemandNames.NUMBER
+    """`number`: `prefix` and the number of the type on the host. `type`: NVIDIA's name of the type."""
+    prefix: str = "tencent.com/vgpu-"
+    """The beginning of the names by number."""
+    types: tuple[str, ...] = ()
+    """The vGPU types to offer: `A10-4Q`, `GRID V100-4Q`. Empty: all types that the driver lists."""
+    idle_count: IdleCount = IdleCount.ONE
+    """How many vGPUs of each type an idle GPU counts: `one`, or `max` for as many as fit."""
+    sizes: Sizes | None = None
+    """Whether vGPUs of several sizes may share a GPU: `mixed` or `equal`. Default: as the GPU is."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The agent's settings; all have defaults, so an empty file is valid."""
 
@@ -95,12 +130,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     compat: Compat = Compat()
     shares: ShareSettings = ShareSettings()
     """How GPUs in mode `shared` are offered."""
+    on_demand: OnDemandSettings = OnDemandSettings()
+    """How GPUs in mode `on-demand` are offered."""
     mode: DesiredMode = DesiredMode.UNMANAGED
     """The desired mode of all GPUs of the node; gpuvirt does not change `unmanaged` GPUs."""
     modes: dict[str, DesiredMode] = {}
     """The desired modes of single GPUs: `"0000:65:00.0": passthrough`."""
     workload_label: bool = False
-    """Follow the node's label `nvidia.com/gpu.workload.config`: `container`, `shared`, `vm-passthrough`, `vm-vgpu`.
+    """Follow the node's label `nvidia.com/gpu.workload.config`: `container`, `shared`, `vm-passthrough`, `vm-vgpu`,
+    `on-demand`.
 
     Precedence: `modes`, then the label, then `mode`.
     """
@@ -159,6 +197,7 @@ def check(settings: Settings, *, where: str) -> Settings:
     _check_without_gpus(settings, where)
     _check_modes(settings, where)
     _check_shares(settings.shares, where)
+    _check_on_demand(settings.on_demand, where)
     variables: dict[str, str] = {}
     for name, alias in settings.aliases.items():
         full = alias if "/" in alias else f"nvidia.com/{alias}"
@@ -227,3 +266,19 @@ def _check_shares(shares: ShareSettings, where: str) -> None:
                 where=where,
                 path=f"$.shares.vgpu_type_labels[{index}]",
             )
+
+
+def _check_on_demand(on_demand: OnDemandSettings, where: str) -> None:
+    try:
+        parse_resource_name(f"{on_demand.prefix}1")
+    except InvalidIdError as error:
+        raise ConfigError(
+            f"{on_demand.prefix!r} begins no resource's name; expected DOMAIN/NAME, as tencent.com/vgpu-",
+            where=where,
+            path="$.on_demand.prefix",
+        ) from error
+    for index, name in enumerate(on_demand.types):
+        try:
+            parse_profile(profile_name(name))
+        except InvalidIdError as error:
+            raise ConfigError(str(error), where=where, path=f"$.on_demand.types[{index}]") from error

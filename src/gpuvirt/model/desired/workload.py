@@ -1,6 +1,7 @@
 """The workload of a node, by its label, and the modes of its GPUs that follow from it.
 
-Source: NVIDIA's operator, which has the same label `nvidia.com/gpu.workload.config` and the same values but `shared`.
+Source: NVIDIA's operator, which has the same label `nvidia.com/gpu.workload.config` and the same values but `shared`
+and `on-demand`.
 For an invalid value NVIDIA's operator uses its default, and reports that only in its log. gpuvirt keeps the modes, and
 the GpuNode has the reason.
 """
@@ -27,6 +28,7 @@ class Workload(StrEnum):
     SHARED = "shared"
     PASSTHROUGH = "vm-passthrough"
     VGPU = "vm-vgpu"
+    ON_DEMAND = "on-demand"
 
 
 MODES = {
@@ -34,6 +36,7 @@ MODES = {
     Workload.SHARED: DesiredMode.SHARED,
     Workload.PASSTHROUGH: DesiredMode.PASSTHROUGH,
     Workload.VGPU: DesiredMode.VGPU,
+    Workload.ON_DEMAND: DesiredMode.ON_DEMAND,
 }
 
 

@@ -13,28 +13,20 @@ from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.drivers import drivers_of, withdrawn
 from gpuvirt.model.change.invalidstates import InvalidStates, invalid_states
 from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand
+from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
-from gpuvirt.model.node.parts import (
-    CandidatesBasis,
-    OffersBasis,
-    Parts,
-    UsersBasis,
-    VgpusBasis,
-    ViewBasis,
-    holdings_part,
-    part_of,
-    settled,
-    vgpus_part,
-)
+from gpuvirt.model.node.offering import offering_of
+from gpuvirt.model.node.parts import VgpusBasis, ViewBasis, holdings_part, part_of, vgpus_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
-from gpuvirt.model.offers.deviceusers import DeviceUsers, device_users
+from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.givenshares import NO_TIME, with_given
-from gpuvirt.model.offers.namereview import NameReview, review_names
+from gpuvirt.model.offers.namereview import NameReview
 from gpuvirt.model.offers.notice import Notice, announce, with_counts
-from gpuvirt.model.offers.offers import Candidates, OfferInputs, Offers, candidates_of, first_names, make_offers
+from gpuvirt.model.offers.offers import Offers, first_names
+from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
 from gpuvirt.model.offers.sharing import ShareInputs, share_gpus
 from gpuvirt.model.offers.validation import conditions, workload_of
 from gpuvirt.model.offers.view import NodeView
@@ -79,7 +71,7 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
         return _undecided(picture, replace(memory, desired=desired), terms, at)
     drivers = drivers_of(desired.modes, inventory.gpus if not terms.vgpus_only else ())
     holdings = holdings_part(memory.parts.holdings, picture.ledger.entries)
-    demand = VgpuDemand(desired.config, desired.modes, drivers, holdings.value, desired.named)
+    demand = _demand(desired, drivers, holdings.value, terms)
     planned = vgpus_part(memory.parts.vgpus, VgpusBasis(inventory, demand, memory.smi))
     vgpus = planned.value
     invalid = _invalid(desired, inventory.gpus, vgpus)
@@ -87,19 +79,19 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     notice = _announced(picture, memory, desired, terms, departing, now_s)
     passed = notice.passed if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, passed, now_s)
-    offers, review, parts = _offers(picture, memory, desired, terms, withdrawal, now_s)
+    before = replace(memory, desired=desired, withdrawal=withdrawal)
+    offering = offering_of(inventory, picture, before, terms, vgpus, now_s)
+    offers, on_demand, review = offering.offers, offering.on_demand, offering.review
     sharing = share_gpus(inventory, _share_inputs(picture, desired, terms), memory.sharing.verdict, now_s)
     notice = _counted(picture, notice, terms, offered_by_us(offers, picture, desired, review), departing, now_s)
     smi = memory.smi.of_contexts(vgpus.time_shared)
-    users = part_of(parts.users, UsersBasis(picture.ledger.entries, inventory.facts.users), _users)
-    parts = replace(parts, holdings=holdings, vgpus=planned, users=users)
-    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, smi, parts)
-    names = _names(picture, offers, review)
+    parts = replace(offering.parts, holdings=holdings, vgpus=planned)
+    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, on_demand, smi, parts)
+    names = _names(picture, offers, on_demand, review)
     units = DesiredUnits(vgpus, desired.modes)
     decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
-    drawn = part_of(
-        parts.view, ViewBasis(_view_inputs(picture, decisions, inventory, drivers, users.value, terms)), _drawn
-    )
+    shown = _view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
+    drawn = part_of(parts.view, ViewBasis(shown), _drawn)
     view = replace(drawn.value, at=at)
     return replace(decisions, view=view, memory=replace(after, parts=replace(parts, view=drawn)))
 
@@ -119,9 +111,11 @@ def _desired(picture: NodePicture, memory: NodeMemory, terms: NodeTerms) -> Desi
     return desire(memory.desired, picture.request, terms.settings, terms.request)
 
 
-def _users(basis: UsersBasis) -> DeviceUsers:
-    # unknown: a view of processes; nothing is changed by it
-    return device_users(basis.entries, basis.processes or {})
+def _demand(
+    desired: DesiredNode, drivers: DesiredDrivers, holdings: tuple[Holding, ...], terms: NodeTerms
+) -> VgpuDemand:
+    sizes = terms.settings.on_demand.sizes
+    return VgpuDemand(desired.config, desired.modes, drivers, holdings, desired.named, sizes)
 
 
 def _drawn(basis: ViewBasis) -> NodeView:
@@ -160,68 +154,14 @@ def _counted(
     return with_counts(notice, offers, departing.names, counted, terms.notice, now_s)
 
 
-def _offers(
-    picture: NodePicture,
-    memory: NodeMemory,
-    desired: DesiredNode,
-    terms: NodeTerms,
-    withdrawal: Withdrawal,
-    now_s: float,
-) -> tuple[Offers, NameReview, Parts]:
-    """Return the offers, without the resources whose names wait for the review, these names, and what was decided."""
-    if (inventory := picture.inventory) is None or terms.vgpus_only:
-        return memory.offers, memory.review, memory.parts
-    inputs = _offer_inputs(picture, desired, terms, withdrawal, now_s)
-    basis = CandidatesBasis(inventory, inputs.naming, inputs.settings)
-    found = part_of(memory.parts.candidates, basis, _candidates)
-    offered = part_of(
-        settled(memory.parts.offers),
-        OffersBasis(inventory, inputs, memory.offers),
-        lambda basis: make_offers(inventory, inputs, basis.before, found.value),
-    )
-    offers, review, parts = offered.value, memory.review, replace(memory.parts, candidates=found, offers=offered)
-    if terms.review is not None:
-        review_terms = replace(terms.review, is_possible=picture.is_kind_known)
-        review = review_names(review, offers.names, inputs.resources, desired.spec, review_terms, now_s)
-    if not review.waiting:
-        return offers, review, parts
-    waiting = {name: withholding.reason for name, withholding in review.waiting.items()}
-    inputs = replace(inputs, withheld={**waiting, **inputs.withheld})
-    return make_offers(inventory, inputs, memory.offers, found.value), review, parts
-
-
-def _candidates(basis: CandidatesBasis) -> Candidates:
-    return candidates_of(basis.inventory, basis.naming, basis.settings)
-
-
-def _offer_inputs(
-    picture: NodePicture, desired: DesiredNode, terms: NodeTerms, withdrawal: Withdrawal, now_s: float
-) -> OfferInputs:
-    ledger, gates = picture.ledger, picture.gates
-    return OfferInputs(
-        picture.naming(terms),
-        terms.settings,
-        ledger.entries,
-        ledger.resources,
-        ledger.is_observed,
-        now_s,
-        withdrawal.functions,
-        withdrawal.vgpus,
-        {name: withholding.reason for name, withholding in withholdings(desired.spec).items()},
-        gates.changing,
-        gates.blocked,
-        picture.former,
-    )
-
-
 def _share_inputs(picture: NodePicture, desired: DesiredNode, terms: NodeTerms) -> ShareInputs:
     gates, modes = picture.gates, desired.modes
     return ShareInputs(modes, terms.settings.shares, picture.plugins, picture.former, gates.changing, gates.blocked)
 
 
-def _names(picture: NodePicture, offers: Offers, review: NameReview) -> OfferedNames:
+def _names(picture: NodePicture, offers: Offers, on_demand: OnDemandOffer, review: NameReview) -> OfferedNames:
     """Return the first names of the offered devices, and the resources but those that are not registered yet."""
-    offered = offers.by_resource.keys() - review.waiting.keys()
+    offered = (offers.by_resource.keys() | on_demand.names) - review.waiting.keys()
     return OfferedNames(first_names(offers, picture.ledger.first_names), picture.ledger.resources | offered)
 
 
@@ -253,6 +193,8 @@ def _view_inputs(
         withholdings={**memory.review.waiting, **withholdings(memory.desired.spec)},
         sharing=with_given(memory.sharing, given),
         pods_with_shares=given.pods_by_gpu() if given is not None else {},
+        on_demand=memory.on_demand,
+        given=users.given,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.change.nodevgpus import NodeVgpus, SmiMemory, VgpuDemand, plan_node_vgpus
 from gpuvirt.model.change.vgpus.gpustate import Holding, holding_of
 from gpuvirt.model.desired.settings import Settings
@@ -18,6 +19,7 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.offers import Candidates, OfferInputs, Offers
+from gpuvirt.model.offers.ondemand.offer import OnDemandInputs, OnDemandOffer, offer_on_demand, on_demand_entries
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.offers.viewmaking import ViewInputs
 
@@ -56,6 +58,23 @@ class AllocationsBasis:
     def decides_as(self, other: Self, /) -> bool:
         """Return whether the same part follows from both."""
         return self.entries is other.entries
+
+
+@dataclass(frozen=True, slots=True)
+class ByKind:
+    """The allocations by what their ids name."""
+
+    devices: tuple[Entry, ...]
+    """Those of devices by their own ids; all allocations, the same object, where no vGPU is on demand."""
+    on_demand: tuple[Entry, ...]
+    """Those of on-demand vGPUs."""
+
+
+def by_kind(basis: AllocationsBasis) -> ByKind:
+    """Return the allocations by what their ids name."""
+    on_demand = tuple(on_demand_entries(basis.entries))
+    devices = (entry for entry in basis.entries if not is_on_demand_id(entry.device))
+    return ByKind(tuple(devices) if on_demand else basis.entries, on_demand)
 
 
 HoldingsPart = Part[AllocationsBasis, tuple[Holding, ...]]
@@ -146,6 +165,33 @@ def settled(last: OffersPart | None) -> OffersPart | None:
 
 
 @dataclass(frozen=True, slots=True)
+class OnDemandBasis:
+    """What the on-demand resources follow from. The states of their GPUs and all of the ledger's entries are inputs."""
+
+    inventory: Inventory
+    inputs: OnDemandInputs
+    before: OnDemandOffer
+
+    def decides_as(self, other: Self, /) -> bool:
+        """Return whether the same part follows from both."""
+        same = self.inventory is other.inventory and self.before is other.before
+        # entries that are equal may differ in the type of a vGPU
+        same = same and self.inputs.entries is other.inputs.entries
+        return same and self.inputs == other.inputs
+
+
+OnDemandPart = Part[OnDemandBasis, OnDemandOffer]
+
+
+def on_demand_part(last: OnDemandPart | None, basis: OnDemandBasis) -> OnDemandPart:
+    """Return the on-demand resources; the last ones are taken over if they were those before, since ids count up."""
+    is_settled = last is not None and last.value is last.basis.before
+    return part_of(
+        last if is_settled else None, basis, lambda basis: offer_on_demand(basis.inventory, basis.inputs, basis.before)
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ViewBasis:
     """What the view of the node follows from."""
 
@@ -155,6 +201,7 @@ class ViewBasis:
         """Return whether the same part follows from both."""
         now, last = self.inputs, other.inputs
         same = now.inventory is last.inventory and now.offers is last.offers and now.users is last.users
+        same = same and now.on_demand is last.on_demand
         return same and now == last
 
 
@@ -162,9 +209,11 @@ class ViewBasis:
 class Parts:
     """The parts of the last decisions; None for parts to decide from scratch."""
 
+    by_kind: Part[AllocationsBasis, ByKind] | None = None
     holdings: HoldingsPart | None = None
     vgpus: VgpusPart | None = None
     candidates: Part[CandidatesBasis, Candidates] | None = None
+    on_demand: OnDemandPart | None = None
     offers: OffersPart | None = None
     users: Part[UsersBasis, DeviceUsers] | None = None
     view: Part[ViewBasis, NodeView] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.ids import PciAddress, ResourceName
+from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.nodeledger import NodeLedger
 from gpuvirt.model.allocation.tenancy import FormerTenants
@@ -21,6 +21,7 @@ from gpuvirt.model.offers.givenshares import GivenShares
 from gpuvirt.model.offers.namereview import NameReview, ReviewTerms
 from gpuvirt.model.offers.notice import Notice, NoticeTimes
 from gpuvirt.model.offers.offers import Offers
+from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
 from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.offers.view import AgentView, Registration
 from gpuvirt.model.offers.withdrawal import Withdrawal
@@ -43,6 +44,8 @@ class NodeTerms:
     vgpus_only: bool = False
     """Another device plugin offers the node's devices, and gpuvirt does not change drivers."""
     request: RequestTerms = field(default_factory=RequestTerms)
+    run_id: str = "00000000"
+    """The random number of the agent's process, in the ids of mode on-demand."""
 
     @property
     def units_resource(self) -> ResourceName:
@@ -90,6 +93,8 @@ class NodePicture:
     """The counts of resources in the node's status, None if not observed yet."""
     shares: GivenShares | None = None
     """The shares that pods have; None for an agent that can't share GPUs."""
+    ending: frozenset[PodUid] = frozenset()
+    """Pods of the node that have ended or are being deleted, by the API server."""
     problems: Mapping[str, Reason] = field(default_factory=dict)
     """The problems of the agent's parts, by part."""
     unrecorded_tenants: Reason | None = None
@@ -121,6 +126,8 @@ class NodeMemory:
     """The names that wait for the controller's review."""
     sharing: SharedOffer = field(default_factory=SharedOffer)
     """The units of each GPU in mode `shared`, with the traces of its health."""
+    on_demand: OnDemandOffer = field(default_factory=OnDemandOffer)
+    """The ids of on-demand vGPUs."""
     smi: SmiMemory = field(default_factory=SmiMemory)
     """What nvidia-smi has reported."""
     parts: Parts = field(default_factory=Parts, compare=False, repr=False)

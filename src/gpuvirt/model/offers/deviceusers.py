@@ -4,10 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, ResourceName
+from gpuvirt.facts.ids import DeviceId, IommuGroup, ResourceName, VgpuId
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import User
 from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 
 NO_ALLOCATIONS: Mapping[DeviceId, str] = {}
 
@@ -24,6 +25,8 @@ class DeviceUsers:
     """The pods to which the devices of each resource are allocated."""
     processes: Mapping[IommuGroup, tuple[User, ...]] = field(default_factory=dict)
     """The processes that have a group open."""
+    given: Mapping[VgpuId, ResourceName] = field(default_factory=dict)
+    """The vGPUs of on-demand allocations, with the resources under which pods have them."""
 
     def of(self, device: str, group: IommuGroup | Unread | None) -> tuple[str, ...]:
         """Return the pods to which a device is allocated; without such a pod, the processes with its group open."""
@@ -45,13 +48,18 @@ def device_users(entries: Iterable[Entry], processes: Mapping[IommuGroup, tuple[
     """Return the users of a node's devices, by its allocations and its open groups."""
     pods, vms = dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]]()
     by_resource: defaultdict[ResourceName, dict[DeviceId, str]] = defaultdict(dict)
+    given = dict[VgpuId, ResourceName]()
     for entry in entries:
         pod, device = entry.allocated_to, entry.device
         by_resource[entry.resource][device] = pod
-        pods[device] = _with(pods.get(device), pod)
-        if entry.consumer is not None and (vm := entry.consumer.vm) is not None:
-            vms[device] = _with(vms.get(device), vm)
-    return DeviceUsers(pods, vms, by_resource, processes)
+        names: tuple[str, ...] = (device,)
+        if is_on_demand_id(device) and (vgpu := entry.target.vgpu) is not None:
+            names, given[vgpu] = (device, vgpu), entry.resource
+        for name in names:
+            pods[name] = _with(pods.get(name), pod)
+            if entry.consumer is not None and (vm := entry.consumer.vm) is not None:
+                vms[name] = _with(vms.get(name), vm)
+    return DeviceUsers(pods, vms, by_resource, processes, given)
 
 
 def _with(names: tuple[str, ...] | None, name: str) -> tuple[str, ...]:

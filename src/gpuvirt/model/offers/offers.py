@@ -120,6 +120,8 @@ class OfferInputs:
     """The functions of slots in which the kernel still blocks a step of an ended process, with that step."""
     former: FormerTenants = field(default_factory=FormerTenants)
     """The last tenants of GPUs in this boot."""
+    on_demand: Mapping[VgpuId, Reason] = field(default_factory=dict)
+    """The vGPUs that are not offered under their own ids because of mode on-demand, with the reasons."""
 
 
 Candidates = tuple[Candidate | Reason, ...]
@@ -147,6 +149,9 @@ def make_offers(
     if candidates is None:
         candidates = candidates_of(inventory, inputs.naming, inputs.settings)
     for found in candidates:
+        if not isinstance(found, Reason) and (vgpu := found.target.vgpu) is not None and vgpu in inputs.on_demand:
+            withheld[found.id] = inputs.on_demand[vgpu]
+            continue
         offerable = found if isinstance(found, Reason) else _offerable(inventory, inputs, allocated_devices, found)
         if isinstance(offerable, Reason):
             withheld[offerable.subject] = offerable

@@ -47,6 +47,8 @@ def workload_of(mode: DesiredMode, inventory: Inventory) -> Workload:
             return Workload.SHARED
         case DesiredMode.VGPU:
             return Workload.VGPU
+        case DesiredMode.ON_DEMAND:
+            return Workload.ON_DEMAND
         case DesiredMode.PASSTHROUGH:
             return Workload.PASSTHROUGH
         case DesiredMode.UNMANAGED:
@@ -56,11 +58,11 @@ def workload_of(mode: DesiredMode, inventory: Inventory) -> Workload:
 
 def conditions(inventory: Inventory, workload: Workload, desired_by_gpu: DesiredDrivers) -> tuple[Condition, ...]:
     """Return the result of each check."""
-    whole, with_vgpus = workload is Workload.PASSTHROUGH, workload is Workload.VGPU
+    whole, carries = workload is Workload.PASSTHROUGH, workload in {Workload.VGPU, Workload.ON_DEMAND}
     return (
         _condition(Check.VFIO_PCI, needed=whole, against=_not_on_vfio(inventory, desired_by_gpu)),
-        _condition(Check.VGPU_MANAGER, needed=with_vgpus, against=_without_manager(inventory, desired_by_gpu)),
-        _condition(Check.VGPU_DEVICES, needed=with_vgpus, against=_without_vgpus(inventory)),
+        _condition(Check.VGPU_MANAGER, needed=carries, against=_without_manager(inventory, desired_by_gpu)),
+        _condition(Check.VGPU_DEVICES, needed=workload is Workload.VGPU, against=_without_vgpus(inventory)),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.vgpu import Framework, SchedulerPolicy
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.workload import Workload
@@ -40,11 +40,14 @@ class DeviceView:
     healthy: bool
     numa_node: int | None
     group: IommuGroup | None
-    gpu: PciAddress
+    gpu: PciAddress | None
+    """None for an id of mode on-demand for which a vGPU would be created."""
     nodes: tuple[HostPath, ...] = ()
     """The device nodes that a VM opens to use it."""
     reasons: tuple[Reason, ...] = ()
     allocated_to: str | None = None
+    vgpu: VgpuId | None = None
+    """The vGPU of an id of mode on-demand, None for other ids: they are the devices' own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class ResourceView:
     """KubeVirt's selectors for its mdevs: `NVIDIA A10-24Q`."""
     withheld: bool = False
     """Whether the resource is withheld; `not_registered_because` has the reason."""
+    on_demand: VgpuType | None = None
+    """The type of the vGPUs that are created for pods; None for another resource."""
     silent: bool = False
     """The agent sends the kubelet no more lists of it, because another plugin registers the same name."""
 

@@ -17,6 +17,8 @@ from gpuvirt.model.inventory.inventory import Gpu, Inventory, Mode, Vgpu, malfor
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers
 from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
+from gpuvirt.model.offers.ondemand import ondemandviews
+from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
 from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.offers.validation import Condition
 from gpuvirt.model.offers.view import (
@@ -61,6 +63,9 @@ class ViewInputs:
     sharing: SharedOffer = field(default_factory=SharedOffer)
     pods_with_shares: Mapping[GpuId, tuple[str, ...]] = field(default_factory=dict)
     """The pods with shares of each GPU, as texts: `pod default/a`."""
+    on_demand: OnDemandOffer = field(default_factory=OnDemandOffer)
+    given: Mapping[VgpuId, ResourceName] = field(default_factory=dict)
+    """The resources under which on-demand vGPUs were given to pods."""
 
 
 Offered = Mapping[str, tuple[ResourceName, OfferedDevice]]
@@ -83,7 +88,7 @@ def make_view(inputs: ViewInputs, at: datetime) -> NodeView:
             if address not in gpus and VgpuId(address) not in inputs.inventory.vgpus
             if address in offered or (function.physfn is None and inputs.inventory.matters(function))
         ),
-        resources=tuple(_resource(inputs, name) for name in sorted(inputs.offers.names)),
+        resources=tuple(_resource(inputs, name) for name in sorted(inputs.offers.names | inputs.on_demand.names)),
         notes=(*inputs.notes, *malformed_entries(facts)),
         boot_id=facts.platform.boot_id,
         agent=inputs.agent,
@@ -99,8 +104,10 @@ def _function(
     inputs: ViewInputs, offered: Offered, function: PciFunction, gpu: Gpu | None, vgpus: Sequence[Vgpu]
 ) -> GpuView:
     resource, device = offered.get(function.address, (None, None))
+    on_demand = inputs.on_demand.gpus.get(function.address) if gpu is not None else None
     shared = inputs.sharing.gpus.by_address.get(function.address) if gpu is not None else None
     withheld = shared.withheld if shared is not None else inputs.offers.withheld.get(function.address)
+    withheld = on_demand.withheld if on_demand is not None else withheld
     mode = mode_of(function, gpu.vgpu_host if gpu is not None else None)
     group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
     sharers = _sharers(inputs, function.address)
@@ -161,6 +168,8 @@ def _vgpu(inputs: ViewInputs, offered: Offered, vgpu: Vgpu) -> VgpuView:
     live = vgpu.live
     resource, device = offered.get(live.id, (None, None))
     withheld = inputs.offers.withheld.get(live.id) if device is None else None
+    if (given := inputs.given.get(live.id)) is not None:
+        resource, withheld = given, None
     return VgpuView(
         id=live.id,
         type=live.type if isinstance(live.type, str) else "unknown",
@@ -182,10 +191,13 @@ def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
         registration = Registration(registered=False, because=withholding.reason)
     devices = (device.candidate for device in offer.devices.values())
     selectors = selectors_of(inputs.inventory, (*devices, *withheld))
+    if (vgpu_type := inputs.on_demand.type_of(name)) is not None:
+        selectors = ondemandviews.selectors(inputs.inventory, inputs.on_demand, name, vgpu_type)
     return ResourceView(
         name=name,
-        devices=tuple(
-            _device(inputs.inventory, device, allocated_to.get(id_)) for id_, device in offer.devices.items()
+        devices=(
+            *ondemandviews.devices(inputs.inventory, inputs.on_demand, name),
+            *(_device(inputs.inventory, device, allocated_to.get(id_)) for id_, device in offer.devices.items()),
         ),
         also_called=tuple(sorted(inputs.offers.other_names.get(name, ()))),
         registered=registration.registered,
@@ -194,6 +206,7 @@ def _resource(inputs: ViewInputs, name: ResourceName) -> ResourceView:
         pci_vendor_selectors=selectors.pci,
         mdev_name_selectors=selectors.mdev,
         withheld=withholding is not None,
+        on_demand=vgpu_type,
         silent=withholding is not None and withholding.silent,
     )
 

@@ -25,6 +25,7 @@ class Topic(StrEnum):
     VGPU = "vgpu"
     SCHEDULER = "scheduler"
     AGENT = "agent"
+    ADMISSION = "admission"
     CONTROLLER = "controller"
     KUBEVIRT = "kubevirt"
     HOST = "host"

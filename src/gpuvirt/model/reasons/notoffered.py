@@ -91,6 +91,12 @@ def withdrawn(address: str) -> Reason:
     return Reason(ReasonCode.WITHDRAWN, address, message, fix=fix)
 
 
+def given_on_demand(vgpu: str) -> Reason:
+    """The vGPU exists for one pod."""
+    message = "was created for a pod, and is removed when the pod has ended"
+    return Reason(ReasonCode.GIVEN_ON_DEMAND, vgpu, message)
+
+
 def undesired(vgpu: str) -> Reason:
     """The vGPU will be removed."""
     message = "is no longer desired, so it is no longer offered, and is removed when it is free"

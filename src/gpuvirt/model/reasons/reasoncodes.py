@@ -13,6 +13,7 @@ _scheduler = partial(entry, Topic.SCHEDULER)
 _agent = partial(entry, Topic.AGENT)
 _controller = partial(entry, Topic.CONTROLLER)
 _kubevirt = partial(entry, Topic.KUBEVIRT)
+_admission = partial(entry, Topic.ADMISSION)
 
 
 class ReasonCode(Code):
@@ -45,6 +46,9 @@ class ReasonCode(Code):
         "the GPU's vGPUs are offered in its place; a change of its driver would remove them",
         Level.OK,
         passes=True,
+    )
+    GIVEN_ON_DEMAND = _not_offered(
+        "GivenOnDemand", "the vGPU was created for the pod that has it, and is removed when the pod has ended", Level.OK
     )
     NO_VGPUS = _not_offered("NoVgpus", "the GPU could carry vGPUs and has none")
     GROUP_HELD = _not_offered(
@@ -243,6 +247,13 @@ class ReasonCode(Code):
     DESIRED_STATE_NOT_WRITTEN = _agent("DesiredStateNotWritten", "`wishes.json`, the desired state, is not writable")
     API_SERVER_AWAY = _agent("ApiServerAway", "the API server does not answer; the agent changes nothing until then")
     API_FORBIDDEN = _agent("ApiForbidden", "the API server does not permit a request of the agent")
+    RESOURCE_TYPE_CHANGED = _agent(
+        "ResourceTypeChanged",
+        "a resource of mode `on-demand` stands for another vGPU type than before: the driver has renumbered its types",
+    )
+    RESOURCE_GONE = _agent(
+        "ResourceGone", "pods of the node request a resource of mode `on-demand` that the node does not offer any more"
+    )
     AWAITS_CONTROLLER = _agent(
         "AwaitsController",
         "a new resource is not registered yet: the controller has not reported whether KubeVirt offers it itself",
@@ -324,4 +335,29 @@ class ReasonCode(Code):
     MDEV_DELETION_RISK = _kubevirt("MdevDeletionRisk", "KubeVirt would delete mediated devices, so none are created")
     RESOURCE_STILL_REFERENCED = _kubevirt(
         "ResourceStillReferenced", "VMs or pods still request the resource, so an undo leaves its entry"
+    )
+
+    UNITS_IN_KATA = _admission(
+        "UnitsInKata", "the pod requests units of a shared GPU, which containers in a VM of Kata can't use", Level.ERROR
+    )
+    MDEV_IN_KATA = _admission(
+        "MdevInKata",
+        "the pod requests a mediated device, which Kata can't plug into a VM, and its class has `mdev: refuse`",
+        Level.ERROR,
+    )
+    INJECTED_NAME_TAKEN = _admission(
+        "InjectedNameTaken",
+        "a container or a volume of the pod has the name of one that the webhook adds",
+        Level.ERROR,
+    )
+    VGPU_AMOUNT_INVALID = _admission(
+        "VgpuAmountInvalid", "the amount of a vGPU, or of units of a GPU, is no whole number", Level.ERROR
+    )
+    LICENCE_SECRET_INVALID = _admission(
+        "LicenceSecretInvalid", "the annotation `gpuvirt.io/licence-secret` is no name of a Secret", Level.ERROR
+    )
+    WEBHOOK_NOT_CONFIGURED = _admission(
+        "WebhookNotConfigured",
+        "the webhook has not read a valid config since it started; it refuses pods of Kata until it has",
+        Level.ERROR,
     )

@@ -39,6 +39,11 @@ def units_of(quantity: str | int) -> Units:
     return Units(int(units))
 
 
+def is_quantity(quantity: str | int) -> bool:
+    """Return whether a text is a quantity, also of something else than units: `100m`, `128Mi`."""
+    return _QUANTITY.fullmatch(str(quantity)) is not None
+
+
 def whole_amounts(quantities: Mapping[str, str | int]) -> dict[str, int]:
     """Return the amounts of resources by name; those that are no whole number, such as `7900m`, are left out."""
     amounts: dict[str, int] = {}

@@ -30,10 +30,11 @@ from gpuvirt.model.reasons import Reason, ReasonCode, nodeproblems, refusals, un
 from gpuvirt.node.allocation.allocated import Allocated, Allocations
 from gpuvirt.node.change.allocationgate import AllocationGate
 from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.known.kubeletrecord import KubeletRecord, PodStarts
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.serialworker import WorkerBlockedError
 from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.node.site import PodStarts, Site
+from gpuvirt.node.options import NodeOptions
 
 READ_TIMEOUT_S = 2.0
 """How long a pod's admission waits until its devices are read. The kubelet admits no other pod meanwhile."""
@@ -80,14 +81,22 @@ class Allocator:
     """Allocates devices to pods, and records the allocations."""
 
     def __init__(
-        self, state: NodeState, site: Site, telemetry: Telemetry, callbacks: Callbacks, gate: AllocationGate
+        self,
+        state: NodeState,
+        options: NodeOptions,
+        kubelet: KubeletRecord,
+        telemetry: Telemetry,
+        callbacks: Callbacks,
+        gate: AllocationGate,
     ) -> None:
         self._state = state
-        self._site = site
+        self._options = options
+        self._kubelet = kubelet
+        self._worker = options.workers("allocating")
         self._telemetry = telemetry
         self._callbacks = callbacks
         self._gate = gate
-        self._allocations = Allocations(state, site.clock, site.recorded)
+        self._allocations = Allocations(state, options.clock, kubelet.recorded)
         self._name = uuid.uuid4().hex
         """Distinguishes the allocations of this agent from those of earlier ones, independently of the clock."""
         self._numbers = itertools.count(1)
@@ -119,7 +128,7 @@ class Allocator:
 
         The event loop goes on if the kernel blocks the reading of the devices.
         """
-        began_s = self._site.clock.monotonic_s()
+        began_s = self._options.clock.monotonic_s()
         try:
             attachments = await self._allocate(request)
         except AllocationRefusedError as error:
@@ -127,7 +136,7 @@ class Allocator:
             self._callbacks.refused()
             raise
         self._telemetry.allocations[request.resource, "given"] += 1
-        self._telemetry.allocate_s.observe(self._site.clock.monotonic_s() - began_s)
+        self._telemetry.allocate_s.observe(self._options.clock.monotonic_s() - began_s)
         return attachments
 
     async def _allocate(self, request: Request) -> tuple[Attachment, ...]:
@@ -135,10 +144,10 @@ class Allocator:
         allocated = self._allocations.read()
         ids = dict.fromkeys(itertools.chain.from_iterable(request.containers))
         devices = [offer.devices[device].candidate for device in ids if device in offer.devices]
-        started = self._site.pod_starts() if any(device.target.vgpu is None for device in devices) else None
+        started = self._kubelet.pod_starts() if any(device.target.vgpu is None for device in devices) else None
         former = self._former(allocated, devices, started)
         asked = [_asked(inventory, allocated, device, former) for device in devices]
-        kernel = self._site.kernel
+        kernel = self._options.kernel
         fresh = read_at_once(kernel, inventory.facts, asked)
         if fresh is None:
             fresh = await self._in_worker(request.resource, lambda: read_devices(kernel, inventory.facts, asked))
@@ -181,7 +190,7 @@ class Allocator:
     async def _in_worker(self, resource: ResourceName, read: Callable[[], FreshFacts]) -> FreshFacts:
         """Read in a serial worker, since the kernel may block; raise AllocationRefusedError if it does."""
         try:
-            return await self._site.allocating.run(read, name="read the requested devices", timeout_s=READ_TIMEOUT_S)
+            return await self._worker.run(read, name="read the requested devices", timeout_s=READ_TIMEOUT_S)
         except WorkerBlockedError as error:
             effect = "gpuvirt allocates none of its devices until they can be read"
             reason = nodeproblems.scan_blocked(resource, str(error), effect)
@@ -198,7 +207,7 @@ class Allocator:
         against = {device: reason for device, reason in found.items() if reason is not None}
         unknown = {device.id: why_unseen(fresh, device) for device in devices}
         unseen = {device: reason for device, reason in unknown.items() if reason is not None}
-        return _Checked(now, unseen | against, {}) if self._site.sees_processes else _Checked(now, against, unseen)
+        return _Checked(now, against, unseen) if self._options.plugin_only else _Checked(now, unseen | against, {})
 
     def _give(
         self, request: Request, offer: Offer, allocated: Allocated, checked: _Checked
@@ -274,12 +283,12 @@ class Allocator:
         if device is None:
             return unhealthy.unknown_device(device_id, offer.resource, tuple(offer.devices))
         # A kubelet that has lost its checkpoint requests the devices of pods that run.
-        if (consumer := self._site.lost().get((offer.resource, device_id))) is not None:
+        if (consumer := self._kubelet.lost().get((offer.resource, device_id))) is not None:
             return refusals.forgotten(device_id, consumer.text)
         return against.get(device_id) if device.health.healthy else device.health.against[0]
 
     def _entries(self, resource: ResourceName, devices: Sequence[Candidate]) -> Iterator[Entry]:
-        now, now_s = self._site.clock.now(), self._site.clock.monotonic_s()
+        now, now_s = self._options.clock.now(), self._options.clock.monotonic_s()
         allocation = f"allocate:{self._name}:{next(self._numbers)}"
         for device in devices:
             yield Entry(resource, device.id, device.target, device.group, allocation, now, allocated_s=now_s)

@@ -3,8 +3,9 @@
 Device plugins and shares of GPUs record their allocations here, so that no change of a device can miss one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
 from gpuvirt.facts.ids import DeviceId
 from gpuvirt.model.devices.candidates import Target
@@ -39,6 +40,25 @@ class AllocationGate:
         """
         with self._passed(subject, devices):
             self._changes.allocate(targets, record)
+
+    @contextmanager
+    def creation(
+        self, device: DeviceId, target: Target, slot: str, record: Callable[[], None]
+    ) -> Iterator[tuple[int, ...]]:
+        """Keep changes away from a vGPU while it is created; `record` records its allocation first.
+
+        Gives the descriptors that the process of the write keeps open. Raises RefusedError because a change may touch
+        the GPU, and where the gates can't be written: then no other process would see the creation.
+        """
+        gate = self._gate()
+        if isinstance(gate, NoGate):
+            raise RefusedError(replace(gate.why, subject=target.gpu))
+        try:
+            with gate.creation(slot, device) as lock:
+                self._changes.allocate([(device, target)], record)
+                yield (lock,)
+        except UnitBusyError as error:
+            raise RefusedError(why_not_passed(target.gpu, error)) from error
 
     def _passed(self, subject: str, devices: DevicesBySlot) -> AbstractContextManager[None]:
         """Keep other processes from changing devices of these slots; raise RefusedError if one does, or may do."""

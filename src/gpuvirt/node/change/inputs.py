@@ -3,26 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
-from gpuvirt.model.allocation.allocations import Allocations, Unknown
+from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.model.allocation.podallocations import PodAllocations
-from gpuvirt.model.change.vgpus.gpustate import Holding
+from gpuvirt.model.change.account import Account
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.node.change.gate.gate import Read, no_readings
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The devices that are allocated to pods."""
-
-    pods: Allocations | Unknown
-    """The pods to which each GPU, or a part of it, is allocated."""
-    allocations: PodAllocations = field(default_factory=PodAllocations)
-    """The allocations by device, from the kubelet's account."""
-    holdings: tuple[Holding, ...] = ()
-    """The allocated vGPUs."""
-    offered: frozenset[VgpuId] = frozenset()
-    """The vGPUs that the kubelet may allocate to a pod at any moment."""
 
 
 @dataclass(frozen=True, slots=True)

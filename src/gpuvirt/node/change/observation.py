@@ -19,6 +19,7 @@ from gpuvirt.hardware.programs.smireport import read_report
 from gpuvirt.hardware.scan import scan, scan_some, with_device_ids, with_users
 from gpuvirt.hardware.usage import hostuse, nativeusers
 from gpuvirt.model.allocation.tenancy import FormerTenants
+from gpuvirt.model.change.account import Account
 from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
 from gpuvirt.model.change.drivers import unmet
 from gpuvirt.model.change.modalias import FALLBACK, best_vfio_driver
@@ -31,7 +32,7 @@ from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Seen
 from gpuvirt.model.reasons.shortfalls import KUBELET
 from gpuvirt.node.change import nativemodules
-from gpuvirt.node.change.inputs import Account, Inputs
+from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.store import originaldrivers
 from gpuvirt.paths import HostPath

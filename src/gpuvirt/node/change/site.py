@@ -10,11 +10,11 @@ from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import HostTools, Tools
 from gpuvirt.hardware.access.writerkernel import writing
-from gpuvirt.hardware.scan import scan, scan_some
+from gpuvirt.hardware.scan import scan_functions
 from gpuvirt.model.allocation.tenancy import Tenancies
 from gpuvirt.model.change.steps import RollBack, Step
-from gpuvirt.model.inventory.inventory import Inventory, build_inventory
-from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of, units_of
 from gpuvirt.node.change.gate.anchor import Anchor
 from gpuvirt.node.change.gate.gate import Pass, Read, gate_at
 from gpuvirt.node.change.gate.gates import Gates
@@ -93,6 +93,5 @@ def changing(site: Site, unit: UnitId, first: Inventory, readings: Read) -> Iter
 def _slots(site: Site, unit: UnitId, first: Inventory) -> Slots:
     """Return the present slots of a unit. A unit that is gone has the slot of the address in its name."""
     members = first.units.get(unit)
-    facts = scan(site.kernel) if members is None else scan_some(site.kernel, frozenset(members), first.facts)
-    now = build_inventory(facts)
-    return slots_of(now.facts.functions, now.units.get(unit, members or (PciAddress(unit),)))
+    functions = scan_functions(site.kernel, first.facts, frozenset(members) if members is not None else None)
+    return slots_of(functions, units_of(functions).get(unit, members or (PciAddress(unit),)))

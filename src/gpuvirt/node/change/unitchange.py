@@ -176,7 +176,8 @@ class UnitChange:
     def _outcome(self, plan: Plan) -> Outcome:
         vgpus = {phase.gpu: self._reasons(phase) for phase in plan.vgpus}
         drivers = self._ended.get(self.unit, plan.drivers.refusals)
-        return Outcome(drivers, {**vgpus, **self._gone()})
+        hosts = self.inventory.facts.vgpu_hosts
+        return Outcome(drivers, {**vgpus, **self._gone()}, [hosts[gpu] for gpu in self._before if gpu in hosts])
 
     def _reasons(self, plan: VgpuPlan) -> tuple[Reason, ...]:
         reasons = self._ended.get(plan.gpu, (*plan.refusals, *plan.pending))

@@ -4,16 +4,18 @@ Nothing here waits or changes the host. Observers replace a part of the picture 
 decisions; `refresh` has them made by `model.node.decisions`.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from gpuvirt.facts.ids import PciAddress, ResourceName
-from gpuvirt.facts.snapshot import Facts
-from gpuvirt.facts.vgpu import SmiReport
+from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName, VgpuId
+from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
+from gpuvirt.facts.vgpu import LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.nodevgpus import SmiMemory
@@ -23,9 +25,11 @@ from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.node.decisions import NodeDecisions, decide, departures
 from gpuvirt.model.node.desirednode import nothing_desired
+from gpuvirt.model.node.offering import on_demand_gpus
 from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.givenshares import GivenShares, entries_of
+from gpuvirt.model.offers.ondemand.offer import OnDemandGpu
 from gpuvirt.model.offers.view import NodeView, Registration
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.otherplugins import other_plugins
@@ -67,6 +71,10 @@ class NodeState:
         """What was decided last; any thread reads it."""
         self.observations = 0
         """How often the host was observed."""
+        self._created: dict[VgpuId, tuple[PciAddress, LiveVgpu, float]] = {}
+        """The vGPUs that Allocate has created since the last observation began, with their GPUs and times."""
+        self._changed: dict[PciAddress, tuple[VgpuHost, float]] = {}
+        """The GPUs whose vGPUs were changed since then, as observed after the last step, with the times."""
 
     @property
     def inventory(self) -> Inventory | None:
@@ -107,12 +115,22 @@ class NodeState:
         given = self._read_shares()
         return entries_of(given.records, self.inventory, self.terms.units_resource) if given is not None else ()
 
-    def observe_facts(self, facts: Facts) -> bool:
+    def observe_facts(self, facts: Facts, since_s: float = math.inf) -> bool:
         """Take the facts of an observation of the host; return whether they call for a conclusion.
 
-        The end of a change that took too long calls for one as well, since the agent does not wait for that change.
+        The observation has begun at `since_s`: it may lack vGPUs that were created since, and have removed ones. The
+        end of a change that took too long calls for a conclusion, too: the agent does not wait for that change.
         """
         self.observations += 1
+        self._created = {vgpu: made for vgpu, made in self._created.items() if made[2] >= since_s}
+        self._changed = {gpu: changed for gpu, changed in self._changed.items() if changed[1] >= since_s}
+        for host, _ in self._changed.values():
+            facts = with_vgpu_host(facts, host)
+        for gpu, live, _ in self._created.values():
+            facts = with_vgpu(facts, gpu, live)
+        return self._take_facts(facts)
+
+    def _take_facts(self, facts: Facts) -> bool:
         if self.inventory is not None and facts == self.inventory.facts:
             return self.picture.gates.changing != self._gates.changing
         if self.inventory is not None:
@@ -161,9 +179,47 @@ class NodeState:
         counted = self.counted
         return counted.functions, counted.vgpus
 
+    def on_demand_now(self) -> Mapping[PciAddress, OnDemandGpu]:
+        """Return what each GPU in mode on-demand can still carry, with the allocations and changes of this moment."""
+        if self.inventory is None:
+            return {}
+        picture = replace(self.picture, gates=self._gates, former=self.former)
+        return on_demand_gpus(picture, self.terms, self.decisions.desired.vgpus)
+
+    def observe_created(self, gpu: PciAddress, live: LiveVgpu, at_s: float) -> None:
+        """Take that a vGPU was created. A scan that has begun before `at_s` may lack it."""
+        self._created[live.id] = gpu, live, at_s
+        if self.inventory is not None:
+            self._take_facts(with_vgpu(self.inventory.facts, gpu, live))
+
+    def observe_vgpus(self, changed: Iterable[VgpuHost], at_s: float) -> None:
+        """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former."""
+        for host in changed:
+            self._changed[host.gpu] = host, at_s
+            self._created = {vgpu: made for vgpu, made in self._created.items() if made[0] != host.gpu}
+            if self.inventory is not None:
+                self._take_facts(with_vgpu_host(self.inventory.facts, host))
+
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""
         self.picture = replace(self.picture, ledger=replace(self.ledger, entries=entries))
+
+    @property
+    def on_demand_pods(self) -> frozenset[PodUid]:
+        """The pods that have on-demand vGPUs, by the ledger."""
+        consumers = (entry.consumer for entry in self.ledger.entries if is_on_demand_id(entry.device))
+        return frozenset(consumer.pod_uid for consumer in consumers if consumer and consumer.pod_uid)
+
+    @property
+    def awaits_end(self) -> bool:
+        """Whether the last account lacked a pod with on-demand vGPUs, so that one more such account ends it."""
+        return any(entry.misses and is_on_demand_id(entry.device) for entry in self.ledger.entries)
+
+    def observe_ending(self, ending: frozenset[PodUid]) -> bool:
+        """Take the pods of the node that have ended or are being deleted; return whether one has an on-demand vGPU."""
+        changed = ending ^ self.picture.ending
+        self.picture = replace(self.picture, ending=ending)
+        return not changed.isdisjoint(self.on_demand_pods)
 
     def observe_status_counts(self, counts: Mapping[ResourceName, int]) -> bool:
         """Take the counts of resources in the node's status; return whether they have changed."""

@@ -57,8 +57,8 @@ _INCLUDED = {
 class Audience:
     """The functions that a watcher calls."""
 
-    observe_facts: Callable[[Facts], None]
-    """Takes the facts of an observation."""
+    observe_facts: Callable[[Facts, float], None]
+    """Takes the facts of an observation, and when it began, by the monotonic clock."""
     report_problem: Callable[[Reason | None], None]
     """Takes why the host can't be observed, None when it can."""
     is_suspicious: Callable[[], bool]
@@ -166,7 +166,7 @@ class Watcher:
         self._telemetry.observations[depth, cause] += 1
         if depth in {Depth.BRIEF, Depth.WHOLE}:
             self._debounce_s = None
-        before = self._facts
+        before, since_s = self._facts, self._clock.monotonic_s()
         try:
             self._facts = await self._seen(depth)
         except (WorkerBlockedError, OSError) as error:
@@ -181,7 +181,7 @@ class Watcher:
             for done in _INCLUDED[depth]:
                 self._problems.pop(done, None)
             if self._facts is not None and self._facts is not before:
-                callbacks.observe_facts(self._facts)
+                callbacks.observe_facts(self._facts, since_s)
         callbacks.report_problem(next(iter(self._problems.values()), None))
         self._schedule(depth, suspicious=callbacks.is_suspicious())
 

@@ -32,9 +32,13 @@ class CdiFiles:
         with views.notifying(changed):
             while True:
                 if views.get().looked:
-                    observe(self._converge(cdi.specs(views.get())))
+                    observe(self.write(views.get()))
                 pause_s = until_tick_s(self._clock.monotonic_s(), self._intervals.state_file_s)
                 await changed.wait_for(self._clock, pause_s)
+
+    def write(self, view: NodeView) -> Reason | None:
+        """Make the files as a view is, now; return why they can't be written."""
+        return self._converge(cdi.specs(view))
 
     def _converge(self, desired: Mapping[str, bytes]) -> Reason | None:
         """Write and remove files until they are as desired. Equal files are not written, since runtimes watch them."""

@@ -93,7 +93,7 @@ class GateWatch:
     @property
     def _elsewhere(self) -> frozenset[str]:
         """The slots that another process changes or is about to change, and those of killed changes."""
-        ours = {*self._gate.ours, *self._gate.draining}
+        ours = {*self._gate.lent.ours, *self._gate.draining}
         return frozenset(slot for slot, state in self._states.items() if state not in ALLOCATABLE and slot not in ours)
 
     @property

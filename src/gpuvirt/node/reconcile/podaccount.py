@@ -7,10 +7,11 @@ from gpuvirt.facts.ids import PciAddress, VgpuId
 from gpuvirt.model.allocation.allocations import Allocations, Consumers, ReadRecorded, Unknown, any_consumer
 from gpuvirt.model.allocation.ledger import KubeletAccount, allocations_of
 from gpuvirt.model.allocation.podallocations import PodAllocations, map_allocations
+from gpuvirt.model.change.account import Account
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.node.change.gate.gaterecord import APART_S, Reading, with_reading
-from gpuvirt.node.change.inputs import Account, Inputs
+from gpuvirt.node.change.inputs import Inputs
 from gpuvirt.node.change.steps.changes import pods_by_gpu
 from gpuvirt.node.known.state import NodeState
 

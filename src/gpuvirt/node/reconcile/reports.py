@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpuvirt.model.desired.observed import Progress
-from gpuvirt.node.change.attempts import ReportProblem
+from gpuvirt.model.reasons import Reason
 from gpuvirt.node.loops.cell import Cell
+
+ReportProblem = Callable[[str, Reason | None], None]
 
 
 @dataclass(frozen=True, slots=True)

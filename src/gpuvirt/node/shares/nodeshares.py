@@ -72,13 +72,6 @@ class NodeShares:
         """Whether GPUs are shared, or containers have shares of former times."""
         return bool(self.state.get().published.capacity) or bool(self.store.records.get().pods)
 
-    async def until_in_use(self) -> None:
-        """Return once GPUs are shared, or containers have shares."""
-        changed = Signal()
-        with self.state.notifying(changed), self.store.records.notifying(changed):
-            while not self.in_use:
-                await changed.wait()
-
     def observe_gpus(self, gpus: SharedGpus, minors: Mapping[GpuId, int]) -> None:
         """Take the GPUs in mode `shared`; while they are not known, the offered units stay as they are.
 

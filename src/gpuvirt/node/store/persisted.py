@@ -111,6 +111,10 @@ class Reasons:
     """Whether writing the file again ends the problem of a lost file."""
 
 
+class NotWrittenError(GpuvirtError):
+    """The file can't be written now; the value in memory is kept."""
+
+
 class WriteBehind(Generic[T]):
     """Keeps a value in a file without waiting for the disk, for values that can be observed again."""
 
@@ -166,6 +170,16 @@ class WriteBehind(Generic[T]):
             await self._changed.wait()
             if self._file is not None:
                 await self._write_until_done(self._file, report_problem)
+
+    async def write_now(self) -> None:
+        """Return once the last saved value would survive a power cut; raise NotWrittenError."""
+        file = self._file
+        if file is None or self._kept.value == self._written.value:
+            return
+        try:
+            await self._write(file, FLUSH_TIMEOUT_S)
+        except (OSError, GpuvirtError) as error:
+            raise NotWrittenError(f"{file.path}: {error}") from error
 
     async def flush(self) -> None:
         """Write the last saved value. A failing disk does not keep the process from ending."""

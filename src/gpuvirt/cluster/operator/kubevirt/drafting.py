@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpuvirt.cluster.jsonpatch import Draft, Operation, annotate, at
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION, Changes, OurEntry, Part, Switch, text_of
 from gpuvirt.cluster.operator.kubevirt.listing import Listing
 from gpuvirt.cluster.operator.kubevirt.mediated import Handling, holds
-from gpuvirt.cluster.operator.kubevirt.operations import Draft, Operation, annotate, at
 from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
 from gpuvirt.model.devices.selectors import normal
 from gpuvirt.plain import Plain

@@ -8,8 +8,8 @@ of gpuvirt. Otherwise gpuvirt switches the handling off.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpuvirt.cluster.jsonpatch import at
 from gpuvirt.cluster.operator.kubevirt.changes import Switch
-from gpuvirt.cluster.operator.kubevirt.operations import at
 from gpuvirt.cluster.operator.kubevirt.subject import GATES, MEDIATED, Subject
 from gpuvirt.cluster.operator.kubevirt.versions import has_mdev_field, has_mdev_gate
 from gpuvirt.model.doctor.checks.kubevirt import MDEV_GATE

@@ -12,7 +12,7 @@ from gpuvirt.cluster.kinds.gpunode import ReadGpuNode, Spec, Withheld
 from gpuvirt.cluster.kinds.gpunodereport import ReadStatus
 from gpuvirt.cluster.operator.kubevirt.changes import Part
 from gpuvirt.cluster.operator.kubevirt.subject import Entry
-from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.gpumodes import FOR_VGPUS
 from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal
 from gpuvirt.model.reasons import Reason, kubevirtproblems
 
@@ -42,7 +42,7 @@ def united(offers: Iterable[Offered]) -> Offered:
 
 
 def needs_mdevs(nodes: Iterable[ReadGpuNode]) -> bool:
-    """Return whether a node has mediated devices or vGPUs, or its spec asks for vGPUs."""
+    """Return whether a node has mediated devices or vGPUs, or its spec asks for vGPUs or offers them on demand."""
     return any(may_have_mdevs(node) for node in nodes)
 
 
@@ -51,7 +51,7 @@ def may_have_mdevs(node: ReadGpuNode) -> bool:
     spec, status = node.spec or Spec(), node.status or ReadStatus()
     modes = {spec.mode, *(gpu.mode for gpu in spec.gpus)}
     has = any(resource.mdev_name_selectors for resource in status.resources)
-    return has or DesiredMode.VGPU in modes or any(gpu.vgpu_config is not None for gpu in status.gpus)
+    return has or not modes.isdisjoint(FOR_VGPUS) or any(gpu.vgpu_config is not None for gpu in status.gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from gpuvirt.cluster.jsonpatch import Op, Operation, conditional
 from gpuvirt.cluster.kinds.gpunode import Withheld
 from gpuvirt.cluster.operator.kubevirt import history as histories
 from gpuvirt.cluster.operator.kubevirt.changes import MANAGE_ANNOTATION, Changes, Part, changes_of
@@ -17,7 +18,6 @@ from gpuvirt.cluster.operator.kubevirt.history import MOST_REVERTS, History
 from gpuvirt.cluster.operator.kubevirt.listing import ListingInputs, is_ours, listing_of
 from gpuvirt.cluster.operator.kubevirt.mediated import handling_of, second_owner
 from gpuvirt.cluster.operator.kubevirt.offered import ByKubeVirt, Offered, selects
-from gpuvirt.cluster.operator.kubevirt.operations import Op, Operation, conditional
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture, subject_of, withheld
 from gpuvirt.cluster.operator.kubevirt.subject import Subject
 from gpuvirt.cluster.operator.kubevirt.versions import gates_needed

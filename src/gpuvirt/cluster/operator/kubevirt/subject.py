@@ -6,6 +6,7 @@ HCO overwrites the KubeVirt's lists with its own, so that it reverts changes of 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gpuvirt.cluster.jsonpatch import at
 from gpuvirt.cluster.kinds.kubevirt import (
     HYPER_CONVERGEDS,
     KUBEVIRTS,
@@ -17,7 +18,6 @@ from gpuvirt.cluster.kinds.kubevirt import (
     OwnedMetadata,
 )
 from gpuvirt.cluster.operator.kubevirt.changes import OurEntry, Part
-from gpuvirt.cluster.operator.kubevirt.operations import at
 from gpuvirt.cluster.resources import Resource
 from gpuvirt.model.doctor.kubevirt import (
     Configuration,

@@ -7,11 +7,11 @@ So all changes that keep it from doing so stay while a VM requests a mediated de
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpuvirt.cluster.jsonpatch import Draft, Operation, annotate, at, conditional
 from gpuvirt.cluster.operator.kubevirt.changes import ANNOTATION, Changes, OurEntry, Part, changes_of, text_of
 from gpuvirt.cluster.operator.kubevirt.listing import is_ours
 from gpuvirt.cluster.operator.kubevirt.mediated import handling_of, holds
 from gpuvirt.cluster.operator.kubevirt.offered import selects
-from gpuvirt.cluster.operator.kubevirt.operations import Draft, Operation, annotate, at, conditional
 from gpuvirt.cluster.operator.kubevirt.scene import KubeVirtPicture, subject_of
 from gpuvirt.cluster.operator.kubevirt.subject import MEDIATED, Entry, Subject
 from gpuvirt.cluster.operator.kubevirt.versions import GPU, HOST_DEVICES

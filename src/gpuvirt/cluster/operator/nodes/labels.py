@@ -30,6 +30,7 @@ from gpuvirt.cluster.labels import (
     VGPU_DRIVER,
     VGPU_DRIVER_LABEL,
     VGPU_HOST_DRIVER_LABEL,
+    WITH_VGPU_DRIVER,
     deploy_label,
 )
 from gpuvirt.cluster.operator.nodes.placement import Placement
@@ -88,10 +89,10 @@ def desired_labels(metadata: Metadata, placement: Placement, around: Around) -> 
 def desired_labels_beside(metadata: Metadata, placement: Placement, around: Around) -> DesiredLabels:
     """Return a node's desired labels beside NVIDIA's operator, which they keep off the nodes for VMs."""
     labels, ours = metadata.labels, metadata.annotations.get(OPERANDS_OFF_ANNOTATION) == "true"
-    vms = placement.present and placement.workload in {Workload.PASSTHROUGH, Workload.VGPU}
+    vms = placement.present and placement.workload in {Workload.PASSTHROUGH, *WITH_VGPU_DRIVER}
     was_ours = ours or labels.get(NODE_LABEL) == "true"
     leaving = was_ours and (placement.workload is None or bool(placement.leaving))
-    used = placement.workload is Workload.VGPU or placement.vgpus_used
+    used = placement.workload in WITH_VGPU_DRIVER or placement.vgpus_used
     driver = (was_ours and placement.leaves_vgpus) or (
         (used or bool(placement.leaving)) and (vms or VGPU_DRIVER_LABEL in labels)
     )

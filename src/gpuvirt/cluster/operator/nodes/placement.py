@@ -12,6 +12,7 @@ from gpuvirt.cluster.labels import (
     PRESENT_LABEL,
     VGPU_DRIVER,
     VGPU_DRIVER_LABEL,
+    WITH_VGPU_DRIVER,
     WORKLOAD_LABEL,
     deploy_label,
 )
@@ -28,6 +29,7 @@ TO_LEAVE = {
     Workload.SHARED: frozenset({Mode.PASSTHROUGH, Mode.VGPU, Mode.UNKNOWN}),
     Workload.PASSTHROUGH: frozenset({Mode.VGPU, Mode.UNKNOWN}),
     Workload.VGPU: frozenset[Mode](),
+    Workload.ON_DEMAND: frozenset[Mode](),
 }
 """Modes that a node's GPUs must have left before the operands of a workload replace others.
 
@@ -112,7 +114,7 @@ def leaving(
         return placement
     if gpu_node is None or gpu_node.status is None or not _has_observed(gpu_node.status):
         is_agents = placement.workload in {Workload.PASSTHROUGH, Workload.SHARED} or labels.get(NODE_LABEL) == "true"
-        unknown = placement.workload is not Workload.VGPU and is_agents and _runs_vgpu_driver(labels)
+        unknown = placement.workload not in WITH_VGPU_DRIVER and is_agents and _runs_vgpu_driver(labels)
         return replace(placement, leaving=(NOT_REPORTED,), leaves_vgpus=True) if unknown else placement
     unseen = spec_is_due or gpu_node.status.observed_generation < gpu_node.metadata.generation
     gpus = tuple(gpu for gpu in gpu_node.status.gpus if _is_leaving(gpu, placement.workload, unseen=unseen))
@@ -133,7 +135,7 @@ def _is_leaving(gpu: ReadGpu, workload: Workload, *, unseen: bool) -> bool:
 
     A container with a share restarts only while the agent runs.
     """
-    if workload is Workload.VGPU:
+    if workload in WITH_VGPU_DRIVER:
         return False
     if gpu.mode == Mode.SHARED and workload is Workload.CONTAINER:
         return unseen or bool(gpu.users)

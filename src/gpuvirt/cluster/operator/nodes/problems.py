@@ -13,6 +13,7 @@ from gpuvirt.cluster.labels import (
     OS_SOURCES,
     PAUSED,
     VGPU_DRIVER,
+    WITH_VGPU_DRIVER,
     deploy_label,
 )
 from gpuvirt.cluster.operator.nodes.placement import Placement
@@ -100,9 +101,9 @@ def _of_agents_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]
     elif deployer.has_daemon_sets and OperandName.AGENT not in node.pods:
         known = "; the agent's last report may be outdated" if reported else ""
         yield Problem(AGENT, clusterproblems.pod_missing(OperandName.AGENT, known))
-    manager, is_vgpu = policy.spec.vgpu_manager, node.placement.workload is Workload.VGPU
+    manager, needs_driver = policy.spec.vgpu_manager, node.placement.workload in WITH_VGPU_DRIVER
     desired = manager.enabled is True and policy.spec.driver.use_nvidia_driver_crd is not True
-    if is_vgpu and desired and _needs_os(node.labels, VGPU_DRIVER):
+    if needs_driver and desired and _needs_os(node.labels, VGPU_DRIVER):
         yield Problem(VGPU_DRIVER, _os_unknown("the vGPU manager"))
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from gpuvirt.cluster.client import FIELD_MANAGER
 from gpuvirt.cluster.kinds.gpunode import API_VERSION, KIND, Origins, ReadGpuNode, Withheld
-from gpuvirt.cluster.labels import CONFIG_LABEL
+from gpuvirt.cluster.labels import CONFIG_LABEL, WITH_VGPU_DRIVER
 from gpuvirt.cluster.operator.nodes.placement import Placement
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -188,6 +188,6 @@ def _mode(placement: Placement, vgpu_switch: VgpuSwitch) -> tuple[DesiredMode, s
         return DesiredMode.UNMANAGED, f"{vgpu_switch.origin} $.spec.vfioManager.enabled"
     if workload is Workload.VGPU and not vgpu_switch.makes_vgpus:
         return DesiredMode.UNMANAGED, f"{vgpu_switch.origin} $.spec.vgpuDeviceManager.enabled"
-    if workload is Workload.VGPU and vgpu_switch.stopped_because is not None:
+    if workload in WITH_VGPU_DRIVER and vgpu_switch.stopped_because is not None:
         return DesiredMode.UNMANAGED, f"no vGPUs are created: {vgpu_switch.stopped_because}"
     return MODES[workload], placement.origin

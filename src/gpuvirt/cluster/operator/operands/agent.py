@@ -10,6 +10,9 @@ stays. No program is known that waits until such pods exist.
 """
 
 from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
 
 from gpuvirt import plain
 from gpuvirt.cluster.kinds import workloads
@@ -27,7 +30,7 @@ from gpuvirt.cluster.kinds.podparts import (
     Volume,
     VolumeMount,
 )
-from gpuvirt.cluster.kinds.vmoperands import SandboxMode
+from gpuvirt.cluster.kinds.vmoperands import OnDemandVgpus, SandboxMode
 from gpuvirt.cluster.kinds.workloads import (
     ConfigMap,
     DaemonSet,
@@ -41,10 +44,11 @@ from gpuvirt.cluster.kinds.workloads import (
 from gpuvirt.cluster.labels import NODE_LABEL
 from gpuvirt.cluster.operator.operands import assembly, hostpaths
 from gpuvirt.cluster.operator.operands.hostpaths import INTO, host, mount
-from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, SharedResource, Site
-from gpuvirt.errors import InvalidIdError
+from gpuvirt.cluster.operator.operands.site import RBAC_GROUP, OperandName, Site
+from gpuvirt.cluster.operator.settings import SharedResource
+from gpuvirt.errors import ConfigError, InvalidIdError
 from gpuvirt.facts.ids import parse_config_map_name
-from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.desired.settings import OnDemandSettings, Settings, check
 
 NAME = OperandName.AGENT.value
 CONFIG_MAP = Settings().vgpu_config_map
@@ -68,7 +72,11 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
             "$.spec.vgpuDeviceManager.config.name", f"{error}; set the name of a ConfigMap, or leave the field out"
         )
         return
-    settings = settings_of(policy, site.shared)
+    try:
+        settings = settings_of(policy, site.settings.shared)
+    except ConfigError as error:
+        yield SpecFault(f"$.spec.sandboxDevicePlugin.onDemand.{error.path.rpartition('.')[2]}", error.message)
+        return
     yield ConfigMap(api_version=workloads.CORE, metadata=_named(policy, site, NAME), data={CONFIG_FILE: settings})
     rule = PolicyRule(api_groups=("",), resources=("configmaps",), resource_names=(name,), verbs=("list", "watch"))
     yield Role(api_version=workloads.RBAC, metadata=_named(policy, site, CONFIGS), rules=(rule,))
@@ -76,7 +84,7 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
         api_version=workloads.RBAC,
         metadata=_named(policy, site, CONFIGS),
         role_ref=RoleReference(api_group=RBAC_GROUP, kind="Role", name=CONFIGS),
-        subjects=(Subject(kind="ServiceAccount", name=NAME, namespace=site.namespace),),
+        subjects=(Subject(kind="ServiceAccount", name=NAME, namespace=site.settings.namespace),),
     )
     yield _daemon_set(policy, site, settings)
 
@@ -88,7 +96,7 @@ def is_desired(policy: ClusterPolicy) -> bool:
 
 
 def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> str:
-    """Return the agent's settings as the text of its file."""
+    """Return the agent's settings as the text of its file; raise ConfigError for invalid ones of mode on-demand."""
     config = policy.spec.vgpu_device_manager.config
     settings: dict[str, plain.Plain] = {"offer": ["gpu"], "vgpu_config_map": _configs_of(policy)}
     if config is not None and config.default:
@@ -97,9 +105,29 @@ def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> 
         settings["require_reset"] = require_reset
     if without_gpus := policy.spec.sandbox_device_plugin.resources_without_gpus:
         settings["resources_without_gpus"] = list(without_gpus)
+    if on_demand := _on_demand_of(policy.spec.sandbox_device_plugin.on_demand or OnDemandVgpus()):
+        settings["on_demand"] = on_demand
     if shared is not None:
         settings["shares"] = {"resource": shared.name, "units": shared.units}
     return plain.write(settings)
+
+
+def _on_demand_of(policy: OnDemandVgpus) -> dict[str, plain.Plain]:
+    """Return the settings of mode on-demand that a policy sets; raise ConfigError for invalid ones."""
+    found: dict[str, plain.Plain] = {
+        "names": _text(policy.names),
+        "prefix": policy.prefix or None,
+        "types": list(policy.types) or None,
+        "idle_count": _text(policy.idle_count),
+        "sizes": _text(policy.sizes),
+    }
+    chosen: dict[str, plain.Plain] = {name: value for name, value in found.items() if value is not None}
+    check(Settings(on_demand=msgspec.convert(chosen, OnDemandSettings)), where=NAME)
+    return chosen
+
+
+def _text(value: StrEnum | None) -> str | None:
+    return str(value) if value is not None else None
 
 
 def _configs_of(policy: ClusterPolicy) -> str:
@@ -120,7 +148,7 @@ def _daemon_set(policy: ClusterPolicy, site: Site, settings: str) -> DaemonSet:
         host_pid=True,
         host_network=assembly.on_host_network(plugin),
         termination_grace_period_seconds=15,
-        image_pull_secrets=assembly.secrets(site.pull_secrets, plugin),
+        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, plugin),
         containers=(_container(policy, site),),
         volumes=_volumes(policy),
     )
@@ -147,7 +175,7 @@ def _container(policy: ClusterPolicy, site: Site) -> Container:
     return Container(
         name="agent",
         image=site.image,
-        image_pull_policy=site.pull_policy,
+        image_pull_policy=site.settings.pull_policy,
         args=("node", f"--config=/etc/gpuvirt/{CONFIG_FILE}", "--log-format=json"),
         env=assembly.environment(own, plugin.env),
         # Only privileged containers may open /dev/vfio/<group>, the one reliable test that no process uses the group.

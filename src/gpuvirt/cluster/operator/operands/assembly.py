@@ -87,7 +87,7 @@ def metadata(
     """Return the metadata of an operand's object, which Kubernetes deletes together with the policy."""
     return ObjectMeta(
         name=name,
-        namespace="" if clusterwide else site.namespace,
+        namespace="" if clusterwide else site.settings.namespace,
         labels=_selecting_labels(operand),
         owner_references=_owners(policy),
     )

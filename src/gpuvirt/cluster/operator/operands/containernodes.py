@@ -25,12 +25,12 @@ EXPORT_DRIVER_PATHS = f"set -a; . {hostpaths.VALIDATIONS}/driver-ready; set +a"
 def is_desired(site: Site, operand: Operand, *, default: bool = True) -> bool:
     """Return whether an operand runs; null is its default, and without nodes for containers no operand runs."""
     enabled = default if operand.enabled is None else operand.enabled
-    return enabled and not site.coexists and site.has_container_nodes
+    return enabled and not site.settings.coexists and site.has_container_nodes
 
 
 def image_of(site: Site, operand: Operand, path: str, variable: str) -> str | SpecFault | None:
     """Return an operand's image, or the fault of its field `path`; None if the operand does not run."""
-    return images.image_of(operand, path, site.images, variable) if is_desired(site, operand) else None
+    return images.image_of(operand, path, site.settings.images, variable) if is_desired(site, operand) else None
 
 
 def pod(
@@ -47,7 +47,7 @@ def pod(
         node_selector=selector(component),
         runtime_class_name=runtime_class_of(policy),
         host_network=assembly.on_host_network(operand),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, operand),
+        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, operand),
         init_containers=(awaiting(site, "toolkit-ready"),),
         containers=(container,),
         volumes=volumes,
@@ -84,7 +84,7 @@ def awaiting(site: Site, marker: str) -> Container:
     return Container(
         name=f"{marker.removesuffix('-ready')}-validation",
         image=site.image,
-        image_pull_policy=site.pull_policy,
+        image_pull_policy=site.settings.pull_policy,
         args=("validate", "await", marker),
         env=(NO_GPUS,),
         volume_mounts=(mount("run-nvidia-validations", hostpaths.VALIDATIONS, INTO, read_only=True),),

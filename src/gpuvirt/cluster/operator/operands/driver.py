@@ -75,8 +75,8 @@ def driver(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     desired = policy.spec.driver
     if not has_driver(policy, site):
         return
-    image = images.image_of(desired, PATH, site.images, IMAGE_VARIABLE)
-    manager = images.image_of(desired.manager, f"{PATH}.manager", site.images, MANAGER_VARIABLE)
+    image = images.image_of(desired, PATH, site.settings.images, IMAGE_VARIABLE)
+    manager = images.image_of(desired.manager, f"{PATH}.manager", site.settings.images, MANAGER_VARIABLE)
     config = desired.kernel_module_config
     parameters = parameter_files(config.name if config else "", f"{PATH}.kernelModuleConfig", site)
     yield from (fault for fault in (image, manager, parameters) if isinstance(fault, SpecFault))
@@ -95,7 +95,7 @@ def _daemon_set(
         affinity=WITHOUT_AGENT,
         host_pid=True,
         host_network=assembly.on_host_network(desired),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, desired, desired.manager),
+        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, desired, desired.manager),
         init_containers=(_await_unused(policy, site), _manager(policy, manager)),
         containers=(_driver(policy, image, parameters),),
         volumes=(*_volumes(policy), *parameters[0]),
@@ -116,7 +116,7 @@ def _await_unused(policy: ClusterPolicy, site: Site) -> Container:
     return Container(
         name="gpus-unused-validation",
         image=site.image,
-        image_pull_policy=site.pull_policy,
+        image_pull_policy=site.settings.pull_policy,
         args=("validate", "unused", "--wait"),
         env=(
             containernodes.NO_GPUS,

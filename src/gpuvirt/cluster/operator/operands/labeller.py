@@ -36,13 +36,13 @@ NEEDS = ResourceNeeds(requests={"cpu": "5m", "memory": "48Mi"}, limits={"memory"
 
 def labeller(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the DaemonSet if the controller's settings ask for these labels."""
-    if not site.labels_vgpu_types:
+    if not site.settings.labels_vgpu_types:
         return
     pod = PodSpec(
         service_account_name=agent.NAME,
         node_selector={NODE_LABEL: AGENT_LABELS, "kubernetes.io/os": "linux"},
         termination_grace_period_seconds=5,
-        image_pull_secrets=assembly.secrets(site.pull_secrets),
+        image_pull_secrets=assembly.secrets(site.settings.pull_secrets),
         containers=(_container(site),),
         volumes=(Volume(name="state", empty_dir=EmptyDirSource()),),
     )
@@ -56,7 +56,7 @@ def _container(site: Site) -> Container:
     return Container(
         name="agent",
         image=site.image,
-        image_pull_policy=site.pull_policy,
+        image_pull_policy=site.settings.pull_policy,
         args=("node", "--labels-only", "--log-format=json"),
         env=(hostpaths.field_of("GPUVIRT_NODE_NAME", "spec.nodeName"), NO_GPUS),
         security_context=_unprivileged(site),
@@ -71,7 +71,7 @@ def _container(site: Site) -> Container:
 
 
 def _unprivileged(site: Site) -> SecurityContext:
-    uid = None if site.namespace_sets_uid else USER
+    uid = None if site.settings.namespace_sets_uid else USER
     return SecurityContext(
         read_only_root_filesystem=True,
         run_as_user=uid,

@@ -1,4 +1,4 @@
-"""The inputs of rendering beside the policy (namespace, images, facts of the nodes), and its result."""
+"""The inputs of rendering beside the policy (the controller's settings, facts of the nodes), and its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,7 @@ from gpuvirt.cluster.kinds import workloads
 from gpuvirt.cluster.kinds.clusterpolicy import SpecFault
 from gpuvirt.cluster.kinds.workloads import Manifest
 from gpuvirt.cluster.labels import OPERAND_LABEL
-from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.shares.demand import WHOLE, Units
+from gpuvirt.cluster.operator.settings import ControllerSettings
 
 
 class OperandName(StrEnum):
@@ -34,26 +33,12 @@ RBAC_GROUP = workloads.RBAC.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedResource:
-    """The resource that agents offer shared GPUs as, and by which kube-scheduler asks the extender."""
-
-    name: ResourceName
-    units: Units = WHOLE
-    """The units of a whole GPU."""
-
-
-@dataclass(frozen=True, slots=True)
 class Site:
-    """The facts of a cluster and of the controller's settings that operands depend on."""
+    """The controller's settings and the facts of the cluster that operands depend on."""
 
-    namespace: str
+    settings: ControllerSettings
     image: str
-    """gpuvirt's image, which the agent and the validators run."""
-    pull_policy: str = "IfNotPresent"
-    pull_secrets: tuple[str, ...] = ()
-    """Secrets for pulling gpuvirt's image."""
-    images: Mapping[str, str] = field(default_factory=dict)
-    """Images of operands whose image the policy does not name, by environment variable: `VGPU_MANAGER_IMAGE`."""
+    """gpuvirt's image, which the agent and the validators run. Without it in the settings, nothing is rendered."""
     vgpu_os: frozenset[str] = frozenset()
     """The values of `gpuvirt.io/os` of the nodes for vGPUs."""
     container_os: frozenset[str] = frozenset()
@@ -64,14 +49,6 @@ class Site:
     """The container runtime of the nodes for containers: containerd, crio."""
     config_maps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The keys of the existing ConfigMaps of the namespace that the policy names, by ConfigMap name."""
-    coexists: bool = False
-    """Whether NVIDIA's operator manages the nodes for containers."""
-    shared: SharedResource | None = None
-    """The resource of shared GPUs; None: agents use their default."""
-    labels_vgpu_types: bool = False
-    """Whether agents label the nodes for containers with their vGPU types."""
-    namespace_sets_uid: bool = False
-    """Whether the namespace sets the UID of unprivileged pods, as on OpenShift."""
 
 
 @dataclass(frozen=True, slots=True)

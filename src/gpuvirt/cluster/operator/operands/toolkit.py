@@ -83,7 +83,7 @@ NRI_SOCKET = RuntimeFile("NRI_SOCKET", "/var/run/nri/nri.sock", "/runtime/nri-so
 def runtime_classes(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
     """Yield the RuntimeClasses; none if the NRI plugin injects GPUs."""
     main = containernodes.runtime_class_of(policy)
-    if site.coexists or not site.has_container_nodes or not main:
+    if site.settings.coexists or not site.has_container_nodes or not main:
         return
     more = (f"{containernodes.RUNTIME_CLASS}-cdi", f"{containernodes.RUNTIME_CLASS}-legacy")
     for name in (main, *(more if containernodes.has_cdi(policy) else ())):
@@ -114,7 +114,7 @@ def toolkit(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]
         node_selector=containernodes.selector("container-toolkit"),
         host_pid=True,
         host_network=assembly.on_host_network(desired),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
+        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, desired),
         init_containers=(validation(policy, site, "driver"),),
         containers=(_container(policy, site, image, runtime_files),),
         volumes=(*_volumes(policy), *_folders(policy, runtime_files)),

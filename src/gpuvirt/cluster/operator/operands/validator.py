@@ -34,7 +34,7 @@ def validator(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFaul
         node_selector=containernodes.selector("operator-validator"),
         runtime_class_name=containernodes.runtime_class_of(policy),
         host_network=assembly.on_host_network(desired),
-        image_pull_secrets=assembly.secrets(site.pull_secrets, desired),
+        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, desired),
         init_containers=tuple(validation(policy, site, what) for what in ("driver", "toolkit", "plugin")),
         containers=(_idle_container(policy, site),),
         volumes=_volumes(policy),
@@ -62,7 +62,7 @@ def validation(policy: ClusterPolicy, site: Site, what: str) -> Container:
     return Container(
         name=f"{what}-validation",
         image=site.image,
-        image_pull_policy=site.pull_policy,
+        image_pull_policy=site.settings.pull_policy,
         args=("validate", what, "--wait"),
         env=assembly.environment(own, (*desired.env, *_env_of(desired, what))),
         resources=assembly.resources_of(desired.resources, OWN_NEEDS),
@@ -82,7 +82,7 @@ def _idle_container(policy: ClusterPolicy, site: Site) -> Container:
     return Container(
         name=SERVICE_ACCOUNT,
         image=site.image,
-        image_pull_policy=site.pull_policy,
+        image_pull_policy=site.settings.pull_policy,
         args=("validate", "rest"),
         env=(containernodes.NO_GPUS,),
         resources=assembly.resources_of(policy.spec.validator.resources, OWN_NEEDS),

@@ -40,7 +40,7 @@ def vgpu_manager(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecF
         return
     if spec.driver.use_nvidia_driver_crd is True:
         return
-    image = images.image_of(manager, PATH, site.images, IMAGE_VARIABLE)
+    image = images.image_of(manager, PATH, site.settings.images, IMAGE_VARIABLE)
     if isinstance(image, SpecFault):
         yield image
         return
@@ -73,8 +73,8 @@ def parameter_files(config_map: str, path: str, site: Site) -> Parameters | Spec
     if entries is None:
         return SpecFault(
             f"{path}.name",
-            f"the ConfigMap {config_map} is not in namespace {site.namespace}; leave the name out, or create it:"
-            f" kubectl create configmap {config_map} -n {site.namespace} --from-file=nvidia.conf",
+            f"the ConfigMap {config_map} is not in namespace {site.settings.namespace}; leave the name out, or create"
+            f" it: kubectl create configmap {config_map} -n {site.settings.namespace} --from-file=nvidia.conf",
         )
     items = tuple(KeyToPath(key=key, path=key) for key in sorted(entries))
     volume = Volume(name="kernel-module-config", config_map=ConfigMapSource(name=config_map, items=items))
@@ -96,14 +96,15 @@ def _daemon_set(policy: ClusterPolicy, site: Site, os_tag: str, image: str, para
         security_context=hostpaths.PRIVILEGED_S0,
         volume_mounts=(*_MOUNTS, *mounts),
     )
+    label = VGPU_DRIVER_LABEL if site.settings.coexists else deploy_label(VGPU_DRIVER)
     pod = PodSpec(
         service_account_name=SERVICE_ACCOUNT,
-        node_selector={VGPU_DRIVER_LABEL if site.coexists else deploy_label(VGPU_DRIVER): "true", OS_LABEL: os_tag},
+        node_selector={label: "true", OS_LABEL: os_tag},
         host_pid=True,
         host_ipc=True,
         host_network=assembly.on_host_network(manager),
         termination_grace_period_seconds=120,
-        image_pull_secrets=assembly.secrets(site.pull_secrets, manager),
+        image_pull_secrets=assembly.secrets(site.settings.pull_secrets, manager),
         containers=(container,),
         volumes=(*_volumes(hostpaths.driver_of(paths)), *volumes),
     )

@@ -181,6 +181,7 @@ def _counts(nodes: Sequence[NodeVerdict], invalid: Sequence[InvalidValue]) -> No
         vm_passthrough=of(Workload.PASSTHROUGH),
         vm_vgpu=of(Workload.VGPU),
         shared=of(Workload.SHARED),
+        on_demand=of(Workload.ON_DEMAND),
         ready=sum(node.against is None for node in nodes),
         invalid=len({value.node for value in invalid if value.node}),
     )

@@ -12,7 +12,6 @@ from gpuvirt.cluster.kinds.workloads import ConfigMap
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.cluster.operator.deployment.decisions import Existing
 from gpuvirt.cluster.operator.deployment.drift import DIGEST_ANNOTATION, StoredObject, is_due, signed
-from gpuvirt.cluster.operator.operands.site import SharedResource
 from gpuvirt.cluster.operator.scheduler.configuration import (
     OF_EXISTING,
     OF_SECOND,
@@ -23,6 +22,7 @@ from gpuvirt.cluster.operator.scheduler.configuration import (
     tls_of,
     url_of,
 )
+from gpuvirt.cluster.operator.settings import SharedResource
 from gpuvirt.cluster.operator.store import Objects
 from gpuvirt.cluster.operator.writes import ApplyObject, DeleteObject, Target
 from gpuvirt.cluster.resources import config_maps

@@ -36,6 +36,8 @@ class Holding:
     allocated_to: str
     seen_this_boot: bool
     """Whether the host has shown the vGPU since it booted."""
+    intended: bool = False
+    """Whether Allocate is creating the vGPU, or its creation was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,15 @@ class GpuState:
     host: VgpuHost
     users: Mapping[VgpuId, tuple[str, ...]] = field(default_factory=dict)
     """The pods and processes that each vGPU is allocated to or used by."""
+    allocated: frozenset[VgpuId] = frozenset()
+    """The vGPUs that are allocated to pods, or are being created for one."""
     running: frozenset[VgpuId] = frozenset()
     """The vGPUs that processes have open. An allocated vGPU may wait for its VM to start."""
     remembered: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
     """The vGPUs that are created again with their former ids: those that pods had before the host rebooted, since the
     kubelet starts the pods again with the same ids."""
+    lost: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
+    """The allocated vGPUs that a reboot has removed."""
     leaving: Mapping[VgpuId, VgpuType] = field(default_factory=dict)
     """The allocated vGPUs that the host no longer shows. They are being removed, and take their place until then."""
     most: Counts = field(default_factory=dict)
@@ -106,8 +112,15 @@ def holdings_of(entries: Iterable[Entry], *, same_boot: bool) -> tuple[Holding, 
 
 def holding_of(entry: Entry, *, same_boot: bool) -> Holding:
     """Return the device of an entry, as the planner of vGPUs takes it."""
-    target, seen = entry.target, same_boot and entry.group is not None
-    return Holding(target.gpu, target.vgpu or VgpuId(target.gpu), target.type, entry.allocated_to, seen)
+    target = entry.target
+    return Holding(
+        target.gpu,
+        target.vgpu or VgpuId(target.gpu),
+        target.type,
+        entry.allocated_to,
+        seen_this_boot=same_boot and entry.group is not None,
+        intended=entry.intended,
+    )
 
 
 def holdings_by_function(holdings: Iterable[Holding]) -> Mapping[PciAddress, tuple[Holding, ...]]:
@@ -144,14 +157,21 @@ def gpu_state_of(
         for holding in holdings
         if holding.gpu == gpu or holding.gpu in function.virtfns
     ]
-    gone = {holding.vgpu: holding for holding in of_gpu if holding.vgpu not in live and holding.type is not None}
+    gone = {
+        holding.vgpu: holding
+        for holding in of_gpu
+        if holding.vgpu not in live and holding.type is not None and not holding.intended
+    }
+    lost = {id_: holding.type for id_, holding in gone.items() if holding.type and not holding.seen_this_boot}
     processes = _processes(inventory.facts, host)
     most, card = _catalogued(function.id, function.subsystem, _known_types(host, None))
     return GpuState(
         host,
         users=_users(processes, of_gpu),
+        allocated=frozenset(holding.vgpu for holding in of_gpu),
         running=frozenset(processes),
-        remembered={id_: holding.type for id_, holding in gone.items() if holding.type and not holding.seen_this_boot},
+        remembered=lost,
+        lost=lost,
         leaving={id_: holding.type for id_, holding in gone.items() if holding.type and holding.seen_this_boot},
         most=most,
         card=card,

@@ -49,6 +49,7 @@ def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus)
         unnamed
         or (unresolved and gpu_state.host.framework is Framework.VENDOR_VFIO)  # names only what fits
         or desired.sizes is not None
+        or (desired.on_demand and len({profile.gb for profile in live}) > 1)
         or desired.scheduler is not None
         or any(profile.is_mig for profile in profiles)
         or len({profile.gb for profile in profiles}) > 1

@@ -21,7 +21,7 @@ from gpuvirt.model.change.steps import (
     RemoveVgpu,
     VgpuStep,
 )
-from gpuvirt.model.change.vgpus import instances, mixedsizes, modes, scheduling
+from gpuvirt.model.change.vgpus import instances, mixedsizes, modes, ondemandplanning, scheduling
 from gpuvirt.model.change.vgpus.gpustate import (
     Counts,
     GpuState,
@@ -44,11 +44,13 @@ def plan_gpu(function: PciFunction, gpu_state: GpuState | None, desired: Desired
     if desired.whole:
         return _plan_whole(function, gpu_state)
     if gpu_state is None:
-        if not any(desired.types.values()):
+        if not (desired.on_demand or any(desired.types.values())):
             return VgpuPlan(gpu)
         if _lacks_vfs(function):
             return VgpuPlan(gpu, steps=(EnableVfs(gpu),))
         return VgpuPlan(gpu, refusals=(no_host(function),))
+    if desired.on_demand:
+        return ondemandplanning.plan(gpu_state, desired)
     desired_counts: Counter[VgpuType] = Counter()
     unknown: list[Reason] = []
     known = gpu_state.known_types

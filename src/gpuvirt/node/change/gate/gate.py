@@ -22,6 +22,7 @@ from gpuvirt.model.inventory.isolation import Slots
 from gpuvirt.model.reasons import Reason
 from gpuvirt.node.change.gate import gaterecord
 from gpuvirt.node.change.gate.anchor import Anchor
+from gpuvirt.node.change.gate.creations import LentLocks
 from gpuvirt.node.change.gate.damageage import is_new
 from gpuvirt.node.change.gate.gateerrors import (
     GateFailedError,
@@ -57,8 +58,8 @@ MOST_TRIES = 5
 class Gate(GateFiles):
     """The gates of one host, with the locks that this process has."""
 
-    ours: set[str] = field(default_factory=set)
-    """The slots that a change of this process has locked."""
+    lent: LentLocks = field(default_factory=LentLocks)
+    """The locks of slots that changes of this process have, which creations of vGPUs borrow."""
     draining: dict[str, int] = field(default_factory=dict)
     """The slots that this process drains, with the open descriptor of `SLOT.owner`."""
     unmeasured: dict[str, int] = field(default_factory=dict)
@@ -138,6 +139,26 @@ class Gate(GateFiles):
             locks.close()
             raise
         return locks
+
+    @contextmanager
+    def creation(self, slot: str, device: str) -> Iterator[int]:
+        """Lock out changes by other processes while a vGPU is created for an id, which is recorded as allocated.
+
+        Gives the descriptor of the lock, which the process that makes the write must keep open. A creation takes
+        nothing from a pod, so neither earlier allocations nor a change of this process are obstacles: `Changes` knows
+        what that change may touch. Raises UnitBusyError and GateFailedError as `allocation` does.
+        """
+        line = gaterecord.allocation(device, this_process(), monotonic())
+
+        def shared() -> int:
+            return take(self._name_of(slot, "lock"), partial(self._share, slot, ()))
+
+        with self.lent.borrowed(slot, shared) as lock:
+            try:
+                self._append(slot, lock, [line])
+            except OSError as error:
+                raise GateFailedError(self._name_of(slot, "lock"), error) from error
+            yield lock
 
     def _share(self, slot: str, lines: Sequence[str], lock: int) -> None:
         """Take a lock beside other allocations, and add lines; raise UnitBusyError if another process has the slot."""
@@ -284,9 +305,7 @@ class Gate(GateFiles):
             owner = take(self.path_of(slot, "owner"), own) if drained is None else drained
             stack.callback(os.close, owner)
             lock = take(self.path_of(slot, "lock"), exclude)
-            stack.callback(os.close, lock)
-            self.ours.add(slot)
-            stack.callback(self.ours.discard, slot)
+            stack.enter_context(self.lent.taken(slot, lock))
             if drained is not None:
                 stack.callback(self._end_drain, slot)
             yield owner, lock
@@ -298,7 +317,7 @@ class Gate(GateFiles):
             self.write(slot, gaterecord.settled(found, boot_id()))
 
     def _has(self, slot: str) -> bool:
-        return slot in self.ours
+        return self.lent.has(slot)
 
     def _taken(self, slot: str) -> UnitBusyError:
         """Return why Allocate refuses devices of a slot."""

@@ -233,8 +233,9 @@ class Change:
         """Return a reason if one of the devices is allocated by now."""
         for entry in self._changes.allocated():
             # The ledger may have a vGPU from before the last boot, which the host has not shown since.
+            exists = entry.target.vgpu is None or entry.group is not None or entry.intended
             whole = entry.target.vgpu is None and entry.target.gpu in scope.asked
-            if whole or (scope.taken.covers(entry.target) and (entry.target.vgpu is None or entry.group is not None)):
+            if whole or (scope.taken.covers(entry.target) and exists):
                 return refusals.plan_outdated(self._subject, f"{entry.device} is allocated to {entry.allocated_to}")
         return None
 

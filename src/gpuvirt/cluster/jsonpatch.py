@@ -1,6 +1,6 @@
-"""JSON patches of other products' objects: operations in the order in which they are applied (RFC 6902).
+"""JSON patches of objects that others own: operations in the order in which they are applied (RFC 6902).
 
-Server-side apply treats KubeVirt's lists as atomic, and their entries may have fields that gpuvirt does not know. So
+Server-side apply treats KubeVirt's lists as atomic, and entries of lists may have fields that gpuvirt does not know. So
 gpuvirt adds and removes single entries, and all others stay unchanged.
 """
 

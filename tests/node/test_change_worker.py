@@ -3,7 +3,7 @@
 import pytest
 
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.node.change.attempts import Attempts
+from gpuvirt.node.change.changeworker import Failed, attempt
 from gpuvirt.node.change.gate.gateerrors import UnitBlockedError, UnitBusyError, UnitUnsettledError
 from gpuvirt.node.loops.serialworker import InlineWorker
 
@@ -20,7 +20,7 @@ async def test_a_change_that_cannot_begin_has_a_reason(error: Exception, code: R
     def fail() -> tuple[Reason, ...]:
         raise error
 
-    found = await Attempts().run("unit", fail, [], worker=InlineWorker(), name="change", timeout_s=1.0)
-    assert isinstance(found, Reason)
-    assert found.code is code
-    assert text in found.text
+    found = await attempt("unit", fail, [], worker=InlineWorker(), timeout_s=1.0)
+    assert isinstance(found, Failed)
+    assert found.reason.code is code
+    assert text in found.reason.text

@@ -1,10 +1,12 @@
 """The circumstances of a change of an isolation unit: what a new attempt depends on, and what it still waits for."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.change.account import Account
+from gpuvirt.model.change.attempts import Circumstances
 from gpuvirt.model.change.desired import DesiredDriver, DesiredUnit, desired_drivers
 from gpuvirt.model.change.nodevgpus import NodeVgpus
 from gpuvirt.model.change.outcome import Outcome
@@ -12,13 +14,20 @@ from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.reasons import Reason, refusals
-from gpuvirt.node.change.attempts import Circumstances
-from gpuvirt.node.change.inputs import Account
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierFailure:
+    """Why an earlier agent could not complete a change, as it has left it in the unit's gate."""
+
+    reason: Reason | None
+    held_on: str | None
+    """The fingerprint of the circumstances."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a change of a unit meets, as observed and decided last."""
+    """What changes of units meet, as observed and decided last."""
 
     inventory: Inventory
     account: Account
@@ -27,6 +36,10 @@ class Surroundings:
     """What the kubelet may still count of the devices that leave."""
     vgpus: NodeVgpus
     """The plans for the vGPUs of GPUs."""
+    failed: Mapping[UnitId, EarlierFailure] = field(default_factory=dict)
+    """The failed changes of an earlier agent that were not compared with the circumstances yet."""
+    observations: int = 0
+    """How often the host was observed."""
 
     def counted_of(self, unit: UnitId) -> tuple[tuple[PciAddress, tuple[str, ...]], ...]:
         """Return the withdrawn functions of a unit that the kubelet still counts, with its names for them."""

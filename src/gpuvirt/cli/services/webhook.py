@@ -1,0 +1,66 @@
+"""`gpuvirt webhook`: the admission webhook that gives the pods of Kata with vGPUs what these need."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuvirt.apps.logs import LogFormat, set_up
+from gpuvirt.apps.webhook import WebhookOptions, run_until_stopped
+from gpuvirt.cli.parameters import options
+from gpuvirt.cli.parameters.options import address_of
+from gpuvirt.errors import ConfigError
+from gpuvirt.web.certificates import CertificateFiles
+
+TLS = "--tls-cert, --tls-key"
+
+
+def webhook(  # noqa: PLR0913  one parameter an option
+    *,
+    config: Annotated[
+        Path,
+        typer.Option(
+            envvar="GPUVIRT_WEBHOOK_CONFIG",
+            metavar="FILE",
+            help="YAML file with the RuntimeClasses of Kata and what their pods get; read again at changes.",
+        ),
+    ],
+    listen: Annotated[
+        str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address at which the API server asks.")
+    ] = ":8443",
+    metrics_listen: Annotated[
+        str,
+        typer.Option(
+            envvar="GPUVIRT_METRICS_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes. Empty: none."
+        ),
+    ] = ":8444",
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="GPUVIRT_TLS_CERT",
+            metavar="FILE",
+            help="Certificate; read again at changes. Without it the webhook speaks HTTP, which no API server does.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="GPUVIRT_TLS_KEY", metavar="FILE", help="Key of the certificate.")
+    ] = None,
+    log_format: options.LogFormatOption = LogFormat.TEXT,
+    verbose: options.Verbose = False,
+) -> None:
+    """Run the admission webhook for pods of Kata with vGPUs.
+
+    It adds the guest's driver, the licence daemon and what the containers need of them to pods that request a vGPU and
+    have a RuntimeClass of its config. It runs until SIGTERM or SIGINT, and asks the API server for nothing. While no
+    replica runs, the API server refuses pods of these RuntimeClasses, and no others.
+    """
+    set_up(log_format, verbose=verbose)
+    address = address_of(listen)
+    if address is None:
+        raise ConfigError("no address; expected ADDRESS:PORT", where="--listen")
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("expected both a certificate and its key", where=TLS)
+    tls = CertificateFiles(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
+    served = WebhookOptions(config, address, address_of(metrics_listen, "--metrics-listen"), tls)
+    asyncio.run(run_until_stopped(served))

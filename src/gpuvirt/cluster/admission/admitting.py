@@ -1,0 +1,180 @@
+"""Decides about a pod that is to be created: whether it is refused, and what is added to it.
+
+The decision is a pure function of the pod and the config. It is idempotent: a part that the pod has already is not
+added again, so that the API server may ask twice, and users may write the parts themselves.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpuvirt.cluster.admission import usercontainers
+from gpuvirt.cluster.admission.injectedparts import (
+    DEV,
+    DRIVER,
+    GRIDD,
+    LICENCE,
+    NVIDIA,
+    gridd,
+    nvidia,
+    volume,
+)
+from gpuvirt.cluster.admission.injectionconfig import ClassSettings, InjectionConfig, MdevRule
+from gpuvirt.cluster.admission.pod import Group, Placed, Pod, Volume
+from gpuvirt.cluster.admission.requests import InvalidAmountError, Requested, effective, requested, requests_of
+from gpuvirt.cluster.admission.usercontainers import append, plain
+from gpuvirt.cluster.jsonpatch import Op, Operation, at
+from gpuvirt.cluster.kinds.podparts import Container as NewContainer
+from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import parse_object_name
+from gpuvirt.model.reasons import Reason, admission
+
+LICENCE_ANNOTATION = "gpuvirt.io/licence-secret"
+"""An annotation of a pod: the Secret of its namespace that has the licence's token."""
+_OWN = (NVIDIA, GRIDD)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a pod."""
+
+    refusal: Reason | None = None
+    operations: tuple[Operation, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What is added so far."""
+
+    operations: list[Operation] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    volumes: set[str] = field(default_factory=set)
+
+
+UNCHANGED = Decision()
+
+
+def admit(pod: Pod, config: InjectionConfig) -> Decision:
+    """Return the decision about a pod."""
+    runtime_class = pod.spec.runtime_class_name
+    settings = config.classes.get(runtime_class)
+    if settings is None:
+        return UNCHANGED
+    try:
+        vgpus = requested(pod, config.is_vgpu)
+        units = requested(pod, lambda resource: resource == config.units)
+    except InvalidAmountError as error:
+        return Decision(admission.amount_invalid(error.path, str(error)))
+    if units:
+        return Decision(admission.units_in_kata(units[0].path, units[0].resource, runtime_class))
+    return _decided(pod, settings, vgpus, config) if vgpus else UNCHANGED
+
+
+def _decided(pod: Pod, settings: ClassSettings, vgpus: tuple[Requested, ...], config: InjectionConfig) -> Decision:
+    """Return the decision about a pod that requests vGPUs."""
+    mdev = next((request for request in vgpus if config.is_mdev(request.resource)), None)
+    if mdev is not None and settings.mdev is MdevRule.REFUSE:
+        return Decision(admission.mdev_in_kata(mdev.path, mdev.resource, pod.spec.runtime_class_name))
+    secret = pod.metadata.annotations.get(LICENCE_ANNOTATION, settings.licence_secret)
+    refusal = next(_refusals(pod, settings, secret), None)
+    if refusal is not None:
+        return Decision(refusal)
+    draft = _drafted(pod, settings, vgpus, secret, config)
+    if mdev is not None and settings.mdev is MdevRule.WARN:
+        draft.warnings.append(
+            f"{mdev.path}: Kata's runtime in Rust can't plug mediated devices, nor can others before the VM starts"
+        )
+    return Decision(None, tuple(draft.operations), tuple(draft.warnings))
+
+
+def _refusals(pod: Pod, settings: ClassSettings, secret: str) -> Iterator[Reason]:
+    """Yield what keeps the parts from being added."""
+    if secret:
+        try:
+            parse_object_name(secret)
+        except InvalidIdError as error:
+            place = f'metadata.annotations["{LICENCE_ANNOTATION}"]'
+            yield admission.licence_secret_invalid(place, secret, str(error))
+    for placed in pod.placed():
+        # The document's own pods have gridd among the other containers, and so may those of users.
+        if placed.group is Group.APP and placed.container.name == NVIDIA and settings.nvidia is not None:
+            yield admission.container_name_taken(placed.path, NVIDIA)
+    expected = {DEV: "hostPath /dev"}
+    if settings.driver is not None:
+        expected[DRIVER] = f"hostPath {settings.driver}"
+    if secret and settings.gridd is not None:
+        expected[LICENCE] = f"secret {secret}"
+    for index, found in enumerate(pod.spec.volumes):
+        if found.name in expected and _source(found) != expected[found.name]:
+            yield admission.volume_name_taken(f"spec.volumes[{index}]", found.name, expected[found.name])
+
+
+def _source(found: Volume) -> str:
+    """Return what a volume is made from, if the webhook adds such volumes."""
+    if found.host_path is not None:
+        return f"hostPath {found.host_path.path.rstrip('/') or '/'}"
+    return f"secret {found.secret.secret_name}" if found.secret is not None else ""
+
+
+def _drafted(
+    pod: Pod, settings: ClassSettings, vgpus: tuple[Requested, ...], secret: str, config: InjectionConfig
+) -> _Draft:
+    """Return all that is added. Indices are those of the pod as it is, so containers are changed before others come."""
+    draft = _Draft()
+    for placed in pod.placed():
+        if placed.container.name not in _OWN and any(requests_of(placed, config.is_vgpu)):
+            found = usercontainers.change(placed, settings)
+            draft.operations += found.operations
+            draft.warnings += found.warnings
+            draft.volumes |= found.volumes
+    if secret and settings.gridd is None:
+        draft.warnings.append(
+            f"the licence's Secret {secret} has no effect: the guest of this RuntimeClass gets the licence"
+        )
+    _add_containers(draft, pod, settings, vgpus, secret)
+    present = {found.name for found in pod.spec.volumes}
+    # Containers that the pod already has may mount volumes of its own, too.
+    known = [DEV, *([DRIVER] if settings.driver is not None else []), *([LICENCE] if secret else [])]
+    missing = [volume(name, settings, secret) for name in known if name in draft.volumes - present]
+    draft.operations += append(at("spec", "volumes"), [plain(one) for one in missing], pod.spec.volumes)
+    return draft
+
+
+def _add_containers(
+    draft: _Draft, pod: Pod, settings: ClassSettings, vgpus: tuple[Requested, ...], secret: str
+) -> None:
+    """Add nvidia as the first init container, and gridd after it."""
+    init = list(pod.spec.init_containers)
+    names = [container.name for container in init]
+    added: list[tuple[int, NewContainer]] = []
+    if settings.nvidia is not None:
+        if NVIDIA in names:
+            index = names.index(NVIDIA)
+            _keep(draft, Placed(Group.INIT, index, init[index]), settings.nvidia.image)
+        else:
+            own = {NVIDIA, GRIDD}
+            needed = effective(tuple(one for one in vgpus if one.placed.container.name not in own))
+            part = settings.nvidia.sharing() if pod.spec.has_resources else settings.nvidia
+            added.append((0, nvidia(settings, part, needed)))
+            names.insert(0, NVIDIA)
+    if settings.gridd is not None:
+        present = next((placed for placed in pod.placed() if placed.container.name == GRIDD), None)
+        if present is not None:
+            _keep(draft, present, settings.gridd.image)
+        else:
+            at_index = names.index(NVIDIA) + 1 if NVIDIA in names else 0
+            part = settings.gridd.sharing() if pod.spec.has_resources else settings.gridd
+            added.append((at_index, gridd(settings, part, secret)))
+    if not init and added:
+        draft.operations.append(Operation(Op.ADD, at("spec", "initContainers"), [plain(new) for _, new in added]))
+    else:
+        pointer = at("spec", "initContainers")
+        draft.operations += [Operation(Op.ADD, f"{pointer}/{index}", plain(new)) for index, new in added]
+    draft.volumes.update(mount.name for _, new in added for mount in new.volume_mounts)
+
+
+def _keep(draft: _Draft, placed: Placed, image: str) -> None:
+    """Keep a container that has the name of an added one, with its volumes; warn if it may be another program."""
+    draft.volumes.update(mount.name for mount in placed.container.volume_mounts)
+    if placed.container.image != image:
+        draft.warnings.append(f"{placed.path}: the pod's own container {placed.container.name} is used; none is added")

@@ -1,0 +1,139 @@
+"""The fields of a pod that admission reads: what it requests, and what the parts of it are called.
+
+All other fields are left to the API server: a JSON patch names only what is added.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from gpuvirt.cluster.jsonpatch import at
+
+
+class _Absent(msgspec.Struct, frozen=True):
+    """An object whose fields do not count."""
+
+
+class EnvVar(msgspec.Struct, frozen=True, rename="camel"):
+    """An environment variable."""
+
+    name: str = ""
+    value: str = ""
+    value_from: _Absent | None = None
+
+
+class Mount(msgspec.Struct, frozen=True, rename="camel"):
+    """The path at which a container has a volume."""
+
+    name: str = ""
+    mount_path: str = ""
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """The resources of a container; for an extended resource, the limit equals the request."""
+
+    limits: dict[str, str | int | float] = {}
+    requests: dict[str, str | int | float] = {}
+
+
+class Container(msgspec.Struct, frozen=True, rename="camel"):
+    """A container."""
+
+    name: str = ""
+    image: str = ""
+    restart_policy: str = ""
+    env: tuple[EnvVar, ...] = ()
+    volume_mounts: tuple[Mount, ...] = ()
+    resources: Resources = Resources()
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Whether an init container runs as long as the pod."""
+        return self.restart_policy == "Always"
+
+
+class HostPath(msgspec.Struct, frozen=True):
+    """A folder of the node."""
+
+    path: str = ""
+
+
+class Secret(msgspec.Struct, frozen=True, rename="camel"):
+    """A Secret of the pod's namespace."""
+
+    secret_name: str = ""
+
+
+class Volume(msgspec.Struct, frozen=True, rename="camel"):
+    """A volume."""
+
+    name: str = ""
+    host_path: HostPath | None = None
+    secret: Secret | None = None
+
+
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """The spec of a pod."""
+
+    runtime_class_name: str = ""
+    resources: Resources = Resources()
+    """The requests and limits of the whole pod, which its containers share."""
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+
+    @property
+    def has_resources(self) -> bool:
+        """Whether the pod as a whole has requests or limits."""
+        return bool(self.resources.requests or self.resources.limits)
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The metadata of a pod."""
+
+    name: str = ""
+    generate_name: str = ""
+    annotations: dict[str, str] = {}
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """A pod that is to be created."""
+
+    metadata: Metadata = Metadata()
+    spec: PodSpec = PodSpec()
+
+    def placed(self) -> "Iterator[Placed]":
+        """Yield all containers with their places, init containers first, in the order in which they start."""
+        for group, containers in (
+            (Group.INIT, self.spec.init_containers),
+            (Group.APP, self.spec.containers),
+        ):
+            for index, container in enumerate(containers):
+                yield Placed(group, index, container)
+
+
+class Group(StrEnum):
+    """A list of containers in a pod's spec."""
+
+    INIT = "initContainers"
+    APP = "containers"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A container, and its place in the pod."""
+
+    group: Group
+    index: int
+    container: Container
+
+    def pointer(self, *keys: str) -> str:
+        """Return the JSON pointer of a field of the container."""
+        return at("spec", str(self.group), str(self.index), *keys)
+
+    @property
+    def path(self) -> str:
+        """The place in messages: `spec.containers[0]`."""
+        return f"spec.{self.group}[{self.index}]"

@@ -1,0 +1,87 @@
+"""Certificates in PEM, and whether a key belongs to one, as OpenSSL reads them."""
+
+import os
+import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+_BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate that is its own authority."""
+
+    pem: bytes
+    names: frozenset[str]
+    """The DNS names of the server."""
+    begins: datetime
+    ends: datetime
+
+    def serves(self, name: str, now: datetime) -> bool:
+        """Return whether clients accept the certificate for a name now."""
+        return name in self.names and self.begins <= now < self.ends
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate with its key."""
+
+    certificate: Certificate
+    key: bytes
+
+
+def certificates_in(content: bytes) -> tuple[Certificate, ...]:
+    """Return the certificates in PEM that are authorities; what is none of them is left out."""
+    found = (_read(block) for block in _BLOCK.findall(content))
+    return tuple(certificate for certificate in found if certificate is not None)
+
+
+def _read(block: bytes) -> Certificate | None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=block.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        return None
+    for found in context.get_ca_certs():
+        alternatives = found.get("subjectAltName", ())
+        pairs = [entry for entry in alternatives if isinstance(entry, tuple) and len(entry) == 2]
+        names = frozenset(str(value) for kind, value in pairs if kind == "DNS")
+        return Certificate(block + b"\n", names, _time(found.get("notBefore")), _time(found.get("notAfter")))
+    return None
+
+
+def _time(text: object) -> datetime:
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(text)), UTC)
+
+
+def pair_of(certificate: bytes, key: bytes) -> Pair | None:
+    """Return a certificate with its key; None if there is none, or if the key belongs to another."""
+    found = certificates_in(certificate)
+    if not found or not _belong(found[0].pem, key):
+        return None
+    return Pair(found[0], key)
+
+
+def _belong(certificate: bytes, key: bytes) -> bool:
+    # OpenSSL's functions take files; these exist in memory alone.
+    with _in_memory(certificate) as first, _in_memory(key) as second:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(first, second)
+        except (ssl.SSLError, ValueError):
+            return False
+    return True
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """Yield the path of a file with a content that is in no folder."""
+    descriptor = os.memfd_create("gpuvirt")
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

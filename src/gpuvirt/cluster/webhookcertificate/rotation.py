@@ -1,0 +1,93 @@
+"""Decides the next step of the certificate's rotation, by what the Secret and the webhook's configuration have.
+
+    issue the next certificate -> trust it, too -> serve it -> trust the previous one for a day -> forget it
+
+Each state follows from the two objects and the time, so a controller may end after any step, and another goes on. The
+webhook never serves a certificate before the API servers trust it, and they trust each while a replica may serve it.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpuvirt.cluster.webhookcertificate.certificate import Certificate, Pair
+
+VALID_DAYS = 90
+RENEW_BEFORE = timedelta(days=30)
+"""How long before its end a certificate gets a successor."""
+SETTLE = timedelta(minutes=5)
+"""How long all API servers, and clocks that differ, have until the webhook serves the certificate that follows."""
+OVERLAP = timedelta(days=1)
+"""How long the previous certificate is trusted, until the kubelets have given the new one to all replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the Secret has; the empty one stands for a Secret that does not exist."""
+
+    current: Pair | None = None
+    """What the webhook serves; None if it is missing, or no pair."""
+    following: Pair | None = None
+    """What it will serve."""
+    previous: tuple[Certificate, ...] = ()
+    """What a replica may still serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """Issue a certificate: as the current one, or to follow it."""
+
+    follows: bool
+    previous: tuple[Certificate, ...] = ()
+    """For a current one: what replicas may still serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Have the API server trust these certificates, and no others."""
+
+    certificates: tuple[Certificate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Serve the following certificate; the current one becomes the previous one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Trust the previous certificates no more."""
+
+
+Step = Issue | Trust | Promote | Forget
+
+
+def next_step(held: Held, trusted: tuple[Certificate, ...] | None, name: str, now: datetime) -> Step | None:
+    """Return the next step; None while there is nothing to do.
+
+    `trusted` is what the webhook's configuration has, None if there is no configuration. `name` is the server's name.
+    """
+    current = held.current.certificate if held.current is not None else None
+    following = held.following.certificate if held.following is not None else None
+    if following is not None and not following.serves(name, now):
+        following = None
+    if current is None or not current.serves(name, now):
+        # Replicas still serve what they have read last, which the API server trusts.
+        kept = (*held.previous, *(trusted or ()), *((current,) if current is not None else ()))
+        return Issue(follows=False, previous=_valid(kept, name, now))
+    desired = _distinct((current, *((following,) if following is not None else ()), *_valid(held.previous, name, now)))
+    if trusted is not None and trusted != desired:
+        return Trust(desired)
+    if following is not None:
+        is_settled = trusted is not None and now >= following.begins + SETTLE
+        return Promote() if is_settled else None
+    if held.previous and now >= current.begins + OVERLAP:
+        return Forget()
+    return Issue(follows=True) if now >= current.ends - RENEW_BEFORE else None
+
+
+def _valid(certificates: tuple[Certificate, ...], name: str, now: datetime) -> tuple[Certificate, ...]:
+    return _distinct(tuple(one for one in certificates if one.serves(name, now)))
+
+
+def _distinct(certificates: tuple[Certificate, ...]) -> tuple[Certificate, ...]:
+    return tuple(dict.fromkeys(certificates))

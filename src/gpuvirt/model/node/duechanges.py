@@ -1,0 +1,162 @@
+"""Which isolation units of a node are changed now, and what the other units wait for.
+
+`decide_changes` takes the attempts so far, and returns the next ones with the use of each unit's gate. Nothing here
+changes the host or waits: the reconciler carries it out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from gpuvirt.model.change.attempts import Attempts, fingerprint
+from gpuvirt.model.change.desired import DesiredUnit, desired_drivers
+from gpuvirt.model.change.driverjournal import DriverJournal
+from gpuvirt.model.change.drivers import unmet
+from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.node.circumstances import Surroundings, circumstances_of, intent_of, why_waiting
+from gpuvirt.model.node.desiredunits import DesiredUnits
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The difference between the desired and the observed state of a node's units."""
+
+    units: Mapping[UnitId, DesiredUnit] = field(default_factory=dict)
+    """The units that have a desired state, or at which a change was killed."""
+    drivers: frozenset[UnitId] = frozenset()
+    """The units in which a GPU does not have its desired driver."""
+    open: Mapping[UnitId, DesiredUnit] = field(default_factory=dict)
+    """The units that are not in their desired state."""
+
+
+def compare(inventory: Inventory, desired: DesiredUnits, journal: DriverJournal) -> Difference:
+    """Return the difference between the desired and the observed state."""
+    units = desired.with_interrupted(inventory, journal)
+    drivers = {unit: desired_drivers(gpus) for unit, gpus in units.items()}
+    differing = frozenset(unit for unit, target in drivers.items() if unmet(inventory, target, journal))
+    vgpus = desired.vgpus
+    is_open = {
+        unit: gpus
+        for unit, gpus in units.items()
+        if unit in differing or any(gpu in vgpus.questions or not vgpus.plan_of(gpu).met for gpu in gpus)
+    }
+    return Difference(units, differing, is_open)
+
+
+class GateUse(Enum):
+    """What becomes of the gate of a unit."""
+
+    AS_IS = auto()
+    DRAINED = auto()
+    """The unit's change waits for the kubelet, visible for other processes."""
+    UNDRAINED = auto()
+    """No change waits any more."""
+    OPEN = auto()
+    """The unit is in its desired state, or has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDecision:
+    """What is decided for one unit."""
+
+    attempts: Attempts
+    begins: bool = False
+    """Whether a change begins now."""
+    gate: GateUse = GateUse.AS_IS
+    intent: str = ""
+    """What the change of a drained unit is about to do."""
+    is_compared: bool = False
+    """Whether the failure of an earlier agent was compared with the circumstances, and counts no more."""
+
+
+def decide_changes(
+    difference: Difference, surroundings: Surroundings, attempts: Mapping[UnitId, Attempts], now_s: float
+) -> Mapping[UnitId, UnitDecision]:
+    """Decide for each unit that is or was not in its desired state. `now_s` is the present by the monotonic clock."""
+    decisions: dict[UnitId, UnitDecision] = {}
+    for unit in dict.fromkeys((*attempts, *difference.open, *surroundings.failed)):
+        before, desired = attempts.get(unit, Attempts()), difference.open.get(unit)
+        if desired is None:
+            decisions[unit] = _in_desired_state(surroundings, unit, before, difference.units.get(unit))
+        else:
+            decisions[unit] = _open(surroundings, unit, desired, before, now_s, differ=unit in difference.drivers)
+    return decisions
+
+
+def attempts_after(decisions: Mapping[UnitId, UnitDecision], inventory: Inventory) -> Mapping[UnitId, Attempts]:
+    """Return the attempts to remember: those at units that the host has, or that a change runs at."""
+    return {
+        unit: decision.attempts
+        for unit, decision in decisions.items()
+        if unit in inventory.units or decision.attempts.running
+    }
+
+
+def _in_desired_state(
+    surroundings: Surroundings, unit: UnitId, attempts: Attempts, desired: DesiredUnit | None
+) -> UnitDecision:
+    is_held = unit in surroundings.failed
+    gate = GateUse.OPEN if is_held or not attempts.running else GateUse.AS_IS
+    return UnitDecision(attempts.met(desired), gate=gate, is_compared=is_held)
+
+
+def _open(
+    surroundings: Surroundings, unit: UnitId, desired: DesiredUnit, attempts: Attempts, now_s: float, *, differ: bool
+) -> UnitDecision:
+    """Decide for a unit that is not in its desired state."""
+    plans = [surroundings.vgpus.plan_of(gpu) for gpu in desired]
+    if not differ and not any(plan.steps for plan in plans):
+        return UnitDecision(attempts) if attempts.running else _without_steps(surroundings, desired, attempts)
+    if not differ and attempts.changed_on == surroundings.observations:
+        return UnitDecision(attempts)
+    if (waits := why_waiting(surroundings, unit, desired, differ=differ)) is not None:
+        return _waiting(surroundings, unit, desired, attempts, waits, now_s, differ=differ)
+    return _ready(surroundings, unit, desired, attempts, now_s, differ=differ)
+
+
+def _without_steps(surroundings: Surroundings, desired: DesiredUnit, attempts: Attempts) -> UnitDecision:
+    """No change of the unit is planned. While nvidia-smi is asked there is no plan yet: nothing is new."""
+    if any(gpu in surroundings.vgpus.questions for gpu in desired):
+        return UnitDecision(attempts, gate=GateUse.UNDRAINED)
+    plans = (surroundings.vgpus.plan_of(gpu) for gpu in desired)
+    outcome = Outcome(vgpus={plan.gpu: (*plan.refusals, *plan.pending) for plan in plans})
+    return UnitDecision(attempts.concluded(outcome).forgotten(desired), gate=GateUse.UNDRAINED)
+
+
+def _waiting(  # noqa: PLR0913  the unit, and what was found of it
+    surroundings: Surroundings,
+    unit: UnitId,
+    desired: DesiredUnit,
+    attempts: Attempts,
+    waits: Outcome,
+    now_s: float,
+    *,
+    differ: bool,
+) -> UnitDecision:
+    """Decide for a unit whose change waits for the kubelet. The failure of an earlier agent keeps its gate held."""
+    decision = UnitDecision(attempts)
+    if not attempts.running and unit not in surroundings.failed:
+        intent = intent_of(surroundings.vgpus, desired, differ=differ)
+        decision = replace(decision, gate=GateUse.DRAINED, intent=intent)
+    if waits.vgpus:
+        has_failed = attempts.running or attempts.rolled_back or attempts.blocked_at is not None
+        return decision if has_failed else replace(decision, attempts=attempts.concluded(waits))
+    circumstances = circumstances_of(surroundings, unit, desired, drivers=differ)
+    if not attempts.is_due(circumstances, now_s):
+        return decision
+    return replace(decision, attempts=attempts.tried(circumstances).concluded(waits).paused(now_s))
+
+
+def _ready(
+    surroundings: Surroundings, unit: UnitId, desired: DesiredUnit, attempts: Attempts, now_s: float, *, differ: bool
+) -> UnitDecision:
+    """Decide for a unit that can be changed, unless an earlier agent has failed in the same circumstances."""
+    circumstances = circumstances_of(surroundings, unit, desired, drivers=differ)
+    failed = surroundings.failed.get(unit)
+    if failed is not None and failed.reason is not None and failed.held_on == fingerprint(circumstances):
+        attempts = attempts.resumed(circumstances, now_s).concluded(Outcome.everywhere(failed.reason, desired))
+    if not attempts.is_due(circumstances, now_s):
+        return UnitDecision(attempts, is_compared=failed is not None)
+    return UnitDecision(attempts.begun(circumstances), begins=True, is_compared=failed is not None)

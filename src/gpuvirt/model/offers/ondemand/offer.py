@@ -1,0 +1,224 @@
+"""What GPUs in mode `on-demand` offer: for each type of vGPU the ids of pods' vGPUs, and ids of those that still fit.
+
+An idle GPU counts one vGPU of each type. The first one decides what else fits: then the GPU counts as many of its type
+as it could still carry, and none of the others. The counts of all GPUs are added up, since an id names no GPU.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import is_
+
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.facts.pci import Unread
+from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id, number_of, on_demand_id
+from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
+from gpuvirt.model.change.plan import Scope
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.change.vgpus.vgpuplanning import no_host
+from gpuvirt.model.desired.settings import IdleCount, OnDemandSettings
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.naming import Naming
+from gpuvirt.model.offers.health import function_symptoms
+from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
+from gpuvirt.model.offers.ondemand.naming import is_offered, resource_of, type_numbers
+from gpuvirt.model.reasons import Reason, notoffered, refusals
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemandGpu:
+    """One GPU in mode `on-demand`."""
+
+    carried: Carried
+    room: Mapping[VgpuType, int]
+    """How many more vGPUs of each offered type it can carry."""
+    withheld: Reason | None = None
+    """Why it gets no further vGPU; `room` is empty then."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemandOffer:
+    """The on-demand resources of one node."""
+
+    gpus: Mapping[PciAddress, OnDemandGpu] = field(default_factory=dict)
+    types: Mapping[ResourceName, VgpuType] = field(default_factory=dict)
+    """The type of each resource that is, or was, offered."""
+    given: Mapping[ResourceName, Mapping[DeviceId, Entry]] = field(default_factory=dict)
+    """The listed ids of pods' vGPUs, with the allocations."""
+    free: Mapping[ResourceName, tuple[DeviceId, ...]] = field(default_factory=dict)
+    """The listed ids for which a vGPU would be created."""
+    next_number: int = 0
+    """The number of the next id; a number is listed once."""
+    current: Mapping[ResourceName, VgpuType] = field(default_factory=dict)
+    """The types by their newest resources; a type has another one after its number has changed."""
+
+    def type_of(self, resource: ResourceName) -> VgpuType | None:
+        """Return the type of a resource, None for a resource that is not on demand."""
+        given = (entry.target.type for entry in self.given.get(resource, {}).values())
+        return self.types.get(resource) or next(given, None)
+
+    @property
+    def names(self) -> frozenset[ResourceName]:
+        """All resources; one without an id is an empty list."""
+        return frozenset(self.types.keys() | self.given.keys())
+
+    def is_same_as(self, other: "OnDemandOffer") -> bool:
+        """Return whether this is the same offer in the same order, of the same entries by their identity: a type does
+        not count in comparisons of entries."""
+        return self == other and tuple(self.types) == tuple(other.types) and all(map(is_, _given(self), _given(other)))
+
+    def was_listed(self, device: DeviceId, run_id: str) -> bool:
+        """Return whether this agent has listed an id, for a vGPU or a pod."""
+        number = number_of(device, run_id)
+        is_given = any(device in entries for entries in self.given.values())
+        return is_given or (number is not None and number < self.next_number)
+
+    def listed(self, resource: ResourceName) -> tuple[DeviceId, ...]:
+        """Return the ids of a resource."""
+        return (*self.given.get(resource, ()), *self.free.get(resource, ()))
+
+
+def _given(offer: OnDemandOffer) -> Iterator[Entry]:
+    return (entry for of_resource in offer.given.values() for entry in of_resource.values())
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemandInputs:
+    """What the on-demand resources follow from, besides the host."""
+
+    states: Mapping[PciAddress, GpuState | None]
+    """The GPUs in mode on-demand; None for one whose driver can't create vGPUs now."""
+    settings: OnDemandSettings
+    naming: Naming
+    entries: tuple[Entry, ...]
+    """All allocations."""
+    run_id: str
+    """The random number of the agent's process, in ids."""
+    changing: Scope = field(default_factory=Scope)
+    """The devices that running changes may touch."""
+    blocked: Mapping[PciAddress, str] = field(default_factory=dict)
+    """The functions of slots in which the kernel still blocks a step of an ended process, with that step."""
+    former: FormerTenants = field(default_factory=FormerTenants)
+    ending: frozenset[DeviceId] = frozenset()
+    """The ids of pods that have ended or are being deleted."""
+
+
+def on_demand_entries(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the allocations of on-demand vGPUs."""
+    return (entry for entry in entries if is_on_demand_id(entry.device))
+
+
+def offer_on_demand(inventory: Inventory, inputs: OnDemandInputs, before: OnDemandOffer) -> OnDemandOffer:
+    """Return the on-demand resources; `before` are the last ones, which are returned where nothing has changed.
+
+    Their free ids stay as far as they are needed.
+    """
+    entries = tuple(on_demand_entries(inputs.entries))
+    gpus = dict(_gpus(inventory, inputs, entries))
+    types = {**before.types, **_types(inventory, inputs)}
+    given: defaultdict[ResourceName, dict[DeviceId, Entry]] = defaultdict(dict)
+    for entry in entries:
+        if entry.device not in inputs.ending:  # the kubelet would give the id to another pod
+            given[entry.resource][entry.device] = entry
+    counts, resources = _counts(inputs.settings, gpus.values()), {name: kind for kind, name in _by_type(types).items()}
+    used = {entry.device for entry in entries}
+    number, free = before.next_number, dict[ResourceName, tuple[DeviceId, ...]]()
+    for resource, vgpu_type in sorted(resources.items()):
+        kept = [device for device in before.free.get(resource, ()) if device not in used][: counts[vgpu_type]]
+        new = [on_demand_id(inputs.run_id, number + index) for index in range(counts[vgpu_type] - len(kept))]
+        number += len(new)
+        free[resource] = (*kept, *new)
+    offer = OnDemandOffer(gpus, types, dict(given), free, number, resources)
+    return before if offer.is_same_as(before) else offer
+
+
+def gpus_on_demand(inventory: Inventory, inputs: OnDemandInputs) -> Mapping[PciAddress, OnDemandGpu]:
+    """Return what each GPU in this mode carries and can still carry."""
+    return dict(_gpus(inventory, inputs, tuple(on_demand_entries(inputs.entries))))
+
+
+def _by_type(types: Mapping[ResourceName, VgpuType]) -> Mapping[VgpuType, ResourceName]:
+    """Return the newest resource of each type; a type has another one after its number has changed."""
+    return {vgpu_type: resource for resource, vgpu_type in types.items()}
+
+
+def _types(inventory: Inventory, inputs: OnDemandInputs) -> Mapping[ResourceName, VgpuType]:
+    """Return the offered types by their resources."""
+    states = {gpu: state for gpu, state in inputs.states.items() if state is not None}
+    numbers = type_numbers(state.host for state in states.values())
+    return {
+        resource_of(
+            inputs.settings, inputs.naming, inventory.facts.functions[gpu].id.vendor, numbers, vgpu_type
+        ): vgpu_type
+        for gpu, state in sorted(states.items())
+        for vgpu_type in room(state, Carried(Counter()))
+        if is_offered(inputs.settings, vgpu_type)
+    }
+
+
+def _counts(settings: OnDemandSettings, gpus: Iterable[OnDemandGpu]) -> Counter[VgpuType]:
+    """Return how many ids are listed for vGPUs that do not exist yet."""
+    found = Counter[VgpuType]()
+    for gpu in gpus:
+        one = gpu.carried.is_idle and settings.idle_count is IdleCount.ONE
+        found.update({vgpu_type: min(left, 1) if one else left for vgpu_type, left in gpu.room.items()})
+    return found
+
+
+def _gpus(
+    inventory: Inventory, inputs: OnDemandInputs, entries: tuple[Entry, ...]
+) -> Iterator[tuple[PciAddress, OnDemandGpu]]:
+    intended: defaultdict[PciAddress, list[VgpuType]] = defaultdict(list)
+    for entry in entries:
+        vgpu, vgpu_type = entry.target.vgpu, entry.target.type
+        if entry.intended and vgpu_type is not None and vgpu not in inventory.vgpus:
+            intended[entry.target.gpu].append(vgpu_type)
+    for gpu, state in sorted(inputs.states.items()):
+        if gpu in inventory.facts.functions:
+            yield gpu, gpu_of(inventory, inputs, gpu, state, intended[gpu])
+
+
+def gpu_of(
+    inventory: Inventory, inputs: OnDemandInputs, gpu: PciAddress, state: GpuState | None, intended: list[VgpuType]
+) -> OnDemandGpu:
+    """Return what one GPU carries and can still carry."""
+    nothing = Carried(Counter())
+    if state is None:
+        return OnDemandGpu(nothing, {}, no_host(inventory.facts.functions[gpu]))
+    carried = carried_by(state, intended)
+    if isinstance(carried, Unread):
+        return OnDemandGpu(nothing, {}, refusals.unread(gpu, carried))
+    if (withheld := _why_withheld(inventory, inputs, gpu)) is not None:
+        return OnDemandGpu(carried, {}, withheld)
+    left = {kind: number for kind, number in room(state, carried).items() if is_offered(inputs.settings, kind)}
+    return OnDemandGpu(carried, left)
+
+
+def _why_withheld(inventory: Inventory, inputs: OnDemandInputs, gpu: PciAddress) -> Reason | None:
+    """Return why a GPU gets no further vGPU now. The removal of one of its vGPUs is no obstacle."""
+    functions = inventory.facts.functions
+    if functions[gpu].on_vfio:
+        return no_host(functions[gpu])
+    if gpu in inputs.blocked:
+        return refusals.blocked(gpu, inputs.blocked[gpu])
+    if gpu in inputs.changing.functions:
+        return refusals.changing(gpu, None)
+    failing = next(function_symptoms(functions[gpu], gpu), None)
+    return failing or inputs.former.why_withheld(functions, gpu, TenantKind.NATIVE)
+
+
+def not_offered(
+    inventory: Inventory, offer: OnDemandOffer, entries: Iterable[Entry], given: Collection[VgpuId]
+) -> Mapping[VgpuId, Reason]:
+    """Return why vGPUs are not offered under their own ids: they were made for pods, or their GPU is in this mode.
+
+    `given` are those of the on-demand allocations among all `entries`. A vGPU that a pod got by its own id before the
+    GPU's mode changed stays listed until that pod has ended.
+    """
+    made = {vgpu: notoffered.given_on_demand(vgpu) for vgpu in given}
+    if not offer.gpus:
+        return made
+    held = {entry.target.vgpu for entry in entries}
+    others = (vgpu for vgpu, found in inventory.vgpus.items() if found.gpu in offer.gpus and vgpu not in held)
+    return {**{vgpu: notoffered.undesired(vgpu) for vgpu in others}, **made}

@@ -1,0 +1,82 @@
+"""The view of on-demand resources: the listed ids with the vGPUs of pods, and KubeVirt's selectors."""
+
+from collections.abc import Iterator
+
+from gpuvirt.facts.ids import ResourceName, VgpuType, is_mdev_uuid
+from gpuvirt.facts.sysfs import MDEVS, PCI_DEVICES
+from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.allocation.attachment import vm_nodes
+from gpuvirt.model.allocation.ledger import Entry
+from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.devices.selectors import ResourceKind, Selectors
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.naming import Named
+from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
+from gpuvirt.model.offers.view import DeviceView
+from gpuvirt.model.reasons import Reason, unhealthy
+
+
+def devices(inventory: Inventory, offer: OnDemandOffer, resource: ResourceName) -> Iterator[DeviceView]:
+    """Yield the ids of a resource: those of pods first, then those for which a vGPU would be created."""
+    for entry in offer.given.get(resource, {}).values():
+        yield _given(inventory, entry)
+    for device in offer.free.get(resource, ()):
+        yield DeviceView(device, healthy=True, numa_node=None, group=None, gpu=None)
+
+
+def _given(inventory: Inventory, entry: Entry) -> DeviceView:
+    """Return the id of a pod's vGPU; an id whose vGPU is gone is unhealthy."""
+    candidate = candidate_of(inventory, entry)
+    gone = None if entry.intended or candidate is not None else _gone(entry)
+    return DeviceView(
+        entry.device,
+        healthy=gone is None,
+        numa_node=candidate.numa_node if candidate is not None else None,
+        group=entry.group,
+        gpu=entry.target.gpu,
+        nodes=vm_nodes(inventory, candidate) if candidate is not None else (),
+        reasons=(gone,) if gone is not None else (),
+        allocated_to=entry.allocated_to,
+        vgpu=entry.target.vgpu,
+    )
+
+
+def _gone(entry: Entry) -> Reason:
+    vgpu = entry.target.id
+    return unhealthy.device_gone(vgpu, MDEVS if is_mdev_uuid(vgpu) else PCI_DEVICES)
+
+
+def candidate_of(inventory: Inventory, entry: Entry) -> Candidate | None:
+    """Return the vGPU of an allocation as a device, by the vGPU's own id; None if the host does not show it whole."""
+    vgpu = inventory.vgpus.get(entry.target.vgpu) if entry.target.vgpu is not None else None
+    if vgpu is None or not isinstance(vgpu.live.group, int):
+        return None
+    carrier = inventory.facts.functions.get(vgpu.live.parent)
+    return Candidate(
+        id=entry.target.id,
+        target=entry.target,
+        named=Named(entry.resource),
+        group=vgpu.live.group,
+        numa_node=carrier.numa_node if carrier is not None else None,
+        framework=vgpu.framework,
+        carrier=vgpu.live.parent,
+    )
+
+
+def selectors(inventory: Inventory, offer: OnDemandOffer, resource: ResourceName, vgpu_type: VgpuType) -> Selectors:
+    """Return KubeVirt's selectors of a resource: its type's name, or the ids of the VFs that carry it.
+
+    A resource whose type has got another one has none: it stays for the pods that have its vGPUs.
+    """
+    if offer.current.get(resource) != vgpu_type:
+        return Selectors(ResourceKind.VGPU)
+    hosts = [found.vgpu_host for gpu in offer.gpus if (found := inventory.gpus.get(gpu)) is not None]
+    pci = {
+        str(inventory.facts.functions[parent].id).upper()
+        for host in hosts
+        if host is not None and host.framework is not Framework.MDEV
+        for parent in host.creatable
+        if parent in inventory.facts.functions
+    }
+    mdev = any(host is not None and host.framework is Framework.MDEV for host in hosts)
+    return Selectors(ResourceKind.VGPU, tuple(sorted(pci)), (str(vgpu_type),) if mdev else ())

@@ -1,0 +1,62 @@
+"""The serial worker of a change of an isolation unit, and how a job that fails there is reported."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gpuvirt.model.reasons import Reason, Seen, refusals
+from gpuvirt.node.change.gate.gateerrors import UnitBusyError, why_not_passed
+from gpuvirt.node.change.steps.changes import Change
+from gpuvirt.node.loops.serialworker import SerialWorker, WorkerBlockedError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeWorker:
+    """The serial worker of a change. A step that the kernel blocks makes the plan outdated and is its last step."""
+
+    worker: SerialWorker
+    change: Change
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        """Return what `job` returns; raise WorkerBlockedError if the kernel blocks it."""
+        try:
+            return await self.worker.run(job, name=name, timeout_s=timeout_s)
+        except WorkerBlockedError:
+            self.change.expire()
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a job has no result."""
+
+    reason: Reason
+    blocked_at: str | None
+    """The step that the kernel blocks, also while the worker still waits for it."""
+
+
+async def attempt(
+    subject: str,
+    job: Callable[[], T],
+    taken: Sequence[str],
+    *,
+    worker: SerialWorker,
+    timeout_s: float,
+    blocked_at: str | None = None,
+) -> T | Failed:
+    """Return the result of a job, or why it has none.
+
+    `taken` are the steps that the job has begun. The kernel may block the last one. `blocked_at` is the step that it
+    has blocked so far.
+    """
+    try:
+        return await worker.run(job, name="change", timeout_s=timeout_s)
+    except WorkerBlockedError as error:
+        step = taken[-1] if taken else blocked_at or str(error)
+        return Failed(refusals.blocked(subject, step), step)
+    except UnitBusyError as error:
+        return Failed(why_not_passed(subject, error), blocked_at)
+    except OSError as error:
+        return Failed(refusals.failed("observe the host", subject, Seen("", str(error))), blocked_at)

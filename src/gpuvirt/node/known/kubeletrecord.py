@@ -1,0 +1,28 @@
+"""The kubelet's record of its allocations and starts of pods, as the agent reads it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpuvirt.model.allocation.allocations import Consumers, ReadRecorded
+from gpuvirt.node.known.podinquiry import PodInquiry
+
+PodStarts = tuple[int, int, int]
+"""What the folder of the node's pods shows: another value after a pod has started."""
+
+
+def _no_pod_starts() -> PodStarts | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletRecord:
+    """The functions that read the record of one node's kubelet."""
+
+    recorded: ReadRecorded
+    """Reads the kubelet's record of its allocations."""
+    lost: Callable[[], Consumers] = dict
+    """Returns the devices of running pods that the kubelet has forgotten, and may request for other pods."""
+    inquiry: PodInquiry = field(default_factory=PodInquiry)
+    """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
+    pod_starts: Callable[[], PodStarts | None] = _no_pod_starts
+    """Reads whether a pod of the node has started since an earlier reading; None if that is unknown."""

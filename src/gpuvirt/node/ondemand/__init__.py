@@ -1,0 +1,1 @@
+"""vGPUs that are created when the kubelet allocates them to a pod."""

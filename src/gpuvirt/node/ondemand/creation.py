@@ -1,0 +1,50 @@
+"""Creates one vGPU for a pod: the write in a process that can be abandoned, and the vGPU as the host then shows it."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from gpuvirt.errors import VgpuUnavailableError
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.vgpu import Framework, LiveVgpu
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.vgpu import mdev, vendor_vfio
+from gpuvirt.hardware.vgpu.registry import backend_of
+from gpuvirt.model.change.steps import CreateVgpu
+from gpuvirt.model.offers.ondemand.choice import Place
+from gpuvirt.model.reasons import Seen, refusals
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.steps.leasing import RefusedError, what_failed
+
+
+def create(site: Site, locks: Sequence[int], place: Place, step: CreateVgpu) -> LiveVgpu:
+    """Create a vGPU in its place; raise RefusedError. The process of the write keeps `locks` open.
+
+    The kernel may block the write, and then this call.
+    """
+    with ExitStack() as stack:
+        kernel: Kernel = site.kernel
+        if site.children is not None:
+            kernel, _ = stack.enter_context(site.children(locks))
+        try:
+            backend_of(place.host.framework).create(kernel, step.parent, step.type, step.vgpu)
+        except (OSError, VgpuUnavailableError) as error:
+            raise RefusedError(refusals.failed(step.text, place.gpu, what_failed(error))) from error
+    return _created(site.kernel, place, step)
+
+
+def _created(kernel: Kernel, place: Place, step: CreateVgpu) -> LiveVgpu:
+    """Return the new vGPU; raise RefusedError where the host does not show it as it was requested."""
+    if place.host.framework is Framework.MDEV:
+        live = mdev.read_new(kernel, step.vgpu, step.parent)
+    else:
+        live = vendor_vfio.read_new(kernel, place.parent, place.host)
+    for found in (live.type, live.group) if live is not None else ():
+        if isinstance(found, Unread):
+            raise RefusedError(refusals.unread(step.vgpu, found))
+    if live is None:
+        raise RefusedError(refusals.failed(step.text, place.gpu, Seen.absent(str(step.vgpu))))
+    if live.type != step.type:
+        raise RefusedError(refusals.failed(step.text, place.gpu, Seen(str(step.vgpu), f"its type is {live.type}")))
+    if live.group is None:
+        raise RefusedError(refusals.no_group(step.vgpu, is_mdev=place.host.framework is Framework.MDEV))
+    return live

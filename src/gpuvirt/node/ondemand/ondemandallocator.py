@@ -1,0 +1,300 @@
+"""Allocates on-demand vGPUs: creates each for the pod that the kubelet admits, and gives it to no other pod.
+
+Allocate knows neither pod nor container, so an allocation is known by the kubelet's id. The ledger has it on disk, with
+the vGPU's id, before the vGPU is created. A container starts only with the vGPU that the kubelet's record names, and
+from then on the vGPU is that pod's alone. The kubelet gives the id of a pod that has ended to the next pod while the id
+is still listed: that pod gets a new vGPU.
+
+Source: kubelet/cm/devicemanager/manager.go of Kubernetes 1.36: devicesToAllocate takes an init container's devices for
+the pod's other containers, in one admission and before any of them starts.
+"""
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuvirt.clock import Signal
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
+from gpuvirt.facts.vgpu import Framework, LiveVgpu
+from gpuvirt.model.allocation.allocations import Unknown
+from gpuvirt.model.allocation.attachment import Attachment, attach
+from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger, Stage, record
+from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
+from gpuvirt.model.allocation.pluginanswers import PluginAnswer
+from gpuvirt.model.allocation.tenancy import TenantKind
+from gpuvirt.model.change.steps import CreateVgpu
+from gpuvirt.model.desired.settings import CdiUse
+from gpuvirt.model.devices.candidates import Candidate, Target
+from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.inventory.naming import cdi_name
+from gpuvirt.model.offers.ondemand.choice import Place, choose, why_full
+from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
+from gpuvirt.model.offers.withholding import withholdings
+from gpuvirt.model.reasons import ondemand, refusals, unhealthy
+from gpuvirt.node.allocation.allocator import AllocationRefusedError, Request
+from gpuvirt.node.change.allocationgate import AllocationGate
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.known.kubeletrecord import KubeletRecord
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.loops.serialworker import WorkerBlockedError
+from gpuvirt.node.loops.telemetry import Telemetry
+from gpuvirt.node.ondemand.creation import create
+from gpuvirt.node.ondemand.patience import Patience
+from gpuvirt.node.options import NodeOptions
+from gpuvirt.node.store.persisted import NotWrittenError, WriteBehind
+
+log = logging.getLogger(__name__)
+
+CREATE_S = 1.5
+"""How long the kernel may take for a creation; the kubelet admits no other pod meanwhile."""
+
+
+def _new_uuid() -> VgpuId:
+    return VgpuId(str(uuid.uuid4()))
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemandParts:
+    """The parts of an agent that the allocator uses."""
+
+    state: NodeState
+    options: NodeOptions
+    kubelet: KubeletRecord
+    site: Site
+    """The host on which vGPUs are created."""
+    gate: AllocationGate
+    telemetry: Telemetry
+    ledger: WriteBehind[Ledger]
+    publish: Callable[[], None]
+    """Shows the new allocation at once: in the view, in the lists, and in the CDI specs."""
+    observe_soon: Callable[[], None]
+    """Has the host observed soon: not every creation leads to a uevent."""
+    changed: Signal
+    """Set whenever the host or the allocations may have changed."""
+    new_uuid: Callable[[], VgpuId] = field(default=_new_uuid)
+
+
+class OnDemandAllocator:
+    """Answers the kubelet for on-demand resources."""
+
+    def __init__(self, parts: OnDemandParts) -> None:
+        self._on = parts
+        self._state = parts.state
+        self._turn = asyncio.Lock()
+        """Allocations are made one after another."""
+        self.patience = Patience(parts.options.clock)
+        """The wait for room."""
+        self._name = uuid.uuid4().hex
+        self._numbers = itertools.count(1)
+
+    @staticmethod
+    def takes(request: Request) -> bool:
+        """Return whether a request is one for on-demand vGPUs."""
+        return any(is_on_demand_id(device) for device in itertools.chain.from_iterable(request.containers))
+
+    def prefer(
+        self, available: Sequence[DeviceId], must_include: Sequence[DeviceId], size: int
+    ) -> tuple[DeviceId, ...]:
+        """Return the ids that no pod has had first; a hint, which the kubelet need not follow."""
+        known = {entry.device for entry in self._state.ledger.entries}
+        others = sorted((device for device in available if device not in must_include), key=lambda one: one in known)
+        return (*must_include, *others)[:size]
+
+    async def allocate(self, request: Request) -> tuple[Attachment, ...]:
+        """Create the vGPUs of a request; raise AllocationRefusedError for the whole request, which leaves nothing."""
+        on, began_s = self._on, self._on.options.clock.monotonic_s()
+        async with self._turn:
+            created: list[Entry] = []
+            try:
+                attachments = [await self._give(request.resource, ids, created) for ids in request.containers]
+            except AllocationRefusedError as error:
+                self._take_back(created)
+                on.telemetry.allocations[request.resource, error.reason.code] += 1
+                raise
+        on.telemetry.allocations[request.resource, "given"] += 1
+        on.telemetry.allocate_s.observe(on.options.clock.monotonic_s() - began_s)
+        return tuple(attachments)
+
+    async def _give(self, resource: ResourceName, ids: Sequence[DeviceId], created: list[Entry]) -> Attachment:
+        """Return the answer for one container; new allocations are added to `created`.
+
+        The environment has the vGPUs' own ids, names of CDI devices have the kubelet's.
+        """
+        if (withholding := withholdings(self._state.memory.desired.spec).get(resource)) is not None:
+            raise AllocationRefusedError(withholding.reason)
+        devices: list[Candidate] = []
+        for device in dict.fromkeys(ids):
+            if (consumer := self._on.kubelet.lost().get((resource, device))) is not None:
+                raise AllocationRefusedError(refusals.forgotten(device, consumer.text))
+            devices.append(self._untouched(resource, device) or await self._new(resource, device, created))
+        inventory, settings = self._inventory(resource), self._state.terms.settings
+        named = ids if settings.cdi is CdiUse.ANSWERS else ()
+        names = tuple(cdi_name(resource, device) for device in dict.fromkeys(named))
+        return replace(attach(inventory, resource, devices, settings), cdi_devices=names)
+
+    def _inventory(self, resource: ResourceName) -> Inventory:
+        """Return the host; raise AllocationRefusedError before its first observation."""
+        if (inventory := self._state.inventory) is None:
+            raise AllocationRefusedError(unhealthy.unknown_resource(resource))
+        return inventory
+
+    def _untouched(self, resource: ResourceName, device: DeviceId) -> Candidate | None:
+        """Return the vGPU of an id with which no container has started, None without one.
+
+        The kubelet gives the id of an init container to the pod's other containers, and that of a pod that it has
+        refused to the next pod. The allocation of any other id ends: its pod has ended, or its vGPU was never made.
+        """
+        entry = self._entry(resource, device)
+        if entry is None:
+            return None
+        found = candidate_of(self._inventory(resource), entry) if entry.stage is Stage.CREATED else None
+        if found is None:
+            self._drop([entry])
+        return found
+
+    async def _new(self, resource: ResourceName, device: DeviceId, created: list[Entry]) -> Candidate:
+        """Return a new vGPU; wait a moment for room, while vGPUs of ended pods are removed."""
+        offer, failed = self._state.memory.on_demand, dict[PciAddress, str]()
+        vgpu_type = offer.type_of(resource)
+        if vgpu_type is None or not offer.was_listed(device, self._state.terms.run_id):
+            raise AllocationRefusedError(unhealthy.unknown_device(device, resource, offer.listed(resource)))
+        while True:
+            inventory, spread = self._inventory(resource), self._state.terms.settings.vgpu_placement
+            place = choose(inventory, self._state.on_demand_now(), vgpu_type, spread, failed)
+            if place is not None:
+                try:
+                    made = await self._create(self._intended(resource, device, place, vgpu_type), place, created)
+                except RefusedError as error:
+                    log.warning("%s", error.reason.text, extra={"reason": str(error.reason.code)})
+                    failed[place.gpu] = error.reason.message
+                    continue
+                self.patience.end()
+                return made
+            self._on.publish()  # vGPUs without a pod are found, and removed
+            if not await self.patience.wait(self._on.changed):
+                text = why_full(self._state.on_demand_now(), failed)
+                raise AllocationRefusedError(ondemand.no_room(resource, vgpu_type, text))
+
+    async def _create(self, entry: Entry, place: Place, created: list[Entry]) -> Candidate:
+        """Create the vGPU of an allocation; raise RefusedError, after which nothing is allocated."""
+        gpu, site = place.gpu, self._on.site
+        step = CreateVgpu(VgpuId(entry.target.id), entry.target.type or VgpuType(""), place.parent.address)
+
+        def intend() -> None:
+            self._tenant(gpu)
+            self._state.record_allocation(record(self._state.ledger.entries, [entry]))
+
+        try:
+            with self._on.gate.creation(entry.device, entry.target, slot_of(gpu), intend) as locks:
+                await self._write()
+                live = await self._on.options.workers(f"create on {gpu}").run(
+                    lambda: create(site, locks, place, step), name=step.text, timeout_s=CREATE_S
+                )
+                log.info("%s (for a pod that requests %s)", step.text, entry.resource)
+                return self._created(entry, live, created)
+        except WorkerBlockedError as error:
+            self._drop([entry])
+            raise RefusedError(refusals.blocked(gpu, f"{step.text} ({error})")) from error
+        except RefusedError:
+            self._drop([entry])
+            raise
+
+    def _tenant(self, gpu: PciAddress) -> None:
+        """Record the tenant of the GPU; raise RefusedError if it would be forgotten."""
+        kinds = {gpu: TenantKind.NATIVE}
+        on_disk = self._state.terms.settings.require_reset
+        if (reason := self._state.tenancies.give(kinds, on_disk=on_disk)) is not None:
+            raise RefusedError(replace(reason, subject=gpu))
+
+    def _intended(self, resource: ResourceName, device: DeviceId, place: Place, vgpu_type: VgpuType) -> Entry:
+        vgpu = self._on.new_uuid() if place.host.framework is Framework.MDEV else VgpuId(place.parent.address)
+        target, clock = Target(place.gpu, vgpu, vgpu_type), self._on.options.clock
+        allocation = f"allocate:{self._name}:{next(self._numbers)}"
+        now, now_s = clock.now(), clock.monotonic_s()
+        return Entry(resource, device, target, None, allocation, now, allocated_s=now_s, stage=Stage.INTENDED)
+
+    def _created(self, entry: Entry, live: LiveVgpu, created: list[Entry]) -> Candidate:
+        """Record that the vGPU exists, and return it."""
+        group = live.group if isinstance(live.group, int) else None
+        made = replace(entry, group=group, stage=Stage.CREATED)
+        created.append(made)
+        self._state.observe_created(entry.target.gpu, live, self._on.options.clock.monotonic_s())
+        self._state.record_allocation(record(self._state.ledger.entries, [made]))
+        self._on.publish()
+        self._on.observe_soon()
+        found = candidate_of(self._inventory(entry.resource), made)
+        if found is None:
+            raise RefusedError(refusals.changing(entry.device, None))
+        return found
+
+    async def _write(self) -> None:
+        """Write the ledger; raise RefusedError where it can't be."""
+        self._on.ledger.save(self._state.ledger.content)
+        try:
+            await self._on.ledger.write_now()
+        except NotWrittenError as error:
+            raise RefusedError(ondemand.not_written(self._on.options.ledger, str(error))) from error
+
+    def _entry(self, resource: ResourceName, device: DeviceId) -> Entry | None:
+        entries = self._state.ledger.entries
+        return next((entry for entry in entries if (entry.resource, entry.device) == (resource, device)), None)
+
+    def _drop(self, dropped: Sequence[Entry]) -> None:
+        """End allocations: their vGPUs are removed like all vGPUs without a pod, with a proof."""
+        keys = {(entry.resource, entry.device) for entry in dropped}
+        entries = self._state.ledger.entries
+        self._state.record_allocation(tuple(one for one in entries if (one.resource, one.device) not in keys))
+
+    def _take_back(self, created: Sequence[Entry]) -> None:
+        if created:
+            self._drop(created)
+            self._on.publish()
+
+    async def pre_start(self, resource: ResourceName, ids: Sequence[DeviceId]) -> None:
+        """Let a container start with its vGPUs; raise AllocationRefusedError if the kubelet's record has others.
+
+        From the first start on, which is on disk, no other pod gets these vGPUs.
+        """
+        recorded = self._on.kubelet.recorded()
+        entries: list[Entry] = []
+        for device in (device for device in ids if is_on_demand_id(device)):
+            if isinstance(recorded, Unknown):
+                why = recorded.reason.text if recorded.reason is not None else "could not be read"
+                raise AllocationRefusedError(ondemand.not_recorded(device, why))
+            consumers = recorded.get((resource, device), frozenset())
+            entry = self._startable(resource, device, list(_named(consumers)))
+            with_it = next(one.in_ledger for one in consumers if entry.target.id in _named([one]))
+            consumer = entry.consumer.with_uid_of(with_it) if entry.consumer is not None else with_it
+            entries.append(replace(entry, consumer=consumer, stage=Stage.STARTED))
+        new = [entry for entry in entries if entry not in self._state.ledger.entries]
+        if not new:
+            return
+        self._state.record_allocation(record(self._state.ledger.entries, new))
+        try:
+            await self._write()
+        except RefusedError as error:
+            raise AllocationRefusedError(error.reason) from error
+
+    def _startable(self, resource: ResourceName, device: DeviceId, named: Sequence[DeviceId]) -> Entry:
+        """Return the allocation of an id; raise AllocationRefusedError if the container can't start with its vGPU."""
+        entry = self._entry(resource, device)
+        if entry is None:
+            raise AllocationRefusedError(ondemand.not_recorded(device, "no vGPU was created for this id"))
+        if entry.target.id not in named:
+            why = f"names {', '.join(named) or 'no vGPU'}; expected {entry.target.id}"
+            raise AllocationRefusedError(ondemand.not_recorded(device, why))
+        if candidate_of(self._inventory(resource), entry) is None:
+            why = f"names {entry.target.id}, which does not exist on this host any more"
+            raise AllocationRefusedError(ondemand.not_recorded(device, why))
+        return entry
+
+
+def _named(consumers: Iterable[Consumer]) -> Iterator[DeviceId]:
+    """Yield the vGPUs in the answers that the kubelet has recorded for containers."""
+    for consumer in consumers:
+        if isinstance(consumer.answer, PluginAnswer):
+            yield from vgpus_in(consumer.answer)

@@ -1,0 +1,154 @@
+"""Carries out the change of one isolation unit: in its serial worker, with another project's device plugin stopped."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+
+from gpuvirt.model.change.desired import DesiredUnit
+from gpuvirt.model.change.outcome import Outcome
+from gpuvirt.model.change.steps import RollBack, Step
+from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.reasons import Reason
+from gpuvirt.node.change.changeworker import ChangeWorker, Failed, attempt
+from gpuvirt.node.change.observation import observe
+from gpuvirt.node.change.site import Site
+from gpuvirt.node.change.steps.changes import Change
+from gpuvirt.node.change.steps.vgpusteps import Run
+from gpuvirt.node.change.unitchange import apply, foresee
+from gpuvirt.node.known.state import NodeState
+from gpuvirt.node.loops.intervals import Intervals
+from gpuvirt.node.loops.serialworker import SerialWorker
+from gpuvirt.node.reconcile.operands import Operands, PendingChange
+from gpuvirt.node.reconcile.podaccount import PodAccount
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitChange:
+    """One change of a unit."""
+
+    unit: UnitId
+    desired: DesiredUnit
+    change: Change
+    blocked_at: str | None
+    """The step of an earlier change that the kernel blocks."""
+    rolls_back: Callable[[], None]
+    """Called when the change begins to roll back its steps, by the thread that takes them."""
+    waits: Callable[[Outcome], None]
+    """Called with what the change waits for before its first step."""
+
+    def everywhere(self, reason: Reason) -> Outcome:
+        """Return the outcome in which a reason keeps all GPUs from their desired state."""
+        return Outcome.everywhere(reason, self.desired)
+
+    def at_first(self, reason: Reason) -> Outcome:
+        """Return the outcome in which a reason keeps the vGPUs of the unit from their desired state."""
+        return Outcome(vgpus={next(iter(self.desired)): (reason,)})
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeResult:
+    """The result of a change."""
+
+    outcome: Outcome
+    blocked_at: str | None = None
+    """The step that the kernel blocks."""
+
+
+class UnitChanges:
+    """The changes of the units of one host."""
+
+    def __init__(
+        self,
+        site: Site,
+        state: NodeState,
+        account: PodAccount,
+        workers: Callable[[str], SerialWorker],
+        intervals: Intervals,
+        operands: Operands | None,
+    ) -> None:
+        self._site = site
+        self._state = state
+        self._account = account
+        self._workers = workers
+        self._intervals = intervals
+        self._operands = operands
+
+    async def run(self, change: UnitChange) -> ChangeResult:
+        """Make a change. It is not begun if it would be refused, before another device plugin is stopped for it."""
+        if self._operands is None:
+            return await self._applied(change)
+        foreseen = await self._foreseen(change)
+        if foreseen.outcome.reasons:
+            return foreseen
+        change = replace(change, blocked_at=foreseen.blocked_at)
+        async with self._stopped(self._operands, change) as obstacle:
+            if obstacle is not None:
+                return ChangeResult(change.at_first(obstacle), change.blocked_at)
+            return await self._applied(change)
+
+    async def _foreseen(self, change: UnitChange) -> ChangeResult:
+        inputs = self._account.inputs(offered=False)
+
+        def job() -> Outcome:
+            return foresee(observe(self._site, inputs, change.desired), change.unit, change.desired)
+
+        return await self._attempted(change, job, (), self._workers(change.unit), self._intervals.vgpu_change_s)
+
+    async def _applied(self, change: UnitChange) -> ChangeResult:
+        unit, desired = change.unit, change.desired
+        inventory, inputs = self._state.inventory, self._account.inputs()
+        taken: list[str] = []
+        is_rollback = False
+
+        def report(step: Step | RollBack) -> None:
+            nonlocal is_rollback
+            if isinstance(step, RollBack):
+                is_rollback = True
+                change.rolls_back()
+            taken.append(step.text)
+            cause = "a failed change of" if is_rollback else "the desired state of"
+            log.info("%s (because of %s isolation unit %s)", step.text, cause, unit, extra={"unit": unit})
+
+        def job() -> Outcome:
+            return apply(self._site, unit, desired, inputs, Run(report, change.change), inventory)
+
+        plans = [self._state.decisions.desired.vgpus.plan_of(gpu) for gpu in desired]
+        vgpus = any(plan.steps or plan.follows for plan in plans)
+        timeout_s = self._intervals.vgpu_change_s if vgpus else self._intervals.move_s
+        worker = ChangeWorker(self._workers(unit), change.change)
+        return await self._attempted(change, job, taken, worker, timeout_s)
+
+    async def _attempted(
+        self,
+        change: UnitChange,
+        job: Callable[[], Outcome],
+        taken: Sequence[str],
+        worker: SerialWorker,
+        timeout_s: float,
+    ) -> ChangeResult:
+        found = await attempt(change.unit, job, taken, worker=worker, timeout_s=timeout_s, blocked_at=change.blocked_at)
+        if isinstance(found, Failed):
+            return ChangeResult(change.everywhere(found.reason), found.blocked_at)
+        return ChangeResult(found)
+
+    def _stopped(self, operands: Operands, change: UnitChange) -> AbstractAsyncContextManager[Reason | None]:
+        """Keep another project's device plugin stopped while the context lasts; it gives why that failed.
+
+        Devices that the agent itself offers are withdrawn already.
+        """
+        gpus = tuple(change.desired)
+
+        def why_unsettled(since_s: float) -> Reason | None:
+            reasons = (self._account.why_unsettled(gpu, since_s) for gpu in gpus)
+            return next((reason for reason in reasons if reason is not None), None)
+
+        def is_needed() -> bool:
+            return any(self._state.decisions.desired.vgpus.plan_of(gpu).steps for gpu in gpus)
+
+        def report(reason: Reason) -> None:
+            change.waits(change.at_first(reason))
+
+        return operands.away(gpus[0], PendingChange(is_needed, why_unsettled), report)

@@ -1,0 +1,1 @@
+"""Tests of the admission of Kata's pods: decisions, reviews, config, and the webhook's process."""

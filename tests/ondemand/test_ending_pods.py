@@ -1,0 +1,127 @@
+"""Pods that end, by the API server: their ids are withdrawn at once, their vGPUs stay until the kubelet frees them."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpuvirt.cluster.agent.endingpods import EndingPods
+from gpuvirt.cluster.agent.podrequests import STATIC_POD
+from gpuvirt.cluster.agent.podshares import NodePod
+from gpuvirt.cluster.cache import Delta
+from gpuvirt.cluster.objects import ObjectKey
+from gpuvirt.facts.ids import PodUid
+from tests.ondemand.pods import ON_DEMAND, Pods, counts, one_p100, settled, vgpus
+from tests.simnode import at_once, running_node
+
+V8Q = "tencent.com/vgpu-86"
+A, B = PodUid("uid-of-a"), PodUid("uid-of-b")
+
+
+def pod(uid: str, phase: str = "Running", deleted: str = "", static: str = "") -> NodePod:
+    """Return a pod of the node as the API server has it."""
+    annotations = {STATIC_POD: static} if static else {}
+    metadata = {
+        "name": uid,
+        "namespace": "default",
+        "uid": uid,
+        "deletionTimestamp": deleted,
+        "annotations": annotations,
+    }
+    return msgspec.convert({"metadata": metadata, "status": {"phase": phase}}, NodePod)
+
+
+def all_of(*pods: NodePod) -> Delta[NodePod]:
+    return Delta({ObjectKey("default", one.metadata.name): one for one in pods})
+
+
+class Ending:
+    """What is reported to an agent of pods that end."""
+
+    def __init__(self, *on_demand: str) -> None:
+        self.on_demand = frozenset(PodUid(uid) for uid in on_demand)
+        self.reported: frozenset[PodUid] = frozenset()
+        self.pods = EndingPods(lambda: self.on_demand, self._report)
+
+    def _report(self, ending: frozenset[PodUid]) -> None:
+        self.reported = ending
+
+    def after(self, *pods: NodePod) -> set[str]:
+        self.pods.observe(all_of(*pods))
+        return set(self.reported)
+
+
+def test_a_pod_ends_when_it_is_deleted_or_has_run() -> None:
+    ending = Ending()
+    deleted = pod("b", deleted="2026-01-01T00:00:00Z")
+    assert ending.after(pod("a"), deleted, pod("c", "Succeeded"), pod("d", "Failed"), pod("e", "Pending")) == {
+        "b",
+        "c",
+        "d",
+    }
+    assert ending.after(pod("a")) == {"b", "c", "d", "e"}
+    assert ending.after(pod("a")) == set(), "no vGPU is allocated to those that are gone"
+
+
+def test_a_pod_that_is_gone_ends_as_long_as_the_kubelet_has_its_vgpu() -> None:
+    ending = Ending("a")
+    assert ending.after(pod("a")) == set()
+    for _ in range(3):
+        assert ending.after(pod("b")) == {"a"}
+    ending.on_demand = frozenset()
+    ending.after()
+    assert ending.after() == set()
+
+
+def test_a_pod_that_was_gone_before_the_agent_started_ends_with_the_first_list() -> None:
+    assert Ending("gone").after(pod("a")) == {"gone"}
+
+
+def test_a_pod_that_the_watch_does_not_report_yet_is_not_taken_for_gone() -> None:
+    ending = Ending()
+    assert ending.after(pod("a")) == set()
+    ending.on_demand = frozenset({PodUid("new")})
+    assert ending.after(pod("a")) == set()
+    assert ending.after(pod("a"), pod("new")) == set()
+    assert ending.after(pod("a")) == {"new"}
+
+
+def test_a_static_pod_has_the_uid_that_the_kubelet_has_for_it() -> None:
+    ending = Ending("of-file")
+    assert ending.after(pod("mirror", static="of-file")) == set()
+    assert ending.after(pod("mirror", "Failed", static="of-file")) == {"of-file"}
+
+
+async def test_the_ids_of_an_ending_pod_are_withdrawn_at_once_and_its_vgpu_stays(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        first, second = pods.start("a", V8Q), pods.start("b", V8Q)
+        await settled(node)
+        assert node.agent.on_demand_pods == {A, B}
+        at_once(node.agent.allocated.wait())
+        node.agent.observe_ending(frozenset({PodUid("other")}))
+        with pytest.raises(AssertionError, match="waits"):
+            at_once(node.agent.allocated.wait())
+        node.agent.observe_ending(frozenset({A, PodUid("other")}))
+        at_once(node.agent.allocated.wait())  # the kubelet is asked soon
+        await node.advance(1.0)
+        listed = {device.id for view in node.view.resources for device in view.devices}
+        assert listed == set(second.devices)
+        assert vgpus(node) == sorted((*first.vgpus, *second.vgpus)), "the kubelet has not freed it"
+        pods.end(first)
+        await settled(node)
+        assert vgpus(node) == second.vgpus
+        assert counts(node)["vgpu-86"] == 2
+
+
+async def test_an_id_comes_back_while_its_pod_does_not_end(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        first = Pods(node).start("a", V8Q)
+        await settled(node)
+        node.agent.observe_ending(frozenset({A}))
+        await node.advance(1.0)
+        node.agent.observe_ending(frozenset())
+        await node.advance(1.0)
+        assert first.devices[0] in {device.id for view in node.view.resources for device in view.devices}

@@ -1,0 +1,386 @@
+"""When a pod gets no on-demand vGPU: what is refused leaves nothing, and says why."""
+
+import errno
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from msgspec import UNSET
+
+from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType
+from gpuvirt.model.allocation.ledger import Entry, Stage
+from gpuvirt.model.allocation.pluginanswers import PluginAnswer
+from gpuvirt.model.change.plan import Scope, StepScope
+from gpuvirt.model.desired.observed import NodeSpec, Withheld
+from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.offers.ondemand.typesannotation import TypeChange, reason_of
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.node.allocation.allocator import AllocationRefusedError
+from gpuvirt.node.change.allocationgate import AllocationGate
+from gpuvirt.node.change.gate.gate import Gate, GateFailedError, UnitBusyError
+from gpuvirt.node.change.gate.membership import NoGate
+from gpuvirt.node.change.steps.changes import Change, Changes, StalePlanError
+from gpuvirt.node.change.steps.leasing import RefusedError
+from gpuvirt.node.loops.serialworker import InlineWorker, SerialWorker, WorkerBlockedError
+from gpuvirt.paths import HostPath
+from gpuvirt.sim.builder import build_host
+from gpuvirt.sim.clock import BEGINNING
+from gpuvirt.sim.hostspec import HostSpec, SlotSpec
+from gpuvirt.sim.kernel import SimKernel
+from tests.changes import UNGATED
+from tests.diskfaults import failing
+from tests.ondemand.pods import ON_DEMAND, P100, Pods, one_p100, settled, vgpus
+from tests.simnode import SimNode, running_node
+
+T = TypeVar("T")
+V8Q, V16Q = "tencent.com/vgpu-86", "tencent.com/vgpu-87"
+NEXT = "0000:d8:00.0"
+
+
+def two_p100() -> SimKernel:
+    slots = tuple(SlotSpec(at=at, board="P100", group=group, numa=0) for at, group in ((P100, 31), (NEXT, 32)))
+    return build_host(HostSpec(about="two P100", slots=slots))
+
+
+def create_of(gpu: str, number: int = 86) -> HostPath:
+    return HostPath(f"/sys/class/mdev_bus/{gpu}/mdev_supported_types/nvidia-{number}/create")
+
+
+def entries(node: SimNode) -> int:
+    return len(node.agent._state.ledger.entries)
+
+
+async def test_a_creation_that_the_kernel_refuses_goes_to_the_next_gpu(tmp_path: Path) -> None:
+    kernel = two_p100()
+    kernel.faults.refuse(create_of(P100), errno.EIO)
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        (vgpu,) = Pods(node).start("a", V8Q).vgpus
+        assert kernel.mdev.devices[vgpu].slot == NEXT
+
+
+async def test_a_creation_that_fails_everywhere_is_refused_with_the_kernels_error(tmp_path: Path) -> None:
+    kernel = one_p100()
+    kernel.faults.refuse(create_of(P100), errno.EIO)
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        text = await pods.refusal(V8Q, pods.free(V8Q))
+        assert text.startswith("NoRoom: tencent.com/vgpu-86 has no room for another GRID P100-8Q")
+        assert "failed at: 0000:3b:00.0: create GRID P100-8Q" in text
+        assert entries(node) == 0
+        kernel.faults.heal()
+        pod = Pods(node).start("a", V8Q)
+        assert vgpus(node) == pod.vgpus
+
+
+async def test_a_creation_without_effect_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        monkeypatch.setattr(kernel.mdev, "create", lambda *_: None)
+        text = await pods.refusal(V8Q, pods.free(V8Q))
+        assert "failed at: 0000:3b:00.0: create GRID P100-8Q" in text
+        assert entries(node) == 0
+
+
+@pytest.mark.parametrize("attribute", ["mdev_type/name", "iommu_group"])
+async def test_a_new_vgpu_that_cannot_be_read_is_refused_and_removed(tmp_path: Path, attribute: str) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods, uuid = Pods(node), "aaaaaaaa-0000-4000-8000-000000000001"
+        parts = node.agent.on_demand._on  # type: ignore[union-attr]
+        node.agent.on_demand._on = replace(parts, new_uuid=lambda: uuid)  # type: ignore[union-attr]
+        kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{uuid}/{attribute}"), errno.EIO)
+        text = await pods.refusal(V8Q, pods.free(V8Q))
+        assert "could not be read" in text
+        assert entries(node) == 0
+        kernel.faults.heal()
+        await settled(node)
+        assert vgpus(node) == []
+
+
+async def test_a_vgpu_of_another_type_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods, create = Pods(node), kernel.mdev.create
+        other = next(spec for spec in kernel.mdev._parents[PciAddress(P100)][0].types if spec.name.endswith("16Q"))
+        monkeypatch.setattr(kernel.mdev, "create", lambda host, slot, _, text: create(host, slot, other, text))
+        text = await pods.refusal(V8Q, pods.free(V8Q))
+        assert "failed at: 0000:3b:00.0: create GRID P100-8Q" in text
+        await settled(node)
+        assert vgpus(node) == []
+
+
+async def test_a_vgpu_without_a_group_is_refused(tmp_path: Path) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods, uuid = Pods(node), "aaaaaaaa-0000-4000-8000-000000000001"
+        parts = node.agent.on_demand._on  # type: ignore[union-attr]
+        node.agent.on_demand._on = replace(parts, new_uuid=lambda: uuid)  # type: ignore[union-attr]
+        kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{uuid}/iommu_group"), errno.ENOENT)
+        assert "is in no IOMMU group" in await pods.refusal(V8Q, pods.free(V8Q))
+
+
+async def test_a_ledger_that_cannot_be_written_refuses_before_the_creation(tmp_path: Path) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        with failing(tmp_path, errno.EROFS) as faults:
+            faults.only = "ledger.json"
+            text = await pods.refusal(V8Q, pods.free(V8Q))
+        assert "can't be written, so no vGPU is created for a pod" in text
+        assert vgpus(node) == []
+
+
+async def test_a_container_does_not_start_while_its_start_cannot_be_written(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        pod = pods.admit("a", V8Q)
+        with failing(tmp_path, errno.EROFS), pytest.raises(AllocationRefusedError, match="LedgerNotWritten"):
+            pods.pre_start(pod)
+
+
+async def test_a_container_with_another_vgpu_in_the_record_does_not_start(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        pod = pods.admit("a", V8Q)
+        key = ResourceName(pod.resource), DeviceId(pod.devices[0])
+        other = PluginAnswer(env=(("MDEV_PCI_RESOURCE_X", "bbbbbbbb-0000-4000-8000-000000000001"),))
+        node.recorded.containers[key] = frozenset(
+            replace(consumer, answer=other) for consumer in node.recorded.containers[key]
+        )
+        with pytest.raises(AllocationRefusedError, match="names bbbbbbbb-0000-4000-8000-000000000001; expected"):
+            pods.pre_start(pod)
+        with pytest.raises(AllocationRefusedError, match="no vGPU was created for this id"):
+            pods.pre_start(replace(pod, devices=("v00000000-7",)))
+
+
+async def test_a_container_whose_vgpu_is_gone_does_not_start(tmp_path: Path) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        pod = pods.admit("a", V8Q)
+        kernel.write(HostPath(f"/sys/bus/mdev/devices/{pod.vgpus[0]}/remove"), b"1")
+        await node.advance(1.0)
+        with pytest.raises(AllocationRefusedError, match="does not exist on this host any more"):
+            pods.pre_start(pod)
+
+
+async def test_a_request_of_which_one_vgpu_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        (first,) = pods.free(V16Q)
+        text = await pods.refusal(V16Q, [first, first.replace("-", "-99")])
+        assert "UnknownDevice" in text
+        assert entries(node) == 0
+        await settled(node)
+        assert vgpus(node) == []
+
+
+async def test_an_unknown_resource_is_refused(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        text = await pods.refusal("tencent.com/vgpu-999", pods.free(V8Q))
+        assert "is no device of tencent.com/vgpu-999" in text
+
+
+async def test_no_vgpu_is_created_before_the_host_was_observed(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        free = pods.free(V8Q)
+        node.agent._state.picture = replace(node.agent._state.picture, inventory=None)
+        assert "UnknownResource" in await pods.refusal(V8Q, free)
+
+
+async def test_a_gpu_that_another_process_changes_gets_no_vgpu(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        free = pods.free(V8Q)
+        other = Gate(node.agent._options.gates)
+        with other.change("a unit", lambda: ("0000:3b:00",)):
+            text = await pods.refusal(V8Q, free)
+        assert "NoRoom" in text
+        assert vgpus(node) == []
+
+
+async def test_a_gates_file_that_cannot_be_written_refuses(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        with failing(node.agent._options.gates, errno.ENOSPC):
+            text = await pods.refusal(V8Q, pods.free(V8Q))
+        assert "NoRoom" in text
+        assert vgpus(node) == []
+        assert entries(node) == 0
+
+
+async def test_an_id_that_the_kubelet_has_forgotten_is_refused(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        pod = pods.start("a", V8Q)
+        key = ResourceName(pod.resource), DeviceId(pod.devices[0])
+        parts = node.agent.on_demand._on  # type: ignore[union-attr]
+        lost = replace(parts.kubelet, lost=lambda: {key: node.held[key]})
+        node.agent.on_demand._on = replace(parts, kubelet=lost)  # type: ignore[union-attr]
+        assert "which the kubelet has forgotten" in await pods.refusal(V8Q, pod.devices)
+        assert node.agent._state.ledger.entries[0].stage is Stage.STARTED
+
+
+class BlockedWorker:
+    """A worker whose jobs the kernel blocks."""
+
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        del job, timeout_s
+        raise WorkerBlockedError(f"{name}: the kernel blocks it")
+
+
+async def test_a_creation_that_the_kernel_blocks_is_refused(tmp_path: Path) -> None:
+    def worker(name: str) -> SerialWorker:
+        return BlockedWorker() if name.startswith("create") else InlineWorker()
+
+    async with running_node(one_p100(), tmp_path, ON_DEMAND, moving=worker) as node:
+        await settled(node)
+        pods = Pods(node)
+        text = await pods.refusal(V8Q, pods.free(V8Q))
+        assert "waits in the kernel since the step: 0000:3b:00.0: create GRID P100-8Q" in text
+        assert entries(node) == 0
+
+
+async def test_a_tenant_that_would_be_forgotten_gets_no_vgpu(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        with failing(tmp_path, errno.EROFS) as faults:
+            faults.only = "tenancy.json"
+            assert "NoRoom" in await pods.refusal(V8Q, pods.free(V8Q))
+        assert vgpus(node) == []
+
+
+async def test_a_withheld_resource_is_refused_with_the_controllers_reason(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods, memory = Pods(node), node.agent._state.memory
+        withheld = Withheld(V8Q, "ForeignProvider", "is offered by KubeVirt itself")
+        desired = replace(memory.desired, spec=NodeSpec("on-demand", withheld=(withheld,)))
+        free = pods.free(V8Q)
+        node.agent._state.memory = replace(memory, desired=desired)
+        assert "is offered by KubeVirt itself" in await pods.refusal(V8Q, free)
+
+
+async def test_a_gate_that_cannot_record_the_allocation_refuses(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        pods.end(pods.start("a", V8Q))  # the gate's file exists from now on
+        await settled(node)
+        with failing(node.agent._options.gates, errno.ENOSPC):
+            assert "NoRoom" in await pods.refusal(V8Q, pods.free(V8Q))
+        assert vgpus(node) == []
+
+
+def test_an_agent_without_gates_creates_nothing() -> None:
+    why = Reason(ReasonCode.GATE_FAILED, "agent", "has no gates")
+    gate = AllocationGate(Changes(lambda: ()), lambda: NoGate(why))
+    target, recorded = Target(PciAddress(P100), VgpuId("x")), list[str]()
+    with (
+        pytest.raises(RefusedError, match=r"0000:3b:00\.0 has no gates"),
+        gate.creation(DeviceId("v00000000-0"), target, "0000:3b:00", lambda: recorded.append("x")),
+    ):
+        pass
+    assert recorded == []
+
+
+async def test_a_vgpu_that_was_removed_behind_a_pod_is_unhealthy(tmp_path: Path) -> None:
+    kernel = one_p100()
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pod = Pods(node).start("a", V8Q)
+        kernel.write(HostPath(f"/sys/bus/mdev/devices/{pod.vgpus[0]}/remove"), b"1")
+        await node.advance(1.0)
+        assert node.offered[V8Q][pod.devices[0]] is False
+        assert node.reasons(pod.devices[0]) == [ReasonCode.DEVICE_GONE]
+
+
+async def test_the_kernels_error_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kernel = one_p100()
+    kernel.faults.refuse(create_of(P100), errno.EIO)
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        await pods.refusal(V8Q, pods.free(V8Q))
+        assert "Input/output error" in caplog.text
+
+
+def test_a_new_vgpu_is_covered_before_the_host_shows_it() -> None:
+    """A change that was planned from an older account must not remove a vGPU that Allocate is creating."""
+    target = Target(PciAddress(P100), VgpuId("x"), VgpuType("GRID P100-8Q"))
+    new = Entry(
+        ResourceName(V8Q), DeviceId("v00000000-0"), target, None, "allocate:x:1", BEGINNING, stage=Stage.INTENDED
+    )
+    allocated: list[Entry] = []
+    change = Change(Changes(lambda: tuple(allocated)), "unit", lambda: True, None)
+    scope = StepScope(frozenset({PciAddress(P100)}), Scope(vgpus=frozenset({VgpuId("x")})))
+    with change.under_way(UNGATED):
+        change.claim(scope)
+        allocated.append(new)
+        with pytest.raises(StalePlanError, match="is allocated to a pod that is being admitted"):
+            change.claim(scope)
+        allocated[:] = [replace(new, stage=Stage.CREATED)]  # of before a reboot: the host has not shown it since
+        change.claim(scope)
+        others = StepScope(frozenset({PciAddress(P100)}), Scope(vgpus=frozenset({VgpuId("y")})))
+        allocated[:] = [new]
+        change.claim(others)
+        allocated[:] = [replace(new, target=Target(PciAddress(P100)), stage=UNSET)]  # a pod has the GPU whole
+        with pytest.raises(StalePlanError):
+            change.claim(others)
+
+
+def test_a_creation_beside_a_change_of_this_process_is_recorded_or_refused(tmp_path: Path) -> None:
+    gate, slot = Gate(tmp_path), "0000:3b:00"
+    with gate.change("unit", lambda: (slot,)):
+        with gate.creation(slot, "v00000000-0"):
+            pass
+        with failing(tmp_path, errno.ENOSPC), pytest.raises(GateFailedError), gate.creation(slot, "v00000000-1"):
+            pass
+    assert "v00000000-0" in (tmp_path / f"{slot}.lock").read_text()
+
+
+def test_a_lent_lock_stays_until_the_creation_has_ended(tmp_path: Path) -> None:
+    """A change of another process must not begin while the vGPU is created, also when our change has ended."""
+    gate, other, slot = Gate(tmp_path), Gate(tmp_path), "0000:3b:00"
+    with ExitStack() as creation:
+        with gate.change("unit", lambda: (slot,)):
+            creation.enter_context(gate.creation(slot, "v00000000-0"))
+        with pytest.raises(UnitBusyError), other.change("unit", lambda: (slot,)):
+            pass
+    with other.change("unit", lambda: (slot,)) as passed:
+        assert passed.slots == (slot,)
+
+
+def test_a_changed_type_is_reported_and_a_gone_one_only_with_pods() -> None:
+    resource, before, now = ResourceName(V8Q), VgpuType("GRID P100-8Q"), VgpuType("GRID P100-4Q")
+    changed = reason_of(TypeChange(resource, before, now, None), ())
+    assert changed is not None
+    assert changed.code is ReasonCode.RESOURCE_TYPE_CHANGED
+    gone = TypeChange(resource, before, None, None)
+    assert reason_of(gone, ()) is None
+    reason = reason_of(gone, ["default/a"])
+    assert reason is not None
+    assert "default/a" in reason.text
