@@ -15,6 +15,7 @@ from gpuvirt.model.offers.view import Registration
 from gpuvirt.node.loops.cell import Cell
 from gpuvirt.sim.kernel import SimKernel
 from tests.nodewithvgpus import T4_4Q, T4_8Q, VGPU
+from tests.ondemand.pods import ON_DEMAND, Pods, one_p100, settled
 from tests.simnode import SimNode, running_node
 from tests.simulated import Simulated
 
@@ -230,3 +231,31 @@ async def test_vgpus_that_only_the_kubelet_counts_have_no_user_to_stop(simulated
             reported.add(progress.reason if progress is not None else "")
         assert "StillAllocatable" in " ".join(reported), reported
         assert "VgpuInUse" not in " ".join(reported), reported
+
+
+async def test_the_first_vgpu_on_demand_lowers_the_counts_of_other_types_at_once(tmp_path: Path) -> None:
+    """The kubelet's own report comes ten seconds later: pods of other types would be bound and refused until then."""
+    small, whole = ResourceName("tencent.com/vgpu-83"), ResourceName("tencent.com/vgpu-87")
+    async with running_node(one_p100(), tmp_path, ON_DEMAND, writes_node_counts=True) as node:
+        await settled(node)
+        status, pods = Status(node), Pods(node)
+        status.report()
+        count_all(node)
+        await settled(node)
+        assert (status.allocatable[small], status.allocatable[whole]) == (1, 1)
+        pod = pods.start("a", small)
+        await node.settle()
+        status.correct()
+        assert (status.allocatable[small], status.allocatable[whole]) == (1, 0)
+        count_all(node)
+        await node.report_account()
+        await node.settle()
+        status.correct()
+        assert (status.allocatable[small], status.allocatable[whole]) == (16, 0)
+        pods.end(pod)
+        await settled(node)
+        count_all(node)
+        await node.report_account()
+        await node.settle()
+        status.correct()
+        assert (status.allocatable[small], status.allocatable[whole]) == (1, 1)

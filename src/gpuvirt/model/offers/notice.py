@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.offers.offers import Offers
-from gpuvirt.model.offers.schedulable import Count, counts, free_names, is_known
+from gpuvirt.model.offers.schedulable import Count, Taken, counts, free_names, is_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def announce(
 
     `of_status` are the counts in the node's status, None if not observed yet.
     """
-    known = of_status is not None and is_known(counts(offers, going, ()), of_status)
+    known = of_status is not None and is_known(counts(Taken(offers), going, ()), of_status)
     since_s = {device: before.since_s.get(device, now_s) for device in going & free_names(offers)}
     known_since_s = before.known_since_s if known and not since_s.keys() - before.since_s.keys() else None
     if known and known_since_s is None:
@@ -84,13 +84,13 @@ def _until_s(since_s: float, known_since_s: float | None, times: NoticeTimes) ->
 
 def with_counts(
     before: Notice,
-    offers: Offers,
+    taken: Taken,
     going: frozenset[str],
     counted: Iterable[tuple[ResourceName, DeviceId]],
     times: NoticeTimes,
     now_s: float,
 ) -> Notice:
     """Return the notice with the counts by the offers, the departing devices (`going`), and the kubelet's count."""
-    now = counts(offers, going, counted)
+    now = counts(taken, going, counted)
     grows = any(count.most > before.counts.get(name, Count(0, 0)).most for name, count in now.items())
     return replace(before, counts=now, growing_until_s=now_s + times.growth_s if grows else before.growing_until_s)

@@ -1,7 +1,7 @@
 """How many devices of each resource the scheduler should count on a node, by the offers and the kubelet's count."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.offers.offers import OfferedDevice, Offers
@@ -29,17 +29,29 @@ def free_names(offers: Offers) -> frozenset[str]:
     return frozenset(name_of(device) for _, device in offers.devices() if device.health.healthy)
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the kubelet takes from this agent; another device plugin may offer the other devices."""
+
+    offers: Offers
+    on_demand: Mapping[ResourceName, Collection[DeviceId]] = field(default_factory=dict)
+    """The healthy ids of on-demand resources."""
+
+
 def counts(
-    offers: Offers, going: frozenset[str], counted: Iterable[tuple[ResourceName, DeviceId]]
+    taken: Taken, going: frozenset[str], counted: Iterable[tuple[ResourceName, DeviceId]]
 ) -> Mapping[ResourceName, Count]:
-    """Return the limits of each resource; `going` is being withdrawn, `counted` are the kubelet's healthy devices."""
+    """Return the limits of each resource; `going` is being withdrawn, `counted` are the kubelet's healthy devices.
+
+    The first vGPU of an on-demand GPU takes the ids of its other types at once, without notice: the node's status falls
+    with the list.
+    """
     of_kubelet = frozenset(counted)
-    found: dict[ResourceName, Count] = {}
-    for name, offer in offers.by_resource.items():
-        healthy = [device for device in offer.devices.values() if device.health.healthy]
-        stays = [device.id for device in healthy if name_of(device) not in going]
-        found[name] = Count(sum((name, device) in of_kubelet for device in stays), len(stays))
-    return found
+    stay: dict[ResourceName, Collection[DeviceId]] = dict(taken.on_demand)
+    for name, offer in taken.offers.by_resource.items():
+        healthy = (device for device in offer.devices.values() if device.health.healthy)
+        stay[name] = [device.id for device in healthy if name_of(device) not in going]
+    return {name: Count(sum((name, id_) in of_kubelet for id_ in ids), len(ids)) for name, ids in stay.items()}
 
 
 def is_known(counts: Mapping[ResourceName, Count], of_status: Mapping[ResourceName, int]) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpuvirt.facts.ids import ResourceName, VgpuType, is_mdev_uuid
+from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType, is_mdev_uuid
 from gpuvirt.facts.sysfs import MDEVS, PCI_DEVICES
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.attachment import vm_nodes
@@ -22,6 +22,13 @@ def devices(inventory: Inventory, offer: OnDemandOffer, resource: ResourceName) 
         yield _given(inventory, entry)
     for device in offer.free.get(resource, ()):
         yield DeviceView(device, healthy=True, numa_node=None, group=None, gpu=None)
+
+
+def healthy_ids(inventory: Inventory, offer: OnDemandOffer, resource: ResourceName) -> list[DeviceId]:
+    """Return the healthy ids of a resource, which the kubelet may count."""
+    given = offer.given.get(resource, {}).values()
+    existing = (entry.device for entry in given if entry.intended or candidate_of(inventory, entry) is not None)
+    return [*existing, *offer.free.get(resource, ())]
 
 
 def _given(inventory: Inventory, entry: Entry) -> DeviceView:
