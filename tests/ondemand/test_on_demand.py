@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.cli.output import render
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
@@ -272,3 +273,16 @@ async def test_the_kubelet_is_asked_again_soon_once_a_pod_seems_to_have_ended(tm
         await node.report_account()
         assert asked_at_once()
         assert vgpus(node) == first.vgpus
+
+
+@pytest.mark.parametrize("settings", [ON_DEMAND, Settings(mode=DesiredMode.VGPU)])
+async def test_the_table_of_resources_has_types_only_where_names_are_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: Settings
+) -> None:
+    async with running_node(one_p100(), tmp_path, settings) as node:
+        await settled(node)
+        render.devices(node.view, every=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    is_on_demand = settings is ON_DEMAND
+    assert (["RESOURCE", "TYPE", "TOTAL", "HEALTHY", "ALLOCATED", "REGISTERED"] in lines) is is_on_demand
+    assert any(line[:3] == [V8Q, "GRID", "P100-8Q"] for line in lines) is is_on_demand

@@ -22,6 +22,7 @@ DEVICE_COLUMNS = (
 )
 RESOURCE_COLUMNS = (
     Column("RESOURCE"),
+    Column("TYPE", folds=True, optional=True),
     Column("TOTAL"),
     Column("HEALTHY"),
     Column("ALLOCATED"),
@@ -125,6 +126,7 @@ def resources_table(resources: Iterable[ResourceView]) -> Table:
         because = resource.not_registered_because
         made.add(
             resource.name,
+            resource.on_demand or NOTHING,
             str(len(resource.devices)),
             str(sum(device.healthy for device in resource.devices)),
             str(sum(device.allocated_to is not None for device in resource.devices)),
