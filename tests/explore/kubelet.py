@@ -181,8 +181,8 @@ class Kubelet:
         self.paths.pod_resources_socket.touch()
         self.paths.registration_socket.touch()
         self._stamp(self.paths.registration_socket)
-        for pod in [pod for pod in self.pods.values() if not pod.answered]:
-            self.reject(pod)  # a kubelet that has ended starts no container with an answer that comes now
+        for pod in [pod for pod in self.pods.values() if not pod.known]:
+            self.reject(pod)  # a kubelet that has ended starts no container with an answer that it has not recorded
         if not self.paths.checkpoint.exists():
             for pod in self.pods.values():
                 pod.forgotten = True

@@ -217,8 +217,7 @@ def not_offered(
     GPU's mode changed stays listed until that pod has ended.
     """
     made = {vgpu: notoffered.given_on_demand(vgpu) for vgpu in given}
-    if not offer.gpus:
-        return made
-    held = {entry.target.vgpu for entry in entries}
-    others = (vgpu for vgpu, found in inventory.vgpus.items() if found.gpu in offer.gpus and vgpu not in held)
+    held = {entry.target.vgpu for entry in entries} if offer.gpus else set[VgpuId | None]()
+    vgpus = inventory.vgpus.items() if offer.gpus else ()
+    others = (vgpu for vgpu, found in vgpus if found.gpu in offer.gpus and vgpu not in held)
     return {**{vgpu: notoffered.undesired(vgpu) for vgpu in others}, **made}
