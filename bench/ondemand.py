@@ -8,22 +8,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.vgpuchanges import site_of, until
-from gpuvirt.apps.node import run
+from bench.vgpuchanges import agent_on, options_of, until
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.inventory import pciids
-from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.node.agent import Agent
-from gpuvirt.node.options import NodeOptions
-from gpuvirt.paths import KubeletPaths
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
@@ -88,24 +83,13 @@ def _host(gpus: int) -> SimKernel:
 @asynccontextmanager
 async def _node(gpus: int, folder: Path) -> AsyncIterator[_Node]:
     kernel = _host(gpus)
-    options = NodeOptions(
-        kernel=kernel,
-        kubelet=KubeletPaths(folder),
-        ledger=folder / "ledger.json",
-        gates=folder / "locks",
-        state_file=folder / "node.json",
-        settings=Settings(mode=DesiredMode.ON_DEMAND),
-        ids=PciIds((pciids.shipped(),)),
-        moves=site_of(kernel, folder),
-        cdi_folder=folder / "cdi",
+    options = replace(
+        options_of(kernel, folder), settings=Settings(mode=DesiredMode.ON_DEMAND), cdi_folder=folder / "cdi"
     )
-    async with running(folder, RealClock()) as kubelet, asyncio.TaskGroup() as group:
-        started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
-        task = group.create_task(run(options, started=started.set_result))
+    async with running(folder, RealClock()) as kubelet, agent_on(options) as agent:
         both = {SMALL: gpus, WHOLE: gpus}
         await until(lambda: both.items() <= kubelet.allocatable().items(), kubelet.allocatable)
-        yield _Node(kernel, kubelet, folder, await started)
-        task.cancel()
+        yield _Node(kernel, kubelet, folder, agent)
 
 
 async def measure(jobs: int, work: Path) -> OnDemandFigures:

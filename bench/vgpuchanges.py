@@ -104,10 +104,9 @@ def site_of(kernel: SimKernel, folder: Path) -> Site:
     return Site(kernel, SimTools(kernel), folder / "drivers.json", folder / "locks", folder / "device-plugins")
 
 
-@asynccontextmanager
-async def agent_on(kernel: SimKernel, folder: Path) -> AsyncIterator[Agent]:
-    """Run an agent that creates vGPUs, at its usual intervals, for as long as the context lasts."""
-    options = NodeOptions(
+def options_of(kernel: SimKernel, folder: Path) -> NodeOptions:
+    """Return the options of an agent that creates vGPUs, at its usual intervals."""
+    return NodeOptions(
         kernel=kernel,
         kubelet=KubeletPaths(folder),
         ledger=folder / "ledger.json",
@@ -119,6 +118,11 @@ async def agent_on(kernel: SimKernel, folder: Path) -> AsyncIterator[Agent]:
         desired_state=folder / desiredstatestore.FILE,
         moves=site_of(kernel, folder),
     )
+
+
+@asynccontextmanager
+async def agent_on(options: NodeOptions) -> AsyncIterator[Agent]:
+    """Run an agent for as long as the context lasts."""
     started: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(run(options, started=started.set_result))
@@ -155,7 +159,7 @@ async def measure_label(host: MeasuredHost, rounds: int, folder: Path) -> tuple[
     """Return the medians of the seconds from few to many vGPUs, and from many to few."""
     kernel = build_host(host.spec, where=host.about)
     more, fewer = [], []
-    async with running(folder, RealClock()) as kubelet, agent_on(kernel, folder) as agent:
+    async with running(folder, RealClock()) as kubelet, agent_on(options_of(kernel, folder)) as agent:
         (few, few_each), (many, many_each) = host.few, host.many
         await relabelled_s(agent, kubelet, few, GPUS * few_each)
         for _ in range(rounds):

@@ -97,15 +97,19 @@ async def test_the_agent_does_what_the_plan_shows(
             assert gpu.changes == (was[PciAddress(gpu.address)] != found[PciAddress(gpu.address)] or moved), gpu
 
 
+async def give_first_vgpu(node: SimNode) -> None:
+    """Have a T4 carry two 8Q, of which a VM gets the first."""
+    await ask(node, DesiredMode.VGPU, "T4-8Q")
+    vgpu = of(node.kernel, FIRST)[0]
+    node.allocate(T4_8Q, [vgpu])
+    node.hold(T4_8Q, vgpu, pod="virt-launcher-vm-a-x2x4c")
+    await node.report_account()
+    await node.advance(10)
+
+
 async def test_users_are_in_the_way_and_stay(simulated: Simulated, tmp_path: Path) -> None:
-    kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path) as node:
-        await ask(node, DesiredMode.VGPU, "T4-8Q")
-        vgpu = of(kernel, FIRST)[0]
-        node.allocate(T4_8Q, [vgpu])
-        node.hold(T4_8Q, vgpu, pod="virt-launcher-vm-a-x2x4c")
-        await node.report_account()
-        await node.advance(10)
+    async with running_node(simulated("4xT4"), tmp_path) as node:
+        await give_first_vgpu(node)
         planned = plan(node, DesiredMode.VGPU, "T4-4Q")
         first = planned.gpus[0]
         assert any("vm-a" in user for user in first.in_the_way)
@@ -155,14 +159,8 @@ async def test_the_plan_counts_what_a_node_on_demand_then_offers(
 
 
 async def test_the_vgpu_of_a_pod_stays_on_a_node_on_demand(simulated: Simulated, tmp_path: Path) -> None:
-    kernel = simulated("4xT4")
-    async with running_node(kernel, tmp_path) as node:
-        await ask(node, DesiredMode.VGPU, "T4-8Q")
-        vgpu = of(kernel, FIRST)[0]
-        node.allocate(T4_8Q, [vgpu])
-        node.hold(T4_8Q, vgpu, pod="virt-launcher-vm-a-x2x4c")
-        await node.report_account()
-        await node.advance(10)
+    async with running_node(simulated("4xT4"), tmp_path) as node:
+        await give_first_vgpu(node)
         first, *others = plan(node, DesiredMode.ON_DEMAND, None).gpus
         assert first.vgpus == {"T4-8Q": 2}
         assert first.vgpus_then == {"T4-8Q": 1}

@@ -104,7 +104,7 @@ async def test_a_job_after_each_job_gets_a_vgpu_that_no_job_had(short_path: Path
     async with node_with(1, short_path) as node:
         had: set[str] = set()
         for number in range(30):
-            # The GPU is full: each waits for the removal of the last one's vGPU, on a busy computer in vain.
+            # The GPU is full: each waits for the removal of the last one's vGPU, too long on a busy computer.
             while (vgpus := await started(node, f"job-{number}")) is None:
                 await CLOCK.sleep(PAUSE_S)
             assert not vgpus & had
