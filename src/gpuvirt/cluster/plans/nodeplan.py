@@ -215,7 +215,7 @@ class _Planning:
         host = assumed_host(function)
         if host is None:
             return None
-        native = replace(function, driver="nvidia", cdevs=())
+        native = _on_native(function)
         facts = replace(
             self.found.inventory.facts, functions={native.address: native}, vgpu_hosts={native.address: host}
         )
@@ -226,11 +226,16 @@ class _Planning:
         state = self._assumed_state(function)
         if state is None:
             return _Outcome(None, changes=True, unknown=(NO_CARD,))
-        native = replace(function, driver="nvidia", cdevs=())
+        native = _on_native(function)
         plan = plan_gpu(native, state, desired)
         created = Counter(profile_name(step.type) for step in plan.steps if isinstance(step, CreateVgpu))
         reasons = tuple(_text(reason) for reason in plan.refusals)
         return _Outcome(created, changes=not plan.refusals, reasons=reasons, unknown=(BY_CATALOG,))
+
+
+def _on_native(function: PciFunction) -> PciFunction:
+    """Return a GPU as it is on the driver of NVIDIA's vGPU manager."""
+    return replace(function, driver="nvidia", cdevs=())
 
 
 @dataclass(frozen=True, slots=True)
