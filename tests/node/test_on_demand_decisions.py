@@ -115,7 +115,7 @@ class OnDemandPictures(RuleBasedStateMachine):
 
     @property
     def entries(self) -> list[Entry]:
-        return [entry for entry in self.state.ledger.entries if entry.stage in Stage]
+        return [entry for entry in self.state.ledger.entries if isinstance(entry.stage, Stage)]
 
     def change(self, entry: Entry) -> None:
         self.state.record_allocation(record(self.state.ledger.entries, [entry]))
