@@ -71,7 +71,7 @@ def turns(state: NodeState, rounds: int, change: Callable[[int], object] = lambd
     for number in range(rounds):
         change(number)
         began_s = time.process_time()
-        state.refresh(float(number), BEGINNING)
+        state.decide(float(number), BEGINNING)
         yield time.process_time() - began_s
 
 

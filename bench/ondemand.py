@@ -71,7 +71,7 @@ class _Node:
         """End a pod, which the agent learns from the API server as in a cluster."""
         uid = PodUid(self.kubelet.pods[name].uid)
         self.kubelet.end_pod(name)
-        self.agent.observe_pod_ends(PodEnds(ended=frozenset({uid})))
+        self.agent.observations.observe_pod_ends(PodEnds(ended=frozenset({uid})))
 
 
 def _host(gpus: int) -> SimKernel:

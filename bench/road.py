@@ -105,7 +105,7 @@ async def road_of(host: str, labels: dict[str, str]) -> Road:
     kernel: SimKernel = build_host(load_host(host), where=host)
     with tempfile.TemporaryDirectory() as folder:
         async with running_node(kernel, Path(folder), Settings(workload_label=True)) as node:
-            node.agent.take_request(NodeRequest(configs=Observed(None), spec=Observed(None)))
+            node.agent.observations.take_request(NodeRequest(configs=Observed(None), spec=Observed(None)))
             await node.report_account()
             with followed() as road:
                 await _label(node, labels)
@@ -117,7 +117,7 @@ async def road_of(host: str, labels: dict[str, str]) -> Road:
 async def _label(node: SimNode, labels: dict[str, str]) -> None:
     """Label the node; the kubelet reports when the agent waits for its account."""
     key = ObjectKey("", "node01")
-    observe = observe_node(node.agent.take_request, key)
+    observe = observe_node(node.agent.observations.take_request, key)
     observe(Delta({key: Node(metadata=Metadata(name="node01", labels=labels))}, frozenset({key})))
     for _ in range(10):
         await node.advance(1)

@@ -143,15 +143,15 @@ async def relabelled_s(agent: Agent, kubelet: SimKubelet, config: str, count: in
     """Set the node's label to a config; return how long it takes until all its vGPUs are allocatable."""
     resource = f"nvidia.com/NVIDIA_{config}"
     began = time.monotonic()
-    agent.take_request(NodeRequest(Observed(config), Observed(None)))
+    agent.observations.take_request(NodeRequest(Observed(config), Observed(None)))
     await until(lambda: kubelet.allocatable().get(resource, 0) == count, kubelet.allocatable)
     took_s = time.monotonic() - began
-    await until(lambda: _succeeded(agent), agent.vgpu_states.get)
+    await until(lambda: _succeeded(agent), agent.reports.vgpus.get)
     return took_s
 
 
 def _succeeded(agent: Agent) -> bool:
-    state = agent.vgpu_states.get()
+    state = agent.reports.vgpus.get()
     return state is not None and state.name is StateName.SUCCESS
 
 

@@ -174,7 +174,7 @@ class SimNode:
         account = KubeletAccount(
             self.clock.now(), self.clock.monotonic_s(), dict(self.held), self.counted, dict(self.registered)
         )
-        self.agent.observe_account(account)
+        self.agent.observations.observe_account(account)
         await self.settle()
 
 

@@ -87,7 +87,7 @@ async def test_no_allocation_ends_while_the_kubelet_does_not_answer(node: SimNod
     node.allocate(RTX4090, [LEFT])
     for _ in range(10):
         await node.advance(60)
-        node.agent.observe_account(None)
+        node.agent.observations.observe_account(None)
     assert node.refused(RTX4090, [RIGHT]) is ReasonCode.GROUP_HELD
 
 

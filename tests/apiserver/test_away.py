@@ -89,12 +89,12 @@ async def test_pods_get_gpus_while_no_api_server_answers(short_path: Path) -> No
     credentials = Credentials("127.0.0.1", closed_port(), "gpuvirt", token=b"x")
     side = ClusterSide(credentials, NodeName("node01"), ConfigMapName("configs"))
     async with node_beside(side.run, short_path) as node:
-        node.agent.take_request(NodeRequest(config=Observed("A10-4Q")))
-        node.agent.vgpu_states.set(Progress(StateName.PENDING))
+        node.agent.observations.take_request(NodeRequest(config=Observed("A10-4Q")))
+        node.agent.reports.vgpus.set(Progress(StateName.PENDING))
         await node.until_registered()
         await until(lambda: ReasonCode.API_SERVER_AWAY in {note.code for note in node.view.notes})
         assert await node.agent.allocator.allocate(Request(A10, [[DeviceId("0000:65:00.0")]]))
-        assert node.agent.desired == NodeRequest(config=Observed("A10-4Q")), (
+        assert node.agent.observations.desired == NodeRequest(config=Observed("A10-4Q")), (
             "an unreachable API server removes no device"
         )
 

@@ -58,7 +58,7 @@ async def test_a_node_that_offers_nothing_on_demand_any_more_has_no_annotation(t
         await settled(node)
         types = types_on_node(node.view, {})
         whole = NodeSpec(DesiredMode.PASSTHROUGH)
-        node.agent.take_request(NodeRequest(configs=Observed(None), spec=Observed(whole)))
+        node.agent.observations.take_request(NodeRequest(configs=Observed(None), spec=Observed(whole)))
         await settled(node)
         await node.advance(20.0)
         assert node.gpu(P100).mode is Mode.PASSTHROUGH

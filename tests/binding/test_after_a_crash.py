@@ -207,17 +207,17 @@ async def test_a_failed_probe_is_reported_and_tried_again(t4: Host, tmp_path: Pa
     for attribute in ("drivers/nvidia/bind", "drivers_probe"):
         t4.kernel.faults.refuse(HostPath(f"/sys/bus/pci/{attribute}"), errno.EIO)
     async with running_node(t4.kernel, tmp_path, FOLLOWS, tools=t4.tools) as node:
-        node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed("container")))
+        node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed("container")))
         await settled(node)
         assert driver(t4, T4) is None
-        state = node.agent.workload_states.get()
+        state = node.agent.reports.workload.get()
         assert state is not None
         assert state.name is StateName.FAILED
         assert f"StepFailed: {T4}" in state.reason
         t4.kernel.faults.heal()
         await node.advance(301)
         assert driver(t4, T4) == "nvidia"
-        state = node.agent.workload_states.get()
+        state = node.agent.reports.workload.get()
         assert state is not None
         assert state.name is StateName.SUCCESS
 

@@ -90,8 +90,8 @@ class Listener:
     """An agent, reduced to its observation of the API server."""
 
     desired: NodeRequest = field(default_factory=NodeRequest)
-    vgpu_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
-    workload_states: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
+    vgpus: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
+    workload: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
     views: Cell[NodeView] = field(default_factory=lambda: Cell(NodeView(at=BEGINNING)))
     operands_away: Cell[bool] = field(default_factory=lambda: Cell(False))
     node_counts: Cell[Mapping[ResourceName, Count]] | None = None
@@ -108,6 +108,14 @@ class Listener:
     pod_ends: PodEnds = field(default_factory=PodEnds)
     failures: int = 0
     """How often it is still to fail at what it hears."""
+
+    @property
+    def observations(self) -> "Listener":
+        return self
+
+    @property
+    def reports(self) -> "Listener":
+        return self
 
     def wants(self, config: str) -> bool:
         return self.desired.config == Observed(config)
@@ -130,7 +138,7 @@ class Listener:
     def observe_operands(self, observed: OperandsObserved | None) -> None:
         self.operands = observed
 
-    def report_problem(self, who: str, problem: Reason | None) -> None:
+    def problem(self, who: str, problem: Reason | None) -> None:
         self.problems.pop(who, None)
         if problem is not None:
             self.problems[who] = problem

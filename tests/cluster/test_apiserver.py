@@ -326,10 +326,10 @@ async def test_resource_counts_are_written_before_the_kubelets_next_report(api: 
 
 async def test_the_state_label_is_written_and_restored(api: ApiLab) -> None:
     async with following(api.credentials) as agent:
-        agent.vgpu_states.set(PENDING)
+        agent.reports.vgpus.set(PENDING)
         await until(lambda: api.node_field(STATE) == "pending", lambda: agent)
         assert api.node_field(REASON) == PENDING.reason
-        agent.vgpu_states.set(SUCCESS)
+        agent.reports.vgpus.set(SUCCESS)
         await until(lambda: api.node_field(STATE) == "success", lambda: agent)
         assert api.node_field(REASON) == "", "a success has no reason annotation"
         api.label(f"{STATE_LABEL}=failed")
@@ -339,11 +339,11 @@ async def test_the_state_label_is_written_and_restored(api: ApiLab) -> None:
 
 async def test_a_state_during_an_outage_is_written_after_the_outage(api: ApiLab) -> None:
     async with following(api.credentials) as agent:
-        await until(lambda: agent.desired.config is not None, lambda: agent)
+        await until(lambda: agent.observations.desired.config is not None, lambda: agent)
         api.cluster.stop("apiserver")
-        agent.vgpu_states.set(PENDING)
+        agent.reports.vgpus.set(PENDING)
         await until(lambda: "cluster: state" in agent.problems, lambda: agent.problems)
-        agent.vgpu_states.set(SUCCESS)
+        agent.reports.vgpus.set(SUCCESS)
         await asyncio.to_thread(api.cluster.restart_after_outage)  # noqa: TID251  the agent's loop goes on meanwhile
         await until(lambda: api.node_field(STATE) == "success", lambda: agent)
         await until(lambda: not agent.problems, lambda: agent.problems)
@@ -355,16 +355,16 @@ async def test_with_roles_that_only_permit_updates_no_change_of_others_is_lost(a
     api.kubectl("patch", "clusterrole", ACCOUNT, "--type=json", "-p", role)
     other, names = admin(api), [f"example.com/other-{number}" for number in range(60)]
     async with following(api.credentials) as agent:
-        await until(lambda: agent.desired.config is not None, lambda: agent)
+        await until(lambda: agent.observations.desired.config is not None, lambda: agent)
 
         async def write_others() -> None:
             for number, name in enumerate(names):
                 change = {"metadata": {"annotations": {name: str(number)}}}
                 await other.patch(NODES, NODE, change, PatchType.MERGE, Node)
-                agent.vgpu_states.set(Progress(StateName.PENDING, f"step {number}"))
+                agent.reports.vgpus.set(Progress(StateName.PENDING, f"step {number}"))
 
         await write_others()
-        agent.vgpu_states.set(SUCCESS)
+        agent.reports.vgpus.set(SUCCESS)
         await until(lambda: api.node_field(STATE) == "success", lambda: agent)
         node = await other.get(NODES, NODE, Node)
         assert {name: node.metadata.annotations[name] for name in names} == {

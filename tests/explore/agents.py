@@ -194,8 +194,8 @@ class Agents:
         async def live() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(agent.run())
-                group.create_task(history.run(lambda problem: agent.report_problem("record history", problem)))
-                group.create_task(keep_going("holders", lambda: account.run(agent), world.clock))
+                group.create_task(history.run(lambda problem: agent.reports.problem("record history", problem)))
+                group.create_task(keep_going("holders", lambda: account.run(agent.observations), world.clock))
                 if sharing is not None:
                     group.create_task(run_shares(world, sharing))
 

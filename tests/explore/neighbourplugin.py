@@ -42,7 +42,7 @@ class NeighbourPlugin:
     def possible_events(self) -> Iterator[Option]:
         """Yield what happens to the plugin by itself, and what the agent observes of it."""
         running = self._world.agents.running
-        if running is not None and running.agent.operands_away.get() is self.is_selected:
+        if running is not None and running.agent.observations.operands_away.get() is self.is_selected:
             yield Option("the label of the other plugin follows", self._follow, "label")
         if not self.is_selected and self.runs:
             yield Option("the other plugin ends", self.end, "plugin")
@@ -69,7 +69,7 @@ class NeighbourPlugin:
 
     def _deliver(self, running: Running) -> None:
         self._observed[running.process.name] = self._state
-        running.loop.call_soon(running.agent.observe_operands, self._state)
+        running.loop.call_soon(running.agent.observations.observe_operands, self._state)
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ class World:
         running.mode, running.mode_at = self.spec.mode, running.loop.rests
         spec = NodeRequest(spec=Observed(self.spec))
         request = spec if self.neighbour is None else NodeRequest(config=Observed(self.spec.vgpu_config))
-        running.agent.take_request(request.updated(self.scenario.request))
+        running.agent.observations.take_request(request.updated(self.scenario.request))
 
     def _lists(self) -> Lists:
         view, running = self.agents.view, self.agents.running
@@ -245,7 +245,7 @@ class World:
             return
         lists = self._lists()
         for name in [one for one in lists if one not in self.kubelet.lists]:
-            running.loop.call_soon(running.agent.observe_registration, name, Registration(registered=True))
+            running.loop.call_soon(running.agent.reports.registration, name, Registration(registered=True))
         self.agents.serving = running
         self.kubelet.take_lists(lists)
 

@@ -58,7 +58,7 @@ class Listener:
     def __init__(
         self, withdrawing_for: int, *, stirs: bool = True, enough: int = ASKED + 1, hurries_for: int = 0
     ) -> None:
-        self.allocated, self.hurried = Signal(), Pauses()
+        self.ask_kubelet, self.hurried = Signal(), Pauses()
         self.observed: list[KubeletAccount | None] = []
         self.problems: list[Reason | None] = []
         self.enough = asyncio.Event()
@@ -66,7 +66,7 @@ class Listener:
         self._hurries_for = hurries_for
         self._stirs = stirs
         self._enough = enough
-        self.allocated.set()
+        self.ask_kubelet.set()
 
     @property
     def unsettled(self) -> bool:
@@ -79,7 +79,7 @@ class Listener:
     def observe_account(self, consumers: KubeletAccount | None) -> None:
         self.observed.append(consumers)
         if self._stirs:
-            self.allocated.set()
+            self.ask_kubelet.set()
         if len(self.observed) == self._enough:
             self.enough.set()
 

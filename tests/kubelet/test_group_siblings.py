@@ -19,7 +19,7 @@ from tests.kubeletnode import CLOCK, FAST, agent_on, options_for, until
 GPU, AUDIO = "nvidia.com/TU106_GEFORCE_RTX_2060_REV__A", "nvidia.com/TU106_HIGH_DEFINITION_AUDIO_CONTROLLER"
 
 
-QUIET = replace(FAST, conclude_s=600.0, allocations_s=600.0, allocations_after_allocation_s=600.0)
+QUIET = replace(FAST, decide_s=600.0, allocations_s=600.0, allocations_after_allocation_s=600.0)
 """The agent sends no list during admissions: a list would make the kubelet write its checkpoint."""
 
 

@@ -33,7 +33,7 @@ class Agent:
     """The part of an agent that takes the kubelet's account."""
 
     def __init__(self, kubelet: SimKubelet, disk: Path, boot: BootId = BOOT) -> None:
-        self.allocated, self.unsettled = Signal(), False
+        self.ask_kubelet, self.unsettled = Signal(), False
         self.hurried, self.hurries = Signal(), False
         self.account: KubeletAccount | None = None
         self.problem: Reason | None = None

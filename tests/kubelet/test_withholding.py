@@ -25,7 +25,7 @@ FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 
 
 def withhold(node: Cluster, *withheld: Withheld) -> None:
-    node.agent.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld))))
+    node.agent.observations.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld))))
 
 
 SAME = Withheld(A10, "ForeignProvider", "is offered by KubeVirt itself")
@@ -140,7 +140,7 @@ async def controlled(
         while True:
             await clock.sleep(0.02)
             if agent.looked and (word := answer(agent)) is not None:
-                agent.take_request(word)
+                agent.observations.take_request(word)
 
     kernel = build_host(load_host("2xA10"))
     options = replace(
@@ -202,7 +202,7 @@ async def test_an_agent_started_while_a_resource_is_withheld_does_not_register_i
         await until(lambda: is_withheld(node))
     kernel = build_host(load_host("2xA10"))
     async with running(short_path, CLOCK) as kubelet, agent_on(options_for(kernel, short_path)) as agent:
-        agent.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=(SAME,)))))
+        agent.observations.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=(SAME,)))))
         node = Cluster(kernel, kubelet, agent)
         await until(lambda: is_withheld(node))
         assert node.view.resources[0].devices == ()

@@ -125,7 +125,7 @@ class Conclusions:
         self._conclude()
 
     def _conclude(self) -> None:
-        self._view = self._state.refresh(self._now.monotonic_s(), self._now.now())
+        self._view = self._state.decide(self._now.monotonic_s(), self._now.now())
         self._stored = ledgerstore.encode(self._state.ledger.content)
 
     def pass_time(self, seconds: float) -> None:
@@ -187,11 +187,11 @@ class WholeAgent:
         self._runner.run(self._clock.advance(seconds))
 
     def report_account(self, held: Consumers | None) -> None:
-        self._agent.observe_account(None if held is None else account_at(self._clock, held))
+        self._agent.observations.observe_account(None if held is None else account_at(self._clock, held))
         self._runner.run(self._clock.settle())
 
     def withhold(self, resources: Iterable[ResourceName]) -> None:
-        self._agent.take_request(NodeRequest(spec=Observed(spec_of(resources))))
+        self._agent.observations.take_request(NodeRequest(spec=Observed(spec_of(resources))))
         self._runner.run(self._clock.settle())
 
     def allocate(self, resource: ResourceName, devices: Sequence[DeviceId]) -> Attachment:

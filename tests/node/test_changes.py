@@ -63,7 +63,7 @@ def live(kernel: SimKernel) -> dict[str, str]:
 
 
 async def want(node: SimNode, name: str) -> None:
-    node.agent.take_request(NodeRequest(Observed(name), Observed(CONFIGS)))
+    node.agent.observations.take_request(NodeRequest(Observed(name), Observed(CONFIGS)))
     await node.settle()
 
 
@@ -102,7 +102,7 @@ async def test_a_label_reverted_during_a_change_takes_no_vgpu_from_a_pod(
         await node.advance(30)
         before = set(live(kernel))
         await want(node, LARGE)
-        await reached(node, lambda: node.agent.vgpu_states.get() is not None and len(live(kernel)) <= 6 - removals)
+        await reached(node, lambda: node.agent.reports.vgpus.get() is not None and len(live(kernel)) <= 6 - removals)
         given: set[str] = set()
         await want(node, SMALL)
         for _ in range(120):
@@ -174,7 +174,7 @@ def driver(kernel: SimKernel, address: PciAddress) -> str | None:
 
 
 async def mode(node: SimNode, name: str) -> None:
-    node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(name)))
+    node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed(name)))
     await node.settle()
 
 
@@ -243,7 +243,7 @@ async def test_an_allocated_vgpu_keeps_its_slot_while_allocations_are_unknown(
     kernel.write(HostPath(f"/sys/bus/mdev/devices/{other}/remove"), b"1")
     async with running_node(kernel, tmp_path, VGPU) as node:
         node.held = held
-        node.agent.take_request(NodeRequest(Observed("mine"), Observed(SIZES)))
+        node.agent.observations.take_request(NodeRequest(Observed("mine"), Observed(SIZES)))
         await node.advance(60)
         assert placed(kernel)[allocated] == place
         assert not any(str(path).endswith(f"{allocated}/remove") for path, _ in kernel.writes)

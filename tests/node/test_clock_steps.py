@@ -88,7 +88,9 @@ async def live(life: Life) -> None:
 
 
 async def want(life: Life, mode: str) -> None:
-    life.node.agent.take_request(NodeRequest(Observed(None), Observed(None), spec=Observed(NodeSpec(mode))))
+    life.node.agent.observations.take_request(
+        NodeRequest(Observed(None), Observed(None), spec=Observed(NodeSpec(mode)))
+    )
     await life.node.advance(2)
     await life.note()
 

@@ -41,7 +41,7 @@ class CountedHoldings(tuple[Holding, ...]):
 def walks_of(gpus: int) -> tuple[int, int]:
     """Return how often a turn of decisions, and the planning in it, walk through the allocations."""
     state = state_of(gpus)
-    state.refresh(0.0, BEGINNING)
+    state.decide(0.0, BEGINNING)
     allocate_all(state)
     ledger = replace(state.ledger, entries=CountedEntries(state.ledger.entries))
     CountedEntries.walks = 0

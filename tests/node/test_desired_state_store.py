@@ -42,22 +42,22 @@ async def test_an_agent_that_starts_without_the_api_server_uses_the_desired_stat
     simulated: Simulated, tmp_path: Path
 ) -> None:
     async with running_node(simulated("2xA10"), tmp_path) as node:
-        assert node.agent.desired == NodeRequest()
-        node.agent.take_request(NodeRequest(config=Observed("A10-4Q")))
-        node.agent.take_request(NodeRequest(configs=Observed(CONFIGS)))
+        assert node.agent.observations.desired == NodeRequest()
+        node.agent.observations.take_request(NodeRequest(config=Observed("A10-4Q")))
+        node.agent.observations.take_request(NodeRequest(configs=Observed(CONFIGS)))
     async with running_node(simulated("2xA10"), tmp_path) as node:
-        assert node.agent.desired == REQUEST
-        node.agent.take_request(NodeRequest(config=Observed(None), configs=Observed(None)))
+        assert node.agent.observations.desired == REQUEST
+        node.agent.observations.take_request(NodeRequest(config=Observed(None), configs=Observed(None)))
         await node.settle()
         assert good_configs(tmp_path) == CONFIGS, "deleting the ConfigMap keeps the last good configs"
     async with running_node(simulated("2xA10"), tmp_path) as node:
-        assert node.agent.desired == NodeRequest(Observed(None), Observed(None))
+        assert node.agent.observations.desired == NodeRequest(Observed(None), Observed(None))
         assert good_configs(tmp_path) == CONFIGS
 
 
 async def test_a_desired_state_is_on_disk_before_the_agent_ends(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("2xA10"), tmp_path) as node:
-        node.agent.take_request(REQUEST)
+        node.agent.observations.take_request(REQUEST)
         await node.settle()
         assert desiredstatestore.decode((tmp_path / desiredstatestore.FILE).read_bytes()).value.vgpu == REQUEST
 
@@ -67,7 +67,7 @@ async def test_only_a_changed_desired_state_publishes_a_new_view(simulated: Simu
         await node.settle()
         views = [node.view]
         for _ in range(2):
-            node.agent.take_request(REQUEST)
+            node.agent.observations.take_request(REQUEST)
             await node.settle()
             views.append(node.view)
         assert views[0] is not views[1]
@@ -77,7 +77,7 @@ async def test_only_a_changed_desired_state_publishes_a_new_view(simulated: Simu
 async def test_the_desired_state_of_another_node_is_ignored(simulated: Simulated, tmp_path: Path) -> None:
     replace_file(tmp_path / desiredstatestore.FILE, desiredstatestore.encode(Kept(NodeName("node02"), REQUEST)))
     async with running_node(simulated("2xA10"), tmp_path) as node:
-        assert node.agent.desired == NodeRequest()
+        assert node.agent.observations.desired == NodeRequest()
 
 
 async def test_a_damaged_file_is_moved_aside_and_the_desired_state_is_unknown(
@@ -85,10 +85,10 @@ async def test_a_damaged_file_is_moved_aside_and_the_desired_state_is_unknown(
 ) -> None:
     (tmp_path / desiredstatestore.FILE).write_bytes(b"torn")
     async with running_node(simulated("2xA10"), tmp_path) as node:
-        assert node.agent.desired == NodeRequest()
+        assert node.agent.observations.desired == NodeRequest()
         assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_LOST]
         assert (tmp_path / "wishes.json.damaged").read_bytes() == b"torn"
-        node.agent.take_request(REQUEST)
+        node.agent.observations.take_request(REQUEST)
         await node.settle()
         assert node.view.notes == (), "a desired state that is observed again replaces the lost state"
 
@@ -97,10 +97,10 @@ async def test_a_file_that_cannot_be_written_is_reported_until_it_can(simulated:
     blocked = tmp_path / f".{desiredstatestore.FILE}.new"
     blocked.mkdir()
     async with running_node(simulated("2xA10"), tmp_path) as node:
-        node.agent.take_request(REQUEST)
+        node.agent.observations.take_request(REQUEST)
         await node.settle()
         assert [note.code for note in node.view.notes] == [ReasonCode.DESIRED_STATE_NOT_WRITTEN]
-        assert node.agent.desired == REQUEST
+        assert node.agent.observations.desired == REQUEST
         blocked.rmdir()
         await node.advance(30)
         assert node.view.notes == ()

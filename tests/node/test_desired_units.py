@@ -24,7 +24,7 @@ def test_an_unplugged_gpu_is_left_out_of_the_desired_units(simulated: Simulated)
     state = NodeState(NodeTerms(Settings(mode=DesiredMode.PASSTHROUGH), IDS, WHO), Ledger())
     state.observe_request(NodeRequest())
     state.observe_facts(scan(kernel))
-    state.refresh(clock.monotonic_s(), clock.now())
+    state.decide(clock.monotonic_s(), clock.now())
     desired = state.decisions.desired
     assert {gpu: target for unit in desired.by_unit(state.inventory).values() for gpu, target in unit.items()} == {
         FIRST: WHOLE,

@@ -30,7 +30,7 @@ SLOW = Intervals(
 
 
 def want(node: SimNode, mode: str) -> None:
-    node.agent.take_request(NodeRequest(Observed(None), Observed(None), spec=Observed(NodeSpec(mode))))
+    node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), spec=Observed(NodeSpec(mode))))
 
 
 async def hours(node: SimNode, count: float) -> None:
@@ -84,7 +84,7 @@ async def test_vgpus_stay_while_the_program_that_disables_their_vfs_is_missing(
         assert {note.code for note in notes(node)} == {ReasonCode.PREREQUISITE_MISSING}
         assert "needs sriov-manage" in notes(node)[0].text
         assert "seen: no sriov-manage in /" in notes(node)[0].text
-        state = node.agent.workload_states.get()
+        state = node.agent.reports.workload.get()
         assert state is not None
         assert state.name is StateName.FAILED
         assert "sriov-manage" in state.reason
@@ -171,7 +171,7 @@ async def test_a_rollback_does_not_shorten_the_backoff(
             await node.report_account()
             await node.advance(5)
             while seen:
-                node.agent.observe_facts(seen.pop())
+                node.agent.observations.observe_facts(seen.pop())
                 await node.settle()
             await node.advance(115)
         assert vgpus(kernel) == vgpus_before, "the same ids"
@@ -204,7 +204,7 @@ async def test_a_driver_change_that_is_rolled_back_is_retried_with_backoff(
             await node.advance(5)
             if len(kernel.writes) > before:
                 kernel.faults.fail(link, errno.ENOENT)
-                node.agent.observe_facts(scan(kernel))
+                node.agent.observations.observe_facts(scan(kernel))
                 kernel.faults.heal()
                 await node.settle()
             await node.advance(115)

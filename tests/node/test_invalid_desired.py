@@ -232,7 +232,7 @@ def of_explain(reports: NodeReports, target: str) -> str:
 def state_label(reports: NodeReports) -> str:
     agent = reports.node.agent
     of_vgpus = reports.case.state == "vgpus"
-    states, names = (agent.vgpu_states, OF_VGPUS) if of_vgpus else (agent.workload_states, OF_WORKLOAD)
+    states, names = (agent.reports.vgpus, OF_VGPUS) if of_vgpus else (agent.reports.workload, OF_WORKLOAD)
     keys = state_labels(states.get(), names)
     return (keys.annotations.get(names.annotation) or "") if keys.labels == {names.label: "failed"} else str(keys)
 
@@ -303,7 +303,7 @@ OUTLETS: Mapping[str, Callable[[NodeReports], str]] = {
 
 async def observed(agent: SimNode, request: NodeRequest) -> None:
     """Give the agent a desired state, and the time to apply it."""
-    agent.agent.take_request(request)
+    agent.agent.observations.take_request(request)
     for _ in range(4):
         await agent.advance(5)
         await agent.report_account()

@@ -41,17 +41,17 @@ def controlled(kernel: SimKernel, folder: Path) -> AbstractAsyncContextManager[S
 
 async def test_a_new_resource_waits_for_its_review_and_reports_why(simulated: Simulated, tmp_path: Path) -> None:
     async with controlled(simulated("2xA10"), tmp_path) as node:
-        node.agent.take_request(NodeRequest(spec=Observed(None)))
+        node.agent.observations.take_request(NodeRequest(spec=Observed(None)))
         await node.advance(10)
         (resource,) = node.view.resources
         assert (resource.devices, resource.withheld) == ((), True)
         assert resource.pci_vendor_selectors == ("10DE:2236",), "the controller compares the resource by its selectors"
         assert resource.not_registered_because is not None
         assert resource.not_registered_because.code is ReasonCode.AWAITS_CONTROLLER
-        node.agent.take_request(reviewed())
+        node.agent.observations.take_request(reviewed())
         await node.settle()
         assert not registers(node), "the controller has not reviewed a resource that the spec does not list"
-        node.agent.take_request(reviewed(A10))
+        node.agent.observations.take_request(reviewed(A10))
         await node.settle()
         assert registers(node)
         assert notes(node) == []
@@ -61,7 +61,7 @@ async def test_a_resource_that_kubevirt_offers_is_never_registered(simulated: Si
     async with controlled(simulated("2xA10"), tmp_path) as node:
         await node.advance(5)
         assert not registers(node)
-        node.agent.take_request(reviewed(A10, withheld=(FOREIGN,)))
+        node.agent.observations.take_request(reviewed(A10, withheld=(FOREIGN,)))
         await node.advance(600)
         assert not registers(node)
         assert [one.not_registered_because.code for one in node.view.resources if one.not_registered_because] == [
@@ -82,7 +82,7 @@ async def test_the_wait_is_bounded_and_a_silent_controller_is_reported(simulated
         (note,) = notes(node)
         assert note.subject == A10
         assert "within 30 s" in note.text
-        node.agent.take_request(reviewed(A10, withheld=(FOREIGN,)))
+        node.agent.observations.take_request(reviewed(A10, withheld=(FOREIGN,)))
         await node.settle()
         assert not registers(node), "a late review counts, too"
         assert notes(node) == []
@@ -111,13 +111,13 @@ async def test_a_resource_without_a_review_waits_again_after_a_restart(simulated
 
 async def test_a_spec_with_reviews_on_disk_makes_new_resources_wait(simulated: Simulated, tmp_path: Path) -> None:
     async with running_node(simulated("4xT4"), tmp_path, watches_gpu_node=True) as node:
-        node.agent.take_request(reviewed("nvidia.com/other"))
+        node.agent.observations.take_request(reviewed("nvidia.com/other"))
         names = {one.name for one in node.view.resources}
         await node.settle()
     (tmp_path / "ledger.json").unlink()
     async with running_node(simulated("4xT4"), tmp_path, watches_gpu_node=True) as node:
         assert not any(registers(node, name) for name in names)
-        node.agent.take_request(reviewed(*names))
+        node.agent.observations.take_request(reviewed(*names))
         await node.settle()
         assert all(registers(node, name) for name in names if node.offered[name])
 
@@ -125,7 +125,7 @@ async def test_a_spec_with_reviews_on_disk_makes_new_resources_wait(simulated: S
 async def test_no_resource_waits_where_the_crd_is_absent(simulated: Simulated, tmp_path: Path) -> None:
     async with controlled(simulated("2xA10"), tmp_path) as node:
         assert not registers(node)
-        node.agent.observe_kind(exists=False)
+        node.agent.observations.observe_kind(exists=False)
         await node.settle()
         assert registers(node)
 

@@ -35,7 +35,7 @@ def driver(kernel: SimKernel, address: PciAddress) -> str | None:
 
 
 async def mode(node: SimNode, name: str) -> None:
-    node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(name)))
+    node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed(name)))
     await node.settle()
 
 
@@ -109,17 +109,17 @@ async def test_a_vgpu_that_another_plugin_allocates_during_a_change_is_not_remov
         return {one for one, mdev in kernel.mdev.devices.items() if mdev.slot.startswith("0000:b1:")}
 
     async with running_node(kernel, tmp_path, VGPU) as node:
-        node.agent.take_request(NodeRequest(Observed("A10-4Q"), Observed(CONFIGS)))
+        node.agent.observations.take_request(NodeRequest(Observed("A10-4Q"), Observed(CONFIGS)))
         for _ in range(20):
             await node.report_account()
             await node.advance(1)
         before = live()
         assert len(before) == 6
-        node.agent.take_request(NodeRequest(Observed("A10-12Q"), Observed(CONFIGS)))
+        node.agent.observations.take_request(NodeRequest(Observed("A10-12Q"), Observed(CONFIGS)))
         await node.settle()
         await node.report_account()
         for _ in range(3000):
-            if len(live()) <= 6 - removed and node.agent.vgpu_states.get() is not None:
+            if len(live()) <= 6 - removed and node.agent.reports.vgpus.get() is not None:
                 break
             await node.advance(OPERATION_S)
         await node.advance(OPERATION_S)

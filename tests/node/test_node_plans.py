@@ -48,7 +48,7 @@ CASES += [(host, DesiredMode.ON_DEMAND, WHOLE_GPUS, None) for host in HOSTS]
 async def ask(node: SimNode, mode: DesiredMode, config: str | None) -> None:
     """Set the spec of the node's GpuNode, and let the agent follow it."""
     request = NodeRequest(configs=Observed(None), spec=Observed(NodeSpec(mode, vgpu_config=config)))
-    node.agent.take_request(request)
+    node.agent.observations.take_request(request)
     for _ in range(3):
         await node.advance(2)
         await node.report_account()

@@ -28,14 +28,14 @@ def notes(node: SimNode) -> set[ReasonCode]:
 
 async def want(node: SimNode, name: str | None) -> None:
     """Set the node's label to the name of a config, without a ConfigMap."""
-    node.agent.take_request(NodeRequest(Observed(name), Observed(None)))
+    node.agent.observations.take_request(NodeRequest(Observed(name), Observed(None)))
     await node.advance(2)
     await node.report_account()
     await node.advance(20)
 
 
 def state(node: SimNode) -> StateName | None:
-    published = node.agent.vgpu_states.get()
+    published = node.agent.reports.vgpus.get()
     return published.name if published is not None else None
 
 
@@ -103,7 +103,7 @@ async def test_no_vgpu_is_removed_while_the_kubelet_still_counts_it(simulated: S
     async with running_node(kernel, tmp_path, VGPU) as node:
         await want(node, "T4-8Q")
         vgpu = of(kernel, FIRST)[0]
-        node.agent.take_request(NodeRequest(config=Observed("T4-4Q")))
+        node.agent.observations.take_request(NodeRequest(config=Observed("T4-4Q")))
         await node.advance(60)
         assert types(kernel) == {"T4-8Q": 8}, (
             "the kubelet has not reported the allocations since the agent withdrew the vGPUs"
@@ -130,7 +130,7 @@ async def test_an_impossible_config_is_reported_and_changes_nothing(simulated: S
             ("A10-4Q", "selects no GPU of this node"),
         ):
             await want(node, name)
-            published = node.agent.vgpu_states.get()
+            published = node.agent.reports.vgpus.get()
             assert published is not None
             assert published.name is StateName.FAILED
             assert text in published.reason
@@ -146,7 +146,7 @@ async def test_an_unreadable_config_map_keeps_the_configs_of_before(simulated: S
         observed = Observed(
             ConfigText(text, "ConfigMap gpuvirt/configs, key config.yaml") if text is not None else None
         )
-        node.agent.take_request(NodeRequest(Observed("mine"), observed))
+        node.agent.observations.take_request(NodeRequest(Observed("mine"), observed))
         await node.advance(2)
         await node.report_account()
         await node.advance(20)
@@ -240,11 +240,11 @@ async def test_the_mode_of_a_gpu_is_switched_where_a_config_needs_it(
     tools = SimTools(kernel)
     async with running_node(kernel, tmp_path, VGPU, tools=tools) as node:
         gpu = node.view.gpus[1].address
-        node.agent.take_request(NodeRequest(Observed("mine"), Observed(ConfigText(text, "a ConfigMap"))))
+        node.agent.observations.take_request(NodeRequest(Observed("mine"), Observed(ConfigText(text, "a ConfigMap"))))
         for _ in range(4):
             await node.report_account()
             await node.advance(10)
-        assert state(node) is StateName.SUCCESS, node.agent.vgpu_states.get()
+        assert state(node) is StateName.SUCCESS, node.agent.reports.vgpus.get()
         host = scan(kernel).vgpu_hosts[gpu]
         assert Counter(str(one.type).rpartition(" ")[2] for one in host.live) == then
         asked = len(tools.commands)
@@ -263,7 +263,7 @@ async def test_a_change_that_is_refused_is_tried_after_growing_pauses(simulated:
             if name == "mixed":
                 assert types(kernel)["A10-12Q"] >= 2
                 kernel.open_native(gpu, "python3", kernel.nodes_of(gpu)[0])
-            node.agent.take_request(NodeRequest(Observed(name), Observed(ConfigText(configs, "configs"))))
+            node.agent.observations.take_request(NodeRequest(Observed(name), Observed(ConfigText(configs, "configs"))))
             for _ in range(3 if name == "equal" else 60):
                 await node.advance(10)
                 await node.report_account()

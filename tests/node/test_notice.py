@@ -33,19 +33,19 @@ class Status:
         """Have the kubelet know all resources, and write its counts to the node's status."""
         register_all(self.node)
         self.allocatable = {ResourceName(name): sum(devices.values()) for name, devices in self.node.offered.items()}
-        self.node.agent.observe_node_counts(dict(self.allocatable))
+        self.node.agent.observations.observe_node_counts(dict(self.allocatable))
 
     def correct(self) -> None:
         """Have the agent write its corrections to the node's status."""
         if (patch := patch_of(self.counts.get(), self.allocatable)) is not None:
             self.allocatable |= integer_counts(patch.status.allocatable)
-            self.node.agent.observe_node_counts(dict(self.allocatable))
+            self.node.agent.observations.observe_node_counts(dict(self.allocatable))
 
 
 def register_all(node: SimNode) -> None:
     """Register all offered resources with the kubelet."""
     for name in node.offered:
-        node.agent.observe_registration(ResourceName(name), Registration(registered=True))
+        node.agent.reports.registration(ResourceName(name), Registration(registered=True))
 
 
 def count_all(node: SimNode) -> None:
@@ -57,7 +57,7 @@ def count_all(node: SimNode) -> None:
 
 def asks_again(node: SimNode) -> bool:
     """Return whether the agent asks the kubelet again soon what it counts."""
-    return node.agent.unsettled
+    return node.agent.observations.unsettled
 
 
 def listed(node: SimNode, resource: str) -> int:
@@ -65,7 +65,7 @@ def listed(node: SimNode, resource: str) -> int:
 
 
 async def apply_vgpus(node: SimNode, name: str) -> None:
-    node.agent.take_request(NodeRequest(Observed(name), Observed(None)))
+    node.agent.observations.take_request(NodeRequest(Observed(name), Observed(None)))
     await node.settle()
 
 
@@ -171,7 +171,7 @@ async def test_vgpus_are_allocatable_as_soon_as_the_kubelet_counts_them(simulate
 
 async def test_a_resource_that_another_plugin_serves_is_not_corrected(simulated: Simulated, tmp_path: Path) -> None:
     async with halved(simulated("4xT4"), tmp_path) as (node, status):
-        node.agent.observe_registration(T4_8Q, Registration(registered=False))
+        node.agent.reports.registration(T4_8Q, Registration(registered=False))
         await node.settle()
         assert T4_8Q not in status.counts.get()
         await apply_vgpus(node, "T4-4Q")
@@ -227,7 +227,7 @@ async def test_vgpus_that_only_the_kubelet_counts_have_no_user_to_stop(simulated
         reported: set[str] = set()
         for _ in range(30):
             await node.advance(0.5)
-            progress = node.agent.vgpu_states.get()
+            progress = node.agent.reports.vgpus.get()
             reported.add(progress.reason if progress is not None else "")
         assert "StillAllocatable" in " ".join(reported), reported
         assert "VgpuInUse" not in " ".join(reported), reported

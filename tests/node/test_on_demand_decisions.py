@@ -102,7 +102,7 @@ class OnDemandPictures(RuleBasedStateMachine):
         self.now_s += 0.1
         state, ledger = self.state, self.state.ledger
         memory = replace(self.from_scratch, smi=state.memory.smi, parts=Parts())
-        state.refresh(self.now_s, BEGINNING)
+        state.decide(self.now_s, BEGINNING)
         picture: NodePicture = pickle.loads(pickle.dumps(replace(state.picture, ledger=ledger)))  # noqa: S301  our own
         decided = decide(picture, memory, self.terms, self.now_s, BEGINNING)
         assert state.decisions == decided

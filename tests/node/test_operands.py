@@ -32,7 +32,7 @@ RUNNING, ENDING, GONE = OperandsObserved((PLUGIN,), (POD,)), OperandsObserved(()
 
 
 def state(agent: Agent) -> tuple[StateName, str]:
-    published = agent.vgpu_states.get()
+    published = agent.reports.vgpus.get()
     assert published is not None
     return published.name, published.reason
 
@@ -41,18 +41,18 @@ def state(agent: Agent) -> tuple[StateName, str]:
 async def vgpu_host(kernel: SimKernel, folder: Path) -> AsyncIterator[SimNode]:
     """Run an agent that only changes vGPUs, and has created the desired 8 vGPUs of T4-8Q."""
     async with running_node(kernel, folder, VGPU, vgpus_only=True) as node:
-        node.agent.observe_operands(GONE)
+        node.agent.observations.observe_operands(GONE)
         await want(node, "T4-8Q")
         assert types(kernel) == {"T4-8Q": 8}
-        assert not node.agent.operands_away.get()
-        node.agent.observe_operands(RUNNING)
+        assert not node.agent.observations.operands_away.get()
+        node.agent.observations.observe_operands(RUNNING)
         await node.advance(20)
         kernel.writes.clear()
         yield node
 
 
 async def want(node: SimNode, name: str) -> None:
-    node.agent.take_request(NodeRequest(Observed(name), Observed(None)))
+    node.agent.observations.take_request(NodeRequest(Observed(name), Observed(None)))
     for _ in range(3):
         await node.advance(2)
         await node.report_account()
@@ -65,7 +65,7 @@ async def test_an_agent_for_vgpus_only_offers_no_resource_and_changes_no_driver(
     kernel = simulated("2xA10")
     drivers = {one.address: one.driver for one in scan(kernel).functions.values()}
     async with running_node(kernel, tmp_path, VGPU, vgpus_only=True) as node:
-        node.agent.observe_operands(GONE)
+        node.agent.observations.observe_operands(GONE)
         await want(node, "default")
         assert node.offered == {}
         assert {gpu.desired for gpu in node.view.gpus} == {None}
@@ -80,13 +80,13 @@ async def test_no_vgpu_is_changed_before_the_plugin_has_stopped_and_the_kubelet_
         node.count(T4_8Q, *(one for gpu in scan(kernel).vgpu_hosts for one in of(kernel, gpu)))
         await want(node, "T4-4Q")
         for observed in (RUNNING, ENDING, None):
-            node.agent.observe_operands(observed)
+            node.agent.observations.observe_operands(observed)
             await node.report_account()
             await node.advance(5)
-            assert node.agent.operands_away.get()
+            assert node.agent.observations.operands_away.get()
             assert state(node.agent)[0] is StateName.PENDING
             assert "DevicePluginStillRunning" in state(node.agent)[1]
-        node.agent.observe_operands(GONE)
+        node.agent.observations.observe_operands(GONE)
         await node.report_account()
         await node.advance(1)
         assert "AllocationsUnknown" in state(node.agent)[1], (
@@ -100,7 +100,7 @@ async def test_no_vgpu_is_changed_before_the_plugin_has_stopped_and_the_kubelet_
         await node.report_account()
         await node.advance(5)
         assert types(kernel) == {"T4-4Q": 16}
-        assert not node.agent.operands_away.get()
+        assert not node.agent.observations.operands_away.get()
         assert state(node.agent) == (StateName.SUCCESS, "")
 
 
@@ -112,12 +112,12 @@ async def test_the_plugin_is_not_stopped_for_a_change_that_is_known_to_fail(
         for vgpu in kernel.mdev.devices:
             kernel.faults.fail(HostPath(f"/sys/bus/mdev/devices/{vgpu}/iommu_group"), errno.EIO)
         node.count(T4_8Q, *kernel.mdev.devices)
-        node.agent.take_request(NodeRequest(Observed("T4-4Q"), Observed(None)))
+        node.agent.observations.take_request(NodeRequest(Observed("T4-4Q"), Observed(None)))
         away = set[bool]()
         for _ in range(120):
             await node.report_account()
             await node.advance(1)
-            away.add(node.agent.operands_away.get())
+            away.add(node.agent.observations.operands_away.get())
         assert away == {False}
         assert state(node.agent)[0] is StateName.FAILED
         assert "NoIommuGroup" in state(node.agent)[1]
@@ -130,22 +130,22 @@ async def test_a_plugin_that_does_not_stop_may_start_again_and_is_stopped_later(
     kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
         await want(node, "T4-4Q")
-        node.agent.observe_operands(ENDING)
+        node.agent.observations.observe_operands(ENDING)
         away = []
         for _ in range(60):
             await node.report_account()
             await node.advance(10)
-            away.append(node.agent.operands_away.get())
+            away.append(node.agent.observations.operands_away.get())
         assert set(away) == {True, False}, "the plugin may start again for a while, and is then asked to stop again"
         assert state(node.agent)[0] is StateName.PENDING
         assert POD in state(node.agent)[1]
         assert kernel.writes == []
-        node.agent.observe_operands(GONE)
+        node.agent.observations.observe_operands(GONE)
         for _ in range(40):
             await node.report_account()
             await node.advance(10)
         assert types(kernel) == {"T4-4Q": 16}
-        assert not node.agent.operands_away.get()
+        assert not node.agent.observations.operands_away.get()
 
 
 async def test_the_plugin_starts_again_while_the_rest_of_a_change_waits_for_a_vm(
@@ -156,10 +156,10 @@ async def test_the_plugin_starts_again_while_the_rest_of_a_change_waits_for_a_vm
         vgpu = of(kernel, FIRST)[0]
         node.hold(T4_8Q, vgpu)
         guest = kernel.start_vm(kernel.mdev.devices[vgpu].group)
-        node.agent.observe_operands(GONE)
+        node.agent.observations.observe_operands(GONE)
         await want(node, "T4-4Q")
         assert types(kernel) == {"T4-8Q": 1, "T4-4Q": 12}
-        assert not node.agent.operands_away.get(), "the rest waits for the VM, which may run for weeks"
+        assert not node.agent.observations.operands_away.get(), "the rest waits for the VM, which may run for weeks"
         assert state(node.agent)[0] is StateName.PENDING
         assert "VgpuInUse" in state(node.agent)[1]
         kernel.end_vm(guest)
@@ -176,11 +176,11 @@ async def test_a_restarted_agent_without_a_change_to_make_lets_the_plugin_start(
     kernel = simulated("4xT4")
     async with vgpu_host(kernel, tmp_path) as node:
         await want(node, "T4-4Q")
-        assert node.agent.operands_away.get()
+        assert node.agent.observations.operands_away.get()
     async with running_node(kernel, tmp_path, VGPU, vgpus_only=True) as node:
-        node.agent.observe_operands(ENDING)
+        node.agent.observations.observe_operands(ENDING)
         await want(node, "T4-8Q")
-        assert not node.agent.operands_away.get()
+        assert not node.agent.observations.operands_away.get()
         assert kernel.writes == []
 
 
@@ -200,15 +200,15 @@ class Operator:
         while True:
             before = len(self.kernel.writes)
             async with agent_on(self._options) as plugin:
-                self.vgpu_host.observe_operands(RUNNING)
+                self.vgpu_host.observations.observe_operands(RUNNING)
                 await until(lambda: plugin.looked and all(one.registered for one in plugin.views.get().resources))
                 self.runs = True
-                await until(self.vgpu_host.operands_away.get)
+                await until(self.vgpu_host.observations.operands_away.get)
                 self.written_beside_it += len(self.kernel.writes) - before
                 self.runs = False
-                self.vgpu_host.observe_operands(ENDING)
-            self.vgpu_host.observe_operands(GONE)
-            await until(lambda: not self.vgpu_host.operands_away.get())
+                self.vgpu_host.observations.observe_operands(ENDING)
+            self.vgpu_host.observations.observe_operands(GONE)
+            await until(lambda: not self.vgpu_host.observations.operands_away.get())
 
 
 async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubelet(
@@ -226,10 +226,10 @@ async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubele
     async with running(short_path, CLOCK) as kubelet, agent_on(options) as agent, asyncio.TaskGroup() as group:
         operator = Operator(agent, kernel, kubelet, tmp_path)
         task = group.create_task(operator.run())
-        agent.take_request(NodeRequest(config=Observed(None)))
+        agent.observations.take_request(NodeRequest(config=Observed(None)))
         await until(lambda: operator.runs and kubelet.allocatable().get(T4_8Q) == 8)
         pod = await kubelet.run_pod("vm", Container("compute", {T4_8Q: 1}))
-        agent.take_request(NodeRequest(config=Observed("T4-4Q")))
+        agent.observations.take_request(NodeRequest(config=Observed("T4-4Q")))
         await until(lambda: operator.runs and kubelet.allocatable().get(T4_4Q) == 12)
         await until(lambda: kubelet.allocatable()[T4_8Q] == 1)
         assert pod.held[0].devices[0] in types_by_id(kernel)
@@ -238,7 +238,7 @@ async def test_a_config_changes_the_nodes_resources_beside_a_plugin_and_a_kubele
         (tmp_path / "config.yaml").write_text(
             "version: v1\nvgpu-configs: {mine: [{devices: all, vgpu-devices: {T4-16Q: 1}}]}\n"
         )
-        agent.take_request(NodeRequest(config=Observed("mine")))
+        agent.observations.take_request(NodeRequest(config=Observed("mine")))
         await until(lambda: operator.runs and kubelet.allocatable().get("nvidia.com/GRID_T4-16Q") == 4)
         assert operator.written_beside_it == 0
         await until(lambda: state(agent)[0] is StateName.SUCCESS)

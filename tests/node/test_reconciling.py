@@ -104,7 +104,7 @@ async def test_vfs_are_disabled_for_passthrough_and_enabled_for_vgpus(
 
     async def reconcile_with(settings: Settings) -> None:
         async with running_node(kernel, tmp_path, settings) as node:
-            node.agent.take_request(NodeRequest(Observed(None), Observed(None)))
+            node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None)))
             await observed(node)
             assert notes(node) == set()
 
@@ -200,13 +200,17 @@ async def test_no_driver_is_changed_while_the_account_of_allocations_is_partial(
     kernel = simulated("2xA10")
     half = Reason(ReasonCode.ALLOCATIONS_UNKNOWN, "the kubelet", "may have given pods more", (Seen.absent("socket"),))
     async with running_node(kernel, tmp_path) as node:
-        node.agent.observe_account(KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, partial=half))
+        node.agent.observations.observe_account(
+            KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, partial=half)
+        )
         await node.settle()
         assert node.allocate(A10, [FIRST])
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await node.advance(2)
         for _ in range(3):
-            node.agent.observe_account(KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, partial=half))
+            node.agent.observations.observe_account(
+                KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, partial=half)
+            )
             await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
         assert notes(node) == {ReasonCode.ALLOCATIONS_UNKNOWN}
@@ -261,7 +265,9 @@ async def test_no_gpu_returns_to_its_native_driver_while_the_kubelet_does_not_sa
     async with running_node(kernel, tmp_path, CONTAINER) as node:
         await node.advance(2)
         for _ in range(3):
-            node.agent.observe_account(KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, silent))
+            node.agent.observations.observe_account(
+                KubeletAccount(node.clock.now(), node.clock.monotonic_s(), {}, silent)
+            )
             await node.advance(60)
         assert [driver(kernel, one) for one in (FIRST, SECOND)] == ["vfio-pci"] * 2
         assert notes(node) == {ReasonCode.STILL_ALLOCATABLE}

@@ -78,14 +78,14 @@ def set_by_hand(kernel: SimKernel, gpu: PciAddress, view: SchedulerView) -> None
 
 async def want(node: SimNode, name: str, text: str | None = None) -> None:
     configs = ConfigText(text, "a ConfigMap") if text is not None else None
-    node.agent.take_request(NodeRequest(Observed(name), Observed(configs)))
+    node.agent.observations.take_request(NodeRequest(Observed(name), Observed(configs)))
     await node.advance(2)
     await node.report_account()
     await node.advance(60)
 
 
 def state(node: SimNode) -> StateName | None:
-    queries = node.agent.vgpu_states.get()
+    queries = node.agent.reports.vgpus.get()
     return queries.name if queries is not None else None
 
 
@@ -150,7 +150,7 @@ async def test_no_scheduler_is_read_while_a_change_waits_for_the_kubelet(simulat
     async with running_node(
         kernel, tmp_path, Settings(mode=DesiredMode.VGPU, vgpu_config="T4-4Q"), tools=tools
     ) as node:
-        node.agent.take_request(NodeRequest(Observed("T4-4Q"), Observed(None)))
+        node.agent.observations.take_request(NodeRequest(Observed("T4-4Q"), Observed(None)))
         await node.settle()
         queries = scheduler_queries(tools)
         await node.advance(700)

@@ -14,7 +14,7 @@ from gpuvirt.sim.clock import BEGINNING
 def allocated_state() -> NodeState:
     """Return the state of an agent whose vGPUs are all allocated, by the kubelet's account too."""
     state = state_of(2)
-    state.refresh(0.0, BEGINNING)
+    state.decide(0.0, BEGINNING)
     allocate_all(state)
     state.observe_account(account_of(state))
     return state

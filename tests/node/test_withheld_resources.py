@@ -23,7 +23,7 @@ FIRST, SECOND = "0000:65:00.0", "0000:ca:00.0"
 
 
 async def withhold(node: SimNode, *withheld: Withheld) -> None:
-    node.agent.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld))))
+    node.agent.observations.take_request(NodeRequest(spec=Observed(NodeSpec("unmanaged", withheld=withheld))))
     await node.settle()
 
 
@@ -38,7 +38,7 @@ def resource(node: SimNode, name: str = A10) -> ResourceView:
 
 async def test_a_withheld_resource_is_not_allocated_and_pods_keep_their_devices(two_a10: SimNode) -> None:
     node = two_a10
-    node.agent.observe_registration(A10, Registration(registered=True))
+    node.agent.reports.registration(A10, Registration(registered=True))
     node.allocate(A10, [FIRST])
     node.hold(A10, FIRST)
     await node.report_account()
@@ -102,6 +102,6 @@ async def test_a_withheld_resource_stays_withheld_after_a_restart_without_the_ap
     async with running_node(kernel, tmp_path, Settings(), watches_gpu_node=watches_gpu_node) as node:
         assert node.offered.get(T4_8Q, {}) == {}
         assert resource(node, T4_8Q).mdev_name_selectors == ("GRID T4-8Q",)
-        node.agent.take_request(NodeRequest(spec=Observed(None)))
+        node.agent.observations.take_request(NodeRequest(spec=Observed(None)))
         await node.settle()
         assert len(node.offered[T4_8Q]) > 0

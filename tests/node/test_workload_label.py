@@ -32,7 +32,7 @@ def vgpus(kernel: SimKernel) -> list[int]:
 
 
 def state(node: SimNode) -> tuple[StateName, str]:
-    published = node.agent.workload_states.get()
+    published = node.agent.reports.workload.get()
     assert published is not None
     return published.name, published.reason
 
@@ -43,7 +43,7 @@ def notes(node: SimNode) -> set[ReasonCode]:
 
 async def label(node: SimNode, value: str | None) -> None:
     """Label the node, and give the agent the time to change the GPUs."""
-    node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
+    node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
     for _ in range(5):
         await node.advance(5)
         await node.report_account()
@@ -152,7 +152,7 @@ async def test_the_label_is_ignored_unless_the_settings_enable_it(simulated: Sim
     async with running_node(kernel, tmp_path, Settings()) as node:
         await label(node, "vm-passthrough")
         assert kernel.writes == []
-        assert node.agent.workload_states.get() is None
+        assert node.agent.reports.workload.get() is None
 
 
 async def test_no_gpu_returns_to_its_native_driver_before_allocatable_is_corrected(
@@ -161,11 +161,11 @@ async def test_no_gpu_returns_to_its_native_driver_before_allocatable_is_correct
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS, writes_node_counts=True) as node:
         await label(node, "vm-passthrough")
-        node.agent.observe_registration(ResourceName(WHOLE), Registration(registered=True))
-        node.agent.observe_node_counts({name: len(devices) for name, devices in offered(node).items()})
+        node.agent.reports.registration(ResourceName(WHOLE), Registration(registered=True))
+        node.agent.observations.observe_node_counts({name: len(devices) for name, devices in offered(node).items()})
         await node.settle()
         kernel.writes.clear()
-        node.agent.take_request(NodeRequest(workload=Observed("container")))
+        node.agent.observations.take_request(NodeRequest(workload=Observed("container")))
         await node.settle()
         await node.report_account()
         await node.advance(2)
@@ -180,7 +180,7 @@ async def test_no_gpu_returns_to_its_native_driver_before_allocatable_is_correct
 
 async def spec(node: SimNode, desired: NodeSpec | None) -> None:
     """Set the spec of the node's GpuNode, and give the agent the time to change the GPUs."""
-    node.agent.take_request(NodeRequest(spec=Observed(desired)))
+    node.agent.observations.take_request(NodeRequest(spec=Observed(desired)))
     for _ in range(6):
         await node.advance(5)
         await node.report_account()
@@ -226,7 +226,7 @@ async def test_the_progress_of_a_spec_is_reported_without_a_workload_label(
         await spec(node, NodeSpec("whole"))
         assert state(node)[0] is StateName.FAILED
         await spec(node, None)
-        assert node.agent.workload_states.get() is None
+        assert node.agent.reports.workload.get() is None
 
 
 async def test_a_change_from_passthrough_to_vgpus_is_never_reported_as_failed(
@@ -236,10 +236,10 @@ async def test_a_change_from_passthrough_to_vgpus_is_never_reported_as_failed(
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
         published: list[StateName] = []
-        node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed("vm-vgpu")))
+        node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed("vm-vgpu")))
         for _ in range(120):
             await node.advance(0.25)
-            if (now := node.agent.vgpu_states.get()) is not None:
+            if (now := node.agent.reports.vgpus.get()) is not None:
                 published.append(now.name)
             await node.report_account()
         assert published[-1] is StateName.SUCCESS

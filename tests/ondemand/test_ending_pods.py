@@ -104,13 +104,13 @@ async def test_the_ids_of_an_ending_pod_are_withdrawn_at_once_and_its_vgpu_stays
         pods = Pods(node)
         first, second = pods.start("a", V8Q), pods.start("b", V8Q)
         await settled(node)
-        assert node.agent.on_demand_pods == {A, B}
-        at_once(node.agent.allocated.wait())
-        node.agent.observe_pod_ends(PodEnds(deleted=frozenset({PodUid("other")})))
+        assert node.agent.observations.on_demand_pods == {A, B}
+        at_once(node.agent.observations.ask_kubelet.wait())
+        node.agent.observations.observe_pod_ends(PodEnds(deleted=frozenset({PodUid("other")})))
         with pytest.raises(AssertionError, match="waits"):
-            at_once(node.agent.allocated.wait())
-        node.agent.observe_pod_ends(PodEnds(deleted=frozenset({A, PodUid("other")})))
-        at_once(node.agent.allocated.wait())  # the kubelet is asked soon
+            at_once(node.agent.observations.ask_kubelet.wait())
+        node.agent.observations.observe_pod_ends(PodEnds(deleted=frozenset({A, PodUid("other")})))
+        at_once(node.agent.observations.ask_kubelet.wait())  # the kubelet is asked soon
         await node.advance(1.0)
         listed = {device.id for view in node.view.resources for device in view.devices}
         assert listed == set(second.devices)
@@ -126,9 +126,9 @@ async def test_an_id_comes_back_while_its_pod_does_not_end(tmp_path: Path) -> No
         await settled(node)
         first = Pods(node).start("a", V8Q)
         await settled(node)
-        node.agent.observe_pod_ends(PodEnds(deleted=frozenset({A})))
+        node.agent.observations.observe_pod_ends(PodEnds(deleted=frozenset({A})))
         await node.advance(1.0)
-        node.agent.observe_pod_ends(PodEnds())
+        node.agent.observations.observe_pod_ends(PodEnds())
         await node.advance(1.0)
         assert first.devices[0] in {device.id for view in node.view.resources for device in view.devices}
 
@@ -144,7 +144,7 @@ async def test_the_vgpu_of_a_pod_that_has_ended_keeps_its_place_under_another_id
         pods = Pods(node)
         first, second = pods.start("a", V8Q), pods.start("b", V8Q)
         await settled(node)
-        node.agent.observe_pod_ends(PodEnds(ended=frozenset({A})))
+        node.agent.observations.observe_pod_ends(PodEnds(ended=frozenset({A})))
         await node.advance(0.5)
         (other,) = set(listed(node)) - set(second.devices)
         assert other not in first.devices
@@ -164,7 +164,7 @@ async def test_the_place_of_a_vgpu_that_stays_is_promised_for_a_while_only(tmp_p
         pods = Pods(node)
         first, second = pods.start("a", V8Q), pods.start("b", V8Q)
         await settled(node)
-        node.agent.observe_pod_ends(PodEnds(ended=frozenset({A})))
+        node.agent.observations.observe_pod_ends(PodEnds(ended=frozenset({A})))
         await node.advance(REPLACED_S - 1.0)
         assert len(listed(node)) == 2
         await node.advance(1.5)

@@ -265,8 +265,8 @@ async def test_the_kubelet_is_asked_again_soon_once_a_pod_seems_to_have_ended(tm
         pods = Pods(node)
         first = pods.start("a", V8Q)
         await settled(node)
-        asked_at_once = partial(getattr, node.agent.allocated, "_set")
-        node.agent.allocated._set = False
+        asked_at_once = partial(getattr, node.agent.observations.ask_kubelet, "_set")
+        node.agent.observations.ask_kubelet._set = False
         await node.report_account()
         assert not asked_at_once()
         pods.end(first)

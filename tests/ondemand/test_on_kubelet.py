@@ -128,8 +128,10 @@ async def test_a_job_is_admitted_in_the_moment_in_which_the_api_tells_of_the_las
         for number in range(5):
             await node.start(f"job-{number}", T4_16Q)
             ids = listed(kubelet, T4_16Q)
-            await until(lambda: bool(agent.on_demand_pods))  # the agent knows the pod, as after some seconds
-            agent.observe_pod_ends(PodEnds(ended=frozenset(agent.on_demand_pods)))
+            await until(
+                lambda: bool(agent.observations.on_demand_pods)
+            )  # the agent knows the pod, as after some seconds
+            agent.observations.observe_pod_ends(PodEnds(ended=frozenset(agent.observations.on_demand_pods)))
             await until(lambda: listed(kubelet, T4_16Q) != ids)  # noqa: B023
             assert len(listed(kubelet, T4_16Q)) == 1
             node.end(f"job-{number}")

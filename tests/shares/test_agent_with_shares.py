@@ -110,7 +110,7 @@ async def test_a_gpu_with_shares_stays_shared_until_their_pods_end(short_path: P
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         report(pod, shares)
         await start_container(kubelet, pod, "main", short_path / "cdi")
-        agent.take_request(NodeRequest(spec=Observed(NodeSpec(mode="container"))))
+        agent.observations.take_request(NodeRequest(spec=Observed(NodeSpec(mode="container"))))
         await until(lambda: [gpu.mode for gpu in agent.views.get().gpus] == [Mode.SHARED, Mode.CONTAINER])
         assert agent.views.get().gpus[0].users == ("pod default/p",)
         await until(lambda: kubelet.allocatable().get(VGPU) == 300)

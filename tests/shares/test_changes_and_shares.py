@@ -257,7 +257,7 @@ async def test_a_gpu_that_is_drained_or_blocked_offers_no_units(simulated: Simul
         await node.node.advance(5)
         assert len(node.node.view.shared.capacity) == 2
         node.node.agent._state.observe_gates(Scope(), {FIRST: "unbind 0000:02:00.0"})
-        node.node.agent.conclude()
+        node.node.agent.decide()
         assert code_of(node.node.view, FIRST) is ReasonCode.WRITE_BLOCKED
 
 
@@ -266,9 +266,9 @@ async def test_a_gpu_that_the_agent_changes_offers_no_units(simulated: Simulated
         change, scope = node.change(SECOND)
         with change.under_way(UNGATED):
             change.claim(scope)
-            node.node.agent.conclude()
+            node.node.agent.decide()
             assert dict(node.node.view.shared.capacity) == {A: 1000}
-        node.node.agent.conclude()
+        node.node.agent.decide()
         assert len(node.node.view.shared.capacity) == 2
 
 

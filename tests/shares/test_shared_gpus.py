@@ -97,12 +97,12 @@ async def test_the_label_shares_the_gpus_of_a_host_after_they_served_vms(simulat
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
         for value in ("vm-passthrough", "shared"):
-            node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
+            node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
             for _ in range(5):
                 await node.advance(5)
                 await node.report_account()
             await node.advance(5)
-            state = node.agent.workload_states.get()
+            state = node.agent.reports.workload.get()
             assert state is not None
             assert (state.name, state.reason) == (StateName.SUCCESS, "")
             if value == "vm-passthrough":
@@ -118,14 +118,14 @@ async def test_pods_with_units_keep_the_gpus_on_their_driver(simulated: Simulate
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
         for value in ("shared", "vm-passthrough"):
-            node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
+            node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed(value)))
             for _ in range(5):
                 await node.advance(5)
                 await node.report_account()
             node.hold("nvidia.com/vgpu", "0-1", pod="infer-1")
         await node.advance(60)
         assert {kernel.pci.functions[PciAddress(gpu)].driver for gpu in T4} == {"nvidia"}
-        state = node.agent.workload_states.get()
+        state = node.agent.reports.workload.get()
         assert state is not None
         assert state.name is StateName.PENDING
         assert "pod default/infer-1" in state.reason
@@ -176,7 +176,7 @@ async def test_a_gpu_with_a_vgpu_that_a_vm_uses_gives_no_units(simulated: Simula
     guest = kernel.start_vm(vgpu.group)
     async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
         await node.report_account()
-        node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed("shared")))
+        node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed("shared")))
         for _ in range(10):
             await node.advance(30)
             await node.report_account()
@@ -194,7 +194,7 @@ async def test_a_gpu_with_a_vgpu_that_a_vm_uses_gives_no_units(simulated: Simula
 async def test_a_gpu_with_vfs_gives_no_units_until_they_are_off(simulated: Simulated, tmp_path: Path) -> None:
     kernel = simulated("2xA10-sriov")
     async with running_node(kernel, tmp_path, Settings(workload_label=True)) as node:
-        node.agent.take_request(NodeRequest(Observed(None), Observed(None), Observed("shared")))
+        node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed("shared")))
         await node.advance(30)
         assert {gpu.withheld.code for gpu in node.view.shared.gpus if gpu.withheld} == {ReasonCode.VFS_ENABLED}
         for _ in range(10):
@@ -285,7 +285,7 @@ async def test_no_units_are_offered_while_the_kubelets_accounts_are_unknown(
         ):
             await node.report_account()
             assert capacity(node) == {uuid(VGPU): 500}
-            node.agent.observe_account(unknown)
+            node.agent.observations.observe_account(unknown)
             await node.settle()
             assert (capacity(node), code(node, VGPU)) == ({}, ReasonCode.ALLOCATIONS_UNKNOWN)
             assert SHARED_GPUS_ANNOTATION not in claimed(node)

@@ -219,7 +219,7 @@ async def test_the_metrics_page_has_the_format_of_prometheus(simulated: Simulate
 async def test_readiness_needs_every_resource_registered(two_a10: SimNode) -> None:
     ready = pages(two_a10.agent)["/readyz"]
     assert ready() == Answer(503, f"{A10} is not registered\n")
-    two_a10.agent.observe_registration(ResourceName(A10), Registration(registered=True))
+    two_a10.agent.reports.registration(ResourceName(A10), Registration(registered=True))
     await two_a10.settle()
     assert ready() == Answer(200, "ok\n")
     assert pages(two_a10.agent)["/healthz"]().status == 200

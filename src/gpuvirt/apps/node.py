@@ -79,15 +79,14 @@ async def run(
             group.create_task(_settle_memory(options.clock))
             group.create_task(agent.run())
             if not options.labels_only:
-                group.create_task(store.run(lambda problem: agent.report_problem("record history", problem)))
+                group.create_task(store.run(lambda problem: agent.reports.problem("record history", problem)))
                 _follow_kubelet(group, agent, options, recorded)
             if cluster is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
             if (path := options.config_file) is not None:
                 file = ConfigFile(path, options.workers("configs"), options.clock, options.intervals)
-                group.create_task(
-                    keep_going("config file", lambda: file.run(agent.take_request, agent.report_problem), options.clock)
-                )
+                take, report = agent.observations.take_request, agent.reports.problem
+                group.create_task(keep_going("config file", lambda: file.run(take, report), options.clock))
             if options.listen is not None:
                 host, port = options.listen
                 probes = Probes(pages(agent))
@@ -107,7 +106,7 @@ def _follow_kubelet(
         resend,
         lacks_api=options.plugin_only,
     )
-    group.create_task(keep_going("account watch", lambda: account.run(agent), options.clock))
+    group.create_task(keep_going("account watch", lambda: account.run(agent.observations), options.clock))
     group.create_task(_pass_answers(agent, recorded.inquiry))
 
 
@@ -115,7 +114,7 @@ async def _pass_answers(agent: Agent, inquiry: PodInquiry) -> None:
     """Read the kubelet's accounts again at each answer of the API server."""
     while True:
         await inquiry.answered.wait()
-        agent.allocated.set()
+        agent.observations.ask_kubelet.set()
 
 
 PRIVATE = 0o700
@@ -156,7 +155,7 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
         worker = options.workers("shares")
         dependencies = Dependencies(agent.shares, options.clock, worker, accounts, agent.gpu_claims)
         group.create_task(_report_shares(agent, agent.shares))
-        offers.append(UnitOffer(dependencies, options.kubelet, options.intervals, agent.observe_registration))
+        offers.append(UnitOffer(dependencies, options.kubelet, options.intervals, agent.reports.registration))
     group.create_task(_offer(offers, options))
     return plugins.resend
 
@@ -249,7 +248,7 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
 async def _report_shares(agent: Agent, shares: NodeShares) -> None:
     """Report why GPUs that are to be shared are not offered, and problems of the records, for ever."""
     async for state in shares.state.follow():
-        agent.report_problem("shares", next(iter(state.withheld), shares.store.problem))
+        agent.reports.problem("shares", next(iter(state.withheld), shares.store.problem))
 
 
 def _who_we_are(options: NodeOptions) -> AgentView:

@@ -26,7 +26,7 @@ class Listener(Protocol):
     """The part of the agent that uses the allocations."""
 
     @property
-    def allocated(self) -> Signal:
+    def ask_kubelet(self) -> Signal:
         """Set after each allocation, and when devices are withdrawn."""
         ...
 
@@ -109,7 +109,7 @@ class AccountWatch:
                 later_s = until_tick_s(self._clock.monotonic_s(), self._intervals.allocations_s)
                 pause_s = self._intervals.allocations_after_allocation_s if soon else later_s
                 early = False
-                if await listener.allocated.wait_for(self._clock, pause_s):
+                if await listener.ask_kubelet.wait_for(self._clock, pause_s):
                     pause_s = self._pause_s(listener)
                     # The early reading may miss a device that was also allocated to a pod.
                     early = pause_s < self._intervals.allocations_after_allocation_s

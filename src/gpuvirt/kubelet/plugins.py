@@ -67,7 +67,7 @@ class Plugins:
             path = sockets.socket_path(self._paths.device_plugins, view.name)
         except PathTooLongError as error:
             problem = nodeproblems.not_registered(view.name, str(error))
-            self._agent.observe_registration(view.name, Registration(registered=False, because=problem))
+            self._agent.reports.registration(view.name, Registration(registered=False, because=problem))
             return
         answers = Answers(self._agent.prefer, self._agent.allocate, self._agent.pre_start)
         plugin = DevicePlugin(view, path, answers, self._clock, unknown_numa_is_node_0=self._unknown_numa_is_node_0)
@@ -79,4 +79,4 @@ class Plugins:
         because = registration.because
         if because is None or because.code is not ReasonCode.KUBELET_AWAY:
             self._agent.telemetry.registrations[resource, "failed" if because is not None else "ok"] += 1
-        self._agent.observe_registration(resource, registration)
+        self._agent.reports.registration(resource, registration)

@@ -114,7 +114,7 @@ class VgpuStory(Story):
         self.say(self._state_label(), "yellow")
 
     def _label(self, config: str | None) -> None:
-        self.agent.take_request(NodeRequest(Observed(config), Observed(None)))
+        self.agent.observations.take_request(NodeRequest(Observed(config), Observed(None)))
 
     def _has(self, gpus: int) -> bool:
         """Return whether the kubelet counts the requested vGPUs of this number of GPUs."""
@@ -125,11 +125,11 @@ class VgpuStory(Story):
         return {name: count for name, count in self.kubelet.allocatable().items() if count}
 
     def _state(self) -> StateName | None:
-        state = self.agent.vgpu_states.get()
+        state = self.agent.reports.vgpus.get()
         return state.name if state is not None else None
 
     def _state_label(self) -> str:
         """Return the node's label of the state, with its annotation."""
-        state = self.agent.vgpu_states.get()
+        state = self.agent.reports.vgpus.get()
         reason = f": {state.reason}" if state is not None and state.reason else ""
         return f"nvidia.com/vgpu.config.state={state.name if state is not None else 'unknown'}{reason}"

@@ -45,8 +45,8 @@ from gpuvirt.tasks import keep_going
 T = TypeVar("T", bound=KubernetesObject)
 
 
-class Follower(Protocol):
-    """The parts of the agent that the cluster side uses."""
+class Observations(Protocol):
+    """Where the cluster side puts what it observes."""
 
     @property
     def desired(self) -> NodeRequest:
@@ -54,47 +54,13 @@ class Follower(Protocol):
         ...
 
     @property
-    def views(self) -> Cell[NodeView]:
-        """The agent's view of its node."""
-        ...
-
-    @property
-    def vgpu_states(self) -> Cell[Progress | None]:
-        """The progress of the node's vGPUs, for the node's labels; None: the labels stay as they are."""
-        ...
-
-    @property
-    def workload_states(self) -> Cell[Progress | None]:
-        """The progress of the node's GPUs, for the node's labels; None: the labels stay as they are."""
-        ...
-
-    @property
-    def node_counts(self) -> Cell[Mapping[ResourceName, Count]] | None:
-        """The resource counts for the scheduler; None if this agent does not write them."""
+    def on_demand_pods(self) -> frozenset[PodUid]:
+        """The pods that have on-demand vGPUs, by the ledger."""
         ...
 
     @property
     def operands_away(self) -> Cell[bool]:
         """Whether NVIDIA's operands that offer the same devices must stop."""
-        ...
-
-    @property
-    def pod_inquiry(self) -> PodInquiry:
-        """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
-        ...
-
-    @property
-    def shares(self) -> NodeShares | None:
-        """The shares of the node's GPUs; None for an agent that can't share GPUs."""
-        ...
-
-    @property
-    def on_demand_pods(self) -> frozenset[PodUid]:
-        """The pods that have on-demand vGPUs, by the ledger."""
-        ...
-
-    def observe_pod_ends(self, ends: PodEnds, /) -> None:
-        """Store the pods of the node that have ended or are being deleted."""
         ...
 
     def take_request(self, delta: NodeRequest, /) -> None:
@@ -109,12 +75,64 @@ class Follower(Protocol):
         """Store the resource counts in the node's status."""
         ...
 
+    def observe_pod_ends(self, ends: PodEnds, /) -> None:
+        """Store the pods of the node that have ended or are being deleted."""
+        ...
+
     def observe_operands(self, observed: OperandsObserved | None, /) -> None:
         """Store the labels and pods of NVIDIA's operands, None if one of both is unknown."""
         ...
 
-    def report_problem(self, who: str, problem: Reason | None, /) -> None:
+
+class Reports(Protocol):
+    """What the agent's parts report, the cluster side included."""
+
+    @property
+    def vgpus(self) -> Cell[Progress | None]:
+        """The progress of the node's vGPUs, for the node's labels; None: the labels stay as they are."""
+        ...
+
+    @property
+    def workload(self) -> Cell[Progress | None]:
+        """The progress of the node's GPUs, for the node's labels; None: the labels stay as they are."""
+        ...
+
+    def problem(self, who: str, problem: Reason | None, /) -> None:
         """Report a problem of the task `who`, None once the problem is gone."""
+        ...
+
+
+class NodeAgent(Protocol):
+    """The parts of the agent that the cluster side uses."""
+
+    @property
+    def observations(self) -> Observations:
+        """Where the cluster side puts what it observes."""
+        ...
+
+    @property
+    def reports(self) -> Reports:
+        """Where it reports its problems, and reads the progress of changes."""
+        ...
+
+    @property
+    def views(self) -> Cell[NodeView]:
+        """The agent's view of its node."""
+        ...
+
+    @property
+    def node_counts(self) -> Cell[Mapping[ResourceName, Count]] | None:
+        """The resource counts for the scheduler; None if this agent does not write them."""
+        ...
+
+    @property
+    def pod_inquiry(self) -> PodInquiry:
+        """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
+        ...
+
+    @property
+    def shares(self) -> NodeShares | None:
+        """The shares of the node's GPUs; None for an agent that can't share GPUs."""
         ...
 
 
@@ -133,7 +151,7 @@ class ClusterSide:
     operands: Namespace | None = None
     """The namespace of NVIDIA's operands that offer this agent's vGPUs; None if the agent offers devices itself."""
 
-    async def run(self, agent: Follower, clock: Clock) -> None:
+    async def run(self, agent: NodeAgent, clock: Clock) -> None:
         """Run all tasks for ever; a task that fails is started again."""
         async with asyncio.TaskGroup() as group:
             _Run(self, agent, clock, group).start()
@@ -142,7 +160,7 @@ class ClusterSide:
 class _Run:
     """The tasks of one run of a `ClusterSide`."""
 
-    def __init__(self, side: ClusterSide, agent: Follower, clock: Clock, group: asyncio.TaskGroup) -> None:
+    def __init__(self, side: ClusterSide, agent: NodeAgent, clock: Clock, group: asyncio.TaskGroup) -> None:
         self._side = side
         self._agent = agent
         self._group = group
@@ -159,10 +177,10 @@ class _Run:
         side, agent = self._side, self._agent
         claims = [shared_claim(agent.views), self._types.claim]
         if not side.labels_only:
-            claims += [state_claim(agent.vgpu_states, OF_VGPUS), state_claim(agent.workload_states, OF_WORKLOAD)]
+            claims += [state_claim(agent.reports.vgpus, OF_VGPUS), state_claim(agent.reports.workload, OF_WORKLOAD)]
         if side.operands is not None:
             self._follow_operands(side.operands)
-            claims.append(operand_claim(agent.operands_away))
+            claims.append(operand_claim(agent.observations.operands_away))
         self._keep_node(claims)
         if side.config_map is not None:
             self._follow_configs(side.config_map)
@@ -175,10 +193,10 @@ class _Run:
 
     def _keep_node(self, claims: Sequence[Claim]) -> None:
         node_labels, key, agent = NodeLabels(self._dependencies), self._dependencies.key, self._agent
-        take_request = noderequests.observe_node(self._agent.take_request, key)
+        take_request = noderequests.observe_node(self._agent.observations.take_request, key)
         counts = None
         if agent.node_counts is not None:
-            counts = NodeCounts(self._dependencies, agent.node_counts, agent.observe_node_counts)
+            counts = NodeCounts(self._dependencies, agent.node_counts, agent.observations.observe_node_counts)
 
         def observe(delta: Delta[Node]) -> None:
             node = delta.objects.get(key)
@@ -204,11 +222,11 @@ class _Run:
     def _keep_gpu_node(self) -> None:
         """Follow the node's GpuNode, and keep its status; a cluster without that kind has no desired state in it."""
         keeper, key = GpuNodeKeeper(self._dependencies), self._dependencies.key
-        listener = SpecListener(lambda: self._agent.desired, self._agent.take_request)
+        listener = SpecListener(lambda: self._agent.observations.desired, self._agent.observations.take_request)
         take_request, report = observe_gpu_node(listener, key), self._reporter("gpunode", "to read its GpuNode")
 
         def observe(delta: Delta[GpuNode]) -> None:
-            self._agent.observe_kind(exists=True)
+            self._agent.observations.observe_kind(exists=True)
             take_request(delta)
             keeper.observe(delta)
             self._types.observe_gpu_node(delta.objects.get(key))
@@ -217,7 +235,7 @@ class _Run:
             if isinstance(error, NotFoundError | ForbiddenError):
                 observe_no_spec(listener)
             if isinstance(error, NotFoundError):
-                self._agent.observe_kind(exists=False)
+                self._agent.observations.observe_kind(exists=False)
             report(None if isinstance(error, NotFoundError) else error)
 
         self._follow("gpunode", Collection(GPU_NODES, GpuNode, key.name), observe, observe_error)
@@ -227,7 +245,11 @@ class _Run:
     def _follow_pods(self, shares: NodeShares | None) -> None:
         """Follow the node's pods from the first time that GPUs are shared, or vGPUs are offered on demand."""
         followers: list[Callable[[Delta[NodePod]], None]] = [self._types.observe_pods]
-        followers.append(EndingPods(lambda: self._agent.on_demand_pods, self._agent.observe_pod_ends).observe)
+        followers.append(
+            EndingPods(
+                lambda: self._agent.observations.on_demand_pods, self._agent.observations.observe_pod_ends
+            ).observe
+        )
         if shares is not None:
             followers.append(self._keep_shares(shares))
         reflector = self._reflector(node_pods(self._dependencies.node))
@@ -265,7 +287,7 @@ class _Run:
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace
-        observe = noderequests.observe_config_map(self._agent.take_request, ObjectKey(namespace, name))
+        observe = noderequests.observe_config_map(self._agent.observations.take_request, ObjectKey(namespace, name))
         report = self._reporter("config map", f"to read the ConfigMap {namespace}/{name}")
         self._follow("config map", Collection(config_maps(namespace), ConfigMap, name), observe, report)
 
@@ -279,7 +301,7 @@ class _Run:
 
     def _report_operands(self) -> None:
         if self._side.operands is not None:
-            self._agent.observe_operands(observed_of(self._labels, self._pods))
+            self._agent.observations.observe_operands(observed_of(self._labels, self._pods))
 
     def _follow(
         self, who: str, collection: Collection[T], observe: Callable[[Delta[T]], None], report: ReportOutcome
@@ -295,7 +317,7 @@ class _Run:
         self._group.create_task(keep_going(f"cluster: {who}", run, self._dependencies.clock))
 
     def _reporter(self, who: str, what: str) -> ReportOutcome:
-        return lambda error: self._agent.report_problem(f"cluster: {who}", problem_of(error, what))
+        return lambda error: self._agent.reports.problem(f"cluster: {who}", problem_of(error, what))
 
 
 def problem_of(error: ApiError | None, what: str) -> Reason | None:

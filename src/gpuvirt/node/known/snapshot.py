@@ -51,7 +51,7 @@ def view_of(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger:
     state = NodeState(NodeTerms(settings, ids), ledger)
     state.expect_no_account(KubeletAccount(clock.now(), clock.monotonic_s(), {}))
     state.observe_facts(facts)
-    return state.refresh(clock.monotonic_s(), clock.now())
+    return state.decide(clock.monotonic_s(), clock.now())
 
 
 def boot_id(kernel: Kernel) -> BootId | None:

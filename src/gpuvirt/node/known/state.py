@@ -1,7 +1,7 @@
 """The agent's state: what was observed of its node, and what was decided last.
 
 Nothing here waits or changes the host. Observers replace a part of the picture and return whether that calls for new
-decisions; `refresh` has them made by `model.node.decisions`.
+decisions; `decide` has them made by `model.node.decisions`.
 """
 
 import math
@@ -275,7 +275,7 @@ class NodeState:
         self.picture = replace(self.picture, problems=others | ({who: reason} if reason is not None else {}))
         return True
 
-    def refresh(self, now_s: float, at: datetime) -> NodeView:
+    def decide(self, now_s: float, at: datetime) -> NodeView:
         """Decide by all that was observed, take what the ledger keeps of it, and return the view of the node."""
         former = self.former
         self.picture = replace(

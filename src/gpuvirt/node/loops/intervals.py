@@ -25,7 +25,7 @@ class Intervals:
     """The same while a process without a pod seems to use a device."""
     settle_s: float = 0.1
     """From a uevent to the observation, so that a burst causes one observation."""
-    conclude_s: float = 0.25
+    decide_s: float = 0.25
     """From an allocation until lists, files and metrics show it."""
     state_file_s: float = 30.0
     """Between writes of an unchanged state file, as a sign of life, and between checks of the CDI specs."""

@@ -34,7 +34,8 @@ class PendingChange:
 class Operands:
     """The operands of another project on one node, which offer the agent's vGPUs."""
 
-    def __init__(self, clock: Clock, intervals: Intervals) -> None:
+    def __init__(self, clock: Clock, intervals: Intervals, check: Signal) -> None:
+        """`check` is set when waiting changes are to check again."""
         self.to_be_away: Cell[bool] = Cell(False)
         """Whether the operands must be stopped."""
         self._clock = clock
@@ -44,7 +45,7 @@ class Operands:
         """When the operands were observed to be gone; None while they are not."""
         self._changes = 0
         """The number of changes under way or waiting."""
-        self._request = Signal()
+        self._check = check
 
     def observe(self, observed: OperandsObserved | None) -> None:
         """Take the observed state of the operands, None if it is unknown."""
@@ -54,11 +55,7 @@ class Operands:
             self._gone_at_s = None
         elif self._gone_at_s is None:
             self._gone_at_s = self._clock.monotonic_s()
-        self._request.set()
-
-    def stir(self) -> None:
-        """Have waiting changes check again, since the kubelet has answered or the agent has drawn conclusions."""
-        self._request.set()
+        self._check.set()
 
     @asynccontextmanager
     async def away(self, subject: str, change: PendingChange, report: ReportWait) -> AsyncIterator[Reason | None]:
@@ -83,7 +80,7 @@ class Operands:
             left_s = until_s - self._clock.monotonic_s()
             if left_s <= 0 or not change.is_needed():
                 return reason
-            await self._request.wait_for(self._clock, left_s)
+            await self._check.wait_for(self._clock, left_s)
         return None
 
     def _why_waiting(self, subject: str, change: PendingChange) -> Reason | None:

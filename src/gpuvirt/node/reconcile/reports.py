@@ -1,26 +1,57 @@
-"""What the parts of an agent that change GPUs report to it: problems, ended changes, and progress."""
+"""What the parts of an agent report to it: problems, ended changes, and the progress toward the desired state."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.desired.observed import Progress
+from gpuvirt.model.offers.view import Registration
 from gpuvirt.model.reasons import Reason
+from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.cell import Cell
+from gpuvirt.node.loops.telemetry import Telemetry
+from gpuvirt.node.loops.wakes import Wakes
+from gpuvirt.node.published.problemlog import ProblemLog
 
-ReportProblem = Callable[[str, Reason | None], None]
 
-
-@dataclass(frozen=True, slots=True)
 class Reports:
-    """Where the changes of one node's GPUs are reported."""
+    """Takes the reports of one agent's parts."""
 
-    changed: Callable[[tuple[str, ...], str], None]
-    """Called when a change ends: with `passthrough`, `native` or `vgpus`, and the outcome."""
-    decide_soon: Callable[[], None]
-    """Called when something was learned from which decisions follow."""
-    problem: ReportProblem
-    """Called with a part of the agent and its problem, None when it has none any more."""
-    vgpus: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
-    """The progress of the desired vGPUs, as reported to the cluster; None: not reported."""
-    workload: Cell[Progress | None] = field(default_factory=lambda: Cell(None))
-    """The progress of the desired drivers, as reported to the cluster; None: not reported."""
+    def __init__(
+        self, state: NodeState, wakes: Wakes, log: ProblemLog, telemetry: Telemetry, observe_soon: Callable[[str], None]
+    ) -> None:
+        """`observe_soon` has the host observed soon, for a reason that is counted."""
+        self.vgpus: Cell[Progress | None] = Cell(None)
+        """The progress of the desired vGPUs, as reported to the cluster; None: not reported."""
+        self.workload: Cell[Progress | None] = Cell(None)
+        """The progress of the desired drivers, as reported to the cluster; None: not reported."""
+        self._state = state
+        self._wakes = wakes
+        self._log = log
+        self._telemetry = telemetry
+        self._observe_soon = observe_soon
+
+    def problem(self, who: str, problem: Reason | None) -> None:
+        """Take the problem of a part of the agent, None when it has none any more."""
+        if self._state.note(who, problem):
+            if problem is not None:
+                self._log.add(problem)
+            self._wakes.decide.set()
+
+    def registration(self, resource: ResourceName, registration: Registration) -> None:
+        """Take the state of a resource's registration with the kubelet."""
+        if self._state.observe_registration(resource, registration):
+            if registration.because is not None:
+                self._log.add(registration.because)
+            self._wakes.decide.set()
+
+    def changed(self, kinds: tuple[str, ...], outcome: str) -> None:
+        """Take that a change of the kinds `passthrough`, `native` or `vgpus` has ended."""
+        for kind in kinds:
+            self._telemetry.moves[kind, outcome] += 1
+        self._observe_soon("change")
+        self._wakes.room.set()
+        self._wakes.decide.set()  # devices that the change has withheld may be offered again
+
+    def decide_soon(self) -> None:
+        """Take that something was learned from which decisions follow."""
+        self._wakes.decide.set()

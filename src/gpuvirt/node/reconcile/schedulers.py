@@ -36,10 +36,10 @@ class Schedulers:
         self._observed: dict[PciAddress, Scheduler | Unread] = {}
         """The last result of each GPU, so that each problem is logged once."""
 
-    def ask_next(self, state: NodeState, conclude_soon: Callable[[], None], group: asyncio.TaskGroup) -> None:
+    def ask_next(self, state: NodeState, decide_soon: Callable[[], None], group: asyncio.TaskGroup) -> None:
         """Start a task that reads the scheduler of the next due GPU, unless such a task runs already.
 
-        `conclude_soon` is called if the scheduler has changed.
+        `decide_soon` is called if the scheduler has changed.
         """
         if self._asking is not None and not self._asking.done():
             return
@@ -53,7 +53,7 @@ class Schedulers:
 
         def observe(report: SchedulerReport) -> None:
             if state.observe_scheduler(gpu, report):
-                conclude_soon()
+                decide_soon()
 
         self._asking = group.create_task(self._ask(observe, gpu, worker, scheduler_context))
 
