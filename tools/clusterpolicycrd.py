@@ -34,10 +34,6 @@ _BARE = Rule(
     " || self.image.contains('/') || self.image.contains('@')",
     images.BARE,
 )
-_KATA = Rule(
-    "self != 'kata'",
-    specchecks.NO_KATA,
-)
 _NRI = Rule(
     "!(has(self.cdi) && has(self.cdi.nriPluginEnabled) && self.cdi.nriPluginEnabled)"
     " || !(has(self.cdi.enabled) && !self.cdi.enabled)"
@@ -58,7 +54,6 @@ _RULES: tuple[tuple[str, tuple[Rule, ...]], ...] = (
     ("gfd", (_IMAGE,)),
     ("migManager", (_IMAGE,)),
     ("vgpuManager", (_IMAGE_OF_YOURS, _BARE)),
-    ("sandboxWorkloads.mode", (_KATA,)),
     ("daemonsets.rollingUpdate.maxUnavailable", (_UNAVAILABLE,)),
 )
 _MOST_UNAVAILABLE = 16

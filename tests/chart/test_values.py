@@ -22,6 +22,7 @@ ELSEWHERE = {
         "jobs",
         "nameOverride",
         "image",
+        "kata",
         "nvidiaRegistry",
         "nfd",
         "discover",

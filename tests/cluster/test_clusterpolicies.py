@@ -73,7 +73,6 @@ def test_the_guides_values_are_accepted_and_printed(policies: ApiLab) -> None:
 @pytest.mark.parametrize(
     ("spec", "reported"),
     [
-        ({"sandboxWorkloads": {"mode": "kata"}}, "mode kata can't be served yet"),
         ({"sandboxWorkloads": {"mode": "xen"}}, 'Unsupported value: "xen"'),
         ({"sandboxWorkloads": {"defaultWorkload": "vm"}}, 'Unsupported value: "vm"'),
         ({"ccManager": {"defaultMode": "maybe"}}, 'Unsupported value: "maybe"'),

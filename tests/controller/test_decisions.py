@@ -201,8 +201,8 @@ def test_without_a_policy_nothing_is_written() -> None:
     ("spec_fields", "says"),
     [
         (
-            {"sandboxWorkloads": {"enabled": True, "mode": "kata"}},
-            "KataNotSupported: ClusterPolicy cluster-policy $.spec",
+            {"sandboxWorkloads": {"enabled": True, "mode": "xen"}},
+            "ConfigInvalid: ClusterPolicy cluster-policy $.spec.sandboxWorkloads.mode",
         ),
         ({"vfioManager": {"enabled": "yes"}}, "$.spec.vfioManager.enabled"),
     ],

@@ -59,11 +59,6 @@ CASES = {
     "a path that is none": Case(
         (f"{POLICY} $.spec.hostPaths.rootFS", "absolute path"), {"hostPaths": {"rootFS": "host"}}
     ),
-    "a mode without parts": Case(
-        (f"{POLICY} $.spec.sandboxWorkloads.mode", "kata"),
-        {"sandboxWorkloads": {"enabled": True, "mode": "kata"}},
-        code="KataNotSupported",
-    ),
     "the name of no ConfigMap": Case(
         (f"{POLICY} $.spec.vgpuDeviceManager.config.name", "Not_A_Name"), configs("Not_A_Name")
     ),

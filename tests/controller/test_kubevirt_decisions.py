@@ -28,7 +28,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.devices.selectors import ResourceKind
 from gpuvirt.model.reasons import ReasonCode
-from tests.controller.scene import SETTINGS, Scene, node
+from tests.controller.scene import SETTINGS, Scene, node, policy
 from tests.kubevirts import T4_8Q, Fields, kubevirt
 
 NOTHING_ASKED: Requesting = {kind.name: Observed(()) for kind in DEVICE_KINDS}
@@ -216,3 +216,75 @@ def test_without_a_kubevirt_no_condition_is_reported() -> None:
     assert condition(found) is None
     assert patches(found) == []
     assert kept_by(found) is None
+
+
+KATA = policy({"sandboxWorkloads": {"enabled": True, "mode": "kata"}})
+MDEVS_SAFE: Fields = {"mediatedDevicesConfiguration": {"enabled": False}}
+
+
+def for_kata(workload: str, gpu_nodes: list[OwnedGpuNode], found: KubeVirtObserved) -> Decisions:
+    return Scene([node(workload)], [KATA], gpu_nodes=gpu_nodes, kubevirt=found).decided()
+
+
+@pytest.mark.parametrize("kubevirts", [None, {}])
+@pytest.mark.parametrize(
+    ("workload", "mode"),
+    [
+        ("on-demand", DesiredMode.ON_DEMAND),
+        ("vm-passthrough", DesiredMode.PASSTHROUGH),
+        ("vm-vgpu", DesiredMode.VGPU),
+        ("container", DesiredMode.CONTAINER),
+    ],
+)
+def test_nodes_for_kata_have_their_workload_without_kubevirt(
+    workload: str, mode: DesiredMode, kubevirts: dict[ObjectKey, KubeVirt] | None
+) -> None:
+    decisions = for_kata(workload, [with_(on_demand_node(), spec=None)], KubeVirtObserved(kubevirts))
+    found = spec_of(decisions)
+    assert found is not None
+    assert (found.mode, found.withheld) == (mode, ())
+    # Names wait for the review until the kinds of KubeVirt are known to be served or not.
+    assert found.reviewed == (None if kubevirts is None else ("tencent.com/vgpu-231",))
+    assert condition(decisions) is None
+
+
+def test_the_configuration_of_kubevirt_is_left_alone_in_mode_kata() -> None:
+    found = observed(kubevirt({**MDEVS_SAFE, "permittedHostDevices": {"pciHostDevices": []}}))
+    decisions = for_kata("on-demand", [on_demand_node()], found)
+    assert patches(decisions) == []
+    assert kept_by(decisions) is None
+    assert condition(decisions) is None
+    assert decisions.progress.kubevirt is None
+
+
+def test_a_kubevirt_that_deletes_mediated_devices_stops_vgpus_in_mode_kata() -> None:
+    decisions = for_kata("on-demand", [on_demand_node()], observed(LACKING))
+    stopped = spec_of(decisions)
+    assert stopped is not None
+    assert stopped.mode is DesiredMode.UNMANAGED
+    shown = condition(decisions)
+    assert shown is not None
+    assert (shown.status, shown.reason) == ("False", "MdevDeletionRisk")
+    assert "gpuvirt would write" not in shown.message
+    assert patches(decisions) == []
+
+
+def test_a_resource_of_kubevirts_own_plugin_is_withheld_in_mode_kata() -> None:
+    decisions = for_kata("vm-vgpu", [vgpu_node()], observed(FOREIGN))
+    found = spec_of(decisions)
+    assert found is not None
+    assert [(one.resource, one.code) for one in found.withheld] == [(T4_8Q, str(ReasonCode.FOREIGN_PROVIDER))]
+
+
+def test_an_unreadable_kubevirt_is_reported_in_mode_kata() -> None:
+    found = for_kata("vm-vgpu", [vgpu_node()], KubeVirtObserved(problems=("list kubevirts: 403",)))
+    assert found.progress.kubevirt is not None
+    assert found.progress.kubevirt.reason == str(ReasonCode.KUBEVIRT_STATE_UNKNOWN)
+
+
+def test_a_history_of_patches_survives_mode_kata() -> None:
+    first = scene(LACKING).decided()
+    kept = kept_by(first)
+    assert kept is not None
+    back = Scene([node("vm-vgpu")], [KATA], gpu_nodes=[vgpu_node()], kubevirt=observed(LACKING, kept)).decided()
+    assert back.histories == kept_histories(kept)

@@ -143,7 +143,7 @@ def test_the_configuration_needs_no_clusterpolicy() -> None:
 
 
 def test_an_invalid_clusterpolicy_does_not_stop_the_scheduler() -> None:
-    bad = policy({"sandboxWorkloads": {"enabled": True, "mode": "kata"}})
+    bad = policy({"sandboxWorkloads": {"enabled": True, "mode": "xen"}})
     assert written(Scene([node("vm-vgpu")], [bad], services=[service()]).decided(SHARES)) is not None
 
 

@@ -51,7 +51,7 @@ def test_a_driver_needs_an_operating_system(tmp_path: Path) -> None:
     ("spec", "path"),
     [
         ({"driver": {"image": "driver", "repository": "r"}}, "$.spec.driver.version"),
-        ({"sandboxWorkloads": {"enabled": True, "mode": "kata"}}, "$.spec.sandboxWorkloads.mode"),
+        ({"sandboxWorkloads": {"enabled": True, "mode": "xen"}}, "$.spec.sandboxWorkloads.mode"),
         ({"driver": {"enabled": "yes"}}, "$.spec.driver.enabled"),
     ],
 )

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId, VgpuType
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, SmiReport
+from gpuvirt.hardware.programs.smireport import read_report
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.hardware.vgpu.registry import backend_of
@@ -40,17 +41,19 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.clock import BEGINNING
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import Process
+from gpuvirt.sim.programs.tools import SimTools
 from tests.node.test_node_decisions import NOTICE, TERMS
 from tests.thoroughness import examples
 
-P100, T4, L40S = (PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "65", "98"))
+P100, T4, L40S, A30 = (PciAddress(f"0000:{bus}:00.0") for bus in ("3b", "65", "98", "b1"))
 T4_8Q = VgpuType("GRID T4-8Q")
 HOST = HostSpec(
-    about="two GPUs with mediated devices, one with VFs that carry vGPUs",
+    about="two GPUs with mediated devices, one with VFs that carry vGPUs, one with GPU instances",
     slots=(
         SlotSpec(at=P100, board="P100", group=31, numa=0),
         SlotSpec(at=T4, board="T4", group=32, numa=1, vgpus={T4_8Q: 1}),
         SlotSpec(at=L40S, board="L40S", group=33, numa=1, vfs=3),
+        SlotSpec(at=A30, board="A30", group=34, numa=1, vfs=3, mig={"1g.6gb": 2, "2g.12gb": 1}),
     ),
 )
 DEFAULTS = Settings(mode=DesiredMode.ON_DEMAND)
@@ -60,7 +63,7 @@ ALL_TERMS = (
     replace(NOTICE, settings=Settings(mode=DesiredMode.ON_DEMAND, require_reset=True), run_id="0000abcd"),
     replace(TERMS, settings=Settings(mode=DesiredMode.ON_DEMAND, on_demand=MIXED), run_id="0000abcd"),
 )
-GPUS = st.sampled_from([P100, T4, L40S])
+GPUS = st.sampled_from([P100, T4, L40S, A30])
 SOME_GPUS = st.frozensets(GPUS, max_size=2)
 
 
@@ -331,8 +334,10 @@ class OnDemandPictures(RuleBasedStateMachine):
     @rule(mixes=st.booleans())
     def nvidia_smi_answers(self, mixes: bool) -> None:
         for gpu, (desired, _) in self.state.decisions.desired.vgpus.questions.items():
-            modes = GpuModes(gpu, mixed_sizes=mixes, can_mix_sizes=True)
-            self.state.observe_smi(gpu, desired, SmiReport(modes), self.now_s)
+            report = SmiReport(GpuModes(gpu, mixed_sizes=mixes, can_mix_sizes=True))
+            if gpu == A30:
+                report = read_report(SimTools(self.kernel), gpu, types=False, scheduler=False)
+            self.state.observe_smi(gpu, desired, report, self.now_s)
         self.decide()
 
     @rule(gpu=GPUS)

@@ -63,12 +63,22 @@ def test_the_agent_runs_on_labelled_nodes_and_updates_on_delete() -> None:
     [
         {},
         {"sandboxWorkloads": {"enabled": False}},
-        {"sandboxWorkloads": {"enabled": True, "mode": "kata"}},
         {"sandboxWorkloads": {"enabled": True}, "sandboxDevicePlugin": {"enabled": False}},
+        {"sandboxWorkloads": {"enabled": False, "mode": "kata"}},
+        {"sandboxWorkloads": {"enabled": True, "mode": "kata"}, "kataSandboxDevicePlugin": {"enabled": False}},
     ],
 )
 def test_without_vms_no_agent_is_rendered(spec: Plain) -> None:
     assert OperandName.AGENT not in render(policy_of(spec), SITE).operands
+
+
+@pytest.mark.parametrize("parts", [{}, {"sandboxDevicePlugin": {"enabled": False}, "kataManager": {"enabled": True}}])
+def test_kata_gets_the_operands_that_kubevirt_gets(parts: dict[str, object]) -> None:
+    manager = {"vgpuManager": {"enabled": True, "repository": "r", "image": "vgpu-manager", "version": "1"}}
+    kata = sandbox(**manager, **parts, sandboxWorkloads={"enabled": True, "mode": "kata"})
+    assert {OperandName.AGENT, OperandName.VGPU_MANAGER} <= render(kata, SITE).operands
+    for_kubevirt = [encoded(one) for one in render(sandbox(**manager), SITE).manifests]
+    assert [encoded(one) for one in render(kata, SITE).manifests] == for_kubevirt
 
 
 def test_agent_settings_follow_the_policy_and_the_agent_accepts_them() -> None:

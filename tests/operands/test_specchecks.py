@@ -12,7 +12,6 @@ from tests.operands.policies import ALL_KINDS, full, policy_of
 @pytest.mark.parametrize(
     ("spec", "path"),
     [
-        ({"sandboxWorkloads": {"mode": "kata"}}, "$.spec.sandboxWorkloads.mode"),
         ({"cdi": {"nriPluginEnabled": True, "enabled": False}}, "$.spec.cdi.nriPluginEnabled"),
         ({"cdi": {"nriPluginEnabled": True}, "toolkit": {"enabled": False}}, "$.spec.cdi.nriPluginEnabled"),
         ({"hostPaths": {"kubeletRootDir": "var/lib/kubelet"}}, "$.spec.hostPaths.kubeletRootDir"),

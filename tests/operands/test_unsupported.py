@@ -37,10 +37,10 @@ BY_THE_CONTROLLER = {
     "vfioManager.enabled",
     "vgpuDeviceManager.enabled",
 }
-"""Fields that are not rendered: workloads of nodes, mode kata (which is reported), and switches that are on anyway."""
-NEVER = {"kataSandboxDevicePlugin", "ccManager", "kataManager"}
+"""Fields that are not rendered: workloads of nodes, the software that runs VMs, and switches that are on anyway."""
+NEVER = {"ccManager", "kataManager"}
 """Operands that are never deployed: `enabled: true` is reported, and none of their other fields."""
-ON_BY_DEFAULT = {"sandboxDevicePlugin.enabled", "validator.enabled", "cdi.enabled"}
+ON_BY_DEFAULT = {"sandboxDevicePlugin.enabled", "kataSandboxDevicePlugin.enabled", "validator.enabled", "cdi.enabled"}
 OTHER: dict[str, Plain] = {
     "imagePullPolicy": "Always",
     "maxUnavailable": "7",
@@ -80,6 +80,8 @@ def element(schema: Schema) -> Plain:
 
 def with_field(path: tuple[str, ...], value: Plain) -> dict[str, Plain]:
     spec: dict[str, Plain] = json.loads(json.dumps(BASE))
+    if path[0] == "kataSandboxDevicePlugin":
+        spec["sandboxWorkloads"] = {"enabled": True, "mode": "kata"}
     inner = spec
     for name in path[:-1]:
         found = inner.setdefault(name, {})
@@ -134,7 +136,7 @@ def test_each_field_is_rendered_or_reported_as_unsupported(path: tuple[str, ...]
         ({"devicePlugin": {"mps": {"root": "/run/nvidia/mps"}}}, ()),
         ({"devicePlugin": {"mps": {"root": "/mps"}}}, ("$.spec.devicePlugin.mps.root",)),
         ({"sandboxWorkloads": {"mode": "kubevirt"}, "operator": {"defaultRuntime": "docker"}}, ()),
-        ({"sandboxWorkloads": {"mode": "kata"}}, ("$.spec.sandboxWorkloads.mode",)),
+        ({"sandboxWorkloads": {"mode": "kata"}}, ()),
         ({"vfioManager": {"image": "x"}}, ()),
         ({"sandboxWorkloads": {"enabled": True}, "vfioManager": {"image": "x"}}, ("$.spec.vfioManager.image",)),
         ({"sandboxWorkloads": {"enabled": True}, "vfioManager": {"enabled": False}}, ()),
@@ -144,9 +146,17 @@ def test_each_field_is_rendered_or_reported_as_unsupported(path: tuple[str, ...]
             {
                 "kataManager": {"enabled": True, "config": {"artifactsDir": "/opt/kata"}},
                 "ccManager": {"enabled": True, "defaultMode": "on", "image": "x"},
-                "kataSandboxDevicePlugin": {"enabled": True},
+                "kataSandboxDevicePlugin": {"enabled": True, "version": "1"},
             },
-            ("$.spec.ccManager.enabled", "$.spec.kataManager.enabled", "$.spec.kataSandboxDevicePlugin.enabled"),
+            ("$.spec.ccManager.enabled", "$.spec.kataManager.enabled"),
+        ),
+        (
+            {
+                "sandboxWorkloads": {"enabled": True, "mode": "kata"},
+                "kataManager": {"enabled": True},
+                "kataSandboxDevicePlugin": {"enabled": True, "version": "1"},
+            },
+            ("$.spec.kataManager.enabled", "$.spec.kataSandboxDevicePlugin.version"),
         ),
         ({"ccManager": {"enabled": False, "defaultMode": "on"}, "kataManager": {"config": {}}}, ()),
     ],

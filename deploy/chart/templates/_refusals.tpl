@@ -1,7 +1,7 @@
 {{/* Checks that values.schema.json cannot express: values that contradict each other, or that gpuvirt does not support. */}}
 {{- define "gpuvirt.refusals" -}}
-{{- if eq .Values.sandboxWorkloads.mode "kata" -}}
-{{- fail "sandboxWorkloads.mode: gpuvirt does not support kata yet; set it to kubevirt, or leave it out" -}}
+{{- if and .Values.kata.enabled (not .Values.sandboxWorkloads.enabled) -}}
+{{- fail "kata.enabled: no node is for VMs; set sandboxWorkloads.enabled=true, too" -}}
 {{- end -}}
 {{- if and .Values.scheduler.enabled (not .Values.extender.enabled) -}}
 {{- fail "scheduler.enabled: the second scheduler asks the extender; set extender.enabled=true, too" -}}

@@ -55,7 +55,13 @@ class SandboxWorkloads(Part, frozen=True, kw_only=True):
         WorkloadConfig | None,
         Meta(description="The workload of nodes without the label nvidia.com/gpu.workload.config. Default: container."),
     ] = None
-    mode: Annotated[SandboxMode | None, Meta(description="The software that runs the VMs. If unset: kubevirt.")] = None
+    mode: Annotated[
+        SandboxMode | None,
+        Meta(
+            description="The software that runs the VMs. With kata, KubeVirt's configuration is left alone. If unset:"
+            " kubevirt."
+        ),
+    ] = None
 
 
 class VfioManager(Operand, frozen=True, kw_only=True):
@@ -130,7 +136,7 @@ class SandboxDevicePlugin(Operand, frozen=True, kw_only=True):
 
 
 class KataSandboxDevicePlugin(Operand, frozen=True, kw_only=True):
-    """Offers GPUs to Kata's VMs. gpuvirt does not deploy it."""
+    """Offers GPUs to Kata's VMs in mode kata: the agent, by the other fields of sandboxDevicePlugin. If unset: true."""
 
 
 class CcManager(Operand, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from gpuvirt.cluster.kinds.clusterpolicy import (
     StoredPolicy,
     plain_spec,
 )
+from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 from gpuvirt.cluster.operator.announcer import Announcement, invalid_announcements, policy_announcements
 from gpuvirt.cluster.operator.deployment import decisions as deployment
 from gpuvirt.cluster.operator.deployment.decisions import Deployment, OperandState
@@ -39,7 +40,6 @@ from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.reasons import Reason, clusterproblems
 
 COEXIST_OPTION = "--coexist"
-KATA_AT = "$.spec.sandboxWorkloads.mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,10 @@ def _basis(
     if not isinstance(choice.policy, ClusterPolicy):
         return None
     policy = policies.beside(choice.policy) if settings.coexists else choice.policy
-    kubevirt = kubevirts.decide(
-        picture.kubevirt, memory.observed(picture), settings.namespace, at, manage=settings.manages_kubevirt
-    )
+    serves = policy.spec.sandbox_workloads.mode is not SandboxMode.KATA
+    manage = settings.manages_kubevirt and serves
+    kubevirt = kubevirts.decide(picture.kubevirt, memory.observed(picture), settings.namespace, at, manage=manage)
+    kubevirt = kubevirt if serves else kubevirts.beside_kata(kubevirt, picture.kubevirt)
     has_image = settings.image is not None
     desired = msgspec.structs.replace(policy, metadata=Metadata(name=policy.metadata.name), status=None)
     around = replace(policies.around_of(policy), labels_vgpu_types=settings.labels_vgpu_types)
@@ -159,7 +160,7 @@ def _basis(
 
 
 def _kubevirt_verdict(picture: Picture, kubevirt: KubeVirtDecisions) -> Verdict | None:
-    if not (picture.kubevirt.kubevirts or kubevirt.reasons):
+    if not ((picture.kubevirt.kubevirts and kubevirt.serves) or kubevirt.reasons):
         return None
     return status.kubevirt_verdict(kubevirt.reasons, kubevirt.drafts)
 
@@ -197,7 +198,7 @@ def _problems(choice: Choice, picture: Picture, settings: ControllerSettings) ->
         yield clusterproblems.other_operator(picture.other_operator, COEXIST_OPTION)
     faults = (choice.policy,) if isinstance(choice.policy, SpecFault) else tuple(spec_faults(choice.policy.spec))
     for fault in faults:
-        yield clusterproblems.policy_invalid(f"{name} {fault.path}", fault.message, is_kata=fault.path == KATA_AT)
+        yield clusterproblems.policy_invalid(f"{name} {fault.path}", fault.message)
 
 
 def _statuses(

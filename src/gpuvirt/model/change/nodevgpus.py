@@ -142,7 +142,7 @@ class NodeVgpus:
     desired: Mapping[PciAddress, DesiredGpu] = field(default_factory=dict)
     """The desired state of each GPU; gpuvirt does not change the other GPUs."""
     questions: Mapping[PciAddress, tuple[DesiredVgpus, Questions]] = field(default_factory=dict)
-    """The questions that nvidia-smi must answer before these GPUs can be planned."""
+    """The questions for nvidia-smi. A GPU has no plan until those that block it are answered."""
     time_shared: Mapping[PciAddress, SchedulerContext] = field(default_factory=dict)
     """The GPUs with vGPUs that share time, with the contexts of their schedulers."""
     on_demand: Mapping[PciAddress, GpuState | None] = field(default_factory=dict)
@@ -167,6 +167,10 @@ class NodeVgpus:
         """Return the plan for the vGPUs of a GPU, an empty one if it has no desired vGPUs."""
         planned = self.by_gpu.get(gpu)
         return planned[1] if planned is not None else VgpuPlan(gpu)
+
+    def waits_for_smi(self, gpu: PciAddress) -> bool:
+        """Return whether a GPU has no plan until nvidia-smi has answered."""
+        return gpu in self.questions and self.questions[gpu][1].blocks
 
     def waits_for_processes(self, inventory: Inventory | None, entries: Iterable[Entry]) -> bool:
         """Return whether a plan waits for a VM whose pod is gone."""
@@ -201,14 +205,14 @@ def plan_node_vgpus(
         gpu: DesiredGpu(demand.drivers.get(gpu), vgpus.get(gpu)) for gpu in sorted(demand.drivers.keys() | vgpus.keys())
     }
     planned_again = {gpu for gpu in again & last.by_gpu.keys() if last.desired[gpu] == desired.get(gpu)}
-    to_ask = [gpu for gpu in carriers if gpu not in planned_again]
+    to_ask = [gpu for gpu in carriers if gpu not in planned_again or gpu in last.questions]
     asked = {gpu: (vgpus[gpu], question) for gpu, question in _questions(inventory, to_ask, vgpus, found, smi)}
     by_gpu = {
         gpu: last.by_gpu[gpu]
         if gpu in planned_again
         else (target, plan_vgpus(functions[gpu], states[gpu], desired[gpu]))
         for gpu, target in vgpus.items()
-        if gpu not in asked
+        if gpu not in asked or not asked[gpu][1].blocks
     }
     of_config = [gpu for gpu in gpus if gpu.address in with_vgpus]
     return NodeVgpus(

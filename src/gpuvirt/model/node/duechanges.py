@@ -40,7 +40,7 @@ def compare(inventory: Inventory, desired: DesiredUnits, journal: DriverJournal)
     is_open = {
         unit: gpus
         for unit, gpus in units.items()
-        if unit in differing or any(gpu in vgpus.questions or not vgpus.plan_of(gpu).met for gpu in gpus)
+        if unit in differing or any(vgpus.waits_for_smi(gpu) or not vgpus.plan_of(gpu).met for gpu in gpus)
     }
     return Difference(units, differing, is_open)
 
@@ -118,7 +118,7 @@ def _open(
 
 def _without_steps(surroundings: Surroundings, desired: DesiredUnit, attempts: Attempts) -> UnitDecision:
     """No change of the unit is planned. While nvidia-smi is asked there is no plan yet: nothing is new."""
-    if any(gpu in surroundings.vgpus.questions for gpu in desired):
+    if any(map(surroundings.vgpus.waits_for_smi, desired)):
         return UnitDecision(attempts, gate=GateUse.UNDRAINED)
     plans = (surroundings.vgpus.plan_of(gpu) for gpu in desired)
     outcome = Outcome(vgpus={plan.gpu: (*plan.refusals, *plan.pending) for plan in plans})

@@ -55,7 +55,7 @@ def of_vgpus(picture: NodePicture, decided: NodeDecisions, outcomes: Outcomes) -
     units = decided.desired.by_unit(picture.inventory).values()
     desired = {gpu: gpu_desired for unit in units for gpu, gpu_desired in unit.items()}
     carrying = [gpu for gpu, state in desired.items() if state.vgpus is not None and not state.is_whole]
-    is_open = [gpu for gpu in carrying if gpu in vgpus.questions or not vgpus.plan_of(gpu).met]
+    is_open = [gpu for gpu in carrying if vgpus.waits_for_smi(gpu) or not vgpus.plan_of(gpu).met]
     reasons = list(dict.fromkeys(_against_vgpus(vgpus, outcomes, frozenset(is_open))))
     if failures := [reason for reason in reasons if not reason.code.passes]:
         return Progress(StateName.FAILED, reasons_text(failures))

@@ -11,10 +11,10 @@ def other_operator(lease: str, option: str) -> Reason:
     return Reason(ReasonCode.OTHER_OPERATOR, "NVIDIA's GPU operator", message, (Seen("", lease),), fix)
 
 
-def policy_invalid(where: str, problem: str, *, is_kata: bool) -> Reason:
+def policy_invalid(where: str, problem: str) -> Reason:
     """A field of the ClusterPolicy can't be used."""
-    code = ReasonCode.KATA_NOT_SUPPORTED if is_kata else ReasonCode.CONFIG_INVALID
-    return Reason(code, where, problem, fix="correct the field; the controller changes nothing until then")
+    fix = "correct the field; the controller changes nothing until then"
+    return Reason(ReasonCode.CONFIG_INVALID, where, problem, fix=fix)
 
 
 def components_off(subject: str, follows: str, where: str, labels: str) -> Reason:

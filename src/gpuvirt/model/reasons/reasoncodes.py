@@ -284,9 +284,6 @@ class ReasonCode(Code):
         " virt-launcher pod, with what KubeVirt reports of it",
         Level.ERROR,
     )
-    KATA_NOT_SUPPORTED = _controller(
-        "KataNotSupported", "the ClusterPolicy has `sandboxWorkloads.mode: kata`: not supported yet"
-    )
 
     FOREIGN_PROVIDER = _kubevirt(
         "ForeignProvider",

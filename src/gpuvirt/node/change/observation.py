@@ -86,7 +86,7 @@ class Observation:
         """Return the same state with nvidia-smi's report, if the desired vGPUs need it. nvidia-smi takes seconds."""
         state, function = self.gpu_state(gpu), self.inventory.facts.functions[gpu]
         asked = modes.questions(function, state, vgpus) if state is not None else None
-        if state is None or asked is None:
+        if state is None or asked is None or not asked.blocks:
             return state
         report = read_report(self.site.tools, gpu, types=asked.types, scheduler=asked.scheduler)
         return with_report(state, function, report)

@@ -1,25 +1,40 @@
 """Creates one vGPU for a pod: the write in a process that can be abandoned, and the vGPU as the host then shows it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from gpuvirt.errors import VgpuUnavailableError
-from gpuvirt.facts.pci import Unread
-from gpuvirt.facts.vgpu import Framework, LiveVgpu
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.steps import CreateVgpu
+from gpuvirt.model.change.vgpus.gpustate import is_mig
 from gpuvirt.model.offers.ondemand.choice import Place
 from gpuvirt.model.reasons import Seen, refusals
 from gpuvirt.node.change.site import Site
 from gpuvirt.node.change.steps.leasing import RefusedError, what_failed
 
 
-def create(site: Site, locks: Sequence[int], place: Place, step: CreateVgpu) -> LiveVgpu:
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A vGPU that was created."""
+
+    live: LiveVgpu
+    host: VgpuHost | None = None
+    """The GPU as its driver shows it after the creation of a MIG-backed vGPU; None for others, and where it could not
+    be read."""
+
+
+def create(
+    site: Site, locks: Sequence[int], functions: Mapping[PciAddress, PciFunction], place: Place, step: CreateVgpu
+) -> Creation:
     """Create a vGPU in its place; raise RefusedError. The process of the write keeps `locks` open.
 
-    The kernel may block the write, and then this call.
+    `functions` are those of the host. The kernel may block the write, and then this call.
     """
     with ExitStack() as stack:
         kernel: Kernel = site.kernel
@@ -29,7 +44,16 @@ def create(site: Site, locks: Sequence[int], place: Place, step: CreateVgpu) -> 
             backend_of(place.host.framework).create(kernel, step.parent, step.type, step.vgpu)
         except (OSError, VgpuUnavailableError) as error:
             raise RefusedError(refusals.failed(step.text, place.gpu, what_failed(error))) from error
-    return _created(site.kernel, place, step)
+    live = _created(site.kernel, place, step)
+    return Creation(live, _host_after(site.kernel, functions, place.host) if is_mig(step.type) else None)
+
+
+def _host_after(kernel: Kernel, functions: Mapping[PciAddress, PciFunction], before: VgpuHost) -> VgpuHost | None:
+    """Return a GPU's vGPUs, and what its driver lists now: no number tells in advance whether an instance is left."""
+    gpu = functions[before.gpu]
+    of_gpu = {address: functions[address] for address in (gpu.address, *gpu.virtfns) if address in functions}
+    probe = backend_of(before.framework).probe(kernel, of_gpu, {before.gpu: before}, brief=False)
+    return None if isinstance(probe, Unread) else probe.hosts.get(before.gpu)  # unknown: a scan follows
 
 
 def _created(kernel: Kernel, place: Place, step: CreateVgpu) -> LiveVgpu:

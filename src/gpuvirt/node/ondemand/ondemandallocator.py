@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
-from gpuvirt.facts.vgpu import Framework, LiveVgpu
+from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.attachment import Attachment, attach
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger, Stage, record
@@ -42,7 +42,7 @@ from gpuvirt.node.known.kubeletrecord import KubeletRecord
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.loops.serialworker import WorkerBlockedError
 from gpuvirt.node.loops.telemetry import Telemetry
-from gpuvirt.node.ondemand.creation import create
+from gpuvirt.node.ondemand.creation import Creation, create
 from gpuvirt.node.ondemand.patience import Patience
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.node.store.persisted import NotWrittenError, WriteBehind
@@ -191,11 +191,12 @@ class OnDemandAllocator:
         try:
             with self._on.gate.creation(entry.device, entry.target, slot_of(gpu), intend) as locks:
                 await self._write()
-                live = await self._on.options.workers(f"create on {gpu}").run(
-                    lambda: create(site, locks, place, step), name=step.text, timeout_s=CREATE_S
+                functions = self._inventory(entry.resource).facts.functions
+                made = await self._on.options.workers(f"create on {gpu}").run(
+                    lambda: create(site, locks, functions, place, step), name=step.text, timeout_s=CREATE_S
                 )
                 log.info("%s (for a pod that requests %s)", step.text, entry.resource)
-                return self._created(entry, live, created)
+                return self._created(entry, made, created)
         except WorkerBlockedError as error:
             self._drop([entry])
             raise RefusedError(refusals.blocked(gpu, f"{step.text} ({error})")) from error
@@ -217,12 +218,15 @@ class OnDemandAllocator:
         now, now_s = clock.now(), clock.monotonic_s()
         return Entry(resource, device, target, None, allocation, now, allocated_s=now_s, stage=Stage.INTENDED)
 
-    def _created(self, entry: Entry, live: LiveVgpu, created: list[Entry]) -> Candidate:
+    def _created(self, entry: Entry, creation: Creation, created: list[Entry]) -> Candidate:
         """Record that the vGPU exists, and return it."""
+        live, now_s = creation.live, self._on.options.clock.monotonic_s()
         group = live.group if isinstance(live.group, int) else None
         made = replace(entry, group=group, stage=Stage.CREATED)
         created.append(made)
-        self._state.observe_created(entry.target.gpu, live, self._on.options.clock.monotonic_s())
+        if creation.host is not None:
+            self._state.observe_vgpus([creation.host], now_s)
+        self._state.observe_created(entry.target.gpu, live, now_s)
         self._state.record_allocation(record(self._state.ledger.entries, [made]))
         self._on.publish()
         self._on.observe_soon()

@@ -35,6 +35,8 @@ class VgpuTypeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The placement ids in mixed-size mode: places in the framebuffer, in GB. The size is then in GB, too: `4G`."""
     profile: str | None = None
     """The profile of the GPU instance that the type needs: `1g.10gb`; such a type is offered only in MIG mode."""
+    per_instance: Annotated[int, Meta(ge=1, le=64)] = 1
+    """The number of vGPUs of the type that share one GPU instance in time."""
 
     @property
     def folder(self) -> str:
@@ -101,7 +103,7 @@ class SimVgpuHost:
         if self.mixed_sizes and (free := self._free_places(spec)):
             self.places[vgpu] = free[0]
         if self.mig and (instances := self._free_instances(spec)):
-            self.on_instance[vgpu] = instances[0].id
+            self.on_instance[vgpu] = next(iter(instances)).id
 
     def free(self, vgpu: str) -> None:
         """Remove a vGPU; do nothing where it does not exist."""
@@ -144,16 +146,21 @@ class SimVgpuHost:
         if not self._is_of_mode(spec):
             return 0
         if self.mig and self.profiles:
-            return len(self._free_instances(spec))
+            return sum(self._free_instances(spec).values())
         if self.mixed_sizes:
             return len(self._free_places(spec))
         if any(taken.size != spec.size for taken, _ in self.live.values()):
             return 0
         return spec.most - len(self.live)
 
-    def _free_instances(self, spec: VgpuTypeSpec) -> list[GpuInstance]:
-        used = set(self.on_instance.values())
-        return [instance for instance in self.instances if instance.profile == spec.profile and instance.id not in used]
+    def _free_instances(self, spec: VgpuTypeSpec) -> Mapping[GpuInstance, int]:
+        """Return the instances that can take vGPUs of a type, each with their number: types share no instance."""
+        found: dict[GpuInstance, int] = {}
+        for instance in (one for one in self.instances if one.profile == spec.profile):
+            carried = [self.live[vgpu][0] for vgpu, number in self.on_instance.items() if number == instance.id]
+            if len(carried) < spec.per_instance and all(other == spec for other in carried):
+                found[instance] = spec.per_instance - len(carried)
+        return found
 
     def _free_places(self, spec: VgpuTypeSpec) -> list[int]:
         taken = {

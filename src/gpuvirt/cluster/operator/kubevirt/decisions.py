@@ -35,6 +35,8 @@ from gpuvirt.model.reasons import Reason, ReasonCode, kubevirtproblems
 HISTORY = "gpuvirt-kubevirt-history"
 """The ConfigMap with the histories, each by the uid of its object."""
 STOPS = frozenset({ReasonCode.CONFIG_REVERTED, ReasonCode.MDEV_DELETION_RISK})
+DANGERS = frozenset({ReasonCode.FOREIGN_PROVIDER, ReasonCode.MDEV_DELETION_RISK, ReasonCode.MDEVS_OF_KUBEVIRT})
+"""What KubeVirt may do to vGPUs of others, whether or not gpuvirt serves its VMs."""
 
 Histories = Mapping[str, History]
 
@@ -81,6 +83,8 @@ class KubeVirtDecisions:
     drafts: tuple[str, ...] = ()
     """The operations that the controller may not write, one line each."""
     histories: Histories = field(default_factory=dict)
+    serves: bool = True
+    """Whether gpuvirt serves the VMs of KubeVirt, so that its configuration should permit what nodes offer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,24 @@ def decide(
         reasons=(*reasons, *unread) if plans else (),
         drafts=tuple(change for planned in plans if planned.dry_run for change in planned.changes),
         histories=histories,
+    )
+
+
+def beside_kata(decided: KubeVirtDecisions, observed: KubeVirtObserved) -> KubeVirtDecisions:
+    """Return the decisions where gpuvirt serves the VMs of Kata instead: nothing is written, and nothing is missing.
+
+    A KubeVirt in the cluster may still offer a resource itself, or delete mediated devices. This is reported and
+    prevented as ever, and unknown while KubeVirt could not be read.
+    """
+    unknown = observed.kubevirts is None
+    reasons = tuple(reason for reason in decided.reasons if unknown or reason.code in DANGERS)
+    risks = [reason for reason in reasons if reason.code is ReasonCode.MDEV_DELETION_RISK]
+    return KubeVirtDecisions(
+        withheld=decided.withheld,
+        stopped_because=risks[0].text if risks else None,
+        reasons=reasons,
+        histories=decided.histories,
+        serves=False,
     )
 
 

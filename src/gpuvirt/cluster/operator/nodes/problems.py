@@ -17,6 +17,7 @@ from gpuvirt.cluster.labels import (
     deploy_label,
 )
 from gpuvirt.cluster.operator.nodes.placement import Placement
+from gpuvirt.cluster.operator.operands import agent
 from gpuvirt.cluster.operator.operands.site import OperandName
 from gpuvirt.model.desired.workload import LABEL, Workload
 from gpuvirt.model.reasons import Reason, ReasonCode, clusterproblems
@@ -91,8 +92,8 @@ def problems_of(node: ObservedNode, deployer: Deployer) -> tuple[Problem, ...]:
 def _of_agents_node(node: ObservedNode, deployer: Deployer) -> Iterator[Problem]:
     policy = deployer.policy
     reported = node.gpu_node is not None and node.gpu_node.status is not None
-    switch = policy.spec.sandbox_device_plugin.enabled is False
-    if off := (_switch(policy, "sandboxDevicePlugin") if switch else None) or _off_by_label(node.labels, AGENT):
+    switch = agent.switched_off_by(policy)
+    if off := (_switch(policy, switch) if switch else None) or _off_by_label(node.labels, AGENT):
         follows = f"no GPU is offered to {_users_of(node.placement.workload)}"
         yield Problem(AGENT, _components_off("the node agent", follows, off))
     elif not deployer.has_image:

@@ -90,9 +90,19 @@ def agent(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecFault]:
 
 
 def is_desired(policy: ClusterPolicy) -> bool:
-    """Return whether the agent runs: for KubeVirt, unless `sandboxDevicePlugin.enabled` is false; null is not false."""
-    sandbox, offering = policy.spec.sandbox_workloads, policy.spec.sandbox_device_plugin
-    return sandbox.enabled is True and sandbox.mode is not SandboxMode.KATA and offering.enabled is not False
+    """Return whether the agent runs: for VMs, unless its switch is off."""
+    return policy.spec.sandbox_workloads.enabled is True and switched_off_by(policy) is None
+
+
+def switched_off_by(policy: ClusterPolicy) -> str | None:
+    """Return the part of the policy that switches the agent off, by `enabled: false`; null is not false.
+
+    Contract: NVIDIA's operator deploys another device plugin for Kata than for KubeVirt, each with its own switch.
+    """
+    spec = policy.spec
+    if spec.sandbox_workloads.mode is SandboxMode.KATA:
+        return "kataSandboxDevicePlugin" if spec.kata_sandbox_device_plugin.enabled is False else None
+    return "sandboxDevicePlugin" if spec.sandbox_device_plugin.enabled is False else None
 
 
 def settings_of(policy: ClusterPolicy, shared: SharedResource | None = None) -> str:

@@ -8,11 +8,9 @@ import re
 from collections.abc import Iterator
 
 from gpuvirt.cluster.kinds.clusterpolicy import Spec, SpecFault
-from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 
 UNAVAILABLE = "^([1-9][0-9]*|([1-9][0-9]?|100)%)?$"
 """A pattern in the syntax of both Python and RE2."""
-NO_KATA = "mode kata can't be served yet: gpuvirt serves VMs of KubeVirt; set mode to kubevirt, or leave it out"
 NRI_NEEDS = (
     "cdi.nriPluginEnabled needs cdi.enabled and toolkit.enabled; set both to true, or leave nriPluginEnabled out"
 )
@@ -21,8 +19,6 @@ NOT_A_SHARE = "expected a number of nodes, as 1, or a share of all nodes, as 10%
 
 def spec_faults(spec: Spec) -> Iterator[SpecFault]:
     """Yield the faults of a spec, each with its path."""
-    if spec.sandbox_workloads.mode is SandboxMode.KATA:
-        yield SpecFault("$.spec.sandboxWorkloads.mode", NO_KATA)
     if spec.cdi.nri_plugin_enabled is True and False in {spec.cdi.enabled, spec.toolkit.enabled}:
         yield SpecFault("$.spec.cdi.nriPluginEnabled", NRI_NEEDS)
     paths = spec.host_paths

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 
 from gpuvirt.cluster.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.cluster.kinds.podparts import ConfigMapSource, Container, EnvVar, KeyToPath, PodSpec, Volume, VolumeMount
-from gpuvirt.cluster.kinds.vmoperands import SandboxMode
 from gpuvirt.cluster.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.cluster.labels import OS_LABEL, VGPU_DRIVER, VGPU_DRIVER_LABEL, deploy_label
 from gpuvirt.cluster.operator.operands import assembly, hostpaths, images
@@ -36,7 +35,7 @@ def vgpu_manager(policy: ClusterPolicy, site: Site) -> Iterator[Manifest | SpecF
     """Yield the vGPU manager's DaemonSets, or the fault for which they cannot be deployed."""
     spec = policy.spec
     manager, sandbox = spec.vgpu_manager, spec.sandbox_workloads
-    if sandbox.enabled is not True or sandbox.mode is SandboxMode.KATA or manager.enabled is not True:
+    if sandbox.enabled is not True or manager.enabled is not True:
         return
     if spec.driver.use_nvidia_driver_crd is True:
         return

@@ -16,7 +16,6 @@ from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 CONFIG_KEY = "config.yaml"
-OF_THE_POLICY = frozenset({ReasonCode.CONFIG_INVALID, ReasonCode.KATA_NOT_SUPPORTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def of_policy(name: str, problems: Iterable[Reason], faults: Iterable[str]) -> I
     """Yield the invalid fields of a policy: those that stop the controller, and those of operands' faults."""
     origin = str(Origin.CLUSTER_POLICY)
     for reason in problems:
-        if reason.code in OF_THE_POLICY:
+        if reason.code is ReasonCode.CONFIG_INVALID:
             yield InvalidValue("", origin, reason.subject, str(reason.code), reason.text)
     for fault in faults:
         if fault.startswith("$."):

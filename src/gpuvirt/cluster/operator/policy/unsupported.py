@@ -41,7 +41,7 @@ _ONLY_SWITCH = _Known((*_NAMED, *_POD, "args", "defaultMode", "config"), off=Tru
 """An operand that gpuvirt never deploys: only its field `enabled` is reported."""
 ACTED_ON = _Known(
     parts={
-        "kataSandboxDevicePlugin": _ONLY_SWITCH,
+        "kataSandboxDevicePlugin": _agents("enabled"),
         "ccManager": _ONLY_SWITCH,
         "kataManager": _ONLY_SWITCH,
         "operator": _Known(("runtimeClass",), defaults={"defaultRuntime": "docker"}),
@@ -52,7 +52,7 @@ ACTED_ON = _Known(
         "hostPaths": _Known(("rootFS", "driverInstallDir", "kubeletRootDir")),
         "cdi": _Known(("enabled", "nriPluginEnabled")),
         "mig": _Known(("strategy",)),
-        "sandboxWorkloads": _Known(("enabled", "defaultWorkload"), defaults={"mode": "kubevirt"}),
+        "sandboxWorkloads": _Known(("enabled", "defaultWorkload", "mode")),
         "vfioManager": _agents("enabled"),
         "vgpuManager": _Known(_RUN, {"kernelModuleConfig": _Known(("name",))}, off=True),
         "vgpuDeviceManager": _agents("enabled", config=_CONFIG),
@@ -92,14 +92,19 @@ ACTED_ON = _Known(
 """All fields that gpuvirt acts on, in the operands' renderers and in the controller."""
 FOR_VMS = ("vfioManager", "vgpuManager", "vgpuDeviceManager", "sandboxDevicePlugin")
 """Operands whose fields do not count if no node is for VMs."""
+FOR_KATA = ("kataSandboxDevicePlugin",)
+"""Operands whose fields count only in mode kata."""
 
 
 def unsupported(spec: Plain) -> tuple[str, ...]:
     """Return the paths of set fields that gpuvirt ignores; a part that it ignores wholly is one path (`$.spec.gds`)."""
     if not isinstance(spec, dict):
         return ()
-    has_vms = _field(spec.get("sandboxWorkloads"), "enabled") is True
-    relevant = {name: value for name, value in spec.items() if has_vms or name not in FOR_VMS}
+    sandbox = spec.get("sandboxWorkloads")
+    has_vms = _field(sandbox, "enabled") is True
+    has_kata = has_vms and _field(sandbox, "mode") == "kata"
+    idle = {*(() if has_vms else FOR_VMS), *(() if has_kata else FOR_KATA)}
+    relevant = {name: value for name, value in spec.items() if name not in idle}
     return tuple(sorted(_ignored_in(relevant, ACTED_ON, "$.spec")))
 
 

@@ -84,6 +84,13 @@ class GpuState:
         return any(profile_of(vgpu_type) is not None and not is_mig(vgpu_type) for vgpu_type in (*live, *creatable))
 
     @property
+    def has_mig_vgpus(self) -> bool:
+        """Whether the host shows that the GPU is in MIG mode: it has, removes, or can create a MIG-backed vGPU."""
+        live = (vgpu.type for vgpu in self.host.live if not isinstance(vgpu.type, Unread))
+        creatable = (vgpu_type for types in self.host.creatable.values() for vgpu_type, left in types.items() if left)
+        return any(is_mig(vgpu_type) for vgpu_type in (*live, *self.leaving.values(), *creatable))
+
+    @property
     def mixed_sizes(self) -> bool:
         """Whether nvidia-smi reports that vGPUs of several sizes may share the GPU."""
         # unknown: such a GPU gets vGPUs of one size alone, or is refused (modes.why_refused)

@@ -190,6 +190,26 @@ def room(
     return instance.each * (left - others) - existing[vgpu_type]
 
 
+def certain_room(gpu_state: GpuState, vgpu_type: VgpuType, carried: Counts) -> int | None:
+    """Return how many more vGPUs of a type find a GPU instance beside those that the GPU carries, None if unknown.
+
+    Each carried vGPU of another type counts as having an instance for itself: several of them may share one, and after
+    removals each may be on another.
+    """
+    instance, smi = instance_of(gpu_state, vgpu_type), gpu_state.smi
+    if instance is None or smi is None or smi.modes.mig is not True:  # unknown: the number of instances is unknown, too
+        return None
+    if isinstance(smi.modes.gpu_instances, Unread):
+        return None
+    kind, number = kind_of(instance.profile), sum(one.profile == instance.profile for one in smi.modes.gpu_instances)
+    others = sum(
+        count
+        for other, count in carried.items()
+        if other != vgpu_type and _kind(gpu_state, other) in {kind, None}  # unknown: may be on an instance of this kind
+    )
+    return instance.each * (number - others) - carried.get(vgpu_type, 0)
+
+
 def _profiles(gpu_state: GpuState, desired: Iterable[str], vgpu_type: VgpuType) -> frozenset[str]:
     """Return the profiles of the instances that a type needs, by all names under which it is desired."""
     known = gpu_state.known_types

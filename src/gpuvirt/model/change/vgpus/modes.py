@@ -30,6 +30,9 @@ class Questions:
     types: bool = False
     """The names of the GPU's types, if the host does not name a desired or an existing one."""
     scheduler: bool = False
+    blocks: bool = True
+    """Whether the GPU has no plan without the answer. In mode on-demand the number of GPU instances is asked for, which
+    decides how many vGPUs are offered, and nothing else."""
 
 
 def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus) -> Questions | None:
@@ -49,7 +52,7 @@ def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus)
         unnamed
         or (unresolved and gpu_state.host.framework is Framework.VENDOR_VFIO)  # names only what fits
         or desired.sizes is not None
-        or (desired.on_demand and len({profile.gb for profile in live}) > 1)
+        or (desired.on_demand and len({profile.gb for profile in live if not profile.is_mig}) > 1)
         or desired.scheduler is not None
         or any(profile.is_mig for profile in profiles)
         or len({profile.gb for profile in profiles}) > 1
@@ -57,7 +60,7 @@ def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus)
         or (bool(names) and _may_have_mig(function, gpu_state) and not gpu_state.shares_time)
     )
     if not needed:
-        return None
+        return Questions(blocks=False) if desired.on_demand and gpu_state.has_mig_vgpus else None
     return Questions(unnamed or unresolved, desired.scheduler is not None)
 
 
@@ -112,7 +115,8 @@ def refuse(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -
         return
     if gpu_state.smi is not None:
         yield from _refuse_mig(gpu_state, gpu_state.smi.modes, desired_counts)
-        if not mig_backed:
+        in_mig_mode = gpu_state.smi.modes.mig is True  # unknown: `_refuse_sizes` decides
+        if not mig_backed and not (desired.on_demand and in_mig_mode):
             yield from _refuse_sizes(gpu_state, gpu_state.smi.modes, desired_counts, desired)
         if desired.scheduler is not None:
             yield from scheduling.refuse(modes_then(gpu_state.smi.modes, desired_counts, desired), desired.scheduler)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuvirt.facts.ids import VgpuType
 from gpuvirt.facts.pci import Unread
-from gpuvirt.model.change.vgpus import mixedsizes
+from gpuvirt.model.change.vgpus import instances, mixedsizes
 from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig, size_of
 
 
@@ -44,9 +44,10 @@ def carried_by(gpu_state: GpuState, intended: Iterable[VgpuType] = ()) -> Carrie
 
 
 def room(gpu_state: GpuState, carried: Carried) -> Mapping[VgpuType, int]:
-    """Return how many more vGPUs of each time-sliced type fit on a GPU, by its driver, the catalog, and `carried`.
+    """Return how many more vGPUs of each type fit on a GPU, by its driver, the catalog, and `carried`.
 
-    The driver's own numbers win where they are smaller. They may be older than `carried`.
+    The driver's own numbers win where they are smaller. They may be older than `carried`, but for MIG-backed types, of
+    which the driver says only whether a GPU instance is free.
     """
     free = _creatable(gpu_state, carried)
     return {vgpu_type: _most(gpu_state, carried, vgpu_type, number) for vgpu_type, number in sorted(free.items())}
@@ -55,10 +56,11 @@ def room(gpu_state: GpuState, carried: Carried) -> Mapping[VgpuType, int]:
 def _creatable(gpu_state: GpuState, carried: Carried) -> Counter[VgpuType]:
     """Return how many vGPUs of each type the driver would create, less those that it has not counted yet."""
     host, found = gpu_state.host, Counter[VgpuType]()
+    in_mig_mode = gpu_state.has_mig_vgpus
     used = {vgpu.parent for vgpu in host.live} | host.quarantined.keys()
     for parent, types in host.creatable.items():
         for vgpu_type, number in types.items():
-            if is_mig(vgpu_type):
+            if is_mig(vgpu_type) is not in_mig_mode:  # a type of another mode of the GPU
                 continue
             if parent == host.gpu:
                 found[vgpu_type] += number
@@ -68,6 +70,8 @@ def _creatable(gpu_state: GpuState, carried: Carried) -> Counter[VgpuType]:
 
 
 def _most(gpu_state: GpuState, carried: Carried, vgpu_type: VgpuType, free: int) -> int:
+    if is_mig(vgpu_type):
+        return _on_instances(gpu_state, carried, vgpu_type, free)
     if gpu_state.mixed_sizes and gpu_state.card is not None:
         return sum(
             mixedsizes.fits(gpu_state.card, carried.types + Counter({vgpu_type: number}))
@@ -77,3 +81,14 @@ def _most(gpu_state: GpuState, carried: Carried, vgpu_type: VgpuType, free: int)
         return 0
     most = gpu_state.most.get(vgpu_type)
     return free if most is None else max(min(free, most - carried.types.total()), 0)
+
+
+def _on_instances(gpu_state: GpuState, carried: Carried, vgpu_type: VgpuType, free: int) -> int:
+    """Return how many more vGPUs of a MIG-backed type find a GPU instance.
+
+    The driver lists a type if it has a free instance, but not how many. nvidia-smi's report has the number; without it,
+    or if instances were created since, one vGPU fits for certain.
+    """
+    listed = 1 if carried.intended == 0 else 0
+    certain = instances.certain_room(gpu_state, vgpu_type, carried.types)
+    return min(free, max(certain if certain is not None else 0, listed))
