@@ -18,6 +18,7 @@ from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.sysfs import MDEVS
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.node.agent import Agent
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
@@ -70,7 +71,7 @@ class _Node:
         """End a pod, which the agent learns from the API server as in a cluster."""
         uid = PodUid(self.kubelet.pods[name].uid)
         self.kubelet.end_pod(name)
-        self.agent.observe_ending(frozenset({uid}))
+        self.agent.observe_pod_ends(PodEnds(ended=frozenset({uid})))
 
 
 def _host(gpus: int) -> SimKernel:

@@ -20,6 +20,7 @@ from gpuvirt.cluster.kinds.core import Node
 from gpuvirt.cluster.resources import NODES
 from gpuvirt.facts.ids import ConfigMapName, NodeName, PodUid, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, Observed, OperandsObserved, Progress
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -104,7 +105,7 @@ class Listener:
     kind_exists: bool | None = None
     """Whether there is the kind GpuNode."""
     on_demand_pods: frozenset[PodUid] = frozenset()
-    ending: frozenset[PodUid] = frozenset()
+    pod_ends: PodEnds = field(default_factory=PodEnds)
     failures: int = 0
     """How often it is still to fail at what it hears."""
 
@@ -123,8 +124,8 @@ class Listener:
     def observe_node_counts(self, counts: Mapping[ResourceName, int]) -> None:
         self.counted = counts
 
-    def observe_ending(self, ending: frozenset[PodUid]) -> None:
-        self.ending = ending
+    def observe_pod_ends(self, ends: PodEnds) -> None:
+        self.pod_ends = ends
 
     def observe_operands(self, observed: OperandsObserved | None) -> None:
         self.operands = observed

@@ -34,6 +34,7 @@ from gpuvirt.model.node.decisions import NodeDecisions, decide
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.offers.ondemand.choice import Place, choose
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.node.known.state import NodeState
 from gpuvirt.paths import HostPath
 from gpuvirt.sim.builder import build_host
@@ -117,7 +118,7 @@ class OnDemandPictures(RuleBasedStateMachine):
 
     @property
     def entries(self) -> list[Entry]:
-        return [entry for entry in self.state.ledger.entries if entry.stage in Stage]
+        return [entry for entry in self.state.ledger.entries if isinstance(entry.stage, Stage)]
 
     def change(self, entry: Entry) -> None:
         self.state.record_allocation(record(self.state.ledger.entries, [entry]))
@@ -207,8 +208,9 @@ class OnDemandPictures(RuleBasedStateMachine):
     @rule(data=st.data())
     def pods_are_ending(self, data: st.DataObject) -> None:
         pods = sorted(self.state.on_demand_pods)
-        ending = data.draw(st.frozensets(st.sampled_from(pods))) if pods else frozenset[PodUid]()
-        self.state.observe_ending(ending)
+        ends = st.frozensets(st.sampled_from(pods)) if pods else st.just(frozenset[PodUid]())
+        ended = data.draw(ends)
+        self.state.observe_pod_ends(PodEnds(ended, data.draw(ends) - ended))
         self.decide()
 
     @rule(data=st.data())

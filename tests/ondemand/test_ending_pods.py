@@ -11,10 +11,12 @@ from gpuvirt.cluster.agent.podshares import NodePod
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.objects import ObjectKey
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.offers.ondemand.podends import REPLACED_S, PodEnds
 from tests.ondemand.pods import ON_DEMAND, Pods, counts, one_p100, settled, vgpus
-from tests.simnode import at_once, running_node
+from tests.simnode import SimNode, at_once, running_node
 
 V8Q = "tencent.com/vgpu-86"
+A_POD = PodUid("a")
 A, B = PodUid("uid-of-a"), PodUid("uid-of-b")
 
 
@@ -40,15 +42,15 @@ class Ending:
 
     def __init__(self, *on_demand: str) -> None:
         self.on_demand = frozenset(PodUid(uid) for uid in on_demand)
-        self.reported: frozenset[PodUid] = frozenset()
+        self.reported = PodEnds()
         self.pods = EndingPods(lambda: self.on_demand, self._report)
 
-    def _report(self, ending: frozenset[PodUid]) -> None:
-        self.reported = ending
+    def _report(self, ends: PodEnds) -> None:
+        self.reported = ends
 
     def after(self, *pods: NodePod) -> set[str]:
         self.pods.observe(all_of(*pods))
-        return set(self.reported)
+        return set(self.reported.all)
 
 
 def test_a_pod_ends_when_it_is_deleted_or_has_run() -> None:
@@ -59,7 +61,11 @@ def test_a_pod_ends_when_it_is_deleted_or_has_run() -> None:
         "c",
         "d",
     }
+    assert ending.reported.deleted == {"b"}, "it may still run"
     assert ending.after(pod("a")) == {"b", "c", "d", "e"}
+    assert ending.reported.deleted == set()
+    assert ending.after(pod("a", "Failed", deleted="2026-01-01T00:00:00Z")) == {"a"}
+    assert ending.reported == PodEnds(ended=frozenset({A_POD})), "it has run"
     assert ending.after(pod("a")) == set(), "no vGPU is allocated to those that are gone"
 
 
@@ -100,10 +106,10 @@ async def test_the_ids_of_an_ending_pod_are_withdrawn_at_once_and_its_vgpu_stays
         await settled(node)
         assert node.agent.on_demand_pods == {A, B}
         at_once(node.agent.allocated.wait())
-        node.agent.observe_ending(frozenset({PodUid("other")}))
+        node.agent.observe_pod_ends(PodEnds(deleted=frozenset({PodUid("other")})))
         with pytest.raises(AssertionError, match="waits"):
             at_once(node.agent.allocated.wait())
-        node.agent.observe_ending(frozenset({A, PodUid("other")}))
+        node.agent.observe_pod_ends(PodEnds(deleted=frozenset({A, PodUid("other")})))
         at_once(node.agent.allocated.wait())  # the kubelet is asked soon
         await node.advance(1.0)
         listed = {device.id for view in node.view.resources for device in view.devices}
@@ -120,8 +126,49 @@ async def test_an_id_comes_back_while_its_pod_does_not_end(tmp_path: Path) -> No
         await settled(node)
         first = Pods(node).start("a", V8Q)
         await settled(node)
-        node.agent.observe_ending(frozenset({A}))
+        node.agent.observe_pod_ends(PodEnds(deleted=frozenset({A})))
         await node.advance(1.0)
-        node.agent.observe_ending(frozenset())
+        node.agent.observe_pod_ends(PodEnds())
         await node.advance(1.0)
         assert first.devices[0] in {device.id for view in node.view.resources for device in view.devices}
+
+
+def listed(node: SimNode, resource: str = V8Q) -> list[str]:
+    return [device.id for view in node.view.resources if view.name == resource for device in view.devices]
+
+
+async def test_the_vgpu_of_a_pod_that_has_ended_keeps_its_place_under_another_id(tmp_path: Path) -> None:
+    """The scheduler counts the pod no more, so the next one comes at once; its admission waits for the removal."""
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        first, second = pods.start("a", V8Q), pods.start("b", V8Q)
+        await settled(node)
+        node.agent.observe_pod_ends(PodEnds(ended=frozenset({A})))
+        await node.advance(0.5)
+        (other,) = set(listed(node)) - set(second.devices)
+        assert other not in first.devices
+        pods.end(first)
+        for _ in range(6):
+            await node.report_account()
+            await node.advance(0.25)
+            assert other in listed(node), "its place is never gone, and the id stays the same"
+            assert len(listed(node)) == 2
+        assert vgpus(node) == second.vgpus
+        assert pods.start("c", V8Q, other).vgpus != first.vgpus
+
+
+async def test_the_place_of_a_vgpu_that_stays_is_promised_for_a_while_only(tmp_path: Path) -> None:
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        first, second = pods.start("a", V8Q), pods.start("b", V8Q)
+        await settled(node)
+        node.agent.observe_pod_ends(PodEnds(ended=frozenset({A})))
+        await node.advance(REPLACED_S - 1.0)
+        assert len(listed(node)) == 2
+        await node.advance(1.5)
+        assert listed(node) == list(second.devices), "the kubelet has not freed it"
+        await node.advance(REPLACED_S)
+        assert listed(node) == list(second.devices)
+        assert vgpus(node) == sorted((*first.vgpus, *second.vgpus))

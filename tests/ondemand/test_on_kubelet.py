@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from gpuvirt.facts.sysfs import MDEVS
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.node.ondemand.patience import PAUSE_S
 from gpuvirt.node.options import NodeOptions
 from gpuvirt.sim.builder import build_host
@@ -78,6 +79,10 @@ def _are(node: Node, vgpus: set[str]) -> bool:
     return node.live == vgpus
 
 
+def listed(kubelet: SimKubelet, resource: str) -> list[str]:
+    return sorted(kubelet.manager.resources[resource].healthy)
+
+
 @asynccontextmanager
 async def node_with(gpus: int, folder: Path) -> AsyncIterator[Node]:
     kernel = host(gpus)
@@ -112,6 +117,22 @@ async def test_a_job_after_each_job_gets_a_vgpu_that_no_job_had(short_path: Path
             node.end(f"job-{number}")
         await until(lambda: not node.live)
         await node.until_counted(T4_8Q, 1)
+
+
+async def test_a_job_is_admitted_in_the_moment_in_which_the_api_tells_of_the_last_ones_end(short_path: Path) -> None:
+    """Neither refusal ends a pod for good here: the kubelet's, for an empty list, or the agent's."""
+    kernel = host(1)
+    async with running(short_path, CLOCK) as kubelet, agent_on(options_of(kernel, short_path)) as agent:
+        node = Node(kernel, kubelet, short_path)
+        await node.until_counted(T4_16Q, 1)
+        for number in range(5):
+            await node.start(f"job-{number}", T4_16Q)
+            ids = listed(kubelet, T4_16Q)
+            await until(lambda: bool(agent.on_demand_pods))  # the agent knows the pod, as after some seconds
+            agent.observe_pod_ends(PodEnds(ended=frozenset(agent.on_demand_pods)))
+            await until(lambda: listed(kubelet, T4_16Q) != ids)  # noqa: B023
+            assert len(listed(kubelet, T4_16Q)) == 1
+            node.end(f"job-{number}")
 
 
 @pytest.mark.timeout(300)

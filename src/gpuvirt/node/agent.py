@@ -18,6 +18,7 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import AgentView, NodeView, Registration
 from gpuvirt.model.reasons import Reason
@@ -225,9 +226,9 @@ class Agent:
         """The pods that have on-demand vGPUs, by the ledger."""
         return self._state.on_demand_pods
 
-    def observe_ending(self, ending: frozenset[PodUid]) -> None:
+    def observe_pod_ends(self, ends: PodEnds) -> None:
         """Take the pods of the node that have ended or are being deleted, by the API server."""
-        if self._state.observe_ending(ending):
+        if self._state.observe_pod_ends(ends):
             self._stale.set()
             self.allocated.set()  # the kubelet is asked soon which ids it has freed
 

@@ -33,6 +33,7 @@ from gpuvirt.cluster.reflector import Reflector, Waits
 from gpuvirt.cluster.resources import NODES, KubernetesObject, config_maps
 from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid, ResourceName
 from gpuvirt.model.desired.observed import NodeRequest, OperandsObserved, Progress
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.schedulable import Count
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, nodeproblems
@@ -92,7 +93,7 @@ class Follower(Protocol):
         """The pods that have on-demand vGPUs, by the ledger."""
         ...
 
-    def observe_ending(self, ending: frozenset[PodUid], /) -> None:
+    def observe_pod_ends(self, ends: PodEnds, /) -> None:
         """Store the pods of the node that have ended or are being deleted."""
         ...
 
@@ -226,7 +227,7 @@ class _Run:
     def _follow_pods(self, shares: NodeShares | None) -> None:
         """Follow the node's pods from the first time that GPUs are shared, or vGPUs are offered on demand."""
         followers: list[Callable[[Delta[NodePod]], None]] = [self._types.observe_pods]
-        followers.append(EndingPods(lambda: self._agent.on_demand_pods, self._agent.observe_ending).observe)
+        followers.append(EndingPods(lambda: self._agent.on_demand_pods, self._agent.observe_pod_ends).observe)
         if shares is not None:
             followers.append(self._keep_shares(shares))
         reflector = self._reflector(node_pods(self._dependencies.node))

@@ -1,6 +1,7 @@
 """The pods of the agent's node that have ended or are being deleted, by the API server.
 
-The ids of their on-demand vGPUs are withdrawn at once, so that the kubelet gives them to no other pod.
+The ids of their on-demand vGPUs are withdrawn at once, so that the kubelet gives them to no other pod. Other ids are
+listed in the place of those of pods that have ended.
 """
 
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from gpuvirt.cluster.agent.podshares import NodePod
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.facts.ids import PodUid
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 
 
 class EndingPods:
@@ -17,9 +19,7 @@ class EndingPods:
     first list: the kubelet may start a pod before this watch reports it.
     """
 
-    def __init__(
-        self, on_demand_pods: Callable[[], frozenset[PodUid]], observe: Callable[[frozenset[PodUid]], None]
-    ) -> None:
+    def __init__(self, on_demand_pods: Callable[[], frozenset[PodUid]], observe: Callable[[PodEnds], None]) -> None:
         """`on_demand_pods` returns the pods that have on-demand vGPUs."""
         self._on_demand_pods = on_demand_pods
         self._observe = observe
@@ -31,4 +31,5 @@ class EndingPods:
         pods = {pod.kubelet_uid: pod for pod in delta.objects.values()}
         gone = self._seen - pods.keys()
         self._seen = (gone & self._on_demand_pods()) | pods.keys()
-        self._observe(gone | {uid for uid, pod in pods.items() if pod.is_ending})
+        ended = gone | {uid for uid, pod in pods.items() if pod.has_ended}
+        self._observe(PodEnds(ended, frozenset(uid for uid, pod in pods.items() if pod.is_ending) - ended))

@@ -60,9 +60,14 @@ class NodePod(SharingPod, frozen=True):
         return PodUid(self.metadata.annotations.static_pod or self.metadata.uid)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the pod has run, so that the scheduler counts it no more."""
+        return self.status.phase in ENDED
+
+    @property
     def is_ending(self) -> bool:
         """Whether the pod has ended or is being deleted."""
-        return self.status.phase in ENDED or bool(self.metadata.deletion_timestamp)
+        return self.has_ended or bool(self.metadata.deletion_timestamp)
 
 
 class _Written(NamedTuple):

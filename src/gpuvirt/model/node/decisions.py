@@ -57,7 +57,8 @@ class NodeDecisions:
     @property
     def again_at_s(self) -> float | None:
         """When decisions differ without a new observation; None: never."""
-        times = (self.memory.notice.again_at_s, self.memory.review.again_at_s)
+        memory = self.memory
+        times = (memory.notice.again_at_s, memory.review.again_at_s, memory.on_demand.replacements.again_at_s)
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     @property

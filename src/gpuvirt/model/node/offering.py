@@ -31,6 +31,7 @@ from gpuvirt.model.offers.ondemand.offer import (
     not_offered,
     on_demand_entries,
 )
+from gpuvirt.model.offers.ondemand.podends import replacements
 from gpuvirt.model.offers.withholding import withholdings
 
 
@@ -57,6 +58,9 @@ def offering_of(
     kinds = part_of(parts.by_kind, AllocationsBasis(entries), by_kind)
     users = part_of(parts.users, UsersBasis(entries, inventory.facts.users), _users)
     on_demand_inputs = _on_demand_inputs(picture, terms, vgpus, kinds.value.on_demand)
+    gpus, last = on_demand_inputs.states.keys(), memory.on_demand.replacements
+    replaced = replacements(inventory, gpus, entries, picture.pod_ends, last, now_s)
+    on_demand_inputs = replace(on_demand_inputs, replacements=replaced)
     on_demand = on_demand_part(parts.on_demand, OnDemandBasis(inventory, on_demand_inputs, memory.on_demand))
     parts = replace(parts, by_kind=kinds, users=users, on_demand=on_demand)
     offering = Offering(memory.offers, on_demand.value, memory.review, users.value, parts)
@@ -130,8 +134,8 @@ def _on_demand_inputs(
     picture: NodePicture, terms: NodeTerms, vgpus: NodeVgpus, entries: tuple[Entry, ...]
 ) -> OnDemandInputs:
     """Return the inputs of on-demand resources; `entries` are the allocations of on-demand vGPUs."""
-    gates = picture.gates
-    ending = frozenset(entry.device for entry in entries if entry.consumer and entry.consumer.pod_uid in picture.ending)
+    gates, ends = picture.gates, picture.pod_ends.all
+    ending = frozenset(entry.device for entry in entries if entry.consumer and entry.consumer.pod_uid in ends)
     return OnDemandInputs(
         vgpus.on_demand if not terms.vgpus_only else {},
         terms.settings.on_demand,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName
+from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.nodeledger import NodeLedger
 from gpuvirt.model.allocation.tenancy import FormerTenants
@@ -22,6 +22,7 @@ from gpuvirt.model.offers.namereview import NameReview, ReviewTerms
 from gpuvirt.model.offers.notice import Notice, NoticeTimes
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.offers.view import AgentView, Registration
 from gpuvirt.model.offers.withdrawal import Withdrawal
@@ -93,7 +94,7 @@ class NodePicture:
     """The counts of resources in the node's status, None if not observed yet."""
     shares: GivenShares | None = None
     """The shares that pods have; None for an agent that can't share GPUs."""
-    ending: frozenset[PodUid] = frozenset()
+    pod_ends: PodEnds = field(default_factory=PodEnds)
     """Pods of the node that have ended or are being deleted, by the API server."""
     problems: Mapping[str, Reason] = field(default_factory=dict)
     """The problems of the agent's parts, by part."""

@@ -142,20 +142,57 @@ def make_offers(
     A device that can't be read any more stays, unhealthy. A device that is allocated to a pod stays listed in any case:
     the kubelet does not restart a container whose devices are no longer listed.
     """
-    allocated_devices = find_allocated(inputs.entries, inputs.resources)
+    allocated = find_allocated(inputs.entries, inputs.resources)
+    if candidates is None:
+        candidates = candidates_of(inventory, inputs.naming, inputs.settings)
+    sorted_out = _sort_out(inventory, inputs, allocated, candidates, before)
+    withheld, by_key = sorted_out.withheld, {_key(candidate): candidate for candidate in sorted_out.free}
+    kept = {
+        candidate: reason
+        for candidate, reason in _kept(inventory, before, allocated, by_key.keys(), withheld)
+        if candidate.named.resource not in inputs.withheld or candidate.target in allocated.by_target
+    }
+    kept_ids = {str(candidate.id) for candidate in kept}
+    seen = {
+        key: tuple(symptoms(inventory, allocated, device, inputs.former, allocations_known=inputs.allocations_known))
+        for key, device in by_key.items()
+    } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
+    verdict = judge(before.verdict, seen, inputs.now_s)
+    offers = Offers(
+        by_resource=_by_resource(by_key | {_key(candidate): candidate for candidate in kept}, verdict, before),
+        withheld={subject: reason for subject, reason in withheld.items() if subject not in kept_ids},
+        verdict=verdict,
+        other_names=_other_names(sorted_out.free),
+        of_withheld_resources=sorted_out.of_withheld_resources,
+    )
+    return before if offers.is_same_as(before) else offers
+
+
+@dataclass(frozen=True, slots=True)
+class _SortedOut:
+    """The candidates, by whether they are offered."""
+
+    free: tuple[Candidate, ...]
+    withheld: Mapping[str, Reason]
+    of_withheld_resources: Mapping[ResourceName, tuple[Candidate, ...]]
+    """The devices of resources that are not offered now."""
+
+
+def _sort_out(
+    inventory: Inventory, inputs: OfferInputs, allocated: AllocatedDevices, candidates: Candidates, before: Offers
+) -> _SortedOut:
+    """Return which candidates are offered, and why the others are not."""
     free: list[Candidate] = []
     withheld: dict[str, Reason] = {}
     of_withheld_resources: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
-    if candidates is None:
-        candidates = candidates_of(inventory, inputs.naming, inputs.settings)
     for found in candidates:
         if not isinstance(found, Reason) and (vgpu := found.target.vgpu) is not None and vgpu in inputs.on_demand:
             withheld[found.id] = inputs.on_demand[vgpu]
             continue
-        offerable = found if isinstance(found, Reason) else _offerable(inventory, inputs, allocated_devices, found)
+        offerable = found if isinstance(found, Reason) else _offerable(inventory, inputs, allocated, found)
         if isinstance(offerable, Reason):
             withheld[offerable.subject] = offerable
-        elif (why := _why_withheld(inputs, allocated_devices, offerable)) is not None:
+        elif (why := _why_withheld(inputs, allocated, offerable)) is not None:
             withheld[offerable.id] = why
             of_withheld_resources[offerable.named.resource].append(offerable)
         else:
@@ -163,37 +200,19 @@ def make_offers(
     for candidate in _of_another_kind(free, before):
         free.remove(candidate)
         withheld[candidate.id] = _name_taken(candidate)
-    by_key = {_key(candidate): candidate for candidate in free}
-    kept = {
-        candidate: reason
-        for candidate, reason in _kept(inventory, before, allocated_devices, by_key.keys(), withheld)
-        if candidate.named.resource not in inputs.withheld or candidate.target in allocated_devices.by_target
-    }
-    kept_ids = {str(candidate.id) for candidate in kept}
-    seen = {
-        key: tuple(
-            symptoms(inventory, allocated_devices, candidate, inputs.former, allocations_known=inputs.allocations_known)
-        )
-        for key, candidate in by_key.items()
-    } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
-    verdict = judge(before.verdict, seen, inputs.now_s)
+    resources = {resource: tuple(found) for resource, found in sorted(of_withheld_resources.items())}
+    return _SortedOut(tuple(free), withheld, resources)
+
+
+def _by_resource(listed: Mapping[Key, Candidate], verdict: Verdict, before: Offers) -> Mapping[ResourceName, Offer]:
+    """Return the offered devices by resource; a resource that was offered before stays, if only as an empty list."""
     devices: defaultdict[ResourceName, dict[DeviceId, OfferedDevice]] = defaultdict(dict)
     for resource in before.by_resource:
         devices[resource] = {}
-    listed = by_key | {_key(candidate): candidate for candidate in kept}
     for key in sorted(listed, key=itemgetter(1)):
         resource, device = key
         devices[resource][device] = _offered(listed[key], verdict.health(key), before.device(key))
-    offers = Offers(
-        by_resource={resource: Offer(resource, devices[resource]) for resource in sorted(devices)},
-        withheld={subject: reason for subject, reason in withheld.items() if subject not in kept_ids},
-        verdict=verdict,
-        other_names=_other_names(free),
-        of_withheld_resources={
-            resource: tuple(of_withheld_resources[resource]) for resource in sorted(of_withheld_resources)
-        },
-    )
-    return before if offers.is_same_as(before) else offers
+    return {resource: Offer(resource, devices[resource]) for resource in sorted(devices)}
 
 
 def _offered(candidate: Candidate, health: Health, before: OfferedDevice | None) -> OfferedDevice:

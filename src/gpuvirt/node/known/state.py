@@ -30,6 +30,7 @@ from gpuvirt.model.node.picture import GateStates, NodeMemory, NodePicture, Node
 from gpuvirt.model.offers.departures import Departures
 from gpuvirt.model.offers.givenshares import GivenShares, entries_of
 from gpuvirt.model.offers.ondemand.offer import OnDemandGpu
+from gpuvirt.model.offers.ondemand.podends import PodEnds
 from gpuvirt.model.offers.view import NodeView, Registration
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.otherplugins import other_plugins
@@ -215,10 +216,11 @@ class NodeState:
         """Whether the last account lacked a pod with on-demand vGPUs, so that one more such account ends it."""
         return any(entry.misses and is_on_demand_id(entry.device) for entry in self.ledger.entries)
 
-    def observe_ending(self, ending: frozenset[PodUid]) -> bool:
+    def observe_pod_ends(self, ends: PodEnds) -> bool:
         """Take the pods of the node that have ended or are being deleted; return whether one has an on-demand vGPU."""
-        changed = ending ^ self.picture.ending
-        self.picture = replace(self.picture, ending=ending)
+        before = self.picture.pod_ends
+        changed = (ends.ended ^ before.ended) | (ends.deleted ^ before.deleted)
+        self.picture = replace(self.picture, pod_ends=ends)
         return not changed.isdisjoint(self.on_demand_pods)
 
     def observe_status_counts(self, counts: Mapping[ResourceName, int]) -> bool:

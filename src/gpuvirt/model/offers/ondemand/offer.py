@@ -23,6 +23,7 @@ from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.health import function_symptoms
 from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.offers.ondemand.naming import is_offered, resource_of, type_numbers
+from gpuvirt.model.offers.ondemand.podends import Replacements
 from gpuvirt.model.reasons import Reason, notoffered, refusals
 
 
@@ -52,6 +53,8 @@ class OnDemandOffer:
     """The number of the next id; a number is listed once."""
     current: Mapping[ResourceName, VgpuType] = field(default_factory=dict)
     """The types by their newest resources; a type has another one after its number has changed."""
+    replacements: Replacements = field(default_factory=Replacements)
+    """The vGPUs of ended pods that have another id in their place."""
 
     def type_of(self, resource: ResourceName) -> VgpuType | None:
         """Return the type of a resource, None for a resource that is not on demand."""
@@ -102,6 +105,8 @@ class OnDemandInputs:
     former: FormerTenants = field(default_factory=FormerTenants)
     ending: frozenset[DeviceId] = frozenset()
     """The ids of pods that have ended or are being deleted."""
+    replacements: Replacements = field(default_factory=Replacements)
+    """The vGPUs of ended pods that have another id in their place."""
 
 
 def on_demand_entries(entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -122,6 +127,7 @@ def offer_on_demand(inventory: Inventory, inputs: OnDemandInputs, before: OnDema
         if entry.device not in inputs.ending:  # the kubelet would give the id to another pod
             given[entry.resource][entry.device] = entry
     counts, resources = _counts(inputs.settings, gpus.values()), {name: kind for kind, name in _by_type(types).items()}
+    counts += _replaced(inventory, inputs.replacements, gpus)
     used = {entry.device for entry in entries}
     number, free = before.next_number, dict[ResourceName, tuple[DeviceId, ...]]()
     for resource, vgpu_type in sorted(resources.items()):
@@ -129,7 +135,7 @@ def offer_on_demand(inventory: Inventory, inputs: OnDemandInputs, before: OnDema
         new = [on_demand_id(inputs.run_id, number + index) for index in range(counts[vgpu_type] - len(kept))]
         number += len(new)
         free[resource] = (*kept, *new)
-    offer = OnDemandOffer(gpus, types, dict(given), free, number, resources)
+    offer = OnDemandOffer(gpus, types, dict(given), free, number, resources, inputs.replacements)
     return before if offer.is_same_as(before) else offer
 
 
@@ -164,6 +170,12 @@ def _counts(settings: OnDemandSettings, gpus: Iterable[OnDemandGpu]) -> Counter[
         one = gpu.carried.is_idle and settings.idle_count is IdleCount.ONE
         found.update({vgpu_type: min(left, 1) if one else left for vgpu_type, left in gpu.room.items()})
     return found
+
+
+def _replaced(inventory: Inventory, found: Replacements, gpus: Mapping[PciAddress, OnDemandGpu]) -> Counter[VgpuType]:
+    """Return how many ids are listed in the place of those of ended pods, on GPUs that may get further vGPUs."""
+    usable = {gpu for gpu, state in gpus.items() if state.withheld is None}
+    return Counter(kind for vgpu, kind in found.current.items() if inventory.vgpus[vgpu].gpu in usable)
 
 
 def _gpus(
