@@ -1,6 +1,6 @@
 """Kata's CDI library finds the one device node of each device that a pod has, by the kubelet's answer to Get."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,6 @@ import pytest
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.reasons.codes import Level
-from gpuvirt.node.agent import Agent
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kernel import SimKernel
@@ -37,13 +36,6 @@ class Node:
     kernel: SimKernel
     kubelet: SimKubelet
     root: Root
-    agent: Agent
-
-    def nodes_of(self, resource: str, devices: Sequence[str]) -> Iterator[str]:
-        """Yield the nodes of some devices as the agent shows them now: the group, or with iommufd the device itself."""
-        for found in self.agent.views.get().resources:
-            if found.name == resource:
-                yield from (str(path) for device in found.devices if device.id in devices for path in device.nodes)
 
     @property
     def offered(self) -> Sequence[str]:
@@ -58,8 +50,8 @@ async def node_of(host: str, folder: Path, settings: Settings) -> AsyncIterator[
     options = options_for(kernel, folder / "kubelet", settings)
     moves = replace(site_in(folder, kernel, SimTools(kernel)), locks=folder / "locks")
     options = replace(options, cdi_folder=root.cdi, moves=moves if settings == ON_DEMAND else None)
-    async with running(folder / "kubelet", CLOCK) as kubelet, agent_on(options) as agent:
-        node = Node(kernel, kubelet, root, agent)
+    async with running(folder / "kubelet", CLOCK) as kubelet, agent_on(options):
+        node = Node(kernel, kubelet, root)
         await until(lambda: bool(node.offered))
         root.make_nodes(kernel)
         yield node
@@ -86,21 +78,20 @@ async def test_each_device_of_a_pod_has_one_node(short_path: Path, host: str, se
             assert found.error == ""
             assert found.devices == tuple(f"{resource}={device}" for device in held.devices), kind
             assert len(found.nodes) == 1
-            assert set(found.nodes) <= {*pod.device_nodes(), *node.nodes_of(resource, held.devices)}
+            assert set(found.nodes) <= set(pod.device_nodes())
             assert found.nodes[0] != "/dev/vfio/vfio"
             node.kubelet.end_pod(name)
 
 
 async def test_an_init_container_with_the_devices_of_the_pod_adds_none(short_path: Path) -> None:
     async with node_of("4xL40S", short_path, ON_DEMAND) as node:
-        resource = node.offered[0]
-        limits = {resource: 1}
+        limits = {node.offered[0]: 1}
         pod = await node.kubelet.run_pod("a", Container("nvidia", limits, init=True), Container("compute", limits))
         node.root.make_nodes(node.kernel)
         found = await node.root.witness("a")
         assert (found.error, len(found.devices)) == ("", 1)
         assert len(found.nodes) == 1
-        assert set(found.nodes) <= {*pod.device_nodes(), *node.nodes_of(resource, pod.held[0].devices)}
+        assert set(found.nodes) <= set(pod.device_nodes())
 
 
 async def test_a_pod_without_devices_and_one_that_does_not_exist(short_path: Path) -> None:
