@@ -15,6 +15,7 @@ from pathlib import Path
 from lab.cache import cache_root
 from lab.cluster.helm import helm_lacks
 from lab.cluster.leftovers import another_kubelet, vfio_of_its_own
+from lab.kata.witness import witness_lacks
 
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
 CLUSTER_TOOLS = ("etcd", "runc", "busybox", "ip", "nft", "curl", "openssl")
@@ -93,6 +94,10 @@ def _kernel_lacks() -> str | None:
     return f"no {', '.join(missing)}" if missing else None
 
 
+def _kata_lacks() -> str | None:
+    return "not root" if os.geteuid() != 0 else witness_lacks()
+
+
 RINGS = {
     "cluster": Ring(
         "the agent on a real Kubernetes node",
@@ -109,6 +114,11 @@ RINGS = {
         "the chart as helm renders and installs it",
         helm_lacks,
         "python -m lab.cluster build, which fetches a Go where there is none",
+    ),
+    "kata": Ring(
+        "Kata's CDI library, which finds a pod's devices",
+        _kata_lacks,
+        "python -m lab.kata as root, with a Go of version 1.26 or later",
     ),
     "mount": Ring("a simulated host as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
     "kernel": Ring(

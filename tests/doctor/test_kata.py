@@ -44,7 +44,9 @@ HANDLERS = {
 
 
 def spec(*names: str, version: str = "0.6.0", kind: str = "example.com/gpu") -> str:
-    return json.dumps({"cdiVersion": version, "kind": kind, "devices": [{"name": name} for name in names]})
+    edits = {"env": ["A=1"]}
+    devices = [{"name": name, "containerEdits": edits} for name in names]
+    return json.dumps({"cdiVersion": version, "kind": kind, "devices": devices})
 
 
 def kata_host(files: dict[str, str], simulated: str = "2xA10") -> SimKernel:
@@ -86,6 +88,12 @@ def test_specs_that_every_runtime_reads_are_fine() -> None:
         (spec("a b"), "expected JSON or YAML"),
         (spec("a", version="0.7.0"), "$.cdiVersion: 0.7.0"),
         (spec("a", version="1.2.0"), "$.cdiVersion: 1.2.0"),
+        (spec("a", version="0.5.7"), "$.cdiVersion: there is no version 0.5.7"),
+        (spec("7", version="0.4.0"), "$.cdiVersion: 0.4.0, and its fields need 0.5.0"),
+        (spec("a", kind="example.com/g"), "a vendor or a class of one letter"),
+        (spec("a").replace("A=1", "A"), "a variable without a name or a value"),
+        (spec("a").replace('{"env": ["A=1"]}', "{}"), "$.devices[a].containerEdits: empty"),
+        (spec("a").replace("env", "envs"), "unknown field `envs`"),
     ],
 )
 def test_a_spec_that_a_runtime_cannot_use_is_named_with_its_file(text: str, place: str) -> None:

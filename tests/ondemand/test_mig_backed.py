@@ -1,6 +1,7 @@
 """MIG-backed vGPUs on demand: what is offered is what Allocate grants, and GPU instances are never changed."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,21 @@ def test_while_a_vgpu_is_created_only_what_is_certain_is_offered() -> None:
         carried = carried_by(state, [one])
         assert isinstance(carried, Carried)
         assert +Counter(dict(room(state, carried))) == expected
+
+
+def test_types_of_the_other_mode_are_not_offered_where_the_driver_lists_them_too() -> None:
+    """A driver may list all types of a card, with 0 for those that its GPU's mode excludes."""
+    gpu = Carrier("A30", {"1g.6gb": 1})
+    one, sliced = VgpuType("NVIDIA A30-1-6C"), VgpuType("NVIDIA A30-6C")
+    state = gpu.state(reported=False)
+    free = next(iter(state.host.creatable))
+
+    def offered(**left: int) -> set[VgpuType]:
+        host = replace(state.host, creatable={free: {one: left["mig"], sliced: left["time"]}})
+        return set(room(replace(state, host=host), Carried(Counter())))
+
+    assert offered(mig=1, time=0) == {one}
+    assert offered(mig=0, time=1) == {sliced}
 
 
 @pytest.mark.parametrize("sizes", [None, Sizes.MIXED])

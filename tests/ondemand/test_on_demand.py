@@ -171,6 +171,10 @@ async def test_vendor_vfio_vgpus_are_given_by_the_address_of_their_vf(simulated:
         (vf,) = pod.vgpus
         path = HostPath(f"/sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type")
         assert kernel.read(path).strip() != b"0"
+        # The kernel has made the vGPU's node together with it, and the host has iommufd.
+        (cdev,) = kernel.listdir(HostPath(f"/sys/bus/pci/devices/{vf}/vfio-dev"))
+        first, *_, last = pod.answer.device_nodes
+        assert (first, last) == (f"/dev/vfio/devices/{cdev}", "/dev/iommu")
         pods.end(pod)
         await settled(node)
         assert kernel.read(path).strip() == b"0"

@@ -128,8 +128,12 @@ def _after(now: Mapping[K, V], before: Mapping[K, V]) -> Mapping[K, V]:
     return {key: last if (last := before.get(key, value)) == value else value for key, value in now.items()}
 
 
-def with_vgpu(facts: Facts, gpu: PciAddress, vgpu: LiveVgpu) -> Facts:
-    """Return the facts with a vGPU that was just created on a GPU; the same object if they have it already."""
+def with_vgpu(facts: Facts, gpu: PciAddress, vgpu: LiveVgpu, cdevs: tuple[str, ...] = ()) -> Facts:
+    """Return the facts with a vGPU that was just created on a GPU; the same object if they have it already.
+
+    `cdevs` are the own nodes that its VF has got with it (`vfio0`).
+    """
+    facts = _with_cdevs(facts, vgpu.parent, cdevs)
     host = facts.vgpu_hosts.get(gpu)
     if host is None or any(live.id == vgpu.id for live in host.live):
         return facts
@@ -140,6 +144,14 @@ def with_vgpu(facts: Facts, gpu: PciAddress, vgpu: LiveVgpu) -> Facts:
     hosts = {**facts.vgpu_hosts, gpu: replace(host, creatable=left, live=(*host.live, vgpu))}
     nodes = facts.group_nodes | ({vgpu.group} if isinstance(vgpu.group, int) else frozenset())
     return replace(facts, vgpu_hosts=hosts, group_nodes=nodes)
+
+
+def _with_cdevs(facts: Facts, vf: PciAddress, cdevs: tuple[str, ...]) -> Facts:
+    function = facts.functions.get(vf)
+    if not cdevs or function is None or (function.cdevs == cdevs and facts.cdev_nodes.issuperset(cdevs)):
+        return facts
+    functions = {**facts.functions, vf: replace(function, cdevs=cdevs)}
+    return replace(facts, functions=functions, cdev_nodes=facts.cdev_nodes.union(cdevs))
 
 
 def with_vgpu_host(facts: Facts, host: VgpuHost) -> Facts:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from posixpath import dirname, normpath
 
 from gpuvirt import plain
+from gpuvirt.facts.cdirules import has_edits
 from gpuvirt.facts.cdispecs import parse_spec
 from gpuvirt.facts.kata import RUST, Handler, KataRuntime, kata_handlers
 from gpuvirt.facts.platform import Attribute, Listing
@@ -66,9 +67,13 @@ def read_cdi_specs(kernel: Kernel) -> tuple[tuple[Listing, ...], tuple[Attribute
 
 
 def cdi_without_secrets(text: str) -> str:
-    """Return the version, the kind and the names of the devices of a CDI spec; a spec that can't be parsed stays so."""
+    """Return the version, the kind and the names of the devices of a CDI spec; a spec that can't be parsed stays so.
+
+    A variable stands for the edits of each device, without which Kata's runtime in Go would refuse the spec.
+    """
     spec = parse_spec(text)
     if spec is None:
         return NO_SPEC
     kept: dict[str, Plain] = {"cdiVersion": spec.version, "kind": spec.kind}
-    return plain.write({**kept, "devices": [{"name": name} for name in spec.devices]})
+    edits: dict[str, Plain] = {"containerEdits": {"env": ["LEFT=out"]}} if has_edits(text) else {}
+    return plain.write({**kept, "devices": [{"name": name, **edits} for name in spec.devices]})

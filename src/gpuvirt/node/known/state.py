@@ -72,7 +72,7 @@ class NodeState:
         """What was decided last; any thread reads it."""
         self.observations = 0
         """How often the host was observed."""
-        self._created: dict[VgpuId, tuple[PciAddress, LiveVgpu, float]] = {}
+        self._created: dict[VgpuId, tuple[PciAddress, LiveVgpu, tuple[str, ...], float]] = {}
         """The vGPUs that Allocate has created since the last observation began, with their GPUs and times."""
         self._changed: dict[PciAddress, tuple[VgpuHost, float]] = {}
         """The GPUs whose vGPUs were changed since then, as observed after the last step, with the times."""
@@ -123,12 +123,12 @@ class NodeState:
         end of a change that took too long calls for a conclusion, too: the agent does not wait for that change.
         """
         self.observations += 1
-        self._created = {vgpu: made for vgpu, made in self._created.items() if made[2] >= since_s}
+        self._created = {vgpu: made for vgpu, made in self._created.items() if made[3] >= since_s}
         self._changed = {gpu: changed for gpu, changed in self._changed.items() if changed[1] >= since_s}
         for host, _ in self._changed.values():
             facts = with_vgpu_host(facts, host)
-        for gpu, live, _ in self._created.values():
-            facts = with_vgpu(facts, gpu, live)
+        for gpu, live, cdevs, _ in self._created.values():
+            facts = with_vgpu(facts, gpu, live, cdevs)
         return self._take_facts(facts)
 
     def _take_facts(self, facts: Facts) -> bool:
@@ -187,11 +187,11 @@ class NodeState:
         picture = replace(self.picture, gates=self._gates, former=self.former)
         return on_demand_gpus(picture, self.terms, self.decisions.desired.vgpus)
 
-    def observe_created(self, gpu: PciAddress, live: LiveVgpu, at_s: float) -> None:
-        """Take that a vGPU was created. A scan that has begun before `at_s` may lack it."""
-        self._created[live.id] = gpu, live, at_s
+    def observe_created(self, gpu: PciAddress, live: LiveVgpu, at_s: float, cdevs: tuple[str, ...] = ()) -> None:
+        """Take that a vGPU was created, with its VF's own nodes. A scan that has begun before `at_s` may lack it."""
+        self._created[live.id] = gpu, live, cdevs, at_s
         if self.inventory is not None:
-            self._take_facts(with_vgpu(self.inventory.facts, gpu, live))
+            self._take_facts(with_vgpu(self.inventory.facts, gpu, live, cdevs))
 
     def observe_vgpus(self, changed: Iterable[VgpuHost], at_s: float) -> None:
         """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former."""

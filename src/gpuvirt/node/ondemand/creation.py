@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from gpuvirt.errors import VgpuUnavailableError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.sysfs import device_path
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
 from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.functions import iommu
 from gpuvirt.hardware.vgpu import mdev, vendor_vfio
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.steps import CreateVgpu
@@ -24,6 +26,8 @@ class Creation:
     """A vGPU that was created."""
 
     live: LiveVgpu
+    cdevs: tuple[str, ...] = ()
+    """The own nodes of the VF, which the kernel has made with the vGPU: `vfio0`. A VM with iommufd needs them."""
     host: VgpuHost | None = None
     """The GPU as its driver shows it after the creation of a MIG-backed vGPU; None for others, and where it could not
     be read."""
@@ -45,7 +49,18 @@ def create(
         except (OSError, VgpuUnavailableError) as error:
             raise RefusedError(refusals.failed(step.text, place.gpu, what_failed(error))) from error
     live = _created(site.kernel, place, step)
-    return Creation(live, _host_after(site.kernel, functions, place.host) if is_mig(step.type) else None)
+    return Creation(
+        live, _cdevs(site.kernel, place), _host_after(site.kernel, functions, place.host) if is_mig(step.type) else None
+    )
+
+
+def _cdevs(kernel: Kernel, place: Place) -> tuple[str, ...]:
+    if place.host.framework is Framework.MDEV:
+        return ()  # a mediated device is opened by its group
+    found, nodes = iommu.read_cdevs(kernel, device_path(place.parent.address)), iommu.read_cdev_nodes(kernel)
+    if isinstance(found, Unread) or isinstance(nodes, Unread) or not nodes.issuperset(found):
+        return ()  # unknown: the VM opens the group, until a scan has read the nodes
+    return found
 
 
 def _host_after(kernel: Kernel, functions: Mapping[PciAddress, PciFunction], before: VgpuHost) -> VgpuHost | None:

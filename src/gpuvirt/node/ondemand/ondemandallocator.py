@@ -226,7 +226,7 @@ class OnDemandAllocator:
         created.append(made)
         if creation.host is not None:
             self._state.observe_vgpus([creation.host], now_s)
-        self._state.observe_created(entry.target.gpu, live, now_s)
+        self._state.observe_created(entry.target.gpu, live, now_s, creation.cdevs)
         self._state.record_allocation(record(self._state.ledger.entries, [made]))
         self._on.publish()
         self._on.observe_soon()

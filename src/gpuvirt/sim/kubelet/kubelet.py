@@ -99,7 +99,7 @@ class SimKubelet:
         self.paths.pod_resources_socket.unlink(missing_ok=True)
         await self._servers.serve(self.paths.registration_socket, registration(self._register))
         await self._servers.serve(
-            self.paths.pod_resources_socket, pod_resources(self._list_pods, self._get_allocatable)
+            self.paths.pod_resources_socket, pod_resources(self._list_pods, self._get_pod, self._get_allocatable)
         )
 
     async def stop(self) -> None:
@@ -230,6 +230,14 @@ class SimKubelet:
             return pods_pb.ListPodResourcesResponse()
         self.manager.free_all_but(self._uids_of_pods())
         return pods_pb.ListPodResourcesResponse(pod_resources=[_resources_of(pod) for pod in self.pods.values()])
+
+    async def _get_pod(self, request: pods_pb.GetPodResourcesRequest, call: Call) -> pods_pb.GetPodResourcesResponse:
+        """Answer for one pod, as a kubelet of version 1.34 or later does; Kata asks while the pod is created."""
+        pod = self.pods.get(request.pod_name)
+        if pod is None or request.pod_namespace != NAMESPACE:
+            text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+            await call.abort(grpc.StatusCode.UNKNOWN, text)
+        return pods_pb.GetPodResourcesResponse(pod_resources=_resources_of(pod))
 
     async def _get_allocatable(
         self, _request: pods_pb.AllocatableResourcesRequest, call: Call

@@ -13,6 +13,7 @@ from gpuvirt.paths import check_socket_path
 
 Register = Callable[[pb.RegisterRequest, Call], Awaitable[pb.Empty]]
 ListPods = Callable[[pods_pb.ListPodResourcesRequest, Call], Awaitable[pods_pb.ListPodResourcesResponse]]
+GetPod = Callable[[pods_pb.GetPodResourcesRequest, Call], Awaitable[pods_pb.GetPodResourcesResponse]]
 GetAllocatable = Callable[[pods_pb.AllocatableResourcesRequest, Call], Awaitable[pods_pb.AllocatableResourcesResponse]]
 
 
@@ -43,8 +44,13 @@ def registration(register: Register) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": handler})
 
 
-def pod_resources(list_pods: ListPods, get_allocatable: GetAllocatable) -> grpc.GenericRpcHandler:
+def pod_resources(list_pods: ListPods, get_pod: GetPod, get_allocatable: GetAllocatable) -> grpc.GenericRpcHandler:
     """Return the handler of the pod-resources socket."""
+    get_handler = grpc.unary_unary_rpc_method_handler(
+        get_pod,
+        pods_pb.GetPodResourcesRequest.FromString,
+        pods_pb.GetPodResourcesResponse.SerializeToString,
+    )
     list_handler = grpc.unary_unary_rpc_method_handler(
         list_pods,
         pods_pb.ListPodResourcesRequest.FromString,
@@ -56,5 +62,6 @@ def pod_resources(list_pods: ListPods, get_allocatable: GetAllocatable) -> grpc.
         pods_pb.AllocatableResourcesResponse.SerializeToString,
     )
     return grpc.method_handlers_generic_handler(
-        "v1.PodResourcesLister", {"List": list_handler, "GetAllocatableResources": allocatable_handler}
+        "v1.PodResourcesLister",
+        {"List": list_handler, "Get": get_handler, "GetAllocatableResources": allocatable_handler},
     )

@@ -7,6 +7,7 @@ any of them that it can't use fails the pod (`pkg/device/config/config.go` and `
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from gpuvirt.facts.cdirules import go_fault
 from gpuvirt.facts.cdispecs import CdiSpec, Version, parse_spec
 from gpuvirt.facts.kata import KataRuntime
 from gpuvirt.facts.pci import Unread
@@ -41,6 +42,7 @@ def kata_cdi_specs(evidence: Evidence) -> Iterator[Finding]:
         elif file.text is not None and (spec := parse_spec(file.text)) is not None:
             specs[file] = spec
             faults += _too_new(file, spec, runtimes)
+            faults += _refused_by_go(file, file.text, spec, runtimes)
         elif file.text is not None:
             faults.append(_invalid(file, runtimes))
     faults += _defined_twice(specs, runtimes)
@@ -78,6 +80,19 @@ def _too_new(file: Attribute, spec: CdiSpec, runtimes: Sequence[KataRuntime]) ->
                     *(() if is_rust else ("or use a RuntimeClass of Kata's runtime in Rust",)),
                 ),
             )
+
+
+def _refused_by_go(file: Attribute, text: str, spec: CdiSpec, runtimes: Sequence[KataRuntime]) -> Iterator[Finding]:
+    behind = [runtime for runtime in runtimes if not runtime.handler.is_rust]
+    if behind and spec.numbers <= GO_READS and (fault := go_fault(text)) is not None:
+        yield problem(
+            FindingCode.KATA_CDI_SPEC,
+            "a CDI spec",
+            f"is refused by the library of {_names(behind)}, which starts no pod with devices",
+            (Seen(file.path, fault),),
+            why=WHY,
+            fix=(f"mend or delete {file.path}; the program that wrote it writes it again",),
+        )
 
 
 def _defined_twice(specs: dict[Attribute, CdiSpec], runtimes: Sequence[KataRuntime]) -> Iterator[Finding]:
