@@ -300,6 +300,25 @@ async def test_a_removed_vgpu_takes_no_room_from_the_end_of_the_change_on(tmp_pa
         assert state.inventory.facts == full
 
 
+async def test_a_vgpu_that_a_change_has_not_seen_yet_is_kept(tmp_path: Path) -> None:
+    """Allocate creates it between the last reading of a change on its GPU and the end of that change."""
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        state, pods = node.agent._state, Pods(node)
+        assert state.inventory is not None
+        left = state.inventory.facts.vgpu_hosts[PciAddress(P100)]
+        pod = pods.start("a", V8Q)
+        made_s, seen = node.clock.monotonic_s(), state.inventory.facts
+        await node.advance(0.01)
+        state.observe_vgpus([left], node.clock.monotonic_s())
+        assert list(state.inventory.vgpus) == pod.vgpus
+        state.observe_facts(seen, since_s=made_s + 0.005)
+        assert list(state.inventory.vgpus) == pod.vgpus
+        state.record_allocation(())
+        state.observe_vgpus([left], node.clock.monotonic_s())
+        assert not state.inventory.vgpus
+
+
 async def test_the_kubelet_is_asked_again_soon_once_a_pod_seems_to_have_ended(tmp_path: Path) -> None:
     """Only a second account without the pod ends its allocation; the next periodic one comes 15 s later."""
     async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:

@@ -122,8 +122,12 @@ class NodeState:
         end of a change that took too long calls for a conclusion, too: the agent does not wait for that change.
         """
         self.observations += 1
-        self._created = {vgpu: made for vgpu, made in self._created.items() if made[2] >= since_s}
         self._changed = {gpu: changed for gpu, changed in self._changed.items() if changed[1] >= since_s}
+        self._created = {
+            vgpu: made
+            for vgpu, made in self._created.items()
+            if made[2] >= since_s or (made[0] in self._changed and self._is_allocated(vgpu))
+        }
         for host, _ in self._changed.values():
             facts = with_vgpu_host(facts, host)
         for gpu, live, _ in self._created.values():
@@ -193,12 +197,25 @@ class NodeState:
             self._take_facts(with_vgpu(self.inventory.facts, gpu, live))
 
     def observe_vgpus(self, changed: Iterable[VgpuHost], at_s: float) -> None:
-        """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former."""
+        """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former.
+
+        The change has read them before its end, and may lack a vGPU that was created since. It has not removed that
+        one, which is allocated.
+        """
         for host in changed:
             self._changed[host.gpu] = host, at_s
-            self._created = {vgpu: made for vgpu, made in self._created.items() if made[0] != host.gpu}
-            if self.inventory is not None:
-                self._take_facts(with_vgpu_host(self.inventory.facts, host))
+            self._created = {
+                vgpu: made for vgpu, made in self._created.items() if made[0] != host.gpu or self._is_allocated(vgpu)
+            }
+            if self.inventory is None:
+                continue
+            facts = with_vgpu_host(self.inventory.facts, host)
+            for gpu, live, _ in self._created.values():
+                facts = with_vgpu(facts, gpu, live)
+            self._take_facts(facts)
+
+    def _is_allocated(self, vgpu: VgpuId) -> bool:
+        return any(entry.target.vgpu == vgpu for entry in self.ledger.entries)
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""
