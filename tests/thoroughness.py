@@ -1,10 +1,19 @@
-"""How many examples a property is tested with: all, or a third where a user waits (`make test-unit`)."""
+"""How much a test does: all examples of a property, or a third where a user waits; and big runs at their full size.
+
+`make test-unit` runs a third of the examples. `make test-full-size` runs the tests that CI runs with fewer pods.
+"""
 
 import os
 
 QUICK = "GPUVIRT_QUICK_TESTS"
+FULL_SIZE = "GPUVIRT_FULL_SIZE_TESTS"
 
 
 def examples(most: int) -> int:
     """Return the number of examples, of at most `most`."""
     return -(-most // 3) if os.environ.get(QUICK) else most  # noqa: TID251  a switch of the tests alone
+
+
+def sized(full: int, in_ci: int) -> int:
+    """Return how large a run is: `full` where a person asks for that, else what CI has time for."""
+    return full if os.environ.get(FULL_SIZE) else in_ci  # noqa: TID251  a switch of the tests alone

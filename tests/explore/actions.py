@@ -163,6 +163,24 @@ class StartKubelet(Action):
 
 
 @dataclass(frozen=True)
+class LoseApiServer(Action):
+    """The kubelet can't reach the API server from its next start on, so that it knows its checkpoint alone."""
+
+    @override
+    def act(self, world: World) -> None:
+        world.kubelet.reaches_api_server = False
+
+
+@dataclass(frozen=True)
+class ReachApiServer(Action):
+    """The kubelet gets its pods from the API server again."""
+
+    @override
+    def act(self, world: World) -> None:
+        world.kubelet.reaches_api_server = world.kubelet.has_pods = True
+
+
+@dataclass(frozen=True)
 class DeleteCheckpoint(Action):
     """The kubelet's checkpoint is deleted: a running kubelet writes it again from its memory, at its next write."""
 

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -61,6 +61,13 @@ class Running:
     mode_at: int = 0
     """The rests of its event loop when it observed that; at the next rest it has computed its conclusions."""
     main_task: asyncio.Task[None] | None = None
+
+    def ask(self, request: Callable[[], Coroutine[None, None, None]], fail: Callable[[], None]) -> None:
+        """Let a request reach the agent; `fail` it where the agent was killed."""
+        if self.process.dead:
+            fail()
+        else:
+            self._asking = self.loop.create_task(request())
 
 
 class Agents:

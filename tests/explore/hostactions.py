@@ -141,6 +141,18 @@ class Refuse(Action):
 
 
 @dataclass(frozen=True)
+class Block(Action):
+    """The kernel keeps each writer of a file asleep from now on."""
+
+    touches = frozenset({KERNEL})
+    path: str
+
+    @override
+    def act(self, world: World) -> None:
+        world.kernel.faults.asleep.add(HostPath(self.path))
+
+
+@dataclass(frozen=True)
 class Mend(Action):
     """The kernel accepts all writes again."""
 

@@ -23,6 +23,10 @@ PID = 1000
 Key = tuple[ResourceName, DeviceId]
 
 
+def _nothing() -> None:
+    return
+
+
 @dataclass(eq=False)
 class Pod:
     """A pod with devices."""
@@ -30,6 +34,9 @@ class Pod:
     name: str
     uid: str
     keys: tuple[Key, ...]
+    containers: tuple[str, ...] = ("main",)
+    """Its containers that have the devices, in the order in which the kubelet allocates them: an init container's
+    devices go to the others."""
     nodes: tuple[str, ...] = ()
     """The groups of its container's nodes under `/dev`."""
     groups: frozenset[int] = frozenset()
@@ -37,23 +44,33 @@ class Pod:
     """Its devices of another plugin, whose ids are no addresses."""
     by_other: bool = False
     """Whether another plugin has given the devices."""
+    ask: Callable[[], None] = field(default=_nothing)
+    """Asks the plugin for the next container."""
     asked: Callable[[], None] | None = None
     """Calls the plugin's Allocate, until it is answered."""
     answered: bool = False
     """The plugin has allocated the devices to the pod."""
+    fails: bool = False
+    """Whether the kubelet refuses the pod for another reason, after all its devices were allocated."""
+    taken_within_s: float = TAKEN_WITHIN_S
+    waits: bool = False
+    """Whether the kubelet waits for the answer for a further container."""
     answered_s: float = 0.0
     known: bool = False
-    """The kubelet has recorded the plugin's answer."""
+    """The kubelet has recorded the plugin's answers for all containers."""
+    recorded: int = 0
+    """For how many containers it has recorded an answer."""
+    has_folder: bool = False
+    """Whether the kubelet has made the pod's folder."""
     listed: bool = False
     """The kubelet's API lists the pod."""
     forgotten: bool = False
     """The kubelet has started without a checkpoint, and does not know the pod's devices any more."""
     ended: bool = False
     answer: bytes | None = None
-    """The plugin's answer to Allocate, where it is recorded."""
+    """The plugin's answer to Allocate, where it is recorded; the same for all containers."""
     may_start: bool = False
     """Whether the kubelet has yet to call PreStartContainer for its container with units."""
-    refused_starts: int = 0
     vgpus: frozenset[str] = frozenset()
     """The vGPUs that were created for the pod."""
     started: bool = False
@@ -64,7 +81,8 @@ class Pod:
     @property
     def taken_by_s(self) -> float:
         """Return the latest time at which the kubelet records the plugin's answer: the agent expects 10 s."""
-        return self.answered_s + TAKEN_WITHIN_S if self.answered and not self.known else inf
+        is_due = self.answered and not self.known and (self.asked is not None or not self.waits)
+        return self.answered_s + self.taken_within_s if is_due else inf
 
     @property
     def has_devices(self) -> bool:
@@ -83,6 +101,9 @@ class Kubelet:
     up: bool = True
     unreadable: bool = False
     """Whether the accounts of a running kubelet can't be read."""
+    reaches_api_server: bool = True
+    has_pods: bool = True
+    """Whether it has its pods from the API server; without them it lists none and starts none."""
     is_silent: bool = False
     """Whether GetAllocatableResources fails while List answers."""
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -111,11 +132,11 @@ class Kubelet:
                 if healthy and (resource, device) not in taken:
                     yield resource, device
 
-    def begin(self, name: str, keys: tuple[Key, ...]) -> Pod:
-        """Begin to admit a pod: the kubelet creates its folder before it calls Allocate."""
-        pod = self.pods[name] = Pod(name, f"uid-{name}", keys)
-        (self.paths.pods / pod.uid).mkdir(exist_ok=True)
-        self._touch_pods()
+    def begin(self, name: str, keys: tuple[Key, ...], *containers: str) -> Pod:
+        """Begin to admit a pod. With `containers` its folder is made only after its admission, as Kubernetes does."""
+        pod = self.pods[name] = Pod(name, f"uid-{name}", keys, containers or ("main",))
+        if not containers:
+            self._make_folder(pod)
         return pod
 
     def runs(self, name: str) -> bool:
@@ -147,9 +168,15 @@ class Kubelet:
         return self.pods.get(pod.name) is pod
 
     def take_answer(self, pod: Pod) -> None:
-        """Record the devices of a pod."""
-        pod.known = True
+        """Record the devices of a pod's next container."""
+        pod.recorded += 1
+        pod.known = pod.recorded >= len(pod.containers)
         self.write()
+        if not pod.known:
+            pod.waits = True
+            pod.ask()
+        elif pod.fails:
+            self.end(pod)
 
     def end(self, pod: Pod) -> None:
         """End a pod's containers; the checkpoint has the pod until the next write."""
@@ -164,7 +191,7 @@ class Kubelet:
     def lose_plugins(self) -> None:
         """Break the plugins' connections: their devices count as unhealthy, and requests fail."""
         self.lists = {}
-        for pod in [pod for pod in self.pods.values() if pod.asked is not None]:
+        for pod in [pod for pod in self.pods.values() if pod.asked is not None or (pod.waits and not pod.known)]:
             self.reject(pod)
 
     def stop(self) -> None:
@@ -177,7 +204,7 @@ class Kubelet:
 
     def start(self) -> None:
         """Start the kubelet again: it has its checkpoint, and gets its pods from the API server later."""
-        self.up = True
+        self.up, self.has_pods = True, self.reaches_api_server
         self.paths.pod_resources_socket.touch()
         self.paths.registration_socket.touch()
         self._stamp(self.paths.registration_socket)
@@ -194,13 +221,14 @@ class Kubelet:
         entries = [
             {
                 "PodUID": pod.uid,
-                "ContainerName": "main",
+                "ContainerName": container,
                 "ResourceName": resource,
                 "DeviceIDs": {"0": [device for other, device in pod.keys if other == resource]},
                 "AllocResp": pod.answer,
             }
             for pod in self.pods.values()
-            if pod.known and not (pod.forgotten or pod.deleted)
+            if not (pod.forgotten or pod.deleted)
+            for container in pod.containers[: pod.recorded]
             for resource in dict.fromkeys(resource for resource, _ in pod.keys)
         ]
         data = {"PodDeviceEntries": entries, "RegisteredDevices": {one: sorted(two) for one, two in self.lists.items()}}
@@ -216,10 +244,14 @@ class Kubelet:
         for pod in self.pods.values():
             if pod.asked is not None:
                 yield Option(f"the request for {pod.name} reaches the agent", pod.asked, ("request", pod.name))
-            if pod.answered and not pod.known and not pod.ended:
+            if pod.answered and not (pod.waits or pod.known or pod.ended):
                 take = partial(self.take_answer, pod)
                 yield Option(f"the kubelet takes the answer for {pod.name}", take, ("answer", pod.name))
-            elif pod.known and not (pod.listed or pod.ended or pod.forgotten) and self.up and not pod.functions:
+            if pod.known and self.up and self.has_pods and not (pod.has_folder or pod.ended):
+                make = partial(self._make_folder, pod)
+                yield Option(f"the kubelet makes the folder of {pod.name}", make, ("folder", pod.name))
+            is_reported = self.up and self.has_pods and not pod.functions
+            if pod.known and is_reported and not (pod.listed or pod.ended or pod.forgotten):
                 yield Option(f"the kubelet's API lists {pod.name}", partial(_list, pod), ("lists", pod.name))
 
     # --- the answers of its API
@@ -251,6 +283,11 @@ class Kubelet:
             raise PodResourcesUnknownError("the kubelet does not answer")
 
     # --- its files
+
+    def _make_folder(self, pod: Pod) -> None:
+        pod.has_folder = True
+        (self.paths.pods / pod.uid).mkdir(exist_ok=True)
+        self._touch_pods()
 
     def _forget_folder(self, pod: Pod) -> None:
         folder = self.paths.pods / pod.uid

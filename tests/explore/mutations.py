@@ -1,10 +1,9 @@
 """The guards of the shipped code, each with its replacement when it is removed: exploration must detect the removal."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
-from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName
+from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, FreshFacts
 from gpuvirt.hardware.access.kernel import Kernel
@@ -24,11 +23,9 @@ from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverjournal import DriverJournal
 from gpuvirt.model.change.plan import Scope, VgpuPlan
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node import decisions, parts, picture
 from gpuvirt.model.offers import withdrawal
-from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation import allocator
 from gpuvirt.node.change import driverphase
@@ -39,45 +36,14 @@ from gpuvirt.node.change.gate.gates import Gates
 from gpuvirt.node.change.steps import changes, driverexecutor, leasing, proving, vgpusteps
 from gpuvirt.node.change.steps.changerecord import ChangeRecord
 from gpuvirt.node.change.steps.changes import Change, Changes
-from gpuvirt.node.change.steps.leasing import Claim, Prove, RefusedError
+from gpuvirt.node.change.steps.leasing import RefusedError
 from gpuvirt.node.known import state
 from gpuvirt.node.known.tenancykeeper import TenancyKeeper
-from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator
 from gpuvirt.node.reconcile.operands import Operands
 from gpuvirt.node.reconcile.podaccount import PodAccount
 from gpuvirt.node.shares import podends
-
-
-@dataclass(frozen=True)
-class Guard:
-    """One guard."""
-
-    owner: object
-    """The module or class of the guard, or a module that imports it by its own name."""
-    name: str
-    instead: object
-    """The replacement without an effect."""
-    scenarios: tuple[str, ...]
-    """The scenarios that detect its removal."""
-    beside: "tuple[Guard, ...]" = ()
-    """Guards that cover for this guard, and are removed with it; otherwise its removal would go undetected."""
-
-    @contextmanager
-    def removed(self) -> Iterator[None]:
-        """Remove the guard for as long as the context lasts."""
-        before = self.owner.__dict__[self.name] if isinstance(self.owner, type) else getattr(self.owner, self.name)
-        with ExitStack() as others:
-            for other in self.beside:
-                others.enter_context(other.removed())
-            setattr(self.owner, self.name, self.instead)
-            try:
-                yield
-            finally:
-                setattr(self.owner, self.name, before)
-
-
-def _nothing(*_: object, **__: object) -> None:
-    return None
+from tests.explore.guard import DRAINED, DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, nothing, without_lease
+from tests.explore.ondemandguards import ON_DEMAND_GUARDS
 
 
 def _none(*_: object, **__: object) -> tuple[object, ...]:
@@ -90,10 +56,6 @@ def _only_if_listed(entry: Entry, account: KubeletAccount) -> Entry | None:
 
 def _no_holdings(*_: object, **__: object) -> tuple[object, ...]:
     return ()
-
-
-def _always(*_: object, **__: object) -> bool:
-    return True
 
 
 def _unless_unknown(account: PodAccount) -> Unknown | None:
@@ -110,15 +72,6 @@ def _by_nobody(reading: DeviceReading, _: AskedDevice, group: IommuGroup) -> Non
 
 def _as_planned(_: UnitState, plan: VgpuPlan) -> VgpuPlan:
     return plan
-
-
-def _at_any_stage(allocating: OnDemandAllocator, resource: ResourceName, device: DeviceId) -> Candidate | None:
-    entry = allocating._entry(resource, device)
-    return candidate_of(allocating._inventory(resource), entry) if entry is not None else None
-
-
-async def _without_record(*_: object) -> None:
-    return None
 
 
 _is_elsewhere = drivers._is_elsewhere
@@ -147,10 +100,6 @@ def _without_lock(_: Kernel, address: PciAddress) -> "nullcontext[Proof]":
     return nullcontext(Proof(ProofKind.DRIVER, [address], lasting=True))
 
 
-def _without_lease(_: Kernel, claim: Claim) -> "nullcontext[Prove]":
-    return nullcontext(lambda: Proof(ProofKind.LEASE, [claim.subject, *claim.others]))
-
-
 def _without_walk(_: Kernel, functions: Collection[PciAddress], **__: bool) -> Proof:
     return Proof(ProofKind.WALK, functions)
 
@@ -164,27 +113,13 @@ _OFFERS = (
 _USERS = Guard(DeviceReading, "see_who_uses", _by_nobody, ())
 """Allocate checks the use of a device, and so finds the lease of a change, too."""
 
-_NEWEST = Guard(Change, "_ask_account", _nothing, ())
-"""A change reads the kubelet's account again before each step."""
 _RECORD = Guard(RecordedAllocations, "read", lambda _: dict[object, object](), ())
 """Allocate and each step of a change read the kubelet's record again."""
-
-_UNSETTLED = Guard(Gate, "_refuse_unknown", _nothing, ())
-"""A change waits after a recent allocation of another process, such as the agent's predecessor."""
-
-_DRAINED = Guard(picture.GateStates, "changing", property(lambda _: Scope()), ())
-"""A device that a command drains is not offered."""
-
-_DRAINS = Guard(Gate, "_refuse_unless_allocatable", _nothing, (), (_DRAINED,))
-"""A device that a command drains is not allocated."""
-
-_GOES_ON = Guard(drainrequest, "_answer", _nothing, ())
-"""A command waits for the agent's answer."""
 
 _PARTIAL = Guard(PodAccount, "_unknown", property(_unless_unknown), ())
 """A change waits while the kubelet's account is partial."""
 
-_WITHDRAWN = Guard(state.NodeState, "observe_gates", lambda *_: False, (), (_DRAINS,))
+_WITHDRAWN = Guard(state.NodeState, "observe_gates", lambda *_: False, (), (DRAINS,))
 """An agent withdraws what others change or drain, and allocates none of it."""
 
 
@@ -201,47 +136,47 @@ _passed = AllocationGate._passed
 
 GUARDS: Mapping[str, Guard] = {
     "gates: those of an unprivileged plugin": Guard(
-        Gates, "all", property(lambda gates: (gates.host,)), ("plugin-or-command",), (_WITHDRAWN, _GOES_ON, _NEWEST)
+        Gates, "all", property(lambda gates: (gates.host,)), ("plugin-or-command",), (_WITHDRAWN, GOES_ON, NEWEST)
     ),
     "gates: what a plugin without gates lists": Guard(
-        drainrequest, "_why_listed", _nothing, ("older-plugin-or-command",), (_NEWEST,)
+        drainrequest, "_why_listed", nothing, ("older-plugin-or-command",), (NEWEST,)
     ),
     "gates: a file that fails refuses": Guard(
         AllocationGate,
         "_passed",
         _passed_or_failed,
         ("command-or-admission-with-EMFILE-of-gates",),
-        (_USERS, _NEWEST, _GOES_ON, _DRAINED),
+        (_USERS, NEWEST, GOES_ON, DRAINED),
     ),
-    "gate: the newest account before each step": Guard(Change, "_ask_account", _nothing, ("pod-of-another-plugin",)),
+    "gate: the newest account before each step": Guard(Change, "_ask_account", nothing, ("pod-of-another-plugin",)),
     "gate on disk: its lock": Guard(
-        gate, "try_lock", _always, ("command-or-admission",), (_USERS, _NEWEST, _DRAINS, _GOES_ON)
+        gate, "try_lock", always, ("command-or-admission",), (_USERS, NEWEST, DRAINS, GOES_ON)
     ),
     "gate on disk: allocations that no account shows yet": Guard(
-        Gate, "_refuse_unknown", _nothing, ("command-after-the-agent",), (_NEWEST,)
+        Gate, "_refuse_unknown", nothing, ("command-after-the-agent",), (NEWEST,)
     ),
     "gate: no allocation of what a change may touch": Guard(
-        Changes, "_why_closed", _nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
+        Changes, "_why_closed", nothing, ("return-or-admission", "return-of-a-group"), (*_OFFERS, _USERS)
     ),
     "gate: no step on what is allocated by now": Guard(
-        Change, "_why_allocated", _nothing, ("return-or-admission",), _OFFERS
+        Change, "_why_allocated", nothing, ("return-or-admission",), _OFFERS
     ),
     "gate: no step of a plan that took too long": Guard(
-        Change, "_why_expired", _nothing, ("slow-change",), (Guard(Change, "_why_undesired", _nothing, ()), _NEWEST)
+        Change, "_why_expired", nothing, ("slow-change",), (Guard(Change, "_why_undesired", nothing, ()), NEWEST)
     ),
-    "gate: no step of a plan that is no longer desired": Guard(Change, "_why_undesired", _nothing, ("back-at-once",)),
+    "gate: no step of a plan that is no longer desired": Guard(Change, "_why_undesired", nothing, ("back-at-once",)),
     "lease: the group is held": Guard(leasing, "_hold", _unlocked, ("vm-by-hand",)),
     "lease: the walk through all processes": Guard(
-        leasing, "verify_unused", _nothing, ("vm-about-to-start-before-the-lease",)
+        leasing, "verify_unused", nothing, ("vm-about-to-start-before-the-lease",)
     ),
     "executor: NVIDIA's unbindLock": Guard(proving, "locked", _without_lock, ("container-is-taken",)),
     "executor: the walk right before an unbind": Guard(
         proving, "walked", _without_walk, ("amdgpu-is-taken", "nvidia-beside-its-audio", "group-of-two-natives")
     ),
     "executor: the driver after a step is the expected one": Guard(
-        driverexecutor._Taking, "_expect", _nothing, ("driver-refuses-for-good",)
+        driverexecutor._Taking, "_expect", nothing, ("driver-refuses-for-good",)
     ),
-    "planning: pods": Guard(driverrefusals, "_allocated", _none, ("known-pod-of-another-plugin",), (_NEWEST,)),
+    "planning: pods": Guard(driverrefusals, "_allocated", _none, ("known-pod-of-another-plugin",), (NEWEST,)),
     "planning: pods whose device is not found here": Guard(
         driverrefusals, "unmapped_reasons", _none, ("pod-with-an-unknown-id",)
     ),
@@ -253,16 +188,16 @@ GUARDS: Mapping[str, Guard] = {
         (Guard(allocator, "read_devices", _as_before, ()),),
     ),
     "allocation check: what was read is judged": Guard(
-        allocator, "why_refused", _nothing, ("neighbour-rebound-by-hand",)
+        allocator, "why_refused", nothing, ("neighbour-rebound-by-hand",)
     ),
     "allocation check: who uses the device": Guard(
         DeviceReading, "see_who_uses", _by_nobody, ("vm-by-hand-or-pod",), (_RECORD,)
     ),
     "allocation: a group is not given to two pods": Guard(
-        AllocatedDevices, "conflict", _nothing, ("two-pods-of-one-group",)
+        AllocatedDevices, "conflict", nothing, ("two-pods-of-one-group",)
     ),
     "allocation: a device is not given under a second id": Guard(
-        allocateddevices, "is_same_id", _always, ("pods-of-kubevirts-plugin", "vgpus-of-kubevirts-plugin")
+        allocateddevices, "is_same_id", always, ("pods-of-kubevirts-plugin", "vgpus-of-kubevirts-plugin")
     ),
     "gate: new allocations without a device before each step": Guard(
         changes, "unmapped_reasons", _none, ("pods-of-an-unknown-plugin",)
@@ -272,13 +207,13 @@ GUARDS: Mapping[str, Guard] = {
         "_content",
         lambda *_: recordedallocations.Content(),
         ("killed-without-ledger-or-api",),
-        (_RECORD, _PARTIAL, _UNSETTLED),
+        (_RECORD, _PARTIAL, UNSETTLED),
     ),
     "account: pods of the checkpoint that are gone": Guard(
         accountwatch, "without_gone", lambda _paths, in_file, _api: in_file, ("pod-ends",)
     ),
     "account: a checkpoint that was lost": Guard(
-        RecordedAllocations, "judge", _nothing, ("checkpoint-of-another-plugin-is-deleted",)
+        RecordedAllocations, "judge", nothing, ("checkpoint-of-another-plugin-is-deleted",)
     ),
     "allocation: a device that the kubelet has forgotten": Guard(
         RecordedAllocations, "lost", lambda _: {}, ("checkpoint-is-deleted",)
@@ -297,34 +232,31 @@ GUARDS: Mapping[str, Guard] = {
         "holdings_of",
         _no_holdings,
         ("vgpus-in-use",),
-        (Guard(parts, "_holdings", _no_holdings, ()), Guard(Change, "_why_allocated", _nothing, ()), _NEWEST),
+        (Guard(parts, "_holdings", _no_holdings, ()), Guard(Change, "_why_allocated", nothing, ()), NEWEST),
     ),
-    "planning: pods of vGPUs": Guard(planner, "_unless_allocated", _as_planned, ("vfs-of-a-pods-gpu",), (_NEWEST,)),
-    "vGPUs: what is held while one goes": Guard(vgpusteps, "leased", _without_lease, ("vgpus-by-hand",)),
+    "planning: pods of vGPUs": Guard(planner, "_unless_allocated", _as_planned, ("vfs-of-a-pods-gpu",), (NEWEST,)),
+    "vGPUs: what is held while one goes": Guard(vgpusteps, "leased", without_lease, ("vgpus-by-hand",)),
     "vGPUs: VFs are switched on below nobody": Guard(proving, "walked", _without_walk, ("vfs-of-a-used-gpu",)),
     "drivers: the record of a change before it is made": Guard(
-        ChangeRecord, "begin", _nothing, ("killed-during-a-change",)
+        ChangeRecord, "begin", nothing, ("killed-during-a-change",)
     ),
     "drivers: a GPU without a driver is not as desired": Guard(
         drivers, "_is_elsewhere", _unless_without_driver, ("a-step-fails-on-the-way-back",)
     ),
     "tenants: no GPU with the memory of another tenant": Guard(
-        FormerTenants, "why_withheld", _nothing, ("memory-of-a-vm", "memory-of-a-container")
+        FormerTenants, "why_withheld", nothing, ("memory-of-a-vm", "memory-of-a-container")
     ),
     "tenants: recorded before the answer of Allocate": Guard(
-        TenancyKeeper, "give", _nothing, ("memory-of-a-vm-after-a-kill",)
+        TenancyKeeper, "give", nothing, ("memory-of-a-vm-after-a-kill",)
     ),
     "shares: all accounts but the API server's": Guard(podends, "why_kept", lambda *_: {}, ("share-of-a-deleted-pod",)),
     "vGPUs of another plugin: removed once it has ended, and its devices are not counted": Guard(
         Operands,
         "_why_waiting",
-        _nothing,
+        nothing,
         ("neighbour-or-admission",),
         beside=(Guard(withdrawal.Withdrawal, "leaving", lambda *_: frozenset(), ()),),
     ),
-    "on demand: no vGPU with which a container has started": Guard(
-        OnDemandAllocator, "_untouched", _at_any_stage, ("on-demand-id-again",)
-    ),
-    "on demand: the start is recorded": Guard(OnDemandAllocator, "pre_start", _without_record, ("on-demand-id-again",)),
+    **ON_DEMAND_GUARDS,
     "drivers: what failed is put back": Guard(driverphase, "_put_back", _none, ("driver-refuses-for-good",)),
 }

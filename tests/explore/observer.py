@@ -19,6 +19,8 @@ _PROBE = re.compile(r"/sys/bus/pci/(?:drivers_probe|drivers/[^/]+/bind)\Z")
 _UNBIND = re.compile(r"/sys/bus/pci/drivers/([^/]+)/unbind\Z")
 _MDEV = re.compile(r"/([0-9a-f-]{36})/remove\Z")
 
+_CREATE = re.compile(r"/mdev_supported_types/[^/]+/create\Z")
+
 CURRENT_TYPE = "nvidia/current_vgpu_type"
 """The attribute of a VF that removes its vGPU when 0 is written (vendor VFIO)."""
 
@@ -80,12 +82,19 @@ class Observer(Watch):
             self._judge(process, f"unbind {text}", PciAddress(text))
         elif (mdev := _MDEV.search(path)) is not None:
             self._judge_all(process, f"remove {mdev[1]}", {mdev[1]}, {mdev[1]})
+        elif _CREATE.search(path) is not None:
+            self._judge_creation(process, HostPath(path.removesuffix("create") + "available_instances"), text)
         elif _PROBE.search(path) is not None:
             function = self._now().pci.functions.get(PciAddress(text))
             vfs = set[str](function.virtfns) if function is not None else set[str]()
             self._judge_all(process, f"probe {text}", vfs, vfs)
         elif (found := _FUNCTION.fullmatch(path)) is not None:
             self._write_to_function(process, PciAddress(found[1]), found[2], text)
+
+    def _judge_creation(self, process: Process, left: HostPath, vgpu: str) -> None:
+        """Assert that a GPU has room for a vGPU; a worker that woke too late makes one for no pod, or is refused."""
+        if self._kubelet.is_admitting and int(self._now().read(left)) < 1:
+            self.violated("overcommitted", f"{process.name}: create {vgpu}, for which the GPU has no room")
 
     def _write_to_function(self, process: Process, address: PciAddress, attribute: str, text: str) -> None:
         if attribute in {"remove", "reset"} or (attribute in {"sriov_numvfs", CURRENT_TYPE} and text == "0"):

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.desired.observed import NodeSpec
+from gpuvirt.model.desired.settings import Settings, ShareSettings
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from tests.explore.actions import (
     DeleteByForce,
@@ -15,22 +17,29 @@ from tests.explore.actions import (
     EndPod,
     Kill,
     LoseAccount,
+    LoseApiServer,
     LoseLedger,
     MendAccount,
+    Pause,
+    ReachApiServer,
     Start,
     StartKubelet,
     StopKubelet,
     Want,
 )
-from tests.explore.hostactions import Mend, Reboot, Refuse
+from tests.explore.command import Command, DeleteVgpu
+from tests.explore.hostactions import Block, Mend, Reboot, Refuse
 from tests.explore.kubelet import Key
+from tests.explore.observer import UNITS
 from tests.explore.scenario import Action, Scenario
 from tests.explore.world import World
 
 GPU = PciAddress("0000:65:00.0")
 T4 = HostSpec(about="one T4 for vGPUs on demand", slots=(SlotSpec(at=GPU, board="T4", group=12, numa=0),))
 HALF, WHOLE = "tencent.com/vgpu-233", "tencent.com/vgpu-234"
-CREATE = f"/sys/bus/pci/devices/{GPU}/mdev_supported_types/nvidia-233/create"
+SLOWLY_TAKEN_WITHIN_S = 8.0
+"""The time that a kubelet on a slow disk takes to record an answer; the agent expects 10 s."""
+CREATE = f"/sys/class/mdev_bus/{GPU}/mdev_supported_types/nvidia-233/create"
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,10 @@ class AdmitVgpu(Action):
     pod: str
     resource: str
     again: bool = False
+    init: bool = False
+    """Whether an init container has the vGPU before the main one."""
+    fails: bool = False
+    """Whether the kubelet refuses the pod after Allocate, such as for another resource."""
 
     @override
     def enabled(self, world: World) -> bool:
@@ -47,16 +60,39 @@ class AdmitVgpu(Action):
 
     @override
     def act(self, world: World) -> None:
-        world.admit(self.pod, (next(self._free(world)),))
+        containers = ("nvidia", "main") if self.init else ("main",)
+        key = next(self._free(world))
+        world.on_demand.had.add(key)
+        world.admit(self.pod, (key,), *containers)
+        pod = world.kubelet.pods[self.pod]
+        pod.fails, pod.taken_within_s = self.fails, SLOWLY_TAKEN_WITHIN_S
 
     def _free(self, world: World) -> Iterator[Key]:
-        had = {key for pod in world.kubelet.pods.values() for key in pod.keys}
         free = (key for key in world.kubelet.free() if key[0] == self.resource)
-        return (key for key in free if (key in had) is self.again)
+        return (key for key in free if (key in world.on_demand.had) is self.again)
 
 
-def _of(*actors: tuple[Action, ...]) -> Scenario:
-    return Scenario(T4, NodeSpec("on-demand"), actors)
+@dataclass(frozen=True)
+class BeginDeletion(Action):
+    """A pod is being deleted, which lasts until its container has ended."""
+
+    pod: str
+
+    @override
+    def enabled(self, world: World) -> bool:
+        return world.kubelet.runs(self.pod)
+
+    @override
+    def act(self, world: World) -> None:
+        world.on_demand.ending.begin(world.kubelet.pods[self.pod])
+
+
+def _of(
+    *actors: tuple[Action, ...], first: tuple[Action, ...] = (), shares: bool = False, begin_s: float = 3.0
+) -> Scenario:
+    settings = Settings(shares=ShareSettings(units=UNITS))
+    spec = NodeSpec("on-demand")
+    return Scenario(T4, spec, actors, first=first, settings=settings, shares=shares, begin_s=begin_s)
 
 
 RESTART = (Kill(), Start())
@@ -75,5 +111,29 @@ ON_DEMAND_SCENARIOS: Mapping[str, Scenario] = {
         (AdmitVgpu("p", HALF), EndPod("p")), (StopKubelet(), DeleteCheckpoint(), StartKubelet())
     ),
     "on-demand-create-fails": _of((AdmitVgpu("p", HALF),), (Refuse(CREATE, errno.EIO), Mend())),
+    "on-demand-refused-pod": _of(
+        (AdmitVgpu("p", HALF, fails=True), AdmitVgpu("q", HALF, again=True, init=True)), (AdmitVgpu("r", HALF),)
+    ),
+    "on-demand-id-of-a-refused-pod": _of(
+        (AdmitVgpu("q", HALF, again=True),), first=(AdmitVgpu("p", HALF, fails=True),), begin_s=21.0
+    ),
+    "on-demand-init-container": _of((AdmitVgpu("p", HALF, init=True), EndPod("p")), (AdmitVgpu("q", HALF, init=True),)),
+    "on-demand-init-container-and-restart": _of((AdmitVgpu("p", HALF, init=True),), RESTART),
+    "on-demand-lasting-deletion": _of(
+        (AdmitVgpu("p", HALF), BeginDeletion("p"), EndPod("p"), AdmitVgpu("q", HALF)), (AdmitVgpu("r", HALF),)
+    ),
+    "on-demand-create-is-blocked": _of(
+        (Block(CREATE), AdmitVgpu("p", HALF), Mend()), (AdmitVgpu("q", WHOLE),), RESTART
+    ),
     "on-demand-power-loss": _of((AdmitVgpu("p", HALF),), (Reboot(), Start())),
+    "on-demand-power-loss-after-a-start": _of((AdmitVgpu("p", HALF), Reboot(), Start(), AdmitVgpu("q", HALF))),
+    "on-demand-without-api-server": _of(
+        (AdmitVgpu("p", HALF), LoseApiServer(), StopKubelet(), StartKubelet(), Pause(34.0), ReachApiServer())
+    ),
+    "on-demand-lost-ledger-and-account": _of(
+        (AdmitVgpu("p", HALF),), (Kill(), LoseLedger(), LoseAccount(), Start(), Pause(60.0), MendAccount())
+    ),
+    "on-demand-or-command": _of((Command(GPU, DesiredDriver.PASSTHROUGH),), (AdmitVgpu("p", HALF),)),
+    "on-demand-or-vgpu-command": _of((AdmitVgpu("p", HALF), EndPod("p")), (DeleteVgpu(GPU), DeleteVgpu(GPU))),
+    "on-demand-or-shared": _of((AdmitVgpu("p", HALF), EndPod("p")), (Want("shared"), Want("on-demand")), shares=True),
 }

@@ -9,8 +9,9 @@ from random import Random
 
 from tests.explore.__main__ import describe, own_folder
 from tests.explore.explorer import Explorer, Found
+from tests.explore.guard import Guard
 from tests.explore.known import is_known
-from tests.explore.mutations import GUARDS, Guard
+from tests.explore.mutations import GUARDS
 from tests.explore.observer import ViolationError
 from tests.explore.scheduler import DeadlockError, EndlessError
 from tests.explore.shrink import kind_of

@@ -8,16 +8,18 @@ import pytest
 from gpuvirt.node.change.steps.changes import Change
 from tests.explore.__main__ import describe, own_folder
 from tests.explore.explorer import Explorer, Tally, sample_random
+from tests.explore.guard import Guard
 from tests.explore.known import KNOWN, Known, is_known
-from tests.explore.mutations import GUARDS, Guard
+from tests.explore.mutations import GUARDS
 from tests.explore.observer import ViolationError
+from tests.explore.ondemandguards import ON_DEMAND_GUARDS
 from tests.explore.removal import BrokenMutationError, after, find_missing
 from tests.explore.scenarios import SCENARIOS
 from tests.explore.seeds import parse
 from tests.explore.shrink import kind_of, shrink
 from tests.thoroughness import examples
 
-MOST_SCHEDULES = 40
+MOST_SCHEDULES = 100
 QUICKLY_NOTICED = (
     "gate: no step of a plan that took too long",
     "planning: pods",
@@ -46,6 +48,7 @@ QUICKLY_NOTICED = (
     "gates: a file that fails refuses",
     "tenants: no GPU with the memory of another tenant",
     "tenants: recorded before the answer of Allocate",
+    *ON_DEMAND_GUARDS,
 )
 
 MOST_SCHEDULES_OF_KNOWN = 400

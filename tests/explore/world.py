@@ -110,6 +110,7 @@ class World:
         self.boots += 1
         self._boot()
         self.observer.reboot()
+        self.on_demand.reboot()
 
     def close(self) -> None:
         """End all that still runs."""
@@ -120,16 +121,17 @@ class World:
     @property
     def is_dying(self) -> bool:
         """Whether a killed agent still has a pending answer, or a write that the kernel blocks."""
-        return self.agents.are_dying or any(pod.answered and not pod.known for pod in self.kubelet.pods.values())
+        taking = (pod.answered and not (pod.known or pod.waits) for pod in self.kubelet.pods.values())
+        return self.agents.are_dying or any(taking)
 
     # --- pods
 
-    def admit(self, name: str, keys: tuple[Key, ...]) -> None:
-        """Have the kubelet call the agent's Allocate for a pod."""
+    def admit(self, name: str, keys: tuple[Key, ...], *containers: str) -> None:
+        """Have the kubelet call the agent's Allocate for a pod: for one container, or one after another for several."""
         running, kubelet = self.agents.serving or self.agents.running, self.kubelet
         if running is None:
             return
-        pod = kubelet.begin(name, keys)
+        pod = kubelet.begin(name, keys, *containers)
         reached_at = 0
 
         async def ask() -> None:
@@ -144,7 +146,7 @@ class World:
                 self.scheduler.add_line(f"  nobody takes the answer for {name}")
                 return
             pod.answered_s = self.clock.monotonic_s()
-            pod.answered, pod.nodes = True, tuple(answer.device_nodes)
+            pod.answered, pod.waits, pod.nodes = True, False, tuple(answer.device_nodes)
             pod.groups = frozenset(int(node.rpartition("/")[2]) for node in pod.nodes if node[-1:].isdigit())
             self.scheduler.add_line(f"  {name} is given {', '.join(ids)}")
             self.on_demand.take_answer(pod, answer)
@@ -154,15 +156,19 @@ class World:
             try:
                 await ask()
             except (KilledError, asyncio.CancelledError):
-                if not pod.answered:
+                if pod.waits or not pod.answered:
                     kubelet.reject(pod)
 
         def reach() -> None:
             nonlocal reached_at
             pod.asked, reached_at = None, len(self.scheduler.choices)
-            self._asking = running.loop.create_task(ask_unless_killed())
+            running.ask(ask_unless_killed, lambda: kubelet.reject(pod))
 
-        pod.asked = reach
+        def ask_soon() -> None:
+            pod.asked = reach
+
+        pod.ask = ask_soon
+        pod.ask()
 
     # --- events
 
@@ -181,6 +187,7 @@ class World:
         soon += kubelet.possible_events()
         soon += self.shares.possible_events()
         soon += self.on_demand.possible_events()
+        soon += self.on_demand.ending.possible_events()
         soon += self.neighbour.possible_events() if self.neighbour is not None else ()
         next_s = self.clock.next_s
         if next_s is not None and next_s > min((pod.taken_by_s for pod in kubelet.pods.values()), default=next_s):

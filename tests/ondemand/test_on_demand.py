@@ -12,6 +12,7 @@ from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSet
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.paths import HostPath
+from gpuvirt.sim.devices.vgpu import SimVgpuHost, VgpuTypeSpec
 from tests.ondemand.pods import ON_DEMAND, P100, Pods, counts, one_p100, settled, vgpus
 from tests.simnode import running_node
 from tests.simulated import Simulated
@@ -82,6 +83,47 @@ async def test_an_init_containers_id_gets_the_pods_other_container_the_same_vgpu
         pods = Pods(node)
         init = pods.admit("a", V8Q)
         app = pods.start("a", V8Q, *init.devices)
+        assert app.vgpus == init.vgpus == vgpus(node)
+
+
+async def test_an_id_that_is_given_again_is_the_next_pods_from_then_on(tmp_path: Path) -> None:
+    """The kubelet refuses a pod after Allocate, gives its id to the next one, and takes seconds to record that."""
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        pods = Pods(node)
+        refused = pods.admit("a", V8Q)
+        node.hold(V8Q, *refused.devices, pod="a")
+        await node.report_account()
+        node.free(*refused.devices)
+        await node.advance(15.0)
+        (answer,) = node.allocate(V8Q, refused.devices)
+        for _ in range(4):
+            await node.report_account()
+            await node.advance(1.0)
+        assert vgpus(node) == refused.vgpus == list(answer.env.values())
+        shown = [device for resource in node.view.resources for device in resource.devices if device.vgpu]
+        assert [device.allocated_to for device in shown] == ["a pod that is being admitted"]
+        await node.advance(10.0)
+        await settled(node)
+        assert vgpus(node) == []
+
+
+async def test_a_killed_agents_vgpu_is_given_to_the_pods_other_container(tmp_path: Path) -> None:
+    """The agent was killed after its answer for the init container: its ledger has the intent alone."""
+    kernel, ledger = one_p100(), tmp_path / "ledger.json"
+    created, kept = kernel.mdev.create, list[bytes]()
+
+    def create(vgpu_host: SimVgpuHost, slot: PciAddress, spec: VgpuTypeSpec, text: str) -> None:
+        kept.append(ledger.read_bytes())
+        created(vgpu_host, slot, spec, text)
+
+    vars(kernel.mdev)["create"] = create
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        init = Pods(node).admit("a", V8Q)
+    ledger.write_bytes(kept[0])
+    async with running_node(kernel, tmp_path, ON_DEMAND) as node:
+        app = Pods(node).admit("a", V8Q, *init.devices)
         assert app.vgpus == init.vgpus == vgpus(node)
 
 
@@ -260,6 +302,25 @@ async def test_a_removed_vgpu_takes_no_room_from_the_end_of_the_change_on(tmp_pa
         assert state.inventory.facts == full
         state.observe_vgpus([], 102.0)
         assert state.inventory.facts == full
+
+
+async def test_a_vgpu_that_a_change_has_not_seen_yet_is_kept(tmp_path: Path) -> None:
+    """Allocate creates it between the last reading of a change on its GPU and the end of that change."""
+    async with running_node(one_p100(), tmp_path, ON_DEMAND) as node:
+        await settled(node)
+        state, pods = node.agent._state, Pods(node)
+        assert state.inventory is not None
+        left = state.inventory.facts.vgpu_hosts[PciAddress(P100)]
+        pod = pods.start("a", V8Q)
+        made_s, seen = node.clock.monotonic_s(), state.inventory.facts
+        await node.advance(0.01)
+        state.observe_vgpus([left], node.clock.monotonic_s())
+        assert list(state.inventory.vgpus) == pod.vgpus
+        state.observe_facts(seen, since_s=made_s + 0.005)
+        assert list(state.inventory.vgpus) == pod.vgpus
+        state.record_allocation(())
+        state.observe_vgpus([left], node.clock.monotonic_s())
+        assert not state.inventory.vgpus
 
 
 async def test_the_kubelet_is_asked_again_soon_once_a_pod_seems_to_have_ended(tmp_path: Path) -> None:

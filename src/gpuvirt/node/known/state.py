@@ -6,7 +6,7 @@ decisions; `decide` has them made by `model.node.decisions`.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpuvirt.facts.ids import PciAddress, PodUid, ResourceName, VgpuId
@@ -42,6 +42,17 @@ def _none() -> None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Created:
+    """A vGPU that Allocate has created."""
+
+    gpu: PciAddress
+    live: LiveVgpu
+    cdevs: tuple[str, ...]
+    """The iommufd nodes of its VF."""
+    at_s: float
+
+
 class NodeState:
     """The state of one node, as its agent knows it."""
 
@@ -72,7 +83,7 @@ class NodeState:
         """What was decided last; any thread reads it."""
         self.observations = 0
         """How often the host was observed."""
-        self._created: dict[VgpuId, tuple[PciAddress, LiveVgpu, tuple[str, ...], float]] = {}
+        self._created: dict[VgpuId, _Created] = {}
         """The vGPUs that Allocate has created since the last observation began, with their GPUs and times."""
         self._changed: dict[PciAddress, tuple[VgpuHost, float]] = {}
         """The GPUs whose vGPUs were changed since then, as observed after the last step, with the times."""
@@ -123,13 +134,20 @@ class NodeState:
         end of a change that took too long calls for a conclusion, too: the agent does not wait for that change.
         """
         self.observations += 1
-        self._created = {vgpu: made for vgpu, made in self._created.items() if made[3] >= since_s}
         self._changed = {gpu: changed for gpu, changed in self._changed.items() if changed[1] >= since_s}
+        self._created = {
+            vgpu: made
+            for vgpu, made in self._created.items()
+            if made.at_s >= since_s or (made.gpu in self._changed and self._is_allocated(vgpu))
+        }
         for host, _ in self._changed.values():
             facts = with_vgpu_host(facts, host)
-        for gpu, live, cdevs, _ in self._created.values():
-            facts = with_vgpu(facts, gpu, live, cdevs)
-        return self._take_facts(facts)
+        return self._take_facts(self._with_created(facts))
+
+    def _with_created(self, facts: Facts) -> Facts:
+        for made in self._created.values():
+            facts = with_vgpu(facts, made.gpu, made.live, made.cdevs)
+        return facts
 
     def _take_facts(self, facts: Facts) -> bool:
         if self.inventory is not None and facts == self.inventory.facts:
@@ -189,17 +207,26 @@ class NodeState:
 
     def observe_created(self, gpu: PciAddress, live: LiveVgpu, at_s: float, cdevs: tuple[str, ...] = ()) -> None:
         """Take that a vGPU was created, with its VF's own nodes. A scan that has begun before `at_s` may lack it."""
-        self._created[live.id] = gpu, live, cdevs, at_s
+        self._created[live.id] = _Created(gpu, live, cdevs, at_s)
         if self.inventory is not None:
             self._take_facts(with_vgpu(self.inventory.facts, gpu, live, cdevs))
 
     def observe_vgpus(self, changed: Iterable[VgpuHost], at_s: float) -> None:
-        """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former."""
+        """Take the vGPUs of GPUs as a change has left them. A scan that has begun before `at_s` may show the former.
+
+        The change has read them before its end, and may lack a vGPU that was created since. It has not removed that
+        one, which is allocated.
+        """
         for host in changed:
             self._changed[host.gpu] = host, at_s
-            self._created = {vgpu: made for vgpu, made in self._created.items() if made[0] != host.gpu}
+            self._created = {
+                vgpu: made for vgpu, made in self._created.items() if made.gpu != host.gpu or self._is_allocated(vgpu)
+            }
             if self.inventory is not None:
-                self._take_facts(with_vgpu_host(self.inventory.facts, host))
+                self._take_facts(self._with_created(with_vgpu_host(self.inventory.facts, host)))
+
+    def _is_allocated(self, vgpu: VgpuId) -> bool:
+        return any(entry.target.vgpu == vgpu for entry in self.ledger.entries)
 
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Take all allocations, the newest included."""

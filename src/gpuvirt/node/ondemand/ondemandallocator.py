@@ -146,15 +146,34 @@ class OnDemandAllocator:
         """Return the vGPU of an id with which no container has started, None without one.
 
         The kubelet gives the id of an init container to the pod's other containers, and that of a pod that it has
-        refused to the next pod. The allocation of any other id ends: its pod has ended, or its vGPU was never made.
+        refused to the next pod. The allocation of any other id ends: its pod has ended, or its vGPU was never made. A
+        vGPU of an agent that was killed may be recorded as intended only; its start would be on disk.
         """
         entry = self._entry(resource, device)
         if entry is None:
             return None
-        found = candidate_of(self._inventory(resource), entry) if entry.stage is Stage.CREATED else None
-        if found is None:
+        found = candidate_of(self._inventory(resource), entry) if entry.stage is not Stage.STARTED else None
+        if found is None or not self._renewed(entry):
             self._drop([entry])
+            return None
         return found
+
+    def _renewed(self, entry: Entry) -> bool:
+        """Record that an allocation is the next pod's, whom the accounts do not show yet; return False if a change
+        may touch its vGPU."""
+        clock = self._on.options.clock
+        now, now_s = clock.now(), clock.monotonic_s()
+        new = replace(entry, consumer=None, misses=0, since=now, allocated_s=now_s, earlier_boot=False)
+        new = replace(new, stage=Stage.CREATED)
+
+        def renew() -> None:
+            self._state.record_allocation(record(self._state.ledger.entries, [new]))
+
+        try:
+            with self._on.gate.creation(entry.device, entry.target, slot_of(entry.target.gpu), renew):
+                return True
+        except RefusedError:
+            return False
 
     async def _new(self, resource: ResourceName, device: DeviceId, created: list[Entry]) -> Candidate:
         """Return a new vGPU; wait a moment for room, while vGPUs of ended pods are removed."""

@@ -165,7 +165,11 @@ class DeviceManager:
             )
         if known.endpoint.stopped_at_s is not None:
             raise AdmissionError(f"endpoint {resource} has been stopped")
-        preferred = await prefer(sorted({*available, *chosen}), chosen, count)
+        try:
+            preferred = await prefer(sorted({*available, *chosen}), chosen, count)
+        except grpc.aio.AioRpcError as error:
+            why = f"device plugin GetPreferredAllocation rpc failed with err: {_rpc_text(error)}"
+            raise AdmissionError(why) from error
         ranked = [*(device for device in preferred if device in available), *available]
         return [*chosen, *list(dict.fromkeys(ranked))[:missing]]
 

@@ -1,0 +1,110 @@
+"""The guards of on-demand vGPUs, each with its replacement when it is removed."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
+from gpuvirt.facts.pci import Unread
+from gpuvirt.model.allocation import ledger, nodeledger
+from gpuvirt.model.allocation.ledger import Entry, Known
+from gpuvirt.model.change.vgpus import gpustate
+from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.devices.candidates import Candidate
+from gpuvirt.model.offers.ondemand import capacity, offer
+from gpuvirt.model.offers.ondemand.capacity import Carried
+from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
+from gpuvirt.node.change.gate.gate import Gate
+from gpuvirt.node.change.steps import vgpusteps
+from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator
+from gpuvirt.node.reconcile.podaccount import PodAccount
+from tests.explore.guard import DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, without_lease
+
+
+def _at_any_stage(allocating: OnDemandAllocator, resource: ResourceName, device: DeviceId) -> Candidate | None:
+    entry = allocating._entry(resource, device)
+    return candidate_of(allocating._inventory(resource), entry) if entry is not None else None
+
+
+async def _without_record(*_: object) -> None:
+    return None
+
+
+_locate = ledger.locate
+
+
+def _of_this_boot(entries: Iterable[Entry], known: Known, *, same_boot: bool) -> tuple[Entry, ...]:
+    del same_boot
+    return _locate(entries, known, same_boot=True)
+
+
+@contextmanager
+def _without_gate(*_: object) -> Iterator[int]:
+    yield 0
+
+
+def _startable(
+    allocating: OnDemandAllocator, resource: ResourceName, device: DeviceId, _: Sequence[DeviceId]
+) -> Entry | None:
+    return allocating._entry(resource, device)
+
+
+_carried_by = capacity.carried_by
+
+
+def _without_removals(gpu_state: GpuState, intended: Iterable[VgpuType] = ()) -> Carried | Unread:
+    coming = list(intended)
+    found = _carried_by(gpu_state, coming)
+    if isinstance(found, Unread):
+        return found
+    types = [vgpu.type for vgpu in gpu_state.host.live if vgpu.id in gpu_state.allocated]
+    return Carried(Counter([*(kept for kept in types if not isinstance(kept, Unread)), *coming]), found.intended)
+
+
+def _by_the_catalog(gpu_state: GpuState, _: Carried) -> Counter[VgpuType]:
+    return Counter(dict(gpu_state.most))
+
+
+ON_DEMAND_GUARDS: Mapping[str, Guard] = {
+    "on demand: no vGPU with which a container has started": Guard(
+        OnDemandAllocator, "_untouched", _at_any_stage, ("on-demand-id-again",)
+    ),
+    "on demand: the start is recorded": Guard(OnDemandAllocator, "pre_start", _without_record, ("on-demand-id-again",)),
+    "on demand: the intent is on disk before the creation": Guard(
+        OnDemandAllocator, "_write", _without_record, ("on-demand-power-loss",)
+    ),
+    "on demand: allocations of an earlier boot": Guard(nodeledger, "locate", _of_this_boot, ("on-demand-power-loss",)),
+    "on demand: a container starts only with the recorded vGPU": Guard(
+        OnDemandAllocator, "_startable", _startable, ("on-demand-power-loss",)
+    ),
+    "on demand: an allocation is as new as the last request for its id": Guard(
+        OnDemandAllocator, "_renewed", always, ("on-demand-id-of-a-refused-pod",)
+    ),
+    "on demand: two accounts lack a pod that has ended": Guard(
+        ledger, "MISSES_TO_END", 1, ("on-demand-without-api-server",)
+    ),
+    "on demand: both accounts are known": Guard(
+        PodAccount,
+        "_unknown",
+        property(lambda _: None),
+        ("on-demand-lost-ledger-and-account",),
+        beside=(NEWEST, UNSETTLED),
+    ),
+    "on demand: no process has a vGPU open that is removed": Guard(
+        vgpusteps,
+        "leased",
+        without_lease,
+        ("on-demand-deleted-by-force",),
+        beside=(Guard(gpustate, "_processes", lambda *_: {}, ()),),
+    ),
+    "on demand: a vGPU takes room until it is removed": Guard(
+        offer,
+        "carried_by",
+        _without_removals,
+        ("on-demand-two-types",),
+        beside=(Guard(capacity, "_creatable", _by_the_catalog, ()),),
+    ),
+    "gate on disk: a creation": Guard(
+        Gate, "creation", _without_gate, ("on-demand-or-command",), beside=(DRAINS, GOES_ON)
+    ),
+}
