@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -127,13 +128,30 @@ def _is_ours(folder: Path) -> Callable[[str], bool]:
     return lambda mount: mount.startswith(places)
 
 
+MOST_KILLS = 100
+"""How often the processes of a cgroup are killed, until the kernel has ended them."""
+
+
 def _clear_cgroups() -> None:
     root = Path("/sys/fs/cgroup")
     for top in (root / "k8s.io", *root.glob("*/k8s.io")):
         folders = [path for path in top.rglob("*") if path.is_dir()] if top.is_dir() else []
         for path in (*sorted(folders, reverse=True), top):
             if path.is_dir():
+                _end_processes(path / "cgroup.procs")
                 path.rmdir()
+
+
+def _end_processes(processes: Path) -> None:
+    """End what is left in a cgroup: containers whose start a kubelet has begun that was killed have no task."""
+    for _ in range(MOST_KILLS):
+        pids = processes.read_text().split()
+        if not pids:
+            return
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def _pids() -> Iterator[int]:

@@ -60,6 +60,12 @@ def gpu_node(node: LabNode, path: str) -> str:
     return node.kubectl("get", "gpunode", NODE, "-o", f"jsonpath={{{path}}}")
 
 
+def type_changes(node: LabNode) -> str:
+    """Return the messages of all events about resources that stand for another type than before."""
+    chosen = ("--field-selector", "reason=ResourceTypeChanged", "-o", "jsonpath={.items[*].message}")
+    return node.kubectl("get", "events", "--all-namespaces", *chosen)
+
+
 def test_a_node_on_demand_offers_each_type_and_forgets_a_pod_that_ends(node: LabNode, tmp_path: Path) -> None:
     (tmp_path / "4xT4.yaml").write_text(FOUR_T4)
     with on_demand(node, tmp_path / "4xT4.yaml") as admin:
@@ -83,6 +89,11 @@ def test_a_node_on_demand_offers_each_type_and_forgets_a_pod_that_ends(node: Lab
         node.delete("half")
         node.until_allocatable(WHOLE, 4)
         node.until(lambda: not gpu_node(node, ".status.gpus[*].vgpus[*].id"), lambda: gpu_node(node, ".status.gpus"))
+
+        as_before = json.dumps({**TYPES, HALF: "GRID T4-4Q"})  # as a driver with other numbers would have left it
+        node.kubectl("annotate", "node", NODE, "--overwrite", f"gpuvirt.io/vgpu-types={as_before}")
+        node.until(lambda: f"{HALF} stands for GRID T4-8Q now" in type_changes(node), lambda: type_changes(node))
+        node.until(lambda: annotation(node) == TYPES, lambda: str(annotation(node)))
 
         admin.cluster.label(f"{WORKLOAD}=vm-passthrough")
         node.until(lambda: annotation(node) == {}, lambda: str(annotation(node)))
