@@ -17,7 +17,7 @@ from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import CreateInstance, DestroyInstance
 from gpuvirt.model.change.vgpus import ondemandplanning
 from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, gpu_state_of, is_mig, with_report
-from gpuvirt.model.change.vgpus.modes import questions
+from gpuvirt.model.change.vgpus.modes import questions, refuse
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.desired.vgpuentries import Sizes
@@ -186,6 +186,19 @@ def test_a_plan_changes_no_instance_and_no_mode(sizes: Sizes | None) -> None:
     assert len(found.steps) == 2
     assert all(not isinstance(step, CreateInstance | DestroyInstance) for step in found.steps)
     assert {step.vgpu for step in found.steps if hasattr(step, "vgpu")} == found.undesired
+
+
+@pytest.mark.parametrize("given", [{}, {VgpuType("NVIDIA A30-1-6C"): 1}])
+def test_a_card_that_mixes_no_sizes_is_not_refused_in_mig_mode(given: dict[VgpuType, int]) -> None:
+    """Sizes of time-sliced vGPUs do not concern a GPU in MIG mode."""
+    state = Carrier("A30", {"1g.6gb": 2}).state(reported=True)
+    report = state.smi
+    assert report is not None
+    modes = replace(report.modes, can_mix_sizes=False)
+    in_mig_mode = replace(state, smi=replace(report, modes=modes))
+    assert not list(refuse(in_mig_mode, given, DesiredVgpus(sizes=Sizes.MIXED, on_demand=not given)))
+    sliced = replace(state, smi=replace(report, modes=replace(modes, mig=False)))
+    assert list(refuse(sliced, {}, DesiredVgpus(sizes=Sizes.MIXED, on_demand=True)))
 
 
 def test_the_number_of_instances_is_asked_for_without_delaying_a_plan() -> None:
