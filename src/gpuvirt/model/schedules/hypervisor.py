@@ -22,6 +22,8 @@ class Power(StrEnum):
     ON = "on"
     SUSPENDED = "suspended"
     OFF = "off"
+    UNKNOWN = "unknown"
+    """The hypervisor knows the VM, but not its state: its host is disconnected, or the VM's files are inaccessible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class WorkerVm:
     vgpu_types: tuple[str, ...] = ()
     """The vGPU type of each vGPU device of the VM, as the hypervisor names it (`grid_v100-4q`)."""
     is_changing: bool = False
-    """Whether the hypervisor is still carrying out a call for this VM."""
+    """Whether the hypervisor is still carrying out a call for this VM; True as well while its power is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
