@@ -28,6 +28,7 @@ class Topic(StrEnum):
     ADMISSION = "admission"
     CONTROLLER = "controller"
     KUBEVIRT = "kubevirt"
+    SCHEDULE = "schedule"
     HOST = "host"
     WORKLOAD = "workload"
 

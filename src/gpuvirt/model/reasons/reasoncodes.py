@@ -14,6 +14,7 @@ _agent = partial(entry, Topic.AGENT)
 _controller = partial(entry, Topic.CONTROLLER)
 _kubevirt = partial(entry, Topic.KUBEVIRT)
 _admission = partial(entry, Topic.ADMISSION)
+_schedule = partial(entry, Topic.SCHEDULE)
 
 
 class ReasonCode(Code):
@@ -361,3 +362,59 @@ class ReasonCode(Code):
         "the webhook has not read a valid config since it started; it refuses pods of Kata until it has",
         Level.ERROR,
     )
+
+    SCHEDULE_INVALID = _schedule(
+        "ScheduleInvalid", "a field of a VgpuSchedule can't be used; nothing is done for the schedule", Level.ERROR
+    )
+    CRON_LINE_INVALID = _schedule(
+        "CronLineInvalid",
+        "`start` of a phase is no cron line of five fields (`@daily` and seconds are none)",
+        Level.ERROR,
+    )
+    TIME_ZONE_UNKNOWN = _schedule("TimeZoneUnknown", "the controller knows no time zone of this name", Level.ERROR)
+    PHASE_UNREACHABLE = _schedule("PhaseUnreachable", "no day fits the cron line of a phase", Level.ERROR)
+    PHASES_OVERLAP = _schedule("PhasesOverlap", "two phases of a schedule begin at the same time", Level.ERROR)
+    WORKER_IN_TWO_SCHEDULES = _schedule(
+        "WorkerInTwoSchedules", "a node is a worker of two VgpuSchedules; nothing is done for either", Level.ERROR
+    )
+    SCHEDULE_NOT_ALLOWED = _schedule(
+        "NotAllowed",
+        "a VgpuSchedule is not in the controller's namespace, where alone its Secret and its rights hold",
+        Level.ERROR,
+    )
+    HYPERVISOR_UNKNOWN = _schedule(
+        "HypervisorUnknown",
+        "the hypervisor gave no complete answer. No VM counts as off, and no call is made",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    VM_NOT_MATCHED = _schedule(
+        "VmNotMatched", "no VM, or several, match a worker's node by provider ID, system UUID or name", Level.ERROR
+    )
+    VM_NOT_VISIBLE = _schedule(
+        "VmNotVisible", "the hypervisor no longer shows the VM of a worker; it does not count as off", Level.ERROR
+    )
+    NODE_NOT_REGISTERED = _schedule("NodeNotRegistered", "the Node object of a worker does not exist", passes=True)
+    WORKER_LABELS_LOST = _schedule(
+        "WorkerLabelsLost",
+        "a worker's Node was deleted, and has come back without the labels of its phase",
+        Level.ERROR,
+    )
+    POD_BLOCKS_DRAIN = _schedule(
+        "PodBlocksDrain",
+        "a pod of a worker has no controller, or an emptyDir volume, so that `kubectl drain` would refuse it, too",
+        passes=True,
+    )
+    PODS_LEFT = _schedule(
+        "PodsLeft", "pods of a worker have not ended yet, or a budget forbids their eviction", passes=True
+    )
+    VOLUMES_ATTACHED = _schedule("VolumesAttached", "volumes are still attached to a worker", passes=True)
+    GPU_STILL_USED = _schedule(
+        "GpuStillUsed", "a worker waits for the GPU: a worker of another phase has not been seen off", passes=True
+    )
+    STEP_PENDING = _schedule("StepPending", "a step of a worker has not shown its effect yet", Level.OK, passes=True)
+    CALL_REFUSED = _schedule("CallRefused", "the hypervisor has refused a call for a worker's VM", Level.ERROR)
+    NO_HEARTBEAT = _schedule(
+        "NoHeartbeat", "a worker's VM runs, and its kubelet has not renewed its Lease or is not Ready", passes=True
+    )
+    CLOCK_SKEWED = _schedule("ClockSkewed", "the clock of a resumed worker is over 30 s off the controller's")
