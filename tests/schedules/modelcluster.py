@@ -138,7 +138,7 @@ class ModelCluster:
                 pod.name,
                 is_ending=pod.ends_at_s is not None,
                 is_of_daemon_set="daemon" in pod.flags,
-                is_mirror="mirror" in pod.flags,
+                is_static="mirror" in pod.flags,
                 is_bare="bare" in pod.flags,
                 has_empty_dir="empty dir" in pod.flags,
             )

@@ -67,7 +67,7 @@ def test_a_worker_is_cordoned_before_its_pods_are_evicted() -> None:
 
 
 def test_pods_that_kubectl_drain_leaves_do_not_delay_a_suspension() -> None:
-    pods = (replace(POD, is_of_daemon_set=True), replace(POD, is_mirror=True), replace(POD, has_ended=True))
+    pods = (replace(POD, is_of_daemon_set=True), replace(POD, is_static=True), replace(POD, has_ended=True))
     assert calls(decided(observed(pods=pods))) == [Action.SUSPEND]
 
 

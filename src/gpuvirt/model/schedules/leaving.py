@@ -49,7 +49,7 @@ def is_cordon_settled(node: WorkerNode) -> bool:
 
 def pods_left(pods: Iterable[NodePod]) -> tuple[NodePod, ...]:
     """Return the pods that have to end before the VM leaves."""
-    return tuple(pod for pod in pods if not (pod.is_of_daemon_set or pod.is_mirror or pod.has_ended))
+    return tuple(pod for pod in pods if not (pod.is_of_daemon_set or pod.is_static or pod.has_ended))
 
 
 def blockers(pods: Iterable[NodePod], drain: Drain) -> tuple[NodePod, ...]:

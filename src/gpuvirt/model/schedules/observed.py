@@ -50,7 +50,7 @@ class NodePod:
     """Whether it is being deleted."""
     has_ended: bool = False
     is_of_daemon_set: bool = False
-    is_mirror: bool = False
+    is_static: bool = False
     """Whether it is the API server's view of a static pod."""
     is_bare: bool = False
     """Whether it has no controller that would create it on another node."""
