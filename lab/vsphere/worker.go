@@ -148,7 +148,10 @@ func (w *worker) reconfigure(ctx *simulator.Context, changes []types.BaseVirtual
 			}
 		}
 	}
-	ctx.Update(w.VirtualMachine, []types.PropertyChange{{Name: "config.hardware.device", Val: devices}})
+	ctx.Update(w.VirtualMachine, []types.PropertyChange{
+		{Name: "config.hardware.device", Val: devices},
+		{Name: "config.changeVersion", Val: time.Now().UTC().Format(time.RFC3339Nano)},
+	})
 	return nil
 }
 

@@ -44,6 +44,15 @@ async def test_all_vms_are_read(hypervisor: ChildHypervisor) -> None:
     assert (found["worker4"].power, found["worker4"].vgpu_types) == (Power.SUSPENDED, ("grid_v100-16q",))
 
 
+async def test_an_answer_of_several_pages_is_read_whole(tmp_path: Path, authority: Authority) -> None:
+    with center(tmp_path, authority, "-workers=250") as large:
+        async with connected(large.credentials) as hypervisor:
+            for _ in range(2):
+                found = await vms(hypervisor)
+                assert len(found) == 250
+                assert {vm.vgpu_types for vm in found.values()} == {("grid_v100-4q",), ("grid_v100-16q",)}
+
+
 async def test_the_day_becomes_night(center: Center, hypervisor: ChildHypervisor) -> None:
     start = Call(key(4), Action.START)
     refused = await hypervisor.call(start)
@@ -101,6 +110,7 @@ async def test_a_vm_in_another_state_refuses(hypervisor: ChildHypervisor, number
 
 async def test_a_vm_that_is_off_gets_another_vgpu(hypervisor: ChildHypervisor) -> None:
     await hypervisor.call(Call(key(0), Action.POWER_OFF))
+    assert (await vms(hypervisor))["worker0"].vgpu_types == ("grid_v100-4q",)
     assert await hypervisor.call(Call(key(0), Action.SET_VGPU_TYPE, "grid_v100-16q")) == Accepted()
     found = await until(hypervisor, lambda found: found["worker0"].vgpu_types == ("grid_v100-16q",))
     assert found["worker0"].power is Power.OFF

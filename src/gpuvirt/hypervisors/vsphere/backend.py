@@ -9,7 +9,7 @@ from gpuvirt.hypervisors.backend import BackEndError
 from gpuvirt.hypervisors.vsphere.calling import make
 from gpuvirt.hypervisors.vsphere.checking import check
 from gpuvirt.hypervisors.vsphere.faults import problem_of
-from gpuvirt.hypervisors.vsphere.reading import read
+from gpuvirt.hypervisors.vsphere.reading import Reader
 from gpuvirt.hypervisors.vsphere.session import Session
 from gpuvirt.model.schedules.hypervisor import Abilities, Call, VmKey, WorkerVm
 
@@ -22,10 +22,11 @@ class VSphere:
     def __init__(self, server: str, ca: str, user: str, password: str) -> None:
         """Connect to nothing yet."""
         self._session = Session(server, ca, user, password)
+        self._reader = Reader()
 
     def read(self) -> Sequence[WorkerVm]:
         """Return all VMs that the user may see; raises BackEndError."""
-        return self._session.run(_asking(read))
+        return self._session.run(_asking(self._reader.read))
 
     def make(self, call: Call) -> None:
         """Make a call; raises BackEndError."""

@@ -12,6 +12,8 @@ from gpuvirt.hypervisors.vsphere.faults import problem_of
 
 Collector = vmodl.query.PropertyCollector
 T = TypeVar("T")
+PAGE = 200
+"""Objects in an answer: pyVmomi has the whole answer and its objects in memory at once, 0.1 MiB a VM with devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Found:
 def collected(content: vim.ServiceInstanceContent, spec: Collector.FilterSpec) -> Iterator[Found]:
     """Yield all objects of a filter, page by page; raises BackEndError. A session that has ended is SESSION_LOST."""
     collector = content.propertyCollector
-    page = collector.RetrievePropertiesEx([spec], Collector.RetrieveOptions())
+    page = collector.RetrievePropertiesEx([spec], Collector.RetrieveOptions(maxObjects=PAGE))
     while page is not None:
         for entry in page.objects:
             faults = [(missing.path, missing.fault) for missing in entry.missingSet or ()]
