@@ -49,20 +49,20 @@ class VSphere:
         self._commands, self._answers = commands, answers
         self.port = msgspec.json.decode(self._line(), type=_Started).port
 
-    def tell(self, **command: object) -> State:
+    def command(self, **fields: object) -> State:
         """Send a command (`main.go` and `lab.go` say which), and return the state after it."""
-        self._commands.write(json.dumps(command) + "\n")
+        self._commands.write(json.dumps(fields) + "\n")
         self._commands.flush()
         return msgspec.json.decode(self._line(), type=State)
 
     def change(self, name: str, **values: str) -> State:
         """Change a VM's `power`, `connection` or `tools` as an admin, a host or the guest does."""
-        return self.tell(name=name, set=values)
+        return self.command(name=name, set=values)
 
     @property
     def state(self) -> State:
         """The state now."""
-        return self.tell()
+        return self.command()
 
     def _line(self) -> str:
         line = self._answers.readline()

@@ -109,20 +109,20 @@ async def test_a_server_that_is_none(center: Center, server: str) -> None:
 @pytest.mark.parametrize("method", ["CreateContainerView", "RetrievePropertiesEx"])
 async def test_a_session_that_has_ended_is_replaced(center: Center, hypervisor: ChildHypervisor, method: str) -> None:
     await vms(hypervisor)
-    center.vsphere.tell(fault={"method": method, "every": 1, "most": 1, "kind": "notAuthenticated"})
+    center.vsphere.command(fault={"method": method, "every": 1, "most": 1, "kind": "notAuthenticated"})
     assert len(await vms(hypervisor)) == 5
 
 
 async def test_a_call_with_a_session_that_has_ended_is_made_once(center: Center, hypervisor: ChildHypervisor) -> None:
     await vms(hypervisor)
-    center.vsphere.tell(fault={"method": "SuspendVM_Task", "every": 1, "most": 1, "kind": "notAuthenticated"})
+    center.vsphere.command(fault={"method": "SuspendVM_Task", "every": 1, "most": 1, "kind": "notAuthenticated"})
     assert await hypervisor.call(SUSPEND) == Accepted()
     assert center.vsphere.state.calls == ["Suspend worker0"]
 
 
 async def test_sessions_that_always_end_are_unknown_and_never_off(center: Center, hypervisor: ChildHypervisor) -> None:
     await vms(hypervisor)
-    center.vsphere.tell(fault={"method": "CreateContainerView", "every": 1, "most": 0, "kind": "notAuthenticated"})
+    center.vsphere.command(fault={"method": "CreateContainerView", "every": 1, "most": 0, "kind": "notAuthenticated"})
     reading = await hypervisor.read()
     assert isinstance(reading, VmsUnknown)
     assert reading.code == "HypervisorSessionLost"
@@ -144,7 +144,7 @@ async def test_a_call_that_hangs_is_unknown_and_then_read(center: Center) -> Non
         await vms(hypervisor)
         hypervisor._request_s = HANGS_S
         child = hypervisor.pid
-        center.vsphere.tell(delays={"SuspendVM_Task": 1000 * 60})
+        center.vsphere.command(delays={"SuspendVM_Task": 1000 * 60})
         answer = await hypervisor.call(SUSPEND)
         assert isinstance(answer, OutcomeUnknown)
         assert answer.code == "HypervisorSilent"
@@ -159,7 +159,7 @@ async def test_a_call_that_was_carried_out_late_is_read(center: Center) -> None:
     async with connected(center.credentials) as hypervisor:
         await vms(hypervisor)
         hypervisor._request_s = HANGS_S
-        center.vsphere.tell(delays={"SuspendVM_Task": round(1000 * HANGS_S * 1.2)})
+        center.vsphere.command(delays={"SuspendVM_Task": round(1000 * HANGS_S * 1.2)})
         assert isinstance(await hypervisor.call(SUSPEND), OutcomeUnknown)
         hypervisor._request_s = PATIENCE_S
         await until(hypervisor, lambda found: found["worker0"].power is Power.SUSPENDED)

@@ -74,7 +74,7 @@ async def test_the_day_becomes_night(center: Center, hypervisor: ChildHypervisor
 
 async def test_a_vm_is_changing_while_its_task_runs(center: Center, hypervisor: ChildHypervisor) -> None:
     await vms(hypervisor)
-    center.vsphere.tell(taskDelays={"Suspend": 8000})
+    center.vsphere.command(taskDelays={"Suspend": 8000})
     assert await hypervisor.call(Call(key(0), Action.SUSPEND)) == Accepted(), "the call does not wait for the task"
     found = await vms(hypervisor)
     assert [name for name, vm in found.items() if vm.is_changing] == ["worker0"]
@@ -178,7 +178,7 @@ async def test_a_restart_of_the_vcenter_keeps_its_state(tmp_path: Path, authorit
 
 async def test_one_call_in_ten_fails_and_is_not_known(center: Center, hypervisor: ChildHypervisor) -> None:
     await vms(hypervisor)
-    center.vsphere.tell(fault={"method": "SuspendVM_Task", "every": 10, "most": 0, "kind": "system"})
+    center.vsphere.command(fault={"method": "SuspendVM_Task", "every": 10, "most": 0, "kind": "system"})
     failed = await hypervisor.call(Call(key(0), Action.SUSPEND))
     assert isinstance(failed, OutcomeUnknown)
     assert failed.code == "HypervisorCallFailed"
@@ -187,7 +187,7 @@ async def test_one_call_in_ten_fails_and_is_not_known(center: Center, hypervisor
 
 
 async def test_what_the_user_may_not_do_is_refused(center: Center, hypervisor: ChildHypervisor) -> None:
-    center.vsphere.tell(fault={"method": "SuspendVM_Task", "every": 1, "most": 0, "kind": "noPermission"})
+    center.vsphere.command(fault={"method": "SuspendVM_Task", "every": 1, "most": 0, "kind": "noPermission"})
     refused = await hypervisor.call(Call(key(0), Action.SUSPEND))
     assert isinstance(refused, Refused)
     assert refused.code == "HypervisorForbidden"

@@ -53,7 +53,7 @@ class ChildHypervisor:
         self._child: ChildProcess | None = None
         self._idle: ChildProcess | None = None
         """The last child that was killed for want of requests, which may still be ending."""
-        self._told_s = -math.inf
+        self._sent_until_s = -math.inf
         """The end of the lease that the child knows."""
         self._used_s = 0.0
         self._timer: Timer | None = None
@@ -136,7 +136,7 @@ class ChildHypervisor:
         async with self._starting:
             if self._child is None or self._child.is_gone:
                 self._child = await ChildProcess.start()
-                self._told_s = -math.inf
+                self._sent_until_s = -math.inf
                 self._renew(self._child)
                 self._child.send(self._start)
                 self._wait()
@@ -144,8 +144,8 @@ class ChildHypervisor:
 
     def _renew(self, child: ChildProcess) -> None:
         until_s = self._may_call_until_s()
-        if until_s > self._told_s:  # a lease that is lost has an earlier end: the child keeps to the one it knows
-            self._told_s = until_s
+        if until_s > self._sent_until_s:  # a lease that is lost has an earlier end: the child keeps to the one it knows
+            self._sent_until_s = until_s
             child.send(Renew(until_s if math.isfinite(until_s) else None))
 
     def _wait(self) -> None:

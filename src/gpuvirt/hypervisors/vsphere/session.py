@@ -1,4 +1,4 @@
-"""The session of one user at a vCenter: it logs in with the first request, and anew when the vCenter has ended it."""
+"""The session of one user at a vCenter: it logs in with the first request, and again when the vCenter has ended it."""
 
 import threading
 from collections.abc import Callable
