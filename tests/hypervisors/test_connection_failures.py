@@ -82,6 +82,36 @@ async def test_a_wrong_password(center: Center) -> None:
     assert center.vsphere.state.calls == []
 
 
+async def test_a_wrong_password_is_not_tried_until_the_user_is_locked(center: Center) -> None:
+    wrong = replace(center.credentials, password=f"not {PASSWORD}")
+    with proxy(center.vsphere.port) as way:
+        async with connected(replace(wrong, server=f"127.0.0.1:{way.port}")) as hypervisor:
+            readings = await asyncio.gather(*(hypervisor.read() for _ in range(8)))
+            codes = {reading.code for reading in readings if isinstance(reading, VmsUnknown)}
+            assert "WrongCredentials" in codes
+            assert codes <= {"WrongCredentials", "HypervisorConnectionEnded"}
+            carried = way.carried
+            again = await hypervisor.read()
+            assert isinstance(again, VmsUnknown)
+            assert again.code == "WrongCredentials"
+            assert hypervisor.pid is None
+            assert way.carried == carried, "the server was not asked"
+            hypervisor._refused = None  # a minute later
+            assert isinstance(await hypervisor.read(), VmsUnknown)
+            assert way.carried > carried
+
+
+async def test_a_connection_that_is_closed_while_its_child_starts_leaves_none(center: Center) -> None:
+    async with connected(center.credentials) as hypervisor:
+        reading = asyncio.ensure_future(hypervisor.read())  # noqa: TID251  awaited below
+        await CLOCK.sleep(0)
+        await hypervisor.close()
+        unknown = await reading
+        assert isinstance(unknown, VmsUnknown)
+        assert unknown.code in {"LeaseLost", "HypervisorConnectionEnded"}
+        assert hypervisor.pid is None
+
+
 async def test_an_authority_that_did_not_sign_the_certificate_on_127_0_0_1(center: Center, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other").certificate.read_text()
@@ -172,16 +202,15 @@ async def test_a_child_that_hangs_delays_nothing(center: Center) -> None:
         assert hypervisor.pid is not None
         os.kill(hypervisor.pid, signal.SIGSTOP)
         readings = [asyncio.ensure_future(hypervisor.read()) for _ in range(50)]  # noqa: TID251  gathered below
-        longest_s, last_s = 0.0, CLOCK.monotonic_s()
+        turns = 0
         while not all(reading.done() for reading in readings):
             await CLOCK.sleep(0.001)
-            now_s = CLOCK.monotonic_s()
-            longest_s, last_s = max(longest_s, now_s - last_s), now_s
+            turns += 1
         assert {str(answer.code) for answer in await asyncio.gather(*readings) if isinstance(answer, VmsUnknown)} <= {
             "HypervisorSilent",
             "HypervisorConnectionEnded",
         }
-        assert longest_s < HANGS_S / 2, "the event loop never waited for the child"
+        assert turns > 20, "the event loop did not wait for the child"
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])

@@ -63,7 +63,7 @@ def test_a_child_that_is_stopped_dies_with_its_parent() -> None:
 
 
 def test_a_child_of_a_stopped_parent_is_dead_when_a_new_leader_may_call() -> None:
-    with parent(lease_s=4) as (process, child, ends_s):
+    with parent(lease_s=8) as (process, child, ends_s):
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(max(0.0, ends_s + DEAD_AFTER_S - CLOCK.monotonic_s()))  # noqa: TID251  what a new leader waits for
         assert not is_running(child)

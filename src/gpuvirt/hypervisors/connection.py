@@ -29,6 +29,8 @@ REQUEST_S = 30.0
 """How long the child may take for a request. It is killed then, with all that is under way."""
 RENEW_S = 1.0
 """How often the child is told of a renewal of the lease, which a leader makes every 2 s."""
+REFUSED_S = 60.0
+"""How long wrong credentials are not tried again. A vCenter locks a user after five failures within three minutes."""
 IDLE_S = 60.0
 """How long a child without requests is kept: some 30 MiB, and a session at the hypervisor."""
 
@@ -56,6 +58,8 @@ class ChildHypervisor:
         self._sent_until_s = -math.inf
         """The end of the lease that the child knows."""
         self._used_s = 0.0
+        self._refused: tuple[float, Answer] | None = None
+        """When the hypervisor has refused the credentials, and its answer."""
         self._timer: Timer | None = None
         self._is_closed = False
 
@@ -108,24 +112,37 @@ class ChildHypervisor:
         number = next(self._numbers)
         if not self._may_ask():
             return Failed(number, Problem.LEASE_LOST, "", True)
+        if self._refused is not None and self._clock.monotonic_s() - self._refused[0] < REFUSED_S:
+            return self._refused[1]
         try:
             child = await self._running()
         except OSError as error:
             return Failed(number, Problem.ENDED, f"it could not be started: {error.strerror}", True)
-        if not self._may_ask():  # starting a process takes a moment
+        if not self._may_ask():  # starting a process takes a moment, in which this connection may have been closed
+            await self._drop(child)
             return Failed(number, Problem.LEASE_LOST, "", True)
         self._renew(child)
         self._used_s = self._clock.monotonic_s()
+        answer = await self._answer_of(child, request(number))
+        if not isinstance(answer, Failed):
+            self._refused = None
+        elif answer.problem is Problem.WRONG_CREDENTIALS:
+            self._refused = (self._clock.monotonic_s(), answer)
+            await self._drop(child)  # it would refuse for ever
+        return answer
+
+    async def _answer_of(self, child: ChildProcess, request: Request) -> Answer:
+        """Return a child's answer; kill a child that gives none in time."""
         try:
             async with asyncio.timeout(self._request_s):
-                answer = await child.ask(request(number))
+                answer = await child.ask(request)
         except TimeoutError:
             log.warning("the hypervisor did not answer in time", extra={"server": self._start.server})
             await self._drop(child)
-            return Failed(number, Problem.SILENT, f"no answer within {self._request_s:g} s", False)
+            return Failed(request.id, Problem.SILENT, f"no answer within {self._request_s:g} s", False)
         if answer is None:
             await self._drop(child)
-            return Failed(number, Problem.ENDED, "", False)
+            return Failed(request.id, Problem.ENDED, "", False)
         return answer
 
     def _may_ask(self) -> bool:

@@ -1,6 +1,7 @@
 """All VMs of a vCenter that the user may see."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from pyVmomi import vim, vmodl
 
@@ -64,7 +65,8 @@ def _vms_and_tasks(content: vim.ServiceInstanceContent) -> list[Found]:
     try:
         return list(collected(content, _spec(view)))
     finally:
-        view.Destroy()
+        with suppress(Exception):  # the session's end destroys it, too
+            view.Destroy()
 
 
 def _spec(view: vim.view.ContainerView) -> Collector.FilterSpec:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -32,6 +33,8 @@ class Session:
         self._user, self._password = user, password
         self._login = threading.Lock()
         self._content: vim.ServiceInstanceContent | None = None
+        self._refusal: BackEndError | None = None
+        """The refusal of user and password. They are not tried again: a vCenter locks a user after five failures."""
 
     def run(self, ask: Callable[[vim.ServiceInstanceContent], T]) -> T:
         """Run a function of the API's content, once more with a new session if the last one has ended.
@@ -50,13 +53,17 @@ class Session:
 
     def _logged_in(self) -> vim.ServiceInstanceContent:
         with self._login:
+            if self._refusal is not None:
+                raise self._refusal
             if self._content is None:
                 try:
                     self._content = self._connected()
                 except BackEndError:
                     raise
                 except Exception as error:
-                    raise problem_of(error, is_certain=True) from error
+                    problem = problem_of(error, is_certain=True)
+                    self._refusal = problem if problem.problem is Problem.WRONG_CREDENTIALS else None
+                    raise problem from error
             return self._content
 
     def _connected(self) -> vim.ServiceInstanceContent:
@@ -77,8 +84,12 @@ class Session:
 
     def _forget(self, content: vim.ServiceInstanceContent) -> None:
         with self._login:
-            if self._content is content:
-                self._content = None
+            if self._content is not content:
+                return
+            self._content = None
+        if content.sessionManager is not None:
+            with suppress(Exception):  # it has ended; otherwise it would count against the user's limit
+                content.sessionManager.Logout()
 
 
 def place(server: str) -> tuple[str, int]:
