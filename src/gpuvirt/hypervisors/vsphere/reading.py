@@ -31,6 +31,13 @@ class Reader:
 
     def read(self, content: vim.ServiceInstanceContent) -> list[WorkerVm]:
         """Return all VMs, with their running tasks; raises BackEndError, and faults of pyVmomi."""
+        try:
+            return self._read(content)
+        except vmodl.fault.ManagedObjectNotFound as error:
+            # A VM was deleted during the reading, or the session has ended, and the view with it.
+            raise BackEndError(Problem.INCOMPLETE, "an object ended during the reading", is_certain=True) from error
+
+    def _read(self, content: vim.ServiceInstanceContent) -> list[WorkerVm]:
         found = _vms_and_tasks(content)
         vms = [entry for entry in found if isinstance(entry.reference, vim.VirtualMachine)]
         busy = {
@@ -39,7 +46,7 @@ class Reader:
             if isinstance(entry.reference, vim.Task) and entry.values.get("info.state") in UNFINISHED
         }
         types = self._vgpu_types(content, vms)
-        read = (_vm(entry, types.get(str(entry.reference), ()), busy) for entry in vms)
+        read = (worker_vm(entry, types.get(str(entry.reference), ()), busy) for entry in vms)
         return [vm for vm in read if vm is not None]
 
     def _vgpu_types(self, content: vim.ServiceInstanceContent, vms: Sequence[Found]) -> Mapping[str, tuple[str, ...]]:
@@ -47,11 +54,7 @@ class Reader:
         versions = {str(vm.reference): version for vm in vms if (version := vm.value(VERSION, str)) is not None}
         known = {vm: entry for vm, entry in self._types.items() if versions.get(vm) == entry[0]}
         unread = [vm.reference for vm in vms if str(vm.reference) in versions.keys() - known.keys()]
-        try:
-            found = properties(content, unread, DEVICES)
-        except vmodl.fault.ManagedObjectNotFound as error:
-            raise BackEndError(Problem.INCOMPLETE, "a VM was deleted during the reading", is_certain=True) from error
-        for vm in found:
+        for vm in properties(content, unread, DEVICES):
             name = str(vm.reference)
             known[name] = (versions[name], vgpu_types(vm.value(DEVICES, list) or []))
         self._types = known
@@ -81,7 +84,7 @@ def _spec(view: vim.view.ContainerView) -> Collector.FilterSpec:
     )
 
 
-def _vm(found: Found, types: tuple[str, ...], busy: set[str]) -> WorkerVm | None:
+def worker_vm(found: Found, types: tuple[str, ...], busy: set[str]) -> WorkerVm | None:
     """Return a VM; None for one without a configuration: it is being created, or its files are inaccessible."""
     power, key = found.value(POWER_STATE, str), found.value(KEY, str)
     if power is None or (key is None and found.missing):
