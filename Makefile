@@ -28,7 +28,8 @@ test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
 test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node, which they start and stop
 	$(VENV)/pytest tests/cluster
 
-lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once: Kubernetes, helm, a base image, kernels
+lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once: a vCenter, Kubernetes, helm, a base image, kernels
+	@$(VENV)/python -m lab.vsphere
 	@$(VENV)/python -m lab.cluster build
 	@$(VENV)/python -m lab.cluster base
 	@$(VENV)/python -m lab.kernel prepare groups

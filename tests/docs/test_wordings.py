@@ -14,6 +14,7 @@ from gpuvirt.model.reasons import (
     Reason,
     admission,
     clusterproblems,
+    hypervisorproblems,
     kubevirtproblems,
     nativerefusals,
     nodeproblems,
@@ -32,6 +33,7 @@ CATALOGUE = SOURCES / "model/reasons"
 MODULES = (
     admission,
     clusterproblems,
+    hypervisorproblems,
     kubevirtproblems,
     nativerefusals,
     nodeproblems,

@@ -27,6 +27,7 @@ class Topic(StrEnum):
     AGENT = "agent"
     ADMISSION = "admission"
     CONTROLLER = "controller"
+    HYPERVISOR = "hypervisor"
     KUBEVIRT = "kubevirt"
     SCHEDULE = "schedule"
     HOST = "host"

@@ -13,6 +13,7 @@ _scheduler = partial(entry, Topic.SCHEDULER)
 _agent = partial(entry, Topic.AGENT)
 _controller = partial(entry, Topic.CONTROLLER)
 _kubevirt = partial(entry, Topic.KUBEVIRT)
+_hypervisor = partial(entry, Topic.HYPERVISOR)
 _admission = partial(entry, Topic.ADMISSION)
 _schedule = partial(entry, Topic.SCHEDULE)
 
@@ -336,6 +337,87 @@ class ReasonCode(Code):
     MDEV_DELETION_RISK = _kubevirt("MdevDeletionRisk", "KubeVirt would delete mediated devices, so none are created")
     RESOURCE_STILL_REFERENCED = _kubevirt(
         "ResourceStillReferenced", "VMs or pods still request the resource, so an undo leaves its entry"
+    )
+
+    HYPERVISOR_UNREACHABLE = _hypervisor(
+        "HypervisorUnreachable",
+        "no connection to the hypervisor could be made, or it broke. Nothing is known about any VM",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    HYPERVISOR_NOT_TRUSTED = _hypervisor(
+        "HypervisorNotTrusted",
+        "the hypervisor's certificate is not signed by the CA of the Secret, or is for another name. gpuvirt sends no"
+        " password to it, also on 127.0.0.1",
+        Level.ERROR,
+    )
+    WRONG_CREDENTIALS = _hypervisor(
+        "WrongCredentials", "the hypervisor refuses user and password of the Secret", Level.ERROR
+    )
+    CREDENTIALS_INCOMPLETE = _hypervisor(
+        "CredentialsIncomplete", "the Secret lacks `server`, `ca`, `user` or `password`, or one is empty", Level.ERROR
+    )
+    HYPERVISOR_SESSION_LOST = _hypervisor(
+        "HypervisorSessionLost",
+        "the hypervisor ends each session at once, also one that has just logged in",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    HYPERVISOR_FORBIDDEN = _hypervisor(
+        "HypervisorForbidden", "the hypervisor does not permit this to the user of the Secret", Level.ERROR
+    )
+    HYPERVISOR_ANSWER_INCOMPLETE = _hypervisor(
+        "HypervisorAnswerIncomplete",
+        "an answer lacks what it must have, or was not understood. The state of VMs counts as unknown, never as off",
+        Level.UNKNOWN,
+    )
+    HYPERVISOR_SILENT = _hypervisor(
+        "HypervisorSilent",
+        "the hypervisor did not answer in time. The connection was reset; a call may have been carried out",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    HYPERVISOR_CONNECTION_ENDED = _hypervisor(
+        "HypervisorConnectionEnded",
+        "the process that is connected to the hypervisor has ended; a call under way may have been carried out",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    HYPERVISOR_REFUSED = _hypervisor(
+        "HypervisorRefused", "the hypervisor refused the call; the message has its own words", Level.ERROR
+    )
+    HYPERVISOR_CALL_FAILED = _hypervisor(
+        "HypervisorCallFailed",
+        "the call failed within the hypervisor, which does not say whether it was carried out",
+        Level.UNKNOWN,
+    )
+    NO_GRAPHICS_CAPACITY = _hypervisor(
+        "NoGraphicsCapacity", "no GPU has room for the vGPUs of the VM that is to start", Level.ERROR, passes=True
+    )
+    WRONG_POWER_STATE = _hypervisor(
+        "WrongPowerState", "the VM is not in the state that the call needs: someone else has changed it", passes=True
+    )
+    VM_NOT_FOUND = _hypervisor("VmNotFound", "the hypervisor shows no such VM to the user of the Secret", Level.ERROR)
+    GUEST_TOOLS_MISSING = _hypervisor(
+        "GuestToolsMissing", "the guest can't be asked to shut down: its guest tools (VMware Tools) do not run"
+    )
+    SUSPEND_NOT_SUPPORTED = _hypervisor(
+        "SuspendNotSupported", "the host can't suspend a VM with a vGPU of this type", Level.ERROR
+    )
+    VGPU_TYPE_NOT_OFFERED = _hypervisor(
+        "VgpuTypeNotOffered", "the host of the VM does not list the vGPU type, so nothing is known about it"
+    )
+    NOT_ONE_VGPU = _hypervisor(
+        "NotOneVgpu", "the vGPU type of a VM can be changed only if it has exactly one vGPU", Level.ERROR
+    )
+    BACK_END_MISSING = _hypervisor(
+        "BackEndMissing", "the library for this kind of hypervisor is not installed", Level.ERROR
+    )
+    LEASE_LOST = _hypervisor(
+        "LeaseLost",
+        "the controller does not lead, or has not renewed its lease, so it asks the hypervisor nothing",
+        Level.UNKNOWN,
+        passes=True,
     )
 
     UNITS_IN_KATA = _admission(

@@ -60,12 +60,10 @@ class VmCalls:
             return connection
         try:
             async with asyncio.timeout(ANSWER_S):
-                reading = await connection.read()
+                return await connection.read()
         except TimeoutError:
-            reading = VmsUnknown(NO_ANSWER, f"no answer came within {ANSWER_S:.0f} s")
-        if isinstance(reading, VmsUnknown):
             await self.close()
-        return reading
+            return VmsUnknown(NO_ANSWER, f"no answer came within {ANSWER_S:.0f} s")
 
     async def call(self, call: Call) -> Answer | None:
         """Make a call, and return its answer; None if it was not made, because it must not be made now.
