@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 EVICT_AGAIN_S = 5.0
 """How long after a budget has refused an eviction it is tried again, as kubectl drain does."""
+FAULTY_ROUND_S = 60.0
+"""How long after a round that found a worker in two schedules the next one begins."""
 AGAIN_S = 5.0
 """How long after a round that failed the next one begins."""
 
@@ -36,7 +38,7 @@ class Stored:
     status: Status
     version: str
     faults: tuple[Reason, ...] = ()
-    """What is wrong with it beside its spec: a worker of another schedule."""
+    """What is wrong with the texts of its spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class ClusterReading:
     nodes: Mapping[NodeName, WorkerNode] = field(default_factory=dict)
     pods: Mapping[NodeName, tuple[NodePod, ...]] = field(default_factory=dict)
     attachments: Mapping[NodeName, tuple[str, ...]] = field(default_factory=dict)
+    faults: tuple[Reason, ...] = ()
+    """Workers of this schedule that are workers of another one."""
 
 
 class ScheduleApi(Protocol):
@@ -121,6 +125,9 @@ class Rounds:
             await self._api.record(stored, stored.status, problems, Advance(stored.status))
             return None
         reading = await self._api.read(stored)
+        if reading.faults:
+            await self._api.record(stored, stored.status, reading.faults, Advance(stored.status))
+            return FAULTY_ROUND_S
         vms = await self._vms.read()
         observed = Observed(reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest)
         timeline = timeline_of(stored.schedule)
