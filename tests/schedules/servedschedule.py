@@ -1,7 +1,8 @@
 """An API server with one schedule, its workers and their pods, over HTTPS: it merges patches and checks versions."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from urllib.parse import parse_qs, urlsplit
 
 from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
@@ -23,13 +24,21 @@ class ServedSchedule:
         self.version = 1
         self.budget_allows = True
         self.writes: list[str] = []
+        self.lists: list[str] = []
+        self.watches = 0
+        self._watching: list[tuple[str, asyncio.Queue[Object]]] = []
 
     def put(self, path: str, content: Object) -> None:
         """Store an object with a new version."""
         self.version += 1
         metadata = {"uid": f"uid-{path.rpartition('/')[2]}", **_fields(content, "metadata")}
         metadata |= {"name": path.rpartition("/")[2], "resourceVersion": str(self.version)}
+        if path.startswith(SCHEDULES):
+            metadata["namespace"] = "gpuvirt"
         self.objects[path] = {**content, "metadata": metadata}
+        for collection, queue in self._watching:
+            if collection == _collection(path):
+                queue.put_nowait({"type": "MODIFIED", "object": self.objects[path]})
 
     def answer(self, call: Call) -> Reply:
         """Answer one request."""
@@ -56,6 +65,10 @@ class ServedSchedule:
             found = self.objects.get(call.path)
             return (200, found) if found is not None else NOT_FOUND
         query = parse_qs(urlsplit(call.target).query)
+        if "watch" in query:
+            self.watches += 1
+            return 200, self._watch(call.path)
+        self.lists.append(call.path)
         selector, field = query.get("labelSelector", [""])[0], query.get("fieldSelector", [""])[0]
         items = [
             item
@@ -63,6 +76,12 @@ class ServedSchedule:
             if _collection(path) == call.path and _has_labels(item, selector) and _is_on(item, field)
         ]
         return 200, {"metadata": {"resourceVersion": str(self.version)}, "items": items}
+
+    async def _watch(self, path: str) -> AsyncIterator[Object]:
+        queue = asyncio.Queue[Object]()
+        self._watching.append((path, queue))
+        while True:
+            yield await queue.get()
 
     def _evict(self, call: Call) -> Reply:
         if not self.budget_allows:

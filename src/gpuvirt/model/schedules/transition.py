@@ -80,6 +80,20 @@ def quiet_until(schedule: Schedule, following: Switch | None) -> datetime | None
     return following.at - timedelta(seconds=schedule.announce_s)
 
 
+def due_at(schedule: Schedule, timeline: Timeline, status: Status, now: datetime) -> datetime | None:
+    """Return when the next round is due by the status: `now`, a later time, or None until the spec changes."""
+    if schedule.is_suspended:
+        return None
+    current, following = timeline.current(now), timeline.next_switch(now)
+    is_behind = status.transition is not None or status.generation != schedule.generation
+    if is_behind or (current is not None and status.phase != current.phase):
+        return now
+    if status.announced != _announced(schedule, following, now):
+        return now
+    begin = quiet_until(schedule, following)
+    return begin if following is None or begin is None or begin > now else following.at
+
+
 def _announced(schedule: Schedule, following: Switch | None, now: datetime) -> PhaseName | None:
     begin = quiet_until(schedule, following)
     return following.phase if following is not None and begin is not None and begin <= now else None

@@ -97,11 +97,17 @@ class ScheduleObjects:
         self._cordoned_s: dict[NodeName, float] = {}
         """When each node was first seen unschedulable."""
 
+    @property
+    def stored(self) -> VgpuSchedule | None:
+        """The schedule as it was read or written last; None if it does not exist."""
+        return self._object
+
     async def schedule(self) -> Stored | None:
         """Return the schedule; None if it does not exist any more."""
         try:
             found = await self._client.get(self._resource, self._name, VgpuSchedule)
         except NotFoundError:
+            self._object = None
             return None
         self._object = found
         schedule, faults = objects.schedule_of(found)
