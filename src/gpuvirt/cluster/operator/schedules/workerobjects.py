@@ -18,7 +18,7 @@ CORDONED_BY = "gpuvirt.io/cordoned-by"
 """The label with the schedule that has cordoned a node. Without it a cordon is an admin's, and stays."""
 ANNOUNCED = "gpuvirt.io/leaves-soon"
 """The taint (PreferNoSchedule) of a node whose phase ends soon."""
-MIRROR = "kubernetes.io/config.mirror"
+STATIC_POD = "kubernetes.io/config.mirror"
 LEASES = Resource("leases", "coordination.k8s.io", "v1", "kube-node-lease")
 ATTACHMENTS = Resource("volumeattachments", "storage.k8s.io")
 ALL_PODS = Resource("pods")
@@ -127,7 +127,7 @@ class PodObject(msgspec.Struct, frozen=True):
             bool(metadata.deletion_timestamp),
             self.status.phase in ENDED,
             owner is not None and owner.kind == "DaemonSet",
-            MIRROR in metadata.annotations,
+            STATIC_POD in metadata.annotations,
             owner is None,
             any(volume.empty_dir is not None for volume in self.spec.volumes),
         )
