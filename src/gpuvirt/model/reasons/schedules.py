@@ -137,6 +137,12 @@ def clock_skewed(node: str, seconds: int) -> Reason:
     return Reason(ReasonCode.CLOCK_SKEWED, f"node {node}", message, fix=fix)
 
 
+def stored(code: str, subject: str, message: str, fix: str) -> Reason | None:
+    """Return the reason that a status has in parts; None if it has none, or one of another version."""
+    known = ReasonCode.named(code)
+    return Reason(known, subject, message, fix=fix or None) if known is not None else None
+
+
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from gpuvirt.cluster.kinds import vgpuschedule as kind
 from gpuvirt.cluster.kinds.parts import Condition
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmKey
 from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Schedule
@@ -138,8 +138,7 @@ def _why(found: tuple[Reason, ...]) -> tuple[str, str]:
 
 
 def _worker(worker: kind.WorkerStatus) -> Worker:
-    code = ReasonCode.named(worker.code)
-    reason = Reason(code, worker.subject, worker.message, fix=worker.fix or None) if code is not None else None
+    reason = reasons.stored(worker.code, worker.subject, worker.message, worker.fix)
     return Worker(
         NodeName(worker.node),
         worker.node_uid,
