@@ -7,7 +7,9 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.13-slim-trixie AS installed
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
-RUN pip install --no-cache-dir --constraint /wheels/constraints.txt /wheels/*.whl && rm -r /wheels
+# The controller asks vSphere in child processes; no other process loads pyVmomi.
+RUN pip install --no-cache-dir --constraint /wheels/constraints.txt "gpuvirt[vsphere] @ file://$(echo /wheels/*.whl)" \
+  && rm -r /wheels
 # The controller issues the webhook's certificate by openssl, which ca-certificates brings.
 RUN openssl version
 ENV PYTHONDONTWRITEBYTECODE=1

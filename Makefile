@@ -31,7 +31,8 @@ test-full-size: .venv/made-for-dev  ## Run the tests of many pods at their full 
 test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node, which they start and stop
 	$(VENV)/pytest tests/cluster
 
-lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once: Kubernetes, helm, a base image, Kata's witness, kernels
+lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once: a vCenter, Kubernetes, helm, a base image, Kata's witness, kernels
+	@$(VENV)/python -m lab.vsphere
 	@$(VENV)/python -m lab.cluster build
 	@$(VENV)/python -m lab.cluster base
 	@$(VENV)/python -m lab.kata

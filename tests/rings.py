@@ -10,12 +10,14 @@ import sys
 from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from lab.cache import cache_root
 from lab.cluster.helm import helm_lacks
 from lab.cluster.leftovers import another_kubelet, vfio_of_its_own
 from lab.kata.witness import witness_lacks
+from lab.vsphere.simulator import lacks as vsphere_lacks
 
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
 CLUSTER_TOOLS = ("etcd", "runc", "busybox", "ip", "nft", "curl", "openssl")
@@ -64,6 +66,12 @@ def _cluster_lacks() -> str | None:
     if another_kubelet(cache_root() / "cluster"):
         return "a kubelet runs here"
     return _mount_lacks()
+
+
+def _vsphere_missing() -> str | None:
+    if find_spec("pyVmomi") is None:
+        return "no pyVmomi"
+    return "no openssl" if shutil.which("openssl", path=SEARCH) is None else vsphere_lacks()
 
 
 LAB_PROGRAMS = {
@@ -119,6 +127,11 @@ RINGS = {
         "Kata's CDI library, which finds a pod's devices",
         _kata_lacks,
         "python -m lab.kata as root, with a Go of version 1.26 or later",
+    ),
+    "vsphere": Ring(
+        "a simulated vCenter",
+        _vsphere_missing,
+        "pip install pyvmomi; python -m lab.vsphere, which fetches a Go where there is none",
     ),
     "mount": Ring("a simulated host as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
     "kernel": Ring(

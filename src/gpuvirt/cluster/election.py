@@ -126,6 +126,11 @@ class Election:
         return self._clock.monotonic_s() < self._until_s
 
     @property
+    def may_write_until_s(self) -> float:
+        """The monotonic second at which this process stops leading unless it renews the lease before; 0: it doesn't."""
+        return self._until_s
+
+    @property
     def leads(self) -> bool:
         """Whether this process leads."""
         return self.leader == self._candidacy.me

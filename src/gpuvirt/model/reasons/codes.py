@@ -27,7 +27,9 @@ class Topic(StrEnum):
     AGENT = "agent"
     ADMISSION = "admission"
     CONTROLLER = "controller"
+    HYPERVISOR = "hypervisor"
     KUBEVIRT = "kubevirt"
+    SCHEDULE = "schedule"
     HOST = "host"
     WORKLOAD = "workload"
 

@@ -13,7 +13,9 @@ _scheduler = partial(entry, Topic.SCHEDULER)
 _agent = partial(entry, Topic.AGENT)
 _controller = partial(entry, Topic.CONTROLLER)
 _kubevirt = partial(entry, Topic.KUBEVIRT)
+_hypervisor = partial(entry, Topic.HYPERVISOR)
 _admission = partial(entry, Topic.ADMISSION)
+_schedule = partial(entry, Topic.SCHEDULE)
 
 
 class ReasonCode(Code):
@@ -334,6 +336,87 @@ class ReasonCode(Code):
         "ResourceStillReferenced", "VMs or pods still request the resource, so an undo leaves its entry"
     )
 
+    HYPERVISOR_UNREACHABLE = _hypervisor(
+        "HypervisorUnreachable",
+        "no connection to the hypervisor could be made, or it broke. Nothing is known about any VM",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    HYPERVISOR_NOT_TRUSTED = _hypervisor(
+        "HypervisorNotTrusted",
+        "the hypervisor's certificate is not signed by the CA of the Secret, or is for another name. gpuvirt sends no"
+        " password to it, also on 127.0.0.1",
+        Level.ERROR,
+    )
+    WRONG_CREDENTIALS = _hypervisor(
+        "WrongCredentials", "the hypervisor refuses user and password of the Secret", Level.ERROR
+    )
+    CREDENTIALS_INCOMPLETE = _hypervisor(
+        "CredentialsIncomplete", "the Secret lacks `server`, `ca`, `user` or `password`, or one is empty", Level.ERROR
+    )
+    HYPERVISOR_SESSION_LOST = _hypervisor(
+        "HypervisorSessionLost",
+        "the hypervisor ends each session at once, also one that has just logged in",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    HYPERVISOR_FORBIDDEN = _hypervisor(
+        "HypervisorForbidden", "the hypervisor does not permit this to the user of the Secret", Level.ERROR
+    )
+    HYPERVISOR_ANSWER_INCOMPLETE = _hypervisor(
+        "HypervisorAnswerIncomplete",
+        "an answer lacks what it must have, or was not understood. The state of VMs counts as unknown, never as off",
+        Level.UNKNOWN,
+    )
+    HYPERVISOR_SILENT = _hypervisor(
+        "HypervisorSilent",
+        "the hypervisor did not answer in time. The connection was reset; a call may have been carried out",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    HYPERVISOR_CONNECTION_ENDED = _hypervisor(
+        "HypervisorConnectionEnded",
+        "the process that is connected to the hypervisor has ended; a call under way may have been carried out",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    HYPERVISOR_REFUSED = _hypervisor(
+        "HypervisorRefused", "the hypervisor refused the call; the message has its own words", Level.ERROR
+    )
+    HYPERVISOR_CALL_FAILED = _hypervisor(
+        "HypervisorCallFailed",
+        "the call failed within the hypervisor, which does not say whether it was carried out",
+        Level.UNKNOWN,
+    )
+    NO_GRAPHICS_CAPACITY = _hypervisor(
+        "NoGraphicsCapacity", "no GPU has room for the vGPUs of the VM that is to start", Level.ERROR, passes=True
+    )
+    WRONG_POWER_STATE = _hypervisor(
+        "WrongPowerState", "the VM is not in the state that the call needs: someone else has changed it", passes=True
+    )
+    VM_NOT_FOUND = _hypervisor("VmNotFound", "the hypervisor shows no such VM to the user of the Secret", Level.ERROR)
+    GUEST_TOOLS_MISSING = _hypervisor(
+        "GuestToolsMissing", "the guest can't be asked to shut down: its guest tools (VMware Tools) do not run"
+    )
+    SUSPEND_NOT_SUPPORTED = _hypervisor(
+        "SuspendNotSupported", "the host can't suspend a VM with a vGPU of this type", Level.ERROR
+    )
+    VGPU_TYPE_NOT_OFFERED = _hypervisor(
+        "VgpuTypeNotOffered", "the host of the VM does not list the vGPU type, so nothing is known about it"
+    )
+    NOT_ONE_VGPU = _hypervisor(
+        "NotOneVgpu", "the vGPU type of a VM can be changed only if it has exactly one vGPU", Level.ERROR
+    )
+    BACK_END_MISSING = _hypervisor(
+        "BackEndMissing", "the library for this kind of hypervisor is not installed", Level.ERROR
+    )
+    LEASE_LOST = _hypervisor(
+        "LeaseLost",
+        "the controller does not lead, or has not renewed its lease, so it asks the hypervisor nothing",
+        Level.UNKNOWN,
+        passes=True,
+    )
+
     UNITS_IN_KATA = _admission(
         "UnitsInKata", "the pod requests units of a shared GPU, which containers in a VM of Kata can't use", Level.ERROR
     )
@@ -358,3 +441,59 @@ class ReasonCode(Code):
         "the webhook has not read a valid config since it started; it refuses pods of Kata until it has",
         Level.ERROR,
     )
+
+    SCHEDULE_INVALID = _schedule(
+        "ScheduleInvalid", "a field of a VgpuSchedule can't be used; nothing is done for the schedule", Level.ERROR
+    )
+    CRON_LINE_INVALID = _schedule(
+        "CronLineInvalid",
+        "`start` of a phase is no cron line of five fields (`@daily` and seconds are none)",
+        Level.ERROR,
+    )
+    TIME_ZONE_UNKNOWN = _schedule("TimeZoneUnknown", "the controller knows no time zone of this name", Level.ERROR)
+    PHASE_UNREACHABLE = _schedule("PhaseUnreachable", "no day fits the cron line of a phase", Level.ERROR)
+    PHASES_OVERLAP = _schedule("PhasesOverlap", "two phases of a schedule begin at the same time", Level.ERROR)
+    WORKER_IN_TWO_SCHEDULES = _schedule(
+        "WorkerInTwoSchedules", "a node is a worker of two VgpuSchedules; nothing is done for either", Level.ERROR
+    )
+    SCHEDULE_NOT_ALLOWED = _schedule(
+        "NotAllowed",
+        "a VgpuSchedule is not in the controller's namespace, where alone its Secret and its rights hold",
+        Level.ERROR,
+    )
+    HYPERVISOR_UNKNOWN = _schedule(
+        "HypervisorUnknown",
+        "the hypervisor gave no complete answer. No VM counts as off, and no call is made",
+        Level.UNKNOWN,
+        passes=True,
+    )
+    VM_NOT_MATCHED = _schedule(
+        "VmNotMatched", "no VM, or several, match a worker's node by provider ID, system UUID or name", Level.ERROR
+    )
+    VM_NOT_VISIBLE = _schedule(
+        "VmNotVisible", "the hypervisor no longer shows the VM of a worker; it does not count as off", Level.ERROR
+    )
+    NODE_NOT_REGISTERED = _schedule("NodeNotRegistered", "the Node object of a worker does not exist", passes=True)
+    WORKER_LABELS_LOST = _schedule(
+        "WorkerLabelsLost",
+        "a worker's Node was deleted, and has come back without the labels of its phase",
+        Level.ERROR,
+    )
+    POD_BLOCKS_DRAIN = _schedule(
+        "PodBlocksDrain",
+        "a pod of a worker has no controller, or an emptyDir volume, so that `kubectl drain` would refuse it, too",
+        passes=True,
+    )
+    PODS_LEFT = _schedule(
+        "PodsLeft", "pods of a worker have not ended yet, or a budget forbids their eviction", passes=True
+    )
+    VOLUMES_ATTACHED = _schedule("VolumesAttached", "volumes are still attached to a worker", passes=True)
+    GPU_STILL_USED = _schedule(
+        "GpuStillUsed", "a worker waits for the GPU: a worker of another phase has not been seen off", passes=True
+    )
+    STEP_PENDING = _schedule("StepPending", "a step of a worker has not shown its effect yet", Level.OK, passes=True)
+    CALL_REFUSED = _schedule("CallRefused", "the hypervisor has refused a call for a worker's VM", Level.ERROR)
+    NO_HEARTBEAT = _schedule(
+        "NoHeartbeat", "a worker's VM runs, and its kubelet has not renewed its Lease or is not Ready", passes=True
+    )
+    CLOCK_SKEWED = _schedule("ClockSkewed", "the clock of a resumed worker is over 30 s off the controller's")

@@ -1,0 +1,1 @@
+"""A vCenter with worker VMs that have vGPUs, as a program: govmomi's simulator, and what it lacks (*.go)."""

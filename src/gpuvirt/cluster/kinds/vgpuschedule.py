@@ -1,0 +1,141 @@
+"""VgpuSchedule, `gpuvirt.io/v1alpha1`: which worker VMs run in which phase, and how far the change between phases is.
+
+Admins write the spec, the controller that leads writes the status. `kubectl explain vgpuschedule` prints these texts.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpuvirt.cluster.kinds.parts import Condition, Part
+from gpuvirt.cluster.labelselector import LabelSelector
+from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.model.schedules.spec import Leave, OnTimeout
+from gpuvirt.model.schedules.status import Step
+
+GROUP, VERSION, KIND, PLURAL = "gpuvirt.io", "v1alpha1", "VgpuSchedule", "vgpuschedules"
+API_VERSION = f"{GROUP}/{VERSION}"
+READY, VALID, HELD = "Ready", "Valid", "Held"
+
+
+def vgpu_schedules(namespace: str) -> Resource:
+    """Return the VgpuSchedules of a namespace."""
+    return Resource(PLURAL, GROUP, VERSION, namespace)
+
+
+class SecretRef(Part, frozen=True, kw_only=True):
+    """A Secret of the schedule's namespace."""
+
+    name: Annotated[str, Meta(description="The Secret has server, ca, user and password.")]
+
+
+class SecretPlace(Part, frozen=True, kw_only=True):
+    """A hypervisor whose address and credentials are in one Secret."""
+
+    secret_ref: SecretRef
+
+
+class HypervisorSpec(Part, frozen=True, kw_only=True):
+    """The hypervisor that runs the worker VMs."""
+
+    vsphere: Annotated[SecretPlace | None, Meta(description="A vCenter, or an ESXi host.")] = None
+
+
+class PhaseSpec(Part, frozen=True, kw_only=True):
+    """One phase."""
+
+    name: Annotated[str, Meta(description="The name of the phase: day.")]
+    start: Annotated[str, Meta(description="A cron line of five fields, in timeZone: 0 7 * * 1-5.")]
+    workers: Annotated[LabelSelector, Meta(description="The nodes whose VMs run in this phase.")]
+
+
+class OverrideSpec(Part, frozen=True, kw_only=True):
+    """A phase that holds for some time, whatever the cron lines say."""
+
+    phase: Annotated[str, Meta(description="The name of the phase.")]
+    begin: Annotated[str, Meta(description="When the phase begins, in timeZone: 2026-12-24T12:00.")] = msgspec.field(
+        name="from"
+    )
+    until: Annotated[str, Meta(description="When the cron lines hold again, in timeZone.")]
+
+
+class DrainSpec(Part, frozen=True, kw_only=True):
+    """How the pods of a worker are evicted."""
+
+    timeout: Annotated[str, Meta(description="How long evictions are tried: 10m.")] = "10m"
+    on_timeout: Annotated[
+        OnTimeout,
+        Meta(description="Hold: the transition waits. Force: pods are deleted against their budgets."),
+    ] = OnTimeout.HOLD
+    delete_empty_dir_data: Annotated[
+        bool, Meta(description="Evict pods with emptyDir volumes, whose data is lost.")
+    ] = False
+    delete_bare_pods: Annotated[
+        bool, Meta(description="Evict pods without a controller, which are not created again.")
+    ] = False
+
+
+class Spec(Part, frozen=True, kw_only=True):
+    """The phases of a schedule."""
+
+    time_zone: Annotated[str, Meta(description="A name of the IANA database: Europe/Berlin.")] = "UTC"
+    hypervisor: HypervisorSpec = HypervisorSpec()
+    phases: Annotated[tuple[PhaseSpec, ...], Meta(description="The phases, each with its workers.")] = ()
+    overrides: Annotated[
+        tuple[OverrideSpec, ...], Meta(description="Phases that hold at other times; a later one goes first.")
+    ] = ()
+    announce: Annotated[str, Meta(description="How long before a phase it is announced: 15m.")] = "15m"
+    drain: DrainSpec = DrainSpec()
+    leave: Annotated[Leave, Meta(description="Suspend: the VM's memory is kept. ShutDown: the guest ends.")] = (
+        Leave.SUSPEND
+    )
+    suspend: Annotated[bool, Meta(description="Do nothing for this schedule.")] = False
+
+
+class WorkerStatus(Part, frozen=True, kw_only=True):
+    """One worker."""
+
+    node: Annotated[str, Meta(description="The name of the node.")]
+    node_uid: Annotated[str, Meta(description="Its uid; empty while it does not exist.")] = ""
+    phases: Annotated[tuple[str, ...], Meta(description="The phases in which its VM runs.")] = ()
+    vm: Annotated[str, Meta(description="The hypervisor's id of its VM.")] = ""
+    vm_name: Annotated[str, Meta(description="The name of its VM.")] = ""
+    step: Annotated[Step, Meta(description="The step that the worker is in.")] = Step.NONE
+    since: Annotated[str, Meta(description="When the step began (RFC 3339).")] = ""
+    renewal: Annotated[str | None, Meta(description="renewTime of its Lease when its VM was first seen on.")] = None
+    held: Annotated[bool, Meta(description="Whether the step was not done in time.")] = False
+    forced: Annotated[int, Meta(description="The pods that were deleted against budgets.")] = 0
+    code: Annotated[str, Meta(description="The code of the reason why the step is not done.")] = ""
+    subject: Annotated[str, Meta(description="The subject of the reason.")] = ""
+    message: Annotated[str, Meta(description="The reason in words.")] = ""
+    fix: Annotated[str, Meta(description="How to remove the cause.")] = ""
+
+
+class TransitionStatus(Part, frozen=True, kw_only=True):
+    """The change of the phase that is under way."""
+
+    phase: Annotated[str, Meta(description="The phase that begins.")]
+    began: Annotated[str, Meta(description="When the change began (RFC 3339).")]
+    generation: Annotated[int, Meta(description="The generation of the spec that it follows.")] = 0
+
+
+class Status(Part, frozen=True, kw_only=True):
+    """How far the schedule is."""
+
+    phase: Annotated[str | None, Meta(description="The phase that was reached last.")] = None
+    next_phase: Annotated[str | None, Meta(description="The phase that begins next.")] = None
+    next_switch: Annotated[str | None, Meta(description="When it begins (RFC 3339).")] = None
+    announced: Annotated[str | None, Meta(description="The phase that is announced.")] = None
+    transition: TransitionStatus | None = None
+    workers: Annotated[tuple[WorkerStatus, ...], Meta(description="The workers.")] = ()
+    observed_generation: Annotated[int, Meta(description="The generation of the spec that this follows.")] = 0
+    conditions: Annotated[tuple[Condition, ...], Meta(description="Ready, Valid and Held.")] = ()
+
+
+class VgpuSchedule(msgspec.Struct, frozen=True):
+    """Worker VMs that share a GPU over time: which run in which phase, and when each phase begins."""
+
+    metadata: Metadata
+    spec: Spec = Spec()
+    status: Status = Status()

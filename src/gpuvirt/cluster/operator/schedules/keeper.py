@@ -1,0 +1,115 @@
+"""The schedules of one term as the leader: each has a task while something is due, and costs nothing otherwise."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import partial
+from random import Random
+
+from gpuvirt.clock import Clock, Signal
+from gpuvirt.cluster.apigroups import ApiGroups
+from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
+from gpuvirt.cluster.operator.schedules.rounds import Rounds
+from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
+from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
+from gpuvirt.cluster.operator.store import Store
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.schedules.faults import faults
+from gpuvirt.model.schedules.hypervisor import Hypervisor, VmsUnknown
+from gpuvirt.model.schedules.times import timeline_of
+from gpuvirt.model.schedules.transition import due_at
+from gpuvirt.tasks import keep_going
+
+log = logging.getLogger(__name__)
+
+Connect = Callable[[VgpuSchedule], Awaitable[Hypervisor | VmsUnknown]]
+"""Opens the connection to a schedule's hypervisor; what it needs may be missing."""
+
+MOST_PAUSE_S = 600.0
+"""The longest time between two looks at the wall clock, which may be set."""
+LEAST_PAUSE_S = 0.1
+
+
+class ScheduleKeeper:
+    """Runs the rounds of each VgpuSchedule of a namespace when they are due."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        clock: Clock,
+        connect: Connect,
+        may_write: Callable[[], bool],
+    ) -> None:
+        """`may_write` returns whether this process leads at this moment.
+
+        Writes of `client` are sent with the lease alone (`Client.leading`).
+        """
+        self._client = client
+        self._namespace = namespace
+        self._clock = clock
+        self._connect = connect
+        self._may_write = may_write
+        self._since_s = clock.monotonic_s()
+        self._changed = Signal()
+        self._store = Store(Collection(vgpu_schedules(namespace), VgpuSchedule), self._changed)
+        self._running: set[str] = set()
+        self._checked: dict[str, int] = {}
+        """The generations of schedules with faults that are in their status."""
+
+    async def run(self, random: Random) -> None:
+        """Run schedules until cancelled, which ends each connection to a hypervisor."""
+        groups = ApiGroups(self._client, self._clock)
+        follow = partial(self._store.follow, self._client, self._clock, random, groups)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keep_going("controller: schedules", follow, self._clock))
+            while True:
+                pause_s = self._begin(group)
+                await self._changed.wait_for(self._clock, pause_s)
+
+    def _begin(self, group: asyncio.TaskGroup) -> float:
+        """Start the rounds that are due, and return the seconds until the next are."""
+        now = self._clock.now()
+        pauses_s = [MOST_PAUSE_S]
+        for stored in self._store.known.values():
+            name = stored.metadata.name
+            if name in self._running:
+                continue
+            at = self._due_at(stored, now)
+            if at is not None and at <= now:
+                self._running.add(name)
+                group.create_task(self._run(stored))
+            elif at is not None:
+                pauses_s.append((at - now).total_seconds())
+        return max(min(pauses_s), LEAST_PAUSE_S)
+
+    async def _open(self, name: str) -> Hypervisor | VmsUnknown:
+        """Open the connection that the schedule asks for now."""
+        stored = self._store.get(name, self._namespace)
+        if stored is None:
+            return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule does not exist any more")
+        return await self._connect(stored)
+
+    def _due_at(self, stored: VgpuSchedule, now: datetime) -> datetime | None:
+        schedule, problems = schedule_of(stored)
+        if problems or faults(schedule, now):
+            is_known = self._checked.get(schedule.name) == schedule.generation
+            return None if is_known else now
+        return due_at(schedule, timeline_of(schedule), status_of(stored), now)
+
+    async def _run(self, stored: VgpuSchedule) -> None:
+        """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
+        name = stored.metadata.name
+        api = ScheduleObjects(self._client, self._namespace, name, self._clock)
+        calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s)
+        try:
+            await keep_going(f"schedule {name}", Rounds(api, calls, self._clock).run, self._clock)
+        finally:
+            if api.stored is not None:
+                self._store.take(api.stored)
+            self._checked[name] = stored.metadata.generation
+            self._running.discard(name)
+            self._changed.set()

@@ -1,0 +1,199 @@
+"""VgpuSchedules as the model's records: specs with what is wrong in their texts, and statuses in both directions."""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from gpuvirt.cluster.kinds import vgpuschedule as kind
+from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.hypervisor import VmKey
+from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.status import Status, Transition, Worker
+from gpuvirt.model.schedules.transition import Advance
+
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?[hms])+", re.ASCII)
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([hms])", re.ASCII)
+LONGEST_DURATION = 20
+DEFAULT_ANNOUNCE_S = 900.0
+
+
+def duration_s(text: str) -> float | None:
+    """Return a duration as Go writes it (`1h30m`) in seconds; None if it is none."""
+    if len(text) > LONGEST_DURATION or not _DURATION.fullmatch(text):
+        return None
+    return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
+
+
+def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]]:
+    """Return the spec, and what is wrong in its texts; values that can't be used have their defaults."""
+    spec, faults = stored.spec, list[Reason]()
+    announce_s, timeout_s = duration_s(spec.announce), duration_s(spec.drain.timeout)
+    if announce_s is None:
+        faults.append(reasons.spec_invalid("spec.announce", f"is {spec.announce!r}, expected a duration such as 15m"))
+    if timeout_s is None:
+        text = f"is {spec.drain.timeout!r}, expected a duration such as 10m"
+        faults.append(reasons.spec_invalid("spec.drain.timeout", text))
+    if spec.hypervisor.vsphere is None:
+        faults.append(reasons.spec_invalid("spec.hypervisor", "names no hypervisor; expected vsphere.secretRef"))
+    for position, phase in enumerate(spec.phases):
+        if not phase.workers.match_labels and not phase.workers.match_expressions:
+            faults.append(reasons.spec_invalid(f"spec.phases[{position}].workers", "selects every node of the cluster"))
+    overrides = list[Override]()
+    for position, override in enumerate(spec.overrides):
+        begin, end = _local(override.begin), _local(override.until)
+        if begin is None or end is None:
+            text = "has a time that is no local time such as 2026-12-24T12:00"
+            faults.append(reasons.spec_invalid(f"spec.overrides[{position}]", text))
+        else:
+            overrides.append(Override(PhaseName(override.phase), begin, end))
+    drain = Drain(
+        Drain().timeout_s if timeout_s is None else timeout_s,
+        spec.drain.on_timeout,
+        spec.drain.delete_empty_dir_data,
+        spec.drain.delete_bare_pods,
+    )
+    schedule = Schedule(
+        stored.metadata.name,
+        spec.time_zone,
+        tuple(Phase(PhaseName(phase.name), phase.start) for phase in spec.phases),
+        tuple(overrides),
+        DEFAULT_ANNOUNCE_S if announce_s is None else announce_s,
+        drain,
+        spec.leave,
+        spec.suspend,
+        stored.metadata.generation,
+    )
+    return schedule, tuple(faults)
+
+
+def status_of(stored: kind.VgpuSchedule) -> Status:
+    """Return the status as the model has it."""
+    status = stored.status
+    transition = status.transition
+    began = _time(transition.began) if transition is not None else None
+    return Status(
+        _phase(status.phase),
+        Transition(PhaseName(transition.phase), began, transition.generation)
+        if transition is not None and began is not None
+        else None,
+        _phase(status.announced),
+        tuple(_worker(worker) for worker in status.workers),
+        status.observed_generation,
+    )
+
+
+def written(
+    before: kind.VgpuSchedule, status: Status, problems: tuple[Reason, ...], advance: Advance, now: datetime
+) -> kind.Status:
+    """Return the status to write."""
+    following, transition = advance.next_switch, status.transition
+    return kind.Status(
+        phase=status.phase,
+        next_phase=following.phase if following is not None else None,
+        next_switch=_text(following.at) if following is not None else None,
+        announced=status.announced,
+        transition=kind.TransitionStatus(
+            phase=transition.phase, began=_text(transition.began), generation=transition.generation
+        )
+        if transition is not None
+        else None,
+        workers=tuple(_written_worker(worker) for worker in status.workers),
+        observed_generation=status.generation,
+        conditions=tuple(_conditions(before, status, problems, now)),
+    )
+
+
+def _conditions(
+    before: kind.VgpuSchedule, status: Status, problems: tuple[Reason, ...], now: datetime
+) -> Iterator[Condition]:
+    """Yield Ready, Valid and Held; each keeps the time of its last change."""
+    held = [worker.reason for worker in status.held if worker.reason is not None]
+    waiting = [worker.reason for worker in status.workers if worker.reason is not None]
+    valid = ("True", "Valid", "") if not problems else ("False", *_why(problems))
+    holds = ("True", *_why(tuple(held))) if held else ("False", "NotHeld", "")
+    ready = ("True", "PhaseReached", f"phase {status.phase}")
+    if problems:
+        ready = valid
+    elif status.transition is not None:
+        ready = ("False", *(_why(tuple(held or waiting)) if waiting else ("Switching", "")))
+    for name, (state, code, message) in ((kind.READY, ready), (kind.VALID, valid), (kind.HELD, holds)):
+        last = next((condition for condition in before.status.conditions if condition.type == name), None)
+        is_same = last is not None and last.status == state
+        yield Condition(
+            type=name,
+            status=state,
+            reason=code,
+            message=message,
+            last_transition_time=last.last_transition_time if last is not None and is_same else _text(now),
+            observed_generation=before.metadata.generation,
+        )
+
+
+def _why(found: tuple[Reason, ...]) -> tuple[str, str]:
+    return str(found[0].code), " | ".join(reason.text for reason in found)
+
+
+def _worker(worker: kind.WorkerStatus) -> Worker:
+    reason = reasons.stored(worker.code, worker.subject, worker.message, worker.fix)
+    return Worker(
+        NodeName(worker.node),
+        worker.node_uid,
+        tuple(PhaseName(phase) for phase in worker.phases),
+        VmKey(worker.vm),
+        worker.vm_name,
+        worker.step,
+        _time(worker.since),
+        worker.renewal,
+        worker.held,
+        worker.forced,
+        reason,
+    )
+
+
+def _written_worker(worker: Worker) -> kind.WorkerStatus:
+    reason = worker.reason
+    return kind.WorkerStatus(
+        node=worker.node,
+        node_uid=worker.node_uid,
+        phases=worker.phases,
+        vm=worker.vm,
+        vm_name=worker.vm_name,
+        step=worker.step,
+        since=_text(worker.since) if worker.since is not None else "",
+        renewal=worker.renewal,
+        held=worker.is_held,
+        forced=worker.forced,
+        code=str(reason.code) if reason is not None else "",
+        subject=reason.subject if reason is not None else "",
+        message=reason.message if reason is not None else "",
+        fix=(reason.fix or "") if reason is not None else "",
+    )
+
+
+def _phase(name: str | None) -> PhaseName | None:
+    return PhaseName(name) if name is not None else None
+
+
+def _local(text: str) -> datetime | None:
+    """Return a time without a zone; None if it is none."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is None else None
+
+
+def _time(text: str) -> datetime | None:
+    """Return a time in UTC; None if it is none, which begins the step again."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def _text(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

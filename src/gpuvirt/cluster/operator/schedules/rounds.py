@@ -1,0 +1,171 @@
+"""The rounds of one schedule: read, decide, record, act. A round can end anywhere, and the next one goes on."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, RefusedError
+from gpuvirt.cluster.operator.logline import logged
+from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
+from gpuvirt.model.schedules.faults import faults
+from gpuvirt.model.schedules.hypervisor import Accepted
+from gpuvirt.model.schedules.observed import NodePod, Observed, WorkerNode
+from gpuvirt.model.schedules.spec import Schedule
+from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.times import timeline_of
+from gpuvirt.model.schedules.transition import Advance, advance
+
+log = logging.getLogger(__name__)
+
+EVICT_AGAIN_S = 5.0
+"""How long after a budget has refused an eviction it is tried again, as kubectl drain does."""
+FAULTY_ROUND_S = 60.0
+"""How long after a round that found a worker in two schedules the next one begins."""
+AGAIN_S = 5.0
+"""How long after a round that failed the next one begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A schedule as the API server has it."""
+
+    schedule: Schedule
+    status: Status
+    version: str
+    faults: tuple[Reason, ...] = ()
+    """What is wrong with the texts of its spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReading:
+    """Workers' nodes, pods and volumes, read in this order."""
+
+    nodes: Mapping[NodeName, WorkerNode] = field(default_factory=dict)
+    pods: Mapping[NodeName, tuple[NodePod, ...]] = field(default_factory=dict)
+    attachments: Mapping[NodeName, tuple[str, ...]] = field(default_factory=dict)
+    faults: tuple[Reason, ...] = ()
+    """Workers of this schedule that are workers of another one."""
+
+
+class ScheduleApi(Protocol):
+    """The API server, as the rounds of one schedule need it. Each method raises ApiError."""
+
+    async def schedule(self) -> Stored | None:
+        """Return the schedule; None if it does not exist any more."""
+        ...
+
+    async def read(self, stored: Stored) -> ClusterReading:
+        """Return the workers: nodes that a phase selects, that the status names, or that the schedule has marked."""
+        ...
+
+    async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
+        """Write the status of the version that was read; raises ConflictError if the schedule has changed since."""
+        ...
+
+    async def mark(self, action: MarkNode) -> None:
+        """Change the marks of a node of the version that was read."""
+        ...
+
+    async def evict(self, pod: NodePod) -> None:
+        """Evict a pod; raises RefusedError if a budget forbids it."""
+        ...
+
+    async def delete(self, pod: NodePod) -> None:
+        """Delete a pod, with its grace period."""
+        ...
+
+
+class Rounds:
+    """The rounds of one schedule in one term as the leader."""
+
+    def __init__(self, api: ScheduleApi, vms: VmCalls, clock: Clock) -> None:
+        self.latest: Advance | None = None
+        """What the last whole round has decided."""
+        self._api = api
+        self._vms = vms
+        self._clock = clock
+        self._refused_s: dict[PodUid, float] = {}
+        """When a budget last refused the eviction of a pod."""
+
+    async def run(self) -> None:
+        """Make rounds until nothing is under way."""
+        try:
+            while (pause_s := await self.round()) is not None:
+                await self._clock.sleep(pause_s)
+        finally:
+            await self._vms.close()
+
+    async def round(self) -> float | None:
+        """Make one round, and return the time until the next; None if nothing is under way.
+
+        There is none before the connections of an earlier leader are dead: a late suspension would meet new pods.
+        """
+        if (wait_s := self._vms.alone_in_s) > 0.0:
+            return wait_s
+        try:
+            return await self._round()
+        except ConflictError:
+            return 0.0  # the schedule has changed: it is read again
+        except ApiError as error:
+            log.warning("schedule: %s; the next round follows", logged(str(error)))
+            return max(AGAIN_S, error.retry_after_s)
+
+    async def _round(self) -> float | None:
+        stored = await self._api.schedule()
+        if stored is None or stored.schedule.is_suspended:
+            return None
+        now = self._clock.now().replace(microsecond=0)
+        problems = (*stored.faults, *faults(stored.schedule, now))
+        if problems:
+            await self._api.record(stored, stored.status, problems, Advance(stored.status))
+            return None
+        reading = await self._api.read(stored)
+        if reading.faults:
+            await self._api.record(stored, stored.status, reading.faults, Advance(stored.status))
+            return FAULTY_ROUND_S
+        vms = await self._vms.read()
+        observed = Observed(reading.nodes, reading.pods, reading.attachments, vms, self._vms.latest)
+        timeline = timeline_of(stored.schedule)
+        decided = advance(stored.schedule, timeline, stored.status, observed, now)
+        await self._api.record(stored, decided.status, (), decided)
+        self.latest = decided
+        for action in decided.actions:
+            await self._act(action)
+        return decided.pause_s
+
+    async def _act(self, action: ScheduleAction) -> None:
+        """Take one action. What fails is decided again in the next round."""
+        try:
+            match action:
+                case CallVm(call=call):
+                    answer = await self._vms.call(call)
+                    if not isinstance(answer, Accepted):
+                        return
+                case MarkNode():
+                    await self._api.mark(action)
+                case EvictPod(pod=pod):
+                    if not await self._evict(pod):
+                        return
+                case DeletePod(pod=pod):
+                    await self._api.delete(pod)
+            log.info("schedule: %s", logged(action.text))
+        except NotFoundError:
+            pass  # the pod has ended, or the node is gone
+        except ApiError as error:
+            log.info("schedule: could not: %s: %s", logged(action.text), logged(str(error)))
+
+    async def _evict(self, pod: NodePod) -> bool:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._refused_s.get(pod.uid, -EVICT_AGAIN_S) < EVICT_AGAIN_S:
+            return False
+        try:
+            await self._api.evict(pod)
+        except RefusedError:
+            self._refused_s[pod.uid] = now_s
+            return False
+        return True

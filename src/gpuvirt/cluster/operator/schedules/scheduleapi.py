@@ -1,0 +1,235 @@
+"""One schedule's requests to the API server: what a round reads, and its writes with the versions that it has read."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.labelselector import LabelSelector, Requirement
+from gpuvirt.cluster.operator.schedules import objects
+from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
+from gpuvirt.cluster.operator.schedules.workerobjects import (
+    ALL_PODS,
+    ANNOUNCED,
+    ATTACHMENTS,
+    CORDONED_BY,
+    LEASES,
+    AttachmentObject,
+    LeaseObject,
+    NodeObject,
+    PodObject,
+    WholeTaint,
+)
+from gpuvirt.cluster.resources import NODES, pods
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.schedules.actions import MarkNode
+from gpuvirt.model.schedules.faults import shared_workers
+from gpuvirt.model.schedules.observed import NodePod
+from gpuvirt.model.schedules.spec import PhaseName
+from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.transition import Advance
+
+EVICTION_S = 10.0
+"""How long the API server may take for an eviction, which asks all budgets."""
+
+
+class _Version(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str
+
+
+class _StatusPatch(msgspec.Struct, frozen=True):
+    metadata: _Version
+    status: StoredStatus
+
+
+class _NodeMarks(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str
+    labels: dict[str, str | None] = {}
+
+
+class _NodeSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    unschedulable: bool | msgspec.UnsetType | None = msgspec.UNSET
+    taints: tuple[WholeTaint, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class _NodePatch(msgspec.Struct, frozen=True):
+    metadata: _NodeMarks
+    spec: _NodeSpec
+
+
+class _Preconditions(msgspec.Struct, frozen=True):
+    uid: str
+
+
+class _Options(msgspec.Struct, frozen=True):
+    preconditions: _Preconditions
+
+
+class _EvictedPod(msgspec.Struct, frozen=True):
+    name: str
+    namespace: str
+
+
+class _Eviction(msgspec.Struct, frozen=True, rename="camel"):
+    metadata: _EvictedPod
+    delete_options: _Options
+    api_version: str = "policy/v1"
+    kind: str = "Eviction"
+
+
+class ScheduleObjects:
+    """The API server, as the rounds of one schedule need it. All methods raise ApiError."""
+
+    def __init__(self, client: Client, namespace: str, name: str, clock: Clock) -> None:
+        """Writes of `client` are sent with the lease alone (`Client.leading`)."""
+        self._client = client
+        self._resource = vgpu_schedules(namespace)
+        self._name = name
+        self._clock = clock
+        self._object: VgpuSchedule | None = None
+        self._nodes: dict[NodeName, NodeObject] = {}
+        """The nodes of the last reading."""
+        self._cordoned_s: dict[NodeName, float] = {}
+        """When each node was first seen unschedulable."""
+
+    @property
+    def stored(self) -> VgpuSchedule | None:
+        """The schedule as it was read or written last; None if it does not exist."""
+        return self._object
+
+    async def schedule(self) -> Stored | None:
+        """Return the schedule; None if it does not exist any more."""
+        try:
+            found = await self._client.get(self._resource, self._name, VgpuSchedule)
+        except NotFoundError:
+            self._object = None
+            return None
+        self._object = found
+        schedule, faults = objects.schedule_of(found)
+        return Stored(schedule, objects.status_of(found), found.metadata.resource_version, faults)
+
+    async def read(self, stored: Stored) -> ClusterReading:
+        """Return the workers: nodes first, then their Leases, pods and volumes."""
+        found, phases = await self._read_nodes(stored.status)
+        self._nodes = found
+        now_s = self._clock.monotonic_s()
+        self._cordoned_s = {
+            name: self._cordoned_s.get(name, now_s) for name, node in found.items() if node.spec.unschedulable
+        }
+        nodes = {
+            name: node.worker(
+                frozenset(phases.get(name, ())), await self._renewal(name), now_s - self._cordoned_s.get(name, now_s)
+            )
+            for name, node in found.items()
+        }
+        placed = {name: await self._read_pods(name) for name in nodes}
+        attachments = (await self._client.list(Collection(ATTACHMENTS, AttachmentObject))).items if nodes else ()
+        attached = {
+            name: tuple(volume.metadata.name for volume in attachments if volume.spec.node_name == name)
+            for name in nodes
+        }
+        return ClusterReading(nodes, placed, attached, await self._shared_workers())
+
+    async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
+        """Write the status for the version that was read, if it has changed; raises ConflictError."""
+        before = self._object
+        if before is None:
+            return
+        desired = objects.written(before, status, problems, advance, self._clock.now())
+        if desired == before.status:
+            return
+        patch = _StatusPatch(_Version(stored.version), desired)
+        self._object = await self._client.patch(
+            self._resource, self._name, patch, PatchType.MERGE, VgpuSchedule, part="status"
+        )
+
+    async def mark(self, action: MarkNode) -> None:
+        """Change the marks of a node of the version that was read; raises ConflictError."""
+        before = self._nodes[action.node].spec.taints
+        taints: tuple[WholeTaint, ...] | msgspec.UnsetType = msgspec.UNSET
+        if action.taint is not None:
+            others = tuple(taint for taint in before if taint.key != ANNOUNCED)
+            taints = (*others, WholeTaint(ANNOUNCED, "PreferNoSchedule")) if action.taint else others
+        labels: dict[str, str | None] = {}
+        unschedulable: bool | msgspec.UnsetType | None = msgspec.UNSET
+        if action.cordon is not None:
+            labels = {CORDONED_BY: self._name if action.cordon else None}
+            unschedulable = True if action.cordon else None
+        patch = _NodePatch(_NodeMarks(action.version, labels), _NodeSpec(unschedulable, taints))
+        await self._client.patch(NODES, action.node, patch, PatchType.MERGE, NodeObject)
+
+    async def evict(self, pod: NodePod) -> None:
+        """Evict a pod; raises RefusedError if a budget forbids it."""
+        content = _Eviction(_EvictedPod(pod.name, pod.namespace), _Options(_Preconditions(pod.uid)))
+        await self._client.create_part(
+            pods(pod.namespace), pod.name, "eviction", content, within_s=EVICTION_S, may_send=lambda: True
+        )
+
+    async def delete(self, pod: NodePod) -> None:
+        """Delete a pod, with its grace period."""
+        await self._client.delete(pods(pod.namespace), pod.name, pod.uid)
+
+    async def _read_nodes(self, status: Status) -> tuple[dict[NodeName, NodeObject], Mapping[NodeName, set[PhaseName]]]:
+        """Return the nodes that a phase selects, with their phases, those of the status, and those with a mark."""
+        found, phases = dict[NodeName, NodeObject](), dict[NodeName, set[PhaseName]]()
+        selected = self._object.spec.phases if self._object is not None else ()
+        for phase in selected:
+            for node in await self._list(selector_text(phase.workers)):
+                name = NodeName(node.metadata.name)
+                found[name] = node
+                phases.setdefault(name, set()).add(PhaseName(phase.name))
+        for node in await self._list(f"{CORDONED_BY}={self._name}"):
+            found.setdefault(NodeName(node.metadata.name), node)
+        for name in {worker.node for worker in status.workers} - found.keys():
+            try:
+                found[name] = await self._client.get(NODES, name, NodeObject)
+            except NotFoundError:
+                continue
+        return found, phases
+
+    async def _shared_workers(self) -> tuple[Reason, ...]:
+        """Return the workers that are workers of another schedule, too."""
+        listed = await self._client.list(Collection(self._resource, VgpuSchedule))
+        workers = {
+            schedule.metadata.name: frozenset(
+                name
+                for name, node in self._nodes.items()
+                if any(phase.workers.matches(node.metadata.labels) for phase in schedule.spec.phases)
+            )
+            for schedule in listed.items
+        }
+        return shared_workers(workers).get(self._name, ())
+
+    async def _list(self, selector: str) -> Iterable[NodeObject]:
+        return (await self._client.list(Collection(NODES, NodeObject, labelled=selector))).items
+
+    async def _renewal(self, name: NodeName) -> str | None:
+        try:
+            return (await self._client.get(LEASES, name, LeaseObject)).spec.renew_time
+        except NotFoundError:
+            return None
+
+    async def _read_pods(self, name: NodeName) -> tuple[NodePod, ...]:
+        listed = await self._client.list(Collection(ALL_PODS, PodObject, on_node=name))
+        return tuple(pod.node_pod for pod in listed.items)
+
+
+def selector_text(selector: LabelSelector) -> str:
+    """Return a selector as a query has it: `vgpu.type=v100-4q-4GB,tier notin (test)`."""
+    equal = [f"{key}={value}" for key, value in sorted(selector.match_labels.items())]
+    return ",".join([*equal, *(_requirement(requirement) for requirement in selector.match_expressions)])
+
+
+def _requirement(requirement: Requirement) -> str:
+    match requirement.operator:
+        case "Exists":
+            return requirement.key
+        case "DoesNotExist":
+            return f"!{requirement.key}"
+        case operator:
+            return f"{requirement.key} {operator.lower()} ({','.join(requirement.values)})"

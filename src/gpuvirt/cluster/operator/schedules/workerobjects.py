@@ -1,0 +1,151 @@
+"""Workers' objects as they are read: nodes with taints, their Leases, pods with owners and volumes, VolumeAttachments.
+
+Source: Kubernetes' API reference, core/v1, storage/v1, coordination.k8s.io/v1; the annotation of mirror pods is
+kubernetes.io/config.mirror (pkg/kubelet/types).
+"""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from gpuvirt.cluster.kinds.core import ENDED, Condition
+from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.schedules.observed import NodePod, WorkerNode
+from gpuvirt.model.schedules.spec import PhaseName
+
+CORDONED_BY = "gpuvirt.io/cordoned-by"
+"""The label with the schedule that has cordoned a node. Without it a cordon is an admin's, and stays."""
+ANNOUNCED = "gpuvirt.io/leaves-soon"
+"""The taint (PreferNoSchedule) of a node whose phase ends soon."""
+STATIC_POD = "kubernetes.io/config.mirror"
+LEASES = Resource("leases", "coordination.k8s.io", "v1", "kube-node-lease")
+ATTACHMENTS = Resource("volumeattachments", "storage.k8s.io")
+ALL_PODS = Resource("pods")
+
+
+class WholeTaint(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A taint with all its fields, since taints are written as a whole list."""
+
+    key: str
+    effect: str
+    value: str = ""
+    time_added: str = ""
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    provider_id: str = msgspec.field(name="providerID", default="")
+    unschedulable: bool = False
+    taints: tuple[WholeTaint, ...] = ()
+
+
+class _Info(msgspec.Struct, frozen=True):
+    system_uuid: str = msgspec.field(name="systemUUID", default="")
+
+
+class _Status(msgspec.Struct, frozen=True, rename="camel"):
+    conditions: tuple[Condition, ...] = ()
+    node_info: _Info = _Info()
+
+
+class NodeObject(msgspec.Struct, frozen=True):
+    """A Node."""
+
+    metadata: Metadata
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+    def worker(self, phases: frozenset[PhaseName], renewal: str | None, cordoned_for_s: float) -> WorkerNode:
+        """Return the node as a worker."""
+        conditions = {condition.type: condition.status for condition in self.status.conditions}
+        return WorkerNode(
+            NodeName(self.metadata.name),
+            self.metadata.uid,
+            self.metadata.resource_version,
+            phases,
+            self.spec.provider_id,
+            self.status.node_info.system_uuid.lower(),
+            self.spec.unschedulable,
+            self.metadata.labels.get(CORDONED_BY, ""),
+            any(taint.key == ANNOUNCED for taint in self.spec.taints),
+            conditions.get("Ready") == "True",
+            renewal,
+            _time(renewal),
+            cordoned_for_s,
+        )
+
+
+class _LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
+    renew_time: str | None = None
+
+
+class LeaseObject(msgspec.Struct, frozen=True):
+    """The Lease of a node's kubelet."""
+
+    metadata: Metadata
+    spec: _LeaseSpec = _LeaseSpec()
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    kind: str = ""
+    controller: bool = False
+
+
+class _PodMetadata(Metadata, frozen=True, rename="camel"):
+    owner_references: tuple[_Owner, ...] = ()
+
+
+class _Volume(msgspec.Struct, frozen=True, rename="camel"):
+    empty_dir: msgspec.Raw | None = None
+
+
+class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    volumes: tuple[_Volume, ...] = ()
+
+
+class _PodStatus(msgspec.Struct, frozen=True):
+    phase: str = ""
+
+
+class PodObject(msgspec.Struct, frozen=True):
+    """A pod."""
+
+    metadata: _PodMetadata
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+    @property
+    def node_pod(self) -> NodePod:
+        """The pod as a drain sees it."""
+        metadata = self.metadata
+        owner = next((owner for owner in metadata.owner_references if owner.controller), None)
+        return NodePod(
+            PodUid(metadata.uid),
+            metadata.namespace,
+            metadata.name,
+            bool(metadata.deletion_timestamp),
+            self.status.phase in ENDED,
+            owner is not None and owner.kind == "DaemonSet",
+            STATIC_POD in metadata.annotations,
+            owner is None,
+            any(volume.empty_dir is not None for volume in self.spec.volumes),
+        )
+
+
+class _AttachmentSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+
+
+class AttachmentObject(msgspec.Struct, frozen=True):
+    """A VolumeAttachment."""
+
+    metadata: Metadata
+    spec: _AttachmentSpec = _AttachmentSpec()
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC) if text is not None else None
+    except ValueError:
+        return None

@@ -1,0 +1,35 @@
+"""What a back end does in the child: the same for each hypervisor, synchronous, from several threads at once."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.hypervisors.messages import Problem
+from gpuvirt.model.schedules.hypervisor import Abilities, Call, VmKey, WorkerVm
+
+
+class BackEndError(GpuvirtError):
+    """A request to a hypervisor failed."""
+
+    def __init__(self, problem: Problem, text: str, *, is_certain: bool) -> None:
+        """`is_certain`: the hypervisor has certainly not carried out the call, and will not."""
+        super().__init__(f"{problem}: {text}")
+        self.problem = problem
+        self.text = text
+        self.is_certain = is_certain
+
+
+class BackEnd(Protocol):
+    """The client of one hypervisor, which connects with the first request. All methods raise BackEndError."""
+
+    def read(self) -> Sequence[WorkerVm]:
+        """Return all VMs."""
+        ...
+
+    def make(self, call: Call) -> None:
+        """Make a call once; return when the hypervisor has accepted it."""
+        ...
+
+    def check(self, vms: Sequence[VmKey]) -> Sequence[Abilities]:
+        """Return what can be done with these VMs; VMs that do not exist are missing. Codes are a `Problem`."""
+        ...

@@ -1,0 +1,113 @@
+"""The child of a connection: it has the credentials, the hypervisor's library and the connections to the hypervisor.
+
+`connection` starts `python -m gpuvirt.hypervisors.child PARENT`. Orders come on standard input, answers go to standard
+output, in any order; up to four requests are under way at once. `lifeline` says when it ends.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from gpuvirt.hypervisors import lifeline
+from gpuvirt.hypervisors.backend import BackEnd, BackEndError
+from gpuvirt.hypervisors.messages import (
+    ORDERS,
+    Answer,
+    Check,
+    Checked,
+    Failed,
+    Made,
+    Make,
+    Problem,
+    Read,
+    Renew,
+    Request,
+    Start,
+    Vms,
+    line,
+)
+from gpuvirt.model.schedules.hypervisor import Call
+
+THREADS = 4
+TEXT_CHARACTERS = 400
+"""A hypervisor's words go into conditions and events, which have room for some hundred characters."""
+
+
+class Child:
+    """Answers the requests of one connection."""
+
+    def __init__(self, output: int) -> None:
+        """`output` is the file descriptor for answers."""
+        self._output = output
+        self._writing = threading.Lock()
+        self._opening = threading.Lock()
+        self._workers = ThreadPoolExecutor(THREADS)
+        self._start: Start | None = None
+        self._back_end: BackEnd | None = None
+
+    def serve(self, lines: Iterable[bytes]) -> None:
+        """Take orders until they end."""
+        for text in lines:
+            match ORDERS.decode(text):
+                case Start() as start:
+                    self._start = start
+                case Renew(until_s):
+                    lifeline.live_until(until_s)
+                case Read() | Make() | Check() as request:
+                    self._workers.submit(self._answer, request)
+
+    def _answer(self, request: Request) -> None:
+        try:
+            answer = self._answered(request)
+        except BackEndError as error:
+            answer = Failed(request.id, error.problem, self._shown(error.text), error.is_certain)
+        except Exception as error:  # noqa: BLE001  a defect: the call may have been sent
+            answer = Failed(request.id, Problem.FAILED, self._shown(f"{type(error).__name__}: {error}"), False)
+        with self._writing:
+            _write(self._output, line(answer))
+
+    def _answered(self, request: Request) -> Answer:
+        back_end = self._opened()
+        match request:
+            case Read(number):
+                return Vms(number, tuple(back_end.read()))
+            case Make(number, vm, action, vgpu_type):
+                back_end.make(Call(vm, action, vgpu_type))
+                return Made(number)
+            case Check(number, vms):
+                return Checked(number, tuple(back_end.check(vms)))
+
+    def _opened(self) -> BackEnd:
+        with self._opening:
+            if self._back_end is None:
+                if self._start is None:
+                    raise BackEndError(Problem.FAILED, "the first order was no start", is_certain=True)
+                self._back_end = opened(self._start)
+            return self._back_end
+
+    def _shown(self, text: str) -> str:
+        """Return a text without the password, should a library or the hypervisor repeat it."""
+        password = self._start.password if self._start is not None else ""
+        return (text.replace(password, "***") if password else text)[:TEXT_CHARACTERS]
+
+
+def opened(start: Start) -> BackEnd:
+    """Load the library of a hypervisor, and return its client; raises BackEndError where it is not installed."""
+    try:
+        from gpuvirt.hypervisors.vsphere.backend import VSphere  # noqa: PLC0415  this process alone loads it
+    except ImportError as error:
+        raise BackEndError(Problem.NOT_INSTALLED, str(error), is_certain=True) from error
+    return VSphere(start.server, start.ca, start.user, start.password)
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+if __name__ == "__main__":
+    lifeline.tie_to(int(sys.argv[1]))
+    Child(sys.stdout.fileno()).serve(sys.stdin.buffer)
+    lifeline.end()

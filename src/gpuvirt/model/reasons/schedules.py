@@ -1,0 +1,148 @@
+"""Why nothing is done for a VgpuSchedule, or what a worker of it waits for."""
+
+from collections.abc import Sequence
+
+from gpuvirt.model.reasons.reason import Reason, Seen
+from gpuvirt.model.reasons.reasoncodes import ReasonCode
+
+SHOWN = 5
+"""How many names a message lists."""
+
+
+def spec_invalid(field: str, problem: str) -> Reason:
+    """A field of the spec can't be used."""
+    return Reason(ReasonCode.SCHEDULE_INVALID, field, problem, fix="correct the field; nothing is done until then")
+
+
+def cron_line_invalid(field: str, line: str, problem: str) -> Reason:
+    """A start of a phase is no cron line."""
+    fix = "write minute, hour, day of the month, month and day of the week: 0 7 * * 1-5"
+    return Reason(ReasonCode.CRON_LINE_INVALID, field, f"is no cron line: {problem}", (Seen(field, line),), fix)
+
+
+def time_zone_unknown(field: str, zone: str) -> Reason:
+    """The zone is not in the database."""
+    fix = "write a name of the IANA database: Europe/Berlin, UTC"
+    return Reason(ReasonCode.TIME_ZONE_UNKNOWN, field, "names no known time zone", (Seen(field, zone),), fix)
+
+
+def phase_unreachable(phase: str, line: str) -> Reason:
+    """A phase never begins."""
+    fix = "correct the day and the month of the line"
+    message = "never begins: no day fits its cron line"
+    return Reason(ReasonCode.PHASE_UNREACHABLE, f"phase {phase}", message, (Seen("start", line),), fix)
+
+
+def phases_overlap(phases: Sequence[str], at: str) -> Reason:
+    """It is not decided which of two phases holds."""
+    names = " and ".join(phases)
+    fix = "have the phases begin at different times"
+    return Reason(ReasonCode.PHASES_OVERLAP, f"phases {names}", "begin at the same time", (Seen("", at),), fix)
+
+
+def worker_in_two_schedules(node: str, schedules: Sequence[str]) -> Reason:
+    """Two schedules would switch one VM."""
+    message = f"is a worker of several schedules: {', '.join(schedules)}"
+    fix = "change the labels of the node, or the workers of a phase"
+    return Reason(ReasonCode.WORKER_IN_TWO_SCHEDULES, f"node {node}", message, fix=fix)
+
+
+def not_allowed(namespace: str, allowed: str) -> Reason:
+    """A schedule reads Secrets, and drains nodes."""
+    fix = f"create it in namespace {allowed}"
+    message = "is not in the controller's namespace, so nothing is done for it"
+    return Reason(ReasonCode.SCHEDULE_NOT_ALLOWED, "the VgpuSchedule", message, (Seen("namespace", namespace),), fix)
+
+
+def hypervisor_unknown(code: str, text: str) -> Reason:
+    """Nothing is known about any VM. `code` is the connection's, if the catalogue has it."""
+    known = ReasonCode.named(code) or ReasonCode.HYPERVISOR_UNKNOWN
+    message = f"gave no complete answer, so no VM counts as off: {text}"
+    return Reason(known, "the hypervisor", message, fix="see server, CA and user in the schedule's Secret")
+
+
+def vm_not_matched(node: str, candidates: Sequence[str]) -> Reason:
+    """A call would reach a VM that is not the worker."""
+    found = f"several VMs match it: {', '.join(candidates)}" if candidates else "no VM of the hypervisor matches it"
+    fix = "compare the node's providerID and systemUUID with the VMs, or give the VM the name of the node"
+    return Reason(ReasonCode.VM_NOT_MATCHED, f"node {node}", found, fix=fix)
+
+
+def vm_not_visible(node: str, vm: str) -> Reason:
+    """A VM that is not shown may run."""
+    message = f"is on VM {vm}, which the hypervisor no longer shows"
+    fix = "see that the user of the Secret may see the VM; if it was deleted, delete the Node, too"
+    return Reason(ReasonCode.VM_NOT_VISIBLE, f"node {node}", message, fix=fix)
+
+
+def node_not_registered(node: str) -> Reason:
+    """Pods of the worker can't be seen."""
+    fix = "restart its kubelet, which registers it; give it the labels of its phase"
+    return Reason(ReasonCode.NODE_NOT_REGISTERED, f"node {node}", "has no Node object", fix=fix)
+
+
+def worker_labels_lost(node: str, phases: Sequence[str]) -> Reason:
+    """A controller of the cloud deletes the Node of a VM that is off."""
+    message = f"was deleted and registered again, and is not selected by its phases any more: {', '.join(phases)}"
+    return Reason(ReasonCode.WORKER_LABELS_LOST, f"node {node}", message, fix="label it: kubectl label node")
+
+
+def pods_block_drain(node: str, pods: Sequence[str]) -> Reason:
+    """What kubectl drain refuses without --force or --delete-emptydir-data."""
+    message = f"is not drained, because pods have no controller or an emptyDir volume: {_named(pods)}"
+    fix = "delete the pods, or set deleteBarePods or deleteEmptyDirData in the schedule's drain"
+    return Reason(ReasonCode.POD_BLOCKS_DRAIN, f"node {node}", message, fix=fix)
+
+
+def pods_left(node: str, pods: Sequence[str]) -> Reason:
+    """Pods end by themselves, or a budget is in the way."""
+    fix = "see the pods and their PodDisruptionBudgets: kubectl get pdb -A"
+    return Reason(ReasonCode.PODS_LEFT, f"node {node}", f"still has pods: {_named(pods)}", fix=fix)
+
+
+def volumes_attached(node: str, attachments: Sequence[str]) -> Reason:
+    """A suspended VM would keep its volumes from other nodes."""
+    message = f"still has volumes: {_named(attachments)}"
+    return Reason(ReasonCode.VOLUMES_ATTACHED, f"node {node}", message, fix="see kubectl get volumeattachments")
+
+
+def gpu_still_used(node: str, workers: Sequence[str]) -> Reason:
+    """Two phases would have one GPU."""
+    message = f"waits for the GPU, which workers of another phase may have: {_named(workers)}"
+    return Reason(ReasonCode.GPU_STILL_USED, f"node {node}", message, fix="see what those workers wait for")
+
+
+def step_pending(node: str, step: str) -> Reason:
+    """A step takes some time."""
+    fix = "see the events of the schedule, and the tasks of the hypervisor"
+    return Reason(ReasonCode.STEP_PENDING, f"node {node}", f"waits for the effect of the step {step}", fix=fix)
+
+
+def call_refused(node: str, code: str, text: str) -> Reason:
+    """The hypervisor's own words. `code` is the connection's, if the catalogue has it."""
+    known = ReasonCode.named(code) or ReasonCode.CALL_REFUSED
+    return Reason(known, f"node {node}", f"stays as it is, since the hypervisor refuses: {text}")
+
+
+def no_heartbeat(node: str) -> Reason:
+    """The condition Ready is that of before the suspension for up to 50 s."""
+    message = "is not taken for ready: its VM runs, and its kubelet has not renewed its Lease or is not Ready"
+    return Reason(ReasonCode.NO_HEARTBEAT, f"node {node}", message, fix="see the kubelet's log in the VM")
+
+
+def clock_skewed(node: str, seconds: int) -> Reason:
+    """A resumed guest's clock may stand at the time of its suspension."""
+    message = f"has a clock that is {seconds} s off the controller's"
+    fix = "set the guest's clock at resume: VMware Tools or chrony with makestep"
+    return Reason(ReasonCode.CLOCK_SKEWED, f"node {node}", message, fix=fix)
+
+
+def stored(code: str, subject: str, message: str, fix: str) -> Reason | None:
+    """Return the reason that a status has in parts; None if it has none, or one of another version."""
+    known = ReasonCode.named(code)
+    return Reason(known, subject, message, fix=fix or None) if known is not None else None
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,74 @@
+"""How a worker arrives: once the GPU is free, its VM is started, its kubelet is seen alive, and it is uncordoned."""
+
+from datetime import datetime
+
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.hypervisor import Action
+from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, mark
+from gpuvirt.model.schedules.observed import WorkerNode
+from gpuvirt.model.schedules.status import Step, Worker
+
+SKEW_S = 30.0
+RENEWAL_S = 12.0
+"""The age of a Lease's renewal: the kubelet renews every 10 s, and a round may come later."""
+
+
+def arriving(worker: Worker, around: Round, mine: str) -> Move:
+    """Return the next move of a worker whose phase holds. `mine` is the name that the schedule's cordons have."""
+    vm = found_vm(worker, around)
+    if isinstance(vm, Move):
+        return vm
+    if is_off(around.observed.vms, worker.vm):
+        if not is_gpu_free(around):
+            return Move(Step.WAIT_FOR_GPU, reason=reasons.gpu_still_used(worker.node, around.others))
+        return call(worker, Step.START, Action.START, around)
+    if vm.is_changing:
+        return Move(Step.START, reason=reasons.step_pending(worker.node, Step.START))
+    node = around.node_of(worker)
+    if node is None:
+        return Move(Step.HEARTBEAT, reason=reasons.node_not_registered(worker.node))
+    return _ready(worker, node, around, mine)
+
+
+def is_gpu_free(around: Round) -> bool:
+    """Return whether each worker of another phase was seen off by the hypervisor."""
+    return not around.others
+
+
+def is_cordon_of(node: WorkerNode, mine: str) -> bool:
+    """Return whether the schedule has cordoned a node; an admin's cordon stays."""
+    return node.cordoned_by == mine
+
+
+def is_alive(worker: Worker, node: WorkerNode) -> bool:
+    """Return whether a node's kubelet works: it is Ready, and has renewed its Lease since the VM was seen on."""
+    return node.is_ready and worker.renewal is not None and node.renewal not in {None, worker.renewal}
+
+
+def _ready(worker: Worker, node: WorkerNode, around: Round, mine: str) -> Move:
+    """Return the move of a worker whose VM is on. One that has never left needs no new heartbeat."""
+    has_marks = is_cordon_of(node, mine) or node.is_announced
+    has_stayed = worker.renewal is None and worker.step in {Step.NONE, Step.SERVING}
+    if has_stayed and node.is_ready and not has_marks:
+        return Move(Step.SERVING)
+    if worker.step is Step.SERVING and not has_marks:
+        return Move(Step.SERVING, renewal=worker.renewal)
+    renewal = worker.renewal if worker.renewal is not None else node.renewal or ""
+    if not is_alive(worker, node):
+        return Move(Step.HEARTBEAT, reason=reasons.no_heartbeat(worker.node), renewal=renewal)
+    if has_marks:
+        uncordons = False if is_cordon_of(node, mine) else None
+        action = mark(node, cordon=uncordons, taint=False)
+        return Move(Step.UNCORDON, (action,), reasons.step_pending(worker.node, Step.UNCORDON), renewal)
+    return Move(Step.SERVING, reason=_clock_skew(node, around.now), renewal=renewal)
+
+
+def _clock_skew(node: WorkerNode, now: datetime) -> Reason | None:
+    """Return how far the clock of a guest is off that has just renewed its Lease; None if it is right."""
+    if node.renewed_at is None:
+        return None
+    age_s = (now - node.renewed_at).total_seconds()
+    if -SKEW_S <= age_s <= SKEW_S + RENEWAL_S:
+        return None
+    return reasons.clock_skewed(node.name, round(age_s))

@@ -1,0 +1,63 @@
+"""What a connection to a hypervisor needs: the kind, the credentials of a Secret, and until when calls may be made."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, Self
+
+from gpuvirt.clock import Clock
+from gpuvirt.model.schedules.hypervisor import Hypervisor
+
+DEAD_AFTER_S = 5.0
+"""How long after the end of its lease a connection's child is certainly dead. A new leader's first call waits for it.
+
+The kernel kills the child at the end of the lease itself; the rest is for a busy host, and for the reset to arrive.
+"""
+
+
+class HypervisorKind(StrEnum):
+    """The hypervisors that gpuvirt has a back end for."""
+
+    VSPHERE = "vsphere"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Where a hypervisor is, and who asks it. Neither `repr` nor any message shows more than the server."""
+
+    server: str
+    """`HOST` or `HOST:PORT`."""
+    ca: str = field(repr=False)
+    """PEM certificates; the server's certificate must be signed by one of them, on 127.0.0.1, too."""
+    user: str = field(repr=False)
+    password: str = field(repr=False)
+
+    @classmethod
+    def of(cls, data: Mapping[str, bytes]) -> Self | tuple[str, ...]:
+        """Return the credentials of a Secret's decoded `data`, or the keys that are missing, empty, or no text."""
+        texts = {key: _text(data.get(key, b"")).strip("\r\n") for key in ("server", "ca", "user", "password")}
+        lacking = tuple(key for key, text in texts.items() if not text.strip())
+        return lacking or cls(texts["server"].strip(), texts["ca"], texts["user"], texts["password"])
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+MayCallUntil = Callable[[], float]
+"""Returns the monotonic second until which this process holds the lease: `Election.may_write_until_s`.
+
+A child reads the same monotonic clock. `math.inf` is for a command that only reads.
+"""
+
+
+class OpenHypervisor(Protocol):
+    """Opens connections: `hypervisors.connecting.open_hypervisor`, which `apps` injects."""
+
+    async def __call__(
+        self, kind: HypervisorKind, credentials: Credentials, clock: Clock, may_call_until_s: MayCallUntil
+    ) -> Hypervisor:
+        """Return a connection, whose child starts with the first request. Never raises: errors are answers."""

@@ -1,0 +1,143 @@
+"""What gpuvirt asks of a hypervisor that runs worker VMs, and what it answers.
+
+A back end (vSphere, libvirt, KubeVirt) translates between these records and its API. A hypervisor has no precondition
+on a version: a call that may still be under way may be made at any time until its sender is dead, so the caller reads
+the VM again after a call of unknown outcome, and never repeats it unread.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType, Protocol
+
+from gpuvirt.facts.notknown import NotKnown
+
+VmKey = NewType("VmKey", str)
+"""What calls name: vSphere's instanceUuid, a libvirt domain's UUID, the UID of a KubeVirt VirtualMachine."""
+
+
+class Power(StrEnum):
+    """Whether a VM runs, as its hypervisor says."""
+
+    ON = "on"
+    SUSPENDED = "suspended"
+    OFF = "off"
+    UNKNOWN = "unknown"
+    """The hypervisor knows the VM, but not its state: its host is disconnected, or the VM's files are inaccessible."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerVm:
+    """One VM, as its hypervisor shows it."""
+
+    key: VmKey
+    name: str
+    system_uuid: str
+    """The SMBIOS system UUID in lower case, as in a Node's `status.nodeInfo.systemUUID`; empty if unknown."""
+    power: Power
+    vgpu_types: tuple[str, ...] = ()
+    """The vGPU type of each vGPU device of the VM, as the hypervisor names it (`grid_v100-4q`)."""
+    is_changing: bool = False
+    """Whether the hypervisor is still carrying out a call for this VM; True as well while its power is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmsUnknown(NotKnown):
+    """The hypervisor could not be asked, or its answer was incomplete: nothing is known about any VM."""
+
+    code: str
+    text: str
+
+
+VmsReading = Mapping[VmKey, WorkerVm] | VmsUnknown
+"""All VMs that the hypervisor shows to this user. A VM that is not in the mapping does not exist, or is not visible."""
+
+
+class Action(StrEnum):
+    """What a hypervisor can be asked to do with a VM."""
+
+    SUSPEND = "suspend"
+    """Save the VM's memory, with that of its vGPUs, to disk, and free its devices."""
+    SHUT_DOWN = "shut-down"
+    """Ask the guest to end; never a power-off."""
+    POWER_OFF = "power-off"
+    """Take the power away. Only after `onTimeout: Force`."""
+    START = "start"
+    """Resume a suspended VM, or boot one that is off."""
+    SET_VGPU_TYPE = "set-vgpu-type"
+    """Give a VM that is off another vGPU type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call to a hypervisor."""
+
+    vm: VmKey
+    action: Action
+    vgpu_type: str = ""
+    """The new type of `SET_VGPU_TYPE`; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The hypervisor has carried out the call, or has begun to: the next reading shows how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The hypervisor has certainly not carried out the call, and will not."""
+
+    code: str
+    """A code of the catalogue of reasons (`HypervisorRefused`, `NoGraphicsCapacity`, `WrongCredentials`)."""
+    text: str
+    """The hypervisor's own words, without credentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeUnknown:
+    """The call may have been carried out, or may still be until the sender is dead."""
+
+    code: str
+    text: str
+
+
+Answer = Accepted | Refused | OutcomeUnknown
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """Whether one action can be taken with one VM, before anything happens."""
+
+    is_possible: bool | None
+    """None: not proven. libvirt tells for a running domain alone whether a device blocks a suspension."""
+    code: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a hypervisor says about the actions with one VM."""
+
+    vm: VmKey
+    suspend: Ability
+    shut_down: Ability
+    start: Ability
+    set_vgpu_type: Ability
+    remarks: tuple[str, ...] = field(default=())
+    """What is shown, but decides nothing: whether migration and snapshots are possible with these vGPUs."""
+
+
+class Hypervisor(Protocol):
+    """The connection to one hypervisor, in a disposable child process. No method raises: errors are answers."""
+
+    async def read(self) -> VmsReading:
+        """Return all VMs that the hypervisor shows to this user."""
+
+    async def call(self, call: Call) -> Answer:
+        """Make one call. The caller holds the lease at this moment."""
+
+    async def check(self, vms: Iterable[VmKey]) -> Mapping[VmKey, Abilities] | VmsUnknown:
+        """Return what can be done with each of these VMs; changes nothing."""
+
+    async def close(self) -> None:
+        """Kill the child. Its connections are reset, so that a call that hangs is never delivered later."""

@@ -1,0 +1,119 @@
+"""How a worker leaves: its node is cordoned and drained, and its VM is suspended or shut down, and seen off.
+
+Source: kubectl drain (staging/src/k8s.io/kubectl/pkg/drain): mirror pods, pods of DaemonSets and ended pods stay;
+a pod without a controller or with an emptyDir volume keeps the whole node from being drained, without its options.
+"""
+
+from collections.abc import Iterable
+
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.actions import DeletePod, EvictPod
+from gpuvirt.model.schedules.hypervisor import Action, Power
+from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, mark
+from gpuvirt.model.schedules.observed import NodePod, WorkerNode
+from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout
+from gpuvirt.model.schedules.status import Step, Worker
+
+CORDON_SETTLES_S = 5.0
+"""How long after a cordon the scheduler may still bind a pod to the node, which it decided before."""
+SHUTDOWN_S = 300.0
+"""How long a guest has to shut down, before `onTimeout: Force` takes its power."""
+
+
+def leaving(worker: Worker, around: Round) -> Move:
+    """Return the next move of a worker whose phase has ended."""
+    node = around.node_of(worker)
+    if is_off(around.observed.vms, worker.vm) and not isinstance(found_vm(worker, around), Move):
+        return _away(worker, node)
+    if node is None:
+        return _without_node(worker, around)
+    if not node.cordoned_by:  # before anything is done, the hypervisor must answer
+        found = found_vm(worker, around)
+        if isinstance(found, Move):
+            return found
+    if not is_cordoned(node):
+        return Move(Step.CORDON, (mark(node, cordon=True),), reasons.step_pending(worker.node, Step.CORDON))
+    drained = _drained(worker, node, around)
+    return drained if drained is not None else _leave(worker, around)
+
+
+def is_cordoned(node: WorkerNode) -> bool:
+    """Return whether no pod is scheduled to a node any more, by an admin's cordon or the schedule's."""
+    return node.is_unschedulable
+
+
+def is_cordon_settled(node: WorkerNode) -> bool:
+    """Return whether no pod can come any more that the scheduler has placed before the cordon."""
+    return node.cordoned_for_s >= CORDON_SETTLES_S
+
+
+def pods_left(pods: Iterable[NodePod]) -> tuple[NodePod, ...]:
+    """Return the pods that have to end before the VM leaves."""
+    return tuple(pod for pod in pods if not (pod.is_of_daemon_set or pod.is_static or pod.has_ended))
+
+
+def blockers(pods: Iterable[NodePod], drain: Drain) -> tuple[NodePod, ...]:
+    """Return the pods for which kubectl drain would refuse the node."""
+    return tuple(
+        pod
+        for pod in pods
+        if not pod.is_ending
+        and ((pod.is_bare and not drain.deletes_bare_pods) or (pod.has_empty_dir and not drain.deletes_empty_dir_data))
+    )
+
+
+def _away(worker: Worker, node: WorkerNode | None) -> Move:
+    """The VM is off; for some time its node still seems to be Ready, and must get no pod."""
+    if node is not None and node.is_ready and not node.is_unschedulable:
+        return Move(Step.CORDON, (mark(node, cordon=True),), reasons.step_pending(worker.node, Step.CORDON))
+    return Move(Step.AWAY)
+
+
+def _without_node(worker: Worker, around: Round) -> Move:
+    """Pods of a deleted Node run on, and nobody can evict them."""
+    found = found_vm(worker, around)
+    if isinstance(found, Move):
+        return found
+    return Move(Step.CORDON, reason=reasons.node_not_registered(worker.node))
+
+
+def _drained(worker: Worker, node: WorkerNode, around: Round) -> Move | None:
+    """Return the move of a worker that still has pods or volumes; None once it has none."""
+    pods = pods_left(around.observed.pods.get(node.name, ()))
+    if pods:
+        return _drain(worker, pods, around)
+    if not is_cordon_settled(node):
+        return Move(Step.DRAIN, reason=reasons.step_pending(worker.node, Step.CORDON))
+    volumes = around.observed.attachments.get(node.name, ())
+    return Move(Step.DETACH, reason=reasons.volumes_attached(worker.node, volumes)) if volumes else None
+
+
+def _drain(worker: Worker, pods: tuple[NodePod, ...], around: Round) -> Move:
+    drain = around.schedule.drain
+    staying = tuple(pod for pod in pods if not pod.is_ending)
+    is_late = worker.step is Step.DRAIN and around.elapsed_s(worker, Step.DRAIN) >= drain.timeout_s
+    names = [pod.where for pod in pods]
+    if is_late and drain.on_timeout is OnTimeout.FORCE:
+        deleted = tuple(DeletePod(worker.node, pod) for pod in staying)
+        return Move(Step.DRAIN, deleted, reasons.pods_left(worker.node, names), forced=len(deleted))
+    if blocking := blockers(pods, drain):
+        return Move(Step.DRAIN, reason=reasons.pods_block_drain(worker.node, [pod.where for pod in blocking]))
+    evictions = tuple(EvictPod(worker.node, pod) for pod in staying)
+    return Move(Step.DRAIN, evictions, reasons.pods_left(worker.node, names))
+
+
+def _leave(worker: Worker, around: Round) -> Move:
+    vm = found_vm(worker, around)
+    if isinstance(vm, Move):
+        return vm
+    if vm.is_changing or vm.power is not Power.ON:
+        return Move(Step.LEAVE, reason=reasons.step_pending(worker.node, Step.LEAVE))
+    return call(worker, Step.LEAVE, _action(worker, around), around)
+
+
+def _action(worker: Worker, around: Round) -> Action:
+    if around.schedule.leave is Leave.SUSPEND:
+        return Action.SUSPEND
+    is_late = around.elapsed_s(worker, Step.LEAVE) >= SHUTDOWN_S
+    is_forced = around.schedule.drain.on_timeout is OnTimeout.FORCE
+    return Action.POWER_OFF if is_late and is_forced else Action.SHUT_DOWN

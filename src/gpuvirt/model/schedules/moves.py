@@ -1,0 +1,136 @@
+"""The next move of one worker, and what the moves of leaving and arriving workers have in common."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.actions import CallVm, MarkNode, ScheduleAction
+from gpuvirt.model.schedules.hypervisor import (
+    Accepted,
+    Action,
+    Call,
+    OutcomeUnknown,
+    Power,
+    Refused,
+    VmKey,
+    VmsReading,
+    VmsUnknown,
+    WorkerVm,
+)
+from gpuvirt.model.schedules.matching import candidates, is_consistent
+from gpuvirt.model.schedules.observed import Observed, WorkerNode
+from gpuvirt.model.schedules.spec import Schedule
+from gpuvirt.model.schedules.status import NO_VM, Step, Worker
+
+CALL_AGAIN_S = 20.0
+"""How long after a call its effect is awaited before the same call is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the moves of all workers follow from in one round."""
+
+    schedule: Schedule
+    observed: Observed
+    now: datetime
+    others: tuple[NodeName, ...] = ()
+    """The workers of other phases that have not been seen off."""
+
+    def node_of(self, worker: Worker) -> WorkerNode | None:
+        """Return the Node object of a worker, None if it does not exist."""
+        return self.observed.nodes.get(worker.node)
+
+    def elapsed_s(self, worker: Worker, step: Step) -> float:
+        """Return how long a worker has been in a step; 0 if it is not in that step."""
+        if worker.step is not step or worker.since is None:
+            return 0.0
+        return (self.now - worker.since).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The step that a worker is in, and the actions that bring it further."""
+
+    step: Step
+    actions: tuple[ScheduleAction, ...] = ()
+    reason: Reason | None = None
+    """Why the step is not done yet."""
+    renewal: str | None = None
+    forced: int = 0
+    """How many of the actions break budgets."""
+
+
+def is_off(vms: VmsReading, key: VmKey) -> bool:
+    """Return whether the hypervisor says that a VM has no device: it is suspended or off, and nothing is under way.
+
+    Unknown is not off, and neither is a VM that the hypervisor does not show.
+    """
+    if isinstance(vms, VmsUnknown):
+        return False
+    vm = vms.get(key)
+    return vm is not None and vm.power in {Power.SUSPENDED, Power.OFF} and not vm.is_changing
+
+
+def match(worker: Worker, node: WorkerNode | None, vms: VmsReading) -> Worker:
+    """Return the worker with its VM, if exactly one matches its node; a match is kept while the node is the same."""
+    if isinstance(vms, VmsUnknown) or node is None:
+        return worker
+    if worker.vm and worker.node_uid == node.uid:
+        return worker
+    found = candidates(node, vms)
+    if len(found) != 1:
+        return replace(worker, vm=NO_VM, vm_name="")
+    return replace(worker, vm=found[0].key, vm_name=found[0].name)
+
+
+def duplicates(workers: Sequence[Worker]) -> frozenset[VmKey]:
+    """Return the VMs that several nodes were matched with: none of these is the VM of a worker."""
+    keys = [worker.vm for worker in workers if worker.vm]
+    return frozenset(key for key in keys if keys.count(key) > 1)
+
+
+def unmatched(worker: Worker, node: WorkerNode | None, vms: Mapping[VmKey, WorkerVm]) -> Reason | None:
+    """Return why no call may be made for a worker's VM; None if the VM is certainly its node's."""
+    if not worker.vm:
+        names = [vm.name for vm in candidates(node, vms)] if node is not None else []
+        return reasons.vm_not_matched(worker.node, names)
+    vm = vms.get(worker.vm)
+    if vm is None:
+        return reasons.vm_not_visible(worker.node, worker.vm_name)
+    if node is not None and not is_consistent(node, vm):
+        return reasons.vm_not_matched(worker.node, [vm.name])
+    return None
+
+
+def found_vm(worker: Worker, around: Round) -> WorkerVm | Move:
+    """Return the VM of a worker, or the move of a worker whose VM is unknown."""
+    vms = around.observed.vms
+    if isinstance(vms, VmsUnknown):
+        return Move(Step.READ, reason=reasons.hypervisor_unknown(vms.code, vms.text))
+    why = unmatched(worker, around.node_of(worker), vms)
+    return Move(Step.MATCH, reason=why) if why is not None else vms[worker.vm]
+
+
+def call(worker: Worker, step: Step, action: Action, around: Round) -> Move:
+    """Return the move of a worker that a call brings further; the call is not made again while it may take effect."""
+    last = around.observed.calls.get(worker.vm)
+    reason = reasons.step_pending(worker.node, step)
+    if last is not None and last.action is action:
+        match last.answer:
+            case Refused(code=code, text=text):
+                reason = reasons.call_refused(worker.node, code, text)
+            case OutcomeUnknown(code=code, text=text):
+                reason = reasons.hypervisor_unknown(code, text)
+            case Accepted():
+                pass
+        if last.age_s < CALL_AGAIN_S and not isinstance(last.answer, OutcomeUnknown):
+            return Move(step, reason=reason)
+    return Move(step, (CallVm(worker.node, Call(worker.vm, action)),), reason)
+
+
+def mark(node: WorkerNode, *, cordon: bool | None = None, taint: bool | None = None) -> MarkNode:
+    """Return the change of a node's marks, for the version of it that was read."""
+    return MarkNode(node.name, node.version, cordon, taint)

@@ -1,0 +1,85 @@
+"""What a transition is decided by: workers' nodes, pods and volumes, and the VMs, all read in the same round.
+
+Source of the fields: Kubernetes' API reference, core/v1 Node and Pod, storage/v1 VolumeAttachment,
+coordination.k8s.io/v1 Lease in the namespace kube-node-lease.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.schedules.hypervisor import Action, Answer, VmKey, VmsReading
+from gpuvirt.model.schedules.spec import PhaseName
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNode:
+    """The Node object of a worker."""
+
+    name: NodeName
+    uid: str
+    version: str
+    """Its resourceVersion: each write of the node has it as a precondition."""
+    phases: frozenset[PhaseName]
+    """The phases whose workers it is one of, by its labels."""
+    provider_id: str = ""
+    system_uuid: str = ""
+    is_unschedulable: bool = False
+    cordoned_by: str = ""
+    """The schedule that has cordoned it, by its annotation; empty if an admin has, or nobody."""
+    is_announced: bool = False
+    """Whether it has the taint of the announcement."""
+    is_ready: bool = False
+    renewal: str | None = None
+    """`renewTime` of its Lease; None if it has no Lease."""
+    renewed_at: datetime | None = None
+    """That time, by the node's clock."""
+    cordoned_for_s: float = 0.0
+    """How long this controller has seen it unschedulable."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePod:
+    """A pod of a worker."""
+
+    uid: PodUid
+    namespace: str
+    name: str
+    is_ending: bool = False
+    """Whether it is being deleted."""
+    has_ended: bool = False
+    is_of_daemon_set: bool = False
+    is_static: bool = False
+    """Whether it is the API server's view of a static pod."""
+    is_bare: bool = False
+    """Whether it has no controller that would create it on another node."""
+    has_empty_dir: bool = False
+
+    @property
+    def where(self) -> str:
+        """Its namespace and name: `default/train-0`."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class LastCall:
+    """The latest call that this controller has made for a VM."""
+
+    action: Action
+    answer: Answer
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One round's observation. A round in which the API server could not be read completely is not decided."""
+
+    nodes: Mapping[NodeName, WorkerNode]
+    """The nodes that a phase selects, and those that the status or an annotation names."""
+    pods: Mapping[NodeName, tuple[NodePod, ...]]
+    """The pods of each of these nodes."""
+    attachments: Mapping[NodeName, tuple[str, ...]]
+    """The VolumeAttachments of each of these nodes, by name."""
+    vms: VmsReading
+    calls: Mapping[VmKey, LastCall] = field(default_factory=dict)

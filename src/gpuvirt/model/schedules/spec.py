@@ -1,0 +1,73 @@
+"""What a VgpuSchedule asks for: phases with their workers, when each phase begins, and how workers leave."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import NewType
+
+PhaseName = NewType("PhaseName", str)
+
+
+class Leave(StrEnum):
+    """How the VM of a worker leaves at the end of its phase."""
+
+    SUSPEND = "Suspend"
+    SHUT_DOWN = "ShutDown"
+
+
+class OnTimeout(StrEnum):
+    """What happens to the pods that a drain has not ended in time."""
+
+    HOLD = "Hold"
+    """They stay, and the transition is held."""
+    FORCE = "Force"
+    """They are deleted, against PodDisruptionBudgets too. A guest that does not shut down loses its power."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase; the cluster's objects say which nodes are its workers."""
+
+    name: PhaseName
+    start: str
+    """A cron line of five fields, in the schedule's time zone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A phase that holds from one moment to another, whatever the cron lines say."""
+
+    phase: PhaseName
+    begin: datetime
+    """Local time, without a zone."""
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How a worker's pods are evicted."""
+
+    timeout_s: float = 600.0
+    on_timeout: OnTimeout = OnTimeout.HOLD
+    deletes_empty_dir_data: bool = False
+    """Whether pods with emptyDir volumes are evicted, as by `kubectl drain --delete-emptydir-data`."""
+    deletes_bare_pods: bool = False
+    """Whether pods without a controller are evicted, as by `kubectl drain --force`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The spec of one VgpuSchedule."""
+
+    name: str
+    time_zone: str
+    phases: tuple[Phase, ...]
+    overrides: tuple[Override, ...] = ()
+    announce_s: float = 900.0
+    """How long before a phase begins its beginning is announced."""
+    drain: Drain = Drain()
+    leave: Leave = Leave.SUSPEND
+    is_suspended: bool = False
+    """Whether nothing is done for this schedule; a transition stays where it is."""
+    generation: int = 0
+    """The version of the spec."""

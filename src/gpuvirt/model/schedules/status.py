@@ -1,0 +1,96 @@
+"""How far a VgpuSchedule is: the phase that holds, a transition under way, and each worker with its step.
+
+The status is written before the steps that follow from it are taken, so that a controller that starts again goes on
+from what was intended. No step depends on it alone: what was done is observed.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.schedules.hypervisor import VmKey
+from gpuvirt.model.schedules.spec import PhaseName
+
+
+class Step(StrEnum):
+    """What a worker waits for."""
+
+    NONE = "None"
+    """Nothing has been decided yet."""
+    MATCH = "Match"
+    """Its VM has to be found."""
+    READ = "Read"
+    """The hypervisor has to answer."""
+    CORDON = "Cordon"
+    DRAIN = "Drain"
+    DETACH = "Detach"
+    LEAVE = "Leave"
+    """Its VM has to be seen suspended, or off."""
+    AWAY = "Away"
+    """It has left; the end of its transition."""
+    WAIT_FOR_GPU = "WaitForGpu"
+    START = "Start"
+    HEARTBEAT = "Heartbeat"
+    UNCORDON = "Uncordon"
+    SERVING = "Serving"
+    """It works; the end of its transition."""
+
+
+NO_VM = VmKey("")
+RESTING = frozenset({Step.AWAY, Step.SERVING})
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker, as the status keeps it."""
+
+    node: NodeName
+    node_uid: str = ""
+    """Empty once the Node object was seen to be missing."""
+    phases: tuple[PhaseName, ...] = ()
+    vm: VmKey = NO_VM
+    """The VM that the node was matched with; empty until then."""
+    vm_name: str = ""
+    step: Step = Step.NONE
+    since: datetime | None = None
+    """When the step began."""
+    renewal: str | None = None
+    """`renewTime` of the node's Lease when its VM was first seen on; empty if it had none, None before."""
+    is_held: bool = False
+    """Whether the step was not done in time: nothing more is tried in it."""
+    forced: int = 0
+    """The pods that were deleted against budgets in this transition."""
+    reason: Reason | None = None
+    """Why the step is not done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A change of the phase that is under way."""
+
+    phase: PhaseName
+    """The phase that begins."""
+    began: datetime
+    generation: int = 0
+    """The spec that it follows. A spec with other fields ends all holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The status of one schedule."""
+
+    phase: PhaseName | None = None
+    """The phase that was reached last."""
+    transition: Transition | None = None
+    announced: PhaseName | None = None
+    """The phase whose beginning is announced."""
+    workers: tuple[Worker, ...] = ()
+    generation: int = 0
+    """The spec that the status follows."""
+
+    @property
+    def held(self) -> tuple[Worker, ...]:
+        """The workers whose step was not done in time."""
+        return tuple(worker for worker in self.workers if worker.is_held)

@@ -1,0 +1,169 @@
+"""When the phases of a schedule begin: its cron lines in its time zone, and its overrides.
+
+A cron line has the five fields of Vixie cron, as Debian's cron reads them (cronsim): a time in the hour that spring
+leaves out begins at the end of that hour, and a time in the hour that autumn repeats begins once, the first time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import islice
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+from gpuvirt.model.schedules.spec import PhaseName, Schedule
+
+FIELDS = 5
+LONGEST_LINE = 200
+"""The most characters of a cron line."""
+MARGIN = timedelta(hours=26)
+"""Longer than any change of an offset from UTC: local times within it may come in another order than UTC's."""
+MOST_SWITCHES = 500
+"""How many starts are looked through for one that changes the phase."""
+
+
+class CronLineError(ValueError):
+    """A text is no cron line of five fields, or no day of any year fits it."""
+
+
+class ZoneError(ValueError):
+    """A text is no name of a time zone that this host has."""
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """Return the time zone `Europe/Berlin`; raises ZoneError."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ZoneError(name) from error
+
+
+def verify_line(line: str) -> None:
+    """Raise CronLineError, with what is wrong, for a line that is no cron line of five fields."""
+    if len(line) > LONGEST_LINE:
+        raise CronLineError(f"it has {len(line)} characters, and {LONGEST_LINE} are the most")
+    if len(line.split()) != FIELDS:
+        raise CronLineError(f"it has {len(line.split())} fields instead of {FIELDS}")
+    try:
+        CronSim(line, datetime(2026, 1, 1, tzinfo=UTC))
+    except CronSimError as error:
+        raise CronLineError(str(error)) from error
+
+
+def starts_after(line: str, at: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+    """Yield the times in UTC, after `at`, at which a valid cron line begins; nothing for a line that never does.
+
+    A local time comes twice in autumn, so the search begins earlier and leaves out what is not after `at`.
+    """
+    last = at
+    for start in CronSim(line, (at - MARGIN).astimezone(zone)):
+        begin = start.astimezone(UTC)
+        if begin > last:
+            last = begin
+            yield begin
+
+
+def last_start(line: str, at: datetime, zone: ZoneInfo) -> datetime | None:
+    """Return the latest time in UTC, not after `at`, at which a valid cron line began; None if it never did."""
+    for start in CronSim(line, (at + MARGIN).astimezone(zone), reverse=True):
+        begin = start.astimezone(UTC)
+        if begin <= at:
+            return begin
+    return None
+
+
+def moment(local: datetime, zone: ZoneInfo) -> datetime:
+    """Return a local time without a zone in UTC; a time that spring leaves out is the end of the gap."""
+    while (found := local.replace(tzinfo=zone).astimezone(UTC)).astimezone(zone).replace(tzinfo=None) != local:
+        local += timedelta(minutes=1)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """The moment at which another phase begins."""
+
+    at: datetime
+    """UTC."""
+    phase: PhaseName
+
+
+@lru_cache(256)
+def timeline_of(schedule: Schedule) -> "Timeline":
+    """Return the timeline of a schedule without faults; the same object for the same schedule."""
+    return Timeline(schedule)
+
+
+class Timeline:
+    """The phases of a schedule without faults, over time. All times are in UTC.
+
+    What was found is kept until the next switch: a search takes a millisecond, and each round needs it.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        """Raises ZoneError."""
+        self._found: tuple[datetime, Switch | None, Switch] | None = None
+        """The time of the last search, the phase then, and the next switch."""
+        self.zone = zone_of(schedule.time_zone)
+        self._phases = schedule.phases
+        self._overrides = tuple(
+            (moment(override.begin, self.zone), moment(override.end, self.zone), override.phase)
+            for override in schedule.overrides
+        )
+
+    def current(self, now: datetime) -> Switch | None:
+        """Return the phase of now, and when it began; None if no phase has ever begun. A later override counts more."""
+        if self._found is not None and self._found[0] <= now < self._found[2].at:
+            return self._found[1]
+        return self._search(now)
+
+    def _search(self, now: datetime) -> Switch | None:
+        for begin, end, phase in reversed(self._overrides):
+            if begin <= now < end:
+                return Switch(begin, phase)
+        begun = (
+            (last, -position, phase.name)
+            for position, phase in enumerate(self._phases)
+            if (last := last_start(phase.start, now, self.zone)) is not None
+        )
+        latest = max(begun, default=None)
+        if latest is None:
+            return None
+        resumed = (end for _, end, _ in self._overrides if latest[0] < end <= now)
+        return Switch(max((latest[0], *resumed)), latest[2])
+
+    def switches(self, now: datetime) -> Iterator[Switch]:
+        """Yield the moments after `now` at which another phase begins."""
+        names = {phase.name for phase in self._phases} | {phase for _, _, phase in self._overrides}
+        if len(names) < 2:
+            return
+        phase = current.phase if (current := self.current(now)) is not None else None
+        for at in islice(self._boundaries(now), MOST_SWITCHES):
+            found = self._search(at)
+            if found is not None and found.phase != phase:
+                phase = found.phase
+                yield Switch(at, phase)
+
+    def next_switch(self, now: datetime) -> Switch | None:
+        """Return the next moment at which another phase begins; None if none does."""
+        if self._found is not None and self._found[0] <= now < self._found[2].at:
+            return self._found[2]
+        following = next(self.switches(now), None)
+        if following is not None:
+            self._found = now, self._search(now), following
+        return following
+
+    def _boundaries(self, now: datetime) -> Iterator[datetime]:
+        """Yield the times after `now` at which a cron line or an override begins or ends, in order."""
+        lines = [starts_after(phase.start, now, self.zone) for phase in self._phases]
+        coming = [next(line, None) for line in lines]
+        fixed = sorted({edge for begin, end, _ in self._overrides for edge in (begin, end) if edge > now})
+        while candidates := [*(at for at in coming if at is not None), *fixed[:1]]:
+            at = min(candidates)
+            yield at
+            fixed = [edge for edge in fixed if edge > at]
+            for position, line in enumerate(lines):
+                if coming[position] == at:
+                    coming[position] = next(line, None)

@@ -1,0 +1,194 @@
+"""The transition of a schedule to the phase of now: what is done next, as a function of what was observed.
+
+All workers of other phases leave, and are seen off, before a worker of the phase of now is started. Each round decides
+again from what was read in that round; the status is written before the actions are taken.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpuvirt.model.schedules.actions import MarkNode, ScheduleAction
+from gpuvirt.model.schedules.arriving import arriving
+from gpuvirt.model.schedules.leaving import leaving
+from gpuvirt.model.schedules.moves import Move, Round, is_off, mark
+from gpuvirt.model.schedules.observed import Observed
+from gpuvirt.model.schedules.spec import OnTimeout, PhaseName, Schedule
+from gpuvirt.model.schedules.status import RESTING, Status, Step, Transition, Worker
+from gpuvirt.model.schedules.times import Switch, Timeline
+from gpuvirt.model.schedules.workers import Members, members, released
+
+DEADLINES_S: Mapping[Step, float] = {
+    Step.MATCH: 60.0,
+    Step.READ: 300.0,
+    Step.CORDON: 120.0,
+    Step.DETACH: 420.0,
+    Step.LEAVE: 600.0,
+    Step.START: 600.0,
+    Step.HEARTBEAT: 600.0,
+    Step.UNCORDON: 120.0,
+}
+"""How long each step may take. The attach-detach controller gives volumes up after 6 minutes; 16 GB of framebuffer take
+half a minute to be saved. The drain has its own time, and a wait for the GPU ends with the workers that have it."""
+FORCED_S = 600.0
+"""How much longer a drain takes by `onTimeout: Force`: the pods' grace periods."""
+ROUND_S = 1.0
+HELD_ROUND_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What follows from one round: the status to write, and the actions to take then."""
+
+    status: Status
+    actions: tuple[ScheduleAction, ...] = ()
+    next_switch: Switch | None = None
+    pause_s: float | None = None
+    """The time until the next round; None if nothing is under way."""
+
+
+def advance(schedule: Schedule, timeline: Timeline, status: Status, observed: Observed, now: datetime) -> Advance:
+    """Return the next status and actions of a schedule without faults."""
+    current, following = timeline.current(now), timeline.next_switch(now)
+    if current is None and schedule.phases:
+        return Advance(status, next_switch=following)
+    phase = current.phase if current is not None else PhaseName("")
+    found = members(status.workers, observed, schedule.name)
+    announced = _announced(schedule, following, now)
+    status = replace(status, announced=announced)
+    if _is_settled(schedule, status, found, phase):
+        marks = tuple(_announcements(status, found.workers, phase, observed, ()))
+        return Advance(replace(status, workers=found.workers), marks, following, ROUND_S if marks else None)
+    status, begins = _begun(schedule, status, phase, now)
+    workers = tuple(_lifted(worker, now) for worker in found.workers) if begins else found.workers
+    around = _round(schedule, workers, observed, phase, now)
+    moves = _moves(workers, found.released, around, phase)
+    recorded = [_recorded(worker, move, schedule, now) for worker, move in moves]
+    after = tuple(worker for worker, _ in recorded)
+    actions: tuple[ScheduleAction, ...] = tuple(action for _, taken in recorded for action in taken)
+    actions += tuple(_announcements(status, after, phase, observed, actions))
+    status = replace(status, workers=after, generation=schedule.generation)
+    if all(worker.step in RESTING for worker in after):
+        status = replace(status, phase=phase, transition=None)
+    return Advance(status, actions, following, _pause_s(status, actions))
+
+
+def quiet_until(schedule: Schedule, following: Switch | None) -> datetime | None:
+    """Return when something is due next for a schedule without a transition; None: nothing until its spec changes."""
+    if following is None:
+        return None
+    return following.at - timedelta(seconds=schedule.announce_s)
+
+
+def due_at(schedule: Schedule, timeline: Timeline, status: Status, now: datetime) -> datetime | None:
+    """Return when the next round is due by the status: `now`, a later time, or None until the spec changes."""
+    if schedule.is_suspended:
+        return None
+    current, following = timeline.current(now), timeline.next_switch(now)
+    is_behind = status.transition is not None or status.generation != schedule.generation
+    if is_behind or (current is not None and status.phase != current.phase):
+        return now
+    if status.announced != _announced(schedule, following, now):
+        return now
+    begin = quiet_until(schedule, following)
+    return begin if following is None or begin is None or begin > now else following.at
+
+
+def _announced(schedule: Schedule, following: Switch | None, now: datetime) -> PhaseName | None:
+    begin = quiet_until(schedule, following)
+    return following.phase if following is not None and begin is not None and begin <= now else None
+
+
+def _is_settled(schedule: Schedule, status: Status, found: Members, phase: PhaseName) -> bool:
+    """Return whether the phase holds, for the workers and the spec that there are."""
+    if status.transition is not None or status.phase != phase or status.generation != schedule.generation:
+        return False
+    known = {(worker.node, worker.node_uid, worker.phases) for worker in status.workers}
+    return not found.released and known == {(worker.node, worker.node_uid, worker.phases) for worker in found.workers}
+
+
+def _begun(schedule: Schedule, status: Status, phase: PhaseName, now: datetime) -> tuple[Status, bool]:
+    """Return the status with the transition to a phase, and whether it begins now, which lifts all holds."""
+    last = status.transition
+    if last is not None and last.phase == phase and last.generation == schedule.generation:
+        return status, False
+    return replace(status, transition=Transition(phase, now, schedule.generation)), True
+
+
+def _lifted(worker: Worker, now: datetime) -> Worker:
+    return replace(worker, since=now, is_held=False, forced=0)
+
+
+def _round(
+    schedule: Schedule, workers: tuple[Worker, ...], observed: Observed, phase: PhaseName, now: datetime
+) -> Round:
+    others = (worker for worker in workers if phase not in worker.phases and not is_off(observed.vms, worker.vm))
+    return Round(schedule, observed, now, tuple(worker.node for worker in others))
+
+
+def _moves(
+    workers: tuple[Worker, ...], freed: tuple[Worker, ...], around: Round, phase: PhaseName
+) -> Iterator[tuple[Worker, Move]]:
+    """Yield the workers with their moves, and the nodes that still have the schedule's marks without being workers."""
+    mine, observed = around.schedule.name, around.observed
+    for worker in workers:
+        yield worker, arriving(worker, around, mine) if phase in worker.phases else leaving(worker, around)
+    for worker in freed:
+        move = released(worker, observed.nodes[worker.node], observed, mine)
+        if move is not None:
+            yield worker, move
+
+
+def deadline_s(step: Step, schedule: Schedule) -> float | None:
+    """Return how long a step may take; None: as long as what it waits for."""
+    if step is not Step.DRAIN:
+        return DEADLINES_S.get(step)
+    drain = schedule.drain
+    return drain.timeout_s + (FORCED_S if drain.on_timeout is OnTimeout.FORCE else 0.0)
+
+
+def _recorded(
+    worker: Worker, move: Move, schedule: Schedule, now: datetime
+) -> tuple[Worker, tuple[ScheduleAction, ...]]:
+    """Return a worker in its step, and the actions that are taken: none once the step has taken too long."""
+    is_same = worker.step is move.step and worker.since is not None
+    since = min(worker.since, now) if is_same and worker.since is not None else now
+    limit_s = deadline_s(move.step, schedule)
+    is_late = limit_s is not None and (now - since).total_seconds() >= limit_s
+    is_held = is_late or (is_same and worker.is_held)
+    after = replace(
+        worker,
+        step=move.step,
+        since=since,
+        is_held=is_held,
+        renewal=move.renewal,
+        reason=move.reason if move.reason is not None else worker.reason if move.step in RESTING else None,
+        forced=worker.forced + (0 if is_held else move.forced),
+    )
+    return after, () if is_held else move.actions
+
+
+def _announcements(
+    status: Status,
+    workers: tuple[Worker, ...],
+    phase: PhaseName,
+    observed: Observed,
+    actions: tuple[ScheduleAction, ...],
+) -> Iterator[MarkNode]:
+    """Yield the changes of taints: nodes whose phase ends soon have it, no other node that serves."""
+    changed = {action.node for action in actions if isinstance(action, MarkNode)}
+    for worker in workers:
+        node = observed.nodes.get(worker.node)
+        if node is None or worker.step is not Step.SERVING or phase not in worker.phases or node.name in changed:
+            continue
+        leaves = status.announced is not None and status.announced not in worker.phases
+        if node.is_announced != leaves:
+            yield mark(node, taint=leaves)
+
+
+def _pause_s(status: Status, actions: tuple[ScheduleAction, ...]) -> float | None:
+    if status.transition is None and not actions:
+        return None
+    waiting = (worker for worker in status.workers if worker.step not in RESTING)
+    is_stuck = all(worker.is_held or worker.step is Step.WAIT_FOR_GPU for worker in waiting)
+    return HELD_ROUND_S if is_stuck and not actions else ROUND_S

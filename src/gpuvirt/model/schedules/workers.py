@@ -1,0 +1,84 @@
+"""The workers of a schedule: those that its phases select, and those that it still has to take its marks from."""
+
+from dataclasses import dataclass, replace
+
+from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.arriving import is_alive
+from gpuvirt.model.schedules.hypervisor import VmsUnknown
+from gpuvirt.model.schedules.moves import Move, duplicates, is_off, mark, match
+from gpuvirt.model.schedules.observed import Observed, WorkerNode
+from gpuvirt.model.schedules.status import NO_VM, Step, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The workers of one round, and the nodes that are no workers any more."""
+
+    workers: tuple[Worker, ...]
+    released: tuple[Worker, ...] = ()
+
+
+def members(before: tuple[Worker, ...], observed: Observed, mine: str) -> Members:
+    """Return the workers by what was observed; each keeps what the status has of it."""
+    known = {worker.node: worker for worker in before}
+    orphans = (node.name for node in observed.nodes.values() if node.cordoned_by == mine)
+    selected = (node.name for node in observed.nodes.values() if node.phases)
+    names = sorted({*known, *orphans, *selected})
+    workers, leftover = list[Worker](), list[Worker]()
+    for name in names:
+        worker, node = known.get(name, Worker(name)), observed.nodes.get(name)
+        if node is None:
+            if not is_gone(worker, observed):
+                workers.append(replace(worker, node_uid=""))
+        elif node.phases or _has_lost_labels(worker, node):
+            workers.append(_seen(worker, node, observed))
+        else:
+            leftover.append(_seen(worker, node, observed))
+    several = duplicates(workers)
+    return Members(
+        tuple(replace(worker, vm=NO_VM) if worker.vm in several else worker for worker in workers),
+        tuple(leftover),
+    )
+
+
+def is_gone(worker: Worker, observed: Observed) -> bool:
+    """Return whether neither the Node nor the VM of a worker exists."""
+    if isinstance(observed.vms, VmsUnknown):
+        return False
+    return not worker.vm or worker.vm not in observed.vms
+
+
+def released(worker: Worker, node: WorkerNode, observed: Observed, mine: str) -> Move | None:
+    """Return the move that takes the schedule's marks from a node that is no worker any more; None if it has none.
+
+    A node whose VM has just been suspended still seems to be Ready, and would get pods.
+    """
+    if node.cordoned_by != mine and not node.is_announced:
+        return None
+    reason = reasons.step_pending(worker.node, Step.UNCORDON)
+    renewal = worker.renewal if worker.renewal is not None else node.renewal or ""
+    if node.is_ready and not (_is_on(worker, observed) or is_alive(worker, node)):
+        return Move(Step.UNCORDON, reason=reason, renewal=renewal)
+    action = mark(node, cordon=False if node.cordoned_by == mine else None, taint=False)
+    return Move(Step.UNCORDON, (action,), reason)
+
+
+def _is_on(worker: Worker, observed: Observed) -> bool:
+    if isinstance(observed.vms, VmsUnknown) or worker.vm not in observed.vms:
+        return False
+    return not is_off(observed.vms, worker.vm)
+
+
+def _has_lost_labels(worker: Worker, node: WorkerNode) -> bool:
+    """Return whether a worker's Node is another object, without the labels: a controller of the cloud deletes Nodes."""
+    return bool(worker.phases) and worker.node_uid != node.uid
+
+
+def _seen(worker: Worker, node: WorkerNode, observed: Observed) -> Worker:
+    """Return a worker with its VM and its phases; the uid of a Node that has lost its labels is not taken over."""
+    worker = match(worker, node, observed.vms)
+    if not node.phases and _has_lost_labels(worker, node):
+        return replace(worker, reason=reasons.worker_labels_lost(node.name, worker.phases))
+    if isinstance(observed.vms, VmsUnknown) and worker.node_uid != node.uid:
+        return replace(worker, phases=tuple(sorted(node.phases)))  # matched once the hypervisor answers
+    return replace(worker, node_uid=node.uid, phases=tuple(sorted(node.phases)), reason=None)

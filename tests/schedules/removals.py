@@ -1,0 +1,73 @@
+"""The guards of a transition, each with what its removal makes of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
+from gpuvirt.model.schedules import arriving, leaving, moves, workers
+from gpuvirt.model.schedules.hypervisor import Power, VmKey, VmsReading, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.observed import WorkerNode
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A name of a module or a class, and what stands there once the guard is removed."""
+
+    place: object
+    name: str
+    without: object
+
+
+async def _unknown_as_off(calls: VmCalls) -> VmsReading:
+    """Take what could not be read for off."""
+    reading = await READ(calls)
+    if not isinstance(reading, VmsUnknown):
+        LATEST[id(calls)] = calls, reading
+        return reading
+    known = LATEST[id(calls)][1] if id(calls) in LATEST else {}
+    return {key: replace(vm, power=Power.OFF) for key, vm in known.items()}
+
+
+async def _read_once(calls: VmCalls) -> VmsReading:
+    """Read only the first time: what a call of unknown outcome has done is never seen."""
+    if id(calls) not in LATEST:
+        reading = await READ(calls)
+        if isinstance(reading, VmsUnknown):
+            return reading
+        LATEST[id(calls)] = calls, reading
+    return LATEST[id(calls)][1]
+
+
+async def _stay_open(calls: VmCalls) -> None:
+    """Leave the connection open whose call may still be delivered."""
+    del calls
+
+
+def _by_name(node: WorkerNode, vms: Mapping[VmKey, WorkerVm]) -> tuple[WorkerVm, ...]:
+    return tuple(vm for vm in reversed(list(vms.values())) if vm.name == node.name)[:1]
+
+
+READ = VmCalls.read
+LATEST: dict[int, tuple[VmCalls, Mapping[VmKey, WorkerVm]]] = {}
+"""The latest readings. They keep their connections, so that no other one gets the same id."""
+
+REMOVALS: Mapping[str, tuple[Patch, ...]] = {
+    "lease before a call": (Patch(VmCalls, "is_leader", lambda calls: True),),
+    "reading after an unknown outcome": (Patch(VmCalls, "read", _read_once),),
+    "closing after an unknown outcome": (Patch(VmCalls, "close", _stay_open),),
+    "older connections are dead": (Patch(VmCalls, "alone_in_s", property(lambda calls: 0.0)),),
+    "pods gone": (Patch(leaving, "pods_left", lambda pods: ()),),
+    "cordon before eviction": (Patch(leaving, "is_cordoned", lambda node: True),),
+    "what kubectl drain leaves": (Patch(leaving, "blockers", lambda pods, drain: ()),),
+    "vGPU seen free": (Patch(arriving, "is_gpu_free", lambda around: True),),
+    "match of VM and Node": (
+        Patch(moves, "candidates", _by_name),
+        Patch(moves, "is_consistent", lambda node, vm: True),
+    ),
+    "new heartbeat": (
+        Patch(arriving, "is_alive", lambda worker, node: node.is_ready),
+        Patch(workers, "is_alive", lambda worker, node: node.is_ready),
+    ),
+    "admin's cordon": (Patch(arriving, "is_cordon_of", lambda node, mine: node.is_unschedulable),),
+    "unknown is not off": (Patch(VmCalls, "read", _unknown_as_off),),
+}

@@ -1,0 +1,35 @@
+"""Transitions end in the phase of now, or are held with a reason, whatever fails; each guard is needed for that."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.schedules.explore import explored, violation
+from tests.schedules.removals import REMOVALS
+from tests.thoroughness import examples
+
+PART = 10
+SEEDS = range(0, examples(7) * PART, PART)
+"""Three transitions each: over 200 together."""
+MOST_SEEDS = 300
+FIRST_SEEDS: Mapping[str, int] = {
+    "admin's cordon": 23,
+    "cordon before eviction": 16,
+    "new heartbeat": 96,
+    "older connections are dead": 46,
+}
+"""The first seed that notices a removal, where it is late: it is tried first."""
+
+
+@pytest.mark.parametrize("first", SEEDS)
+def test_transitions_survive_what_fails(first: int) -> None:
+    found = explored(range(first, first + PART))
+    assert found is None, f"seed {found[0]}:\n{found[1]}"
+
+
+@pytest.mark.parametrize("guard", sorted(REMOVALS))
+def test_the_removal_of_a_guard_is_noticed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for patch in REMOVALS[guard]:
+        monkeypatch.setattr(patch.place, patch.name, patch.without)
+    first = FIRST_SEEDS.get(guard, 0)
+    assert any(violation(seed) is not None for seed in (first, *range(MOST_SEEDS)))

@@ -1,0 +1,97 @@
+"""The controller's task for schedules: rounds when they are due, and no request for what is not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
+from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
+from tests.certificates import Authority, Pair
+from tests.kubeletnode import until
+from tests.schedules.modelhypervisor import Connection, Fault
+from tests.schedules.servedschedule import SCHEDULES, Object
+from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
+from tests.scriptedapi import scripted
+
+IN_THE_NIGHT: Object = {"phase": "night", "observedGeneration": 1}
+
+
+class Opened:
+    """The connections that were opened."""
+
+    def __init__(self, day: Day) -> None:
+        self.connections: list[Connection] = []
+        self._day = day
+
+    async def __call__(self, stored: VgpuSchedule) -> Hypervisor:
+        assert stored.spec.hypervisor.vsphere is not None
+        self.connections.append(Connection(self._day.hypervisor, lambda: True, self._before))
+        return self.connections[-1]
+
+    async def _before(self, what: str) -> Fault:
+        assert what
+        return Fault.NONE
+
+
+@asynccontextmanager
+async def keeping(day: Day, server: Pair, ca: Path) -> AsyncIterator[Opened]:
+    opened = Opened(day)
+    async with scripted(day.served.answer, server, ca) as api:
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+        keeper = ScheduleKeeper(client, "gpuvirt", day, opened, lambda: True)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(keeper.run(Random(1)))
+            yield opened
+            task.cancel()
+        client.close()
+
+
+async def observed(day: Day) -> None:
+    """Return once the keeper watches."""
+    await until(lambda: day.served.watches > 0)
+
+
+async def reached(day: Day, phase: str) -> None:
+    """Return once the status says that a phase was reached."""
+    await until(lambda: "status" in day.served.objects[SCHEDULE] and day.status().get("phase") == phase)
+
+
+async def test_a_switch_that_is_due_is_made_and_its_connection_closed(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    async with keeping(day, server, authority.certificate) as opened:
+        await reached(day, "night")
+    assert day.hypervisor.vms[VmKey("key-5")].power is Power.ON
+    assert all(connection.dead_at_s is not None for connection in opened.connections)
+
+
+async def test_schedules_with_nothing_due_are_listed_once_and_not_read(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
+    for number in range(99):
+        path = f"{SCHEDULES}/gpus-{number}"
+        day.served.put(path, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
+    async with keeping(day, server, authority.certificate) as opened:
+        await observed(day)
+        before = list(day.served.lists)
+        for _ in range(50):
+            await asyncio.sleep(0)  # noqa: TID251  the task decides
+        assert day.served.lists == before == [SCHEDULES]
+    assert not opened.connections
+    assert not day.served.writes
+
+
+async def test_another_spec_is_followed_at_once(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC, "status": {**IN_THE_NIGHT, "phase": "day"}})
+    suspended: Object = {"metadata": {"generation": 2}, "spec": {**SPEC, "suspend": True}, "status": IN_THE_NIGHT}
+    day.served.put(SCHEDULE, suspended)
+    async with keeping(day, server, authority.certificate):
+        await observed(day)
+        assert not day.served.writes
+        day.served.put(SCHEDULE, {"metadata": {"generation": 3}, "spec": SPEC})
+        await reached(day, "night")

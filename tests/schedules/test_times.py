@@ -1,0 +1,150 @@
+"""Phases begin as Debian's cron would begin them, in each zone, at each change of summer time."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from gpuvirt.model.schedules.spec import Override, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.times import (
+    CronLineError,
+    Timeline,
+    ZoneError,
+    last_start,
+    moment,
+    starts_after,
+    verify_line,
+    zone_of,
+)
+from tests.thoroughness import examples
+
+DAY, NIGHT = PhaseName("day"), PhaseName("night")
+BERLIN = ZoneInfo("Europe/Berlin")
+DAILY = ["0 7 * * 1-5", "0 20 * * *", "30 2 * * *", "0 0 1 * *", "0 12 * * SUN#1"]
+"""Lines that do not begin every hour: of those a search for the other phase looks through hundreds."""
+ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago", "Asia/Kolkata", "UTC"]
+LINES = ["0 7 * * 1-5", "0 20 * * *", "30 2 * * *", "15,45 1-3 * * *", "0 0 1 * *", "*/20 * * * *", "0 12 * * SUN#1"]
+AT = st.datetimes(datetime.fromisoformat("2025-01-01T00:00"), datetime.fromisoformat("2028-01-01T00:00")).map(
+    lambda at: at.replace(tzinfo=UTC, microsecond=0)
+)
+
+
+def schedule(*overrides: Override, day: str = "0 7 * * 1-5", night: str = "0 20 * * 1-5") -> Schedule:
+    return Schedule("gpus", "Europe/Berlin", (Phase(DAY, day), Phase(NIGHT, night)), overrides)
+
+
+def local(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=BERLIN).astimezone(UTC)
+
+
+def starts(line: str, begin: str, count: int) -> list[str]:
+    found = islice(starts_after(line, local(begin), BERLIN), count)
+    return [f"{start.astimezone(BERLIN):%m-%d %H:%M %z}" for start in found]
+
+
+def test_a_time_that_spring_leaves_out_is_the_end_of_the_gap() -> None:
+    assert starts("30 2 * * *", "2026-03-28T12:00", 2) == ["03-29 03:00 +0200", "03-30 02:30 +0200"]
+
+
+def test_a_time_that_autumn_repeats_comes_once() -> None:
+    assert starts("30 2 * * *", "2026-10-24T12:00", 2) == ["10-25 02:30 +0200", "10-26 02:30 +0100"]
+    again = datetime(2026, 10, 25, 1, 15, tzinfo=UTC)  # 02:15 for the second time
+    assert last_start("30 2 * * *", again, BERLIN) == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+    assert next(starts_after("30 2 * * *", again, BERLIN)) == datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.sampled_from(LINES), st.sampled_from(ZONES), AT)
+@example("30 2 * * *", "Europe/Berlin", datetime(2026, 10, 25, 1, 15, tzinfo=UTC))
+@example("15,45 1-3 * * *", "Australia/Lord_Howe", datetime(2026, 4, 4, 15, 10, tzinfo=UTC))
+def test_the_last_start_is_the_one_that_a_search_from_before_finds(line: str, zone: str, at: datetime) -> None:
+    begin = at - timedelta(days=40)
+    before = None
+    for start in starts_after(line, begin, ZoneInfo(zone)):
+        if start > at:
+            break
+        before = start
+    assert before is None or last_start(line, at, ZoneInfo(zone)) == before
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.sampled_from(DAILY), st.sampled_from(DAILY), AT)
+def test_the_phase_changes_at_switches_alone(day: str, night: str, now: datetime) -> None:
+    assume(day != night)
+    timeline = Timeline(schedule(day=day, night=night))
+    before = timeline.current(now)
+    following = timeline.next_switch(now)
+    if before is None or following is None:
+        return
+    middle = now + (following.at - now) / 2
+    fresh = Timeline(schedule(day=day, night=night))
+    for at, phase in ((now, before.phase), (middle, before.phase), (following.at, following.phase)):
+        found = fresh.current(at)
+        assert found is not None
+        assert found.phase == phase
+        kept = timeline.current(at)
+        assert kept is not None
+        assert kept.phase == phase
+    assert before.phase != following.phase
+
+
+def test_a_missed_switch_is_the_phase_of_now() -> None:
+    timeline = Timeline(schedule())
+    saturday = timeline.current(local("2026-01-10T15:00"))
+    assert saturday is not None
+    assert (saturday.phase, saturday.at) == (NIGHT, local("2026-01-09T20:00"))
+    following = timeline.next_switch(local("2026-01-10T15:00"))
+    assert following is not None
+    assert (following.phase, following.at) == (DAY, local("2026-01-12T07:00"))
+
+
+def test_overrides_go_before_cron_lines() -> None:
+    holidays = Override(NIGHT, datetime.fromisoformat("2026-12-24T12:00"), datetime.fromisoformat("2026-12-28T07:00"))
+    timeline = Timeline(schedule(holidays))
+    switches = list(islice(timeline.switches(local("2026-12-24T08:00")), 3))
+    assert [(switch.at, switch.phase) for switch in switches] == [
+        (local("2026-12-24T12:00"), NIGHT),
+        (local("2026-12-28T07:00"), DAY),
+        (local("2026-12-28T20:00"), NIGHT),
+    ]
+
+
+def test_an_override_in_the_gap_of_spring_begins_at_its_end() -> None:
+    assert moment(datetime.fromisoformat("2026-03-29T02:30"), BERLIN) == local("2026-03-29T03:00")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "@daily",
+        "0 0 7 * * 1-5",
+        "0 7 * *",
+        "",
+        "60 7 * * *",
+        "0 7 30 2 *",
+        "0 7 * * MON-FRY",
+        "x" * 300,
+        "0 \u0667 * * *",
+    ],
+)
+def test_what_is_no_cron_line_is_refused(line: str) -> None:
+    with pytest.raises(CronLineError):
+        verify_line(line)
+
+
+@given(st.text(max_size=40))
+def test_no_text_breaks_the_check_of_lines(line: str) -> None:
+    try:
+        verify_line(line)
+    except CronLineError:
+        return
+    next(starts_after(line, datetime(2026, 1, 1, tzinfo=UTC), BERLIN), None)
+
+
+@pytest.mark.parametrize("name", ["Europe/Berlim", "", "Europe", "/etc/passwd", "../UTC", "\0"])
+def test_what_is_no_zone_is_refused(name: str) -> None:
+    with pytest.raises(ZoneError):
+        zone_of(name)

@@ -1,0 +1,239 @@
+"""One round's decisions: what each observation of a worker leads to."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode
+from gpuvirt.model.schedules.hypervisor import Action, Power, Refused, VmKey, VmsReading, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.matching import candidates
+from gpuvirt.model.schedules.observed import LastCall, NodePod, Observed, WorkerNode
+from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.status import Status, Step, Worker
+from gpuvirt.model.schedules.times import timeline_of
+from gpuvirt.model.schedules.transition import Advance, advance
+
+DAY, NIGHT = PhaseName("day"), PhaseName("night")
+SCHEDULE = Schedule("gpus", "UTC", (Phase(DAY, "0 7 * * *"), Phase(NIGHT, "0 20 * * *")), generation=1)
+EVENING = datetime(2026, 1, 5, 20, 0, 5, tzinfo=UTC)
+FIRST, FIFTH = NodeName("worker-1"), NodeName("worker-5")
+VMS = {
+    VmKey("one"): WorkerVm(VmKey("one"), "worker-1", "421c5a83-0000-4000-8000-000000000001", Power.ON),
+    VmKey("five"): WorkerVm(VmKey("five"), "worker-5", "421c5a83-0000-4000-8000-000000000005", Power.SUSPENDED),
+}
+NODES = {
+    FIRST: WorkerNode(FIRST, "uid-1", "7", frozenset({DAY}), system_uuid=VMS[VmKey("one")].system_uuid, is_ready=True),
+    FIFTH: WorkerNode(FIFTH, "uid-5", "9", frozenset({NIGHT}), system_uuid=VMS[VmKey("five")].system_uuid),
+}
+CORDONED = replace(NODES[FIRST], is_unschedulable=True, cordoned_by="gpus", cordoned_for_s=60.0)
+POD = NodePod(PodUid("pod"), "default", "train-0")
+
+
+def observed(
+    first: WorkerNode = CORDONED,
+    pods: tuple[NodePod, ...] = (),
+    volumes: tuple[str, ...] = (),
+    vms: VmsReading | None = None,
+    calls: Mapping[VmKey, LastCall] | None = None,
+) -> Observed:
+    reading = VMS if vms is None else vms
+    return Observed({**NODES, FIRST: first}, {FIRST: pods}, {FIRST: volumes}, reading, calls or {})
+
+
+def decided(
+    seen: Observed, schedule: Schedule = SCHEDULE, status: Status | None = None, at: datetime = EVENING
+) -> Advance:
+    return advance(schedule, timeline_of(schedule), status if status is not None else Status(DAY), seen, at)
+
+
+def worker(advance: Advance, name: NodeName = FIRST) -> Worker:
+    return next(worker for worker in advance.status.workers if worker.node == name)
+
+
+def calls(advance: Advance) -> list[Action]:
+    return [action.call.action for action in advance.actions if isinstance(action, CallVm)]
+
+
+def test_a_worker_is_cordoned_before_its_pods_are_evicted() -> None:
+    found = decided(observed(NODES[FIRST], (POD,)))
+    assert found.actions == (MarkNode(FIRST, "7", cordon=True),)
+    assert worker(found, FIFTH).step is Step.WAIT_FOR_GPU
+    evicts = decided(observed(pods=(POD,)))
+    assert evicts.actions == (EvictPod(FIRST, POD),)
+
+
+def test_pods_that_kubectl_drain_leaves_do_not_delay_a_suspension() -> None:
+    pods = (replace(POD, is_of_daemon_set=True), replace(POD, is_static=True), replace(POD, has_ended=True))
+    assert calls(decided(observed(pods=pods))) == [Action.SUSPEND]
+
+
+@pytest.mark.parametrize("pod", [replace(POD, is_bare=True), replace(POD, has_empty_dir=True)])
+def test_pods_that_kubectl_drain_refuses_keep_the_node_unless_the_schedule_says_otherwise(pod: NodePod) -> None:
+    found = decided(observed(pods=(pod, POD)))
+    reason = worker(found).reason
+    assert not found.actions
+    assert reason is not None
+    assert reason.code is ReasonCode.POD_BLOCKS_DRAIN
+    willing = replace(SCHEDULE, drain=Drain(deletes_empty_dir_data=True, deletes_bare_pods=True))
+    assert len(decided(observed(pods=(pod, POD)), willing).actions) == 2
+
+
+def test_no_vm_is_suspended_while_a_pod_could_come_or_a_volume_is_attached() -> None:
+    assert not calls(decided(observed(replace(CORDONED, cordoned_for_s=1.0))))
+    assert not calls(decided(observed(volumes=("csi-1",))))
+    assert calls(decided(observed())) == [Action.SUSPEND]
+
+
+def test_a_vm_of_the_night_starts_once_those_of_the_day_are_seen_off() -> None:
+    off = {**VMS, VmKey("one"): replace(VMS[VmKey("one")], power=Power.SUSPENDED)}
+    assert calls(decided(observed(vms=off))) == [Action.START]
+    for first in (
+        replace(VMS[VmKey("one")], power=Power.SUSPENDED, is_changing=True),
+        replace(VMS[VmKey("one")], power=Power.UNKNOWN, is_changing=True),
+    ):
+        assert not calls(decided(observed(vms={**VMS, VmKey("one"): first})))
+    unseen = {VmKey("five"): VMS[VmKey("five")]}
+    known = Status(DAY, workers=(Worker(FIRST, "uid-1", (DAY,), VmKey("one"), "worker-1", Step.SERVING),))
+    found = decided(observed(vms=unseen), status=known)
+    assert not calls(found)
+    reason = worker(found).reason
+    assert reason is not None
+    assert reason.code is ReasonCode.VM_NOT_VISIBLE
+
+
+def test_nothing_begins_while_the_hypervisor_is_unknown() -> None:
+    found = decided(observed(NODES[FIRST], (POD,), vms=VmsUnknown("HypervisorUnknown", "refused")))
+    assert not found.actions
+    assert {worker(found, name).step for name in (FIRST, FIFTH)} == {Step.READ}
+
+
+def test_a_drain_that_takes_too_long_is_held_or_forced() -> None:
+    late = EVENING + timedelta(minutes=11)
+    first = decided(observed(pods=(POD,)))
+    held = decided(observed(pods=(POD,)), status=first.status, at=late)
+    assert worker(held).is_held
+    assert not held.actions
+    forced = replace(SCHEDULE, drain=Drain(on_timeout=OnTimeout.FORCE))
+    first = decided(observed(pods=(POD,)), forced)
+    found = decided(observed(pods=(POD,)), forced, first.status, late)
+    assert found.actions == (DeletePod(FIRST, POD),)
+    assert worker(found).forced == 1
+    # The pods have ended by themselves: the transition goes on.
+    assert calls(decided(observed(), status=held.status, at=late)) == [Action.SUSPEND]
+
+
+def test_another_spec_ends_a_hold() -> None:
+    held = decided(observed(pods=(POD,)), status=decided(observed(pods=(POD,))).status, at=EVENING + timedelta(hours=1))
+    assert worker(held).is_held
+    again = decided(
+        observed(pods=(POD,)), replace(SCHEDULE, generation=2), held.status, EVENING + timedelta(hours=1, seconds=1)
+    )
+    assert again.actions == (EvictPod(FIRST, POD),)
+
+
+def test_a_guest_that_does_not_shut_down_loses_its_power_only_by_force() -> None:
+    down = replace(SCHEDULE, leave=Leave.SHUT_DOWN)
+    late = EVENING + timedelta(seconds=301)
+    assert calls(decided(observed(), down)) == [Action.SHUT_DOWN]
+    assert calls(decided(observed(), down, decided(observed(), down).status, late)) == [Action.SHUT_DOWN]
+    forced = replace(down, drain=Drain(on_timeout=OnTimeout.FORCE))
+    assert calls(decided(observed(), forced, decided(observed(), forced).status, late)) == [Action.POWER_OFF]
+
+
+def test_a_refused_call_is_made_again_some_time_later() -> None:
+    refused = Refused("NoSuchCode", "the disk is full")
+    seen = observed(calls={VmKey("one"): LastCall(Action.SUSPEND, refused, 3.0)})
+    found = decided(seen)
+    reason = worker(found).reason
+    assert not calls(found)
+    assert reason is not None
+    assert reason.code is ReasonCode.CALL_REFUSED
+    assert "the disk is full" in reason.message
+    assert calls(decided(replace(seen, calls={VmKey("one"): LastCall(Action.SUSPEND, refused, 30.0)})))
+
+
+def test_the_beginning_of_a_phase_is_announced_at_the_nodes_that_leave() -> None:
+    serving = Status(
+        DAY,
+        workers=(
+            Worker(FIRST, "uid-1", (DAY,), VmKey("one"), "worker-1", Step.SERVING),
+            Worker(FIFTH, "uid-5", (NIGHT,), VmKey("five"), "worker-5", Step.AWAY),
+        ),
+        generation=1,
+    )
+    found = decided(observed(NODES[FIRST]), status=serving, at=EVENING - timedelta(minutes=10))
+    assert found.actions == (MarkNode(FIRST, "7", taint=True),)
+    assert found.status.announced == NIGHT
+    tainted = replace(NODES[FIRST], is_announced=True)
+    assert not decided(observed(tainted), status=serving, at=EVENING - timedelta(minutes=10)).actions
+    early = decided(observed(tainted), status=serving, at=EVENING - timedelta(hours=1))
+    assert early.actions == (MarkNode(FIRST, "7", taint=False),)
+
+
+def test_an_old_condition_and_an_old_heartbeat_do_not_make_a_worker_ready() -> None:
+    both = {key: replace(vm, power=Power.SUSPENDED if key == "one" else Power.ON) for key, vm in VMS.items()}
+    fifth = replace(NODES[FIFTH], is_ready=True, is_unschedulable=True, cordoned_by="gpus", renewal="20:00:00")
+    seen = replace(observed(vms=both), nodes={FIRST: CORDONED, FIFTH: fifth})
+    first = decided(seen)
+    assert worker(first, FIFTH).step is Step.HEARTBEAT
+    assert not first.actions
+    again = decided(seen, status=first.status)
+    assert not again.actions
+    alive = replace(seen, nodes={FIRST: CORDONED, FIFTH: replace(fifth, renewal="20:01:00")})
+    assert decided(alive, status=again.status).actions == (MarkNode(FIFTH, "9", cordon=False, taint=False),)
+
+
+@pytest.mark.parametrize(("age_s", "is_skewed"), [(5, False), (40, False), (3600, True), (-60, True)])
+def test_a_guest_whose_clock_stands_at_its_suspension_is_reported(age_s: int, *, is_skewed: bool) -> None:
+    both = {key: replace(vm, power=Power.SUSPENDED if key == "one" else Power.ON) for key, vm in VMS.items()}
+    fifth = replace(NODES[FIFTH], is_ready=True, renewal="new", renewed_at=EVENING - timedelta(seconds=age_s))
+    started = Worker(FIFTH, "uid-5", (NIGHT,), VmKey("five"), "worker-5", Step.HEARTBEAT, EVENING, "old")
+    seen = replace(observed(vms=both), nodes={FIRST: CORDONED, FIFTH: fifth})
+    found = worker(decided(seen, status=Status(DAY, workers=(started,))), FIFTH)
+    assert found.step is Step.SERVING
+    assert (found.reason is not None and found.reason.code is ReasonCode.CLOCK_SKEWED) is is_skewed
+
+
+def test_a_cordon_of_an_admin_stays() -> None:
+    both = {key: replace(vm, power=Power.SUSPENDED if key == "one" else Power.ON) for key, vm in VMS.items()}
+    fifth = replace(NODES[FIFTH], is_ready=True, is_unschedulable=True)
+    found = decided(replace(observed(vms=both), nodes={FIRST: CORDONED, FIFTH: fifth}))
+    assert not found.actions
+    assert worker(found, FIFTH).step is Step.SERVING
+    assert found.status.phase == NIGHT
+
+
+def test_two_nodes_never_have_one_vm() -> None:
+    twin = replace(NODES[FIFTH], name=NodeName("twin"), uid="uid-t", phases=frozenset({DAY}), is_ready=True)
+    seen = replace(observed(), nodes={FIFTH: NODES[FIFTH], NodeName("twin"): twin})
+    found = decided(seen)
+    assert not calls(found)
+    assert {worker(found, name).step for name in (FIFTH, NodeName("twin"))} == {Step.MATCH}
+
+
+def test_a_node_that_lost_its_labels_is_reported_and_stays_a_worker() -> None:
+    known = Status(DAY, workers=(Worker(FIRST, "", (DAY,), VmKey("one"), "worker-1", Step.SERVING),), generation=1)
+    back = replace(NODES[FIRST], uid="uid-2", phases=frozenset())
+    found = decided(observed(back), status=known, at=EVENING - timedelta(hours=8))
+    reason = worker(found).reason
+    assert reason is not None
+    assert reason.code is ReasonCode.WORKER_LABELS_LOST
+
+
+@pytest.mark.parametrize("upper", [True, False])
+def test_either_byte_order_of_a_system_uuid_matches(*, upper: bool) -> None:
+    uuid = "421c5a83-1234-5678-9abc-0123456789ab"
+    node = replace(NODES[FIRST], system_uuid="835A1C42-3412-7856-9ABC-0123456789AB" if upper else uuid)
+    vm = replace(VMS[VmKey("one")], system_uuid=uuid, name="another name")
+    assert candidates(node, {vm.key: vm}) == (vm,)
+
+
+def test_a_vm_with_the_name_of_a_node_and_another_uuid_is_not_its_vm() -> None:
+    foreign = replace(VMS[VmKey("one")], system_uuid="421c5a83-ffff-4000-8000-000000000001")
+    assert candidates(NODES[FIRST], {foreign.key: foreign}) == ()
+    unknown = replace(foreign, system_uuid="")
+    assert candidates(NODES[FIRST], {unknown.key: unknown}) == (unknown,)
