@@ -95,8 +95,12 @@ class _PodMetadata(Metadata, frozen=True, rename="camel"):
     owner_references: tuple[_Owner, ...] = ()
 
 
+class _EmptyDir(msgspec.Struct, frozen=True):
+    """Its fields do not count."""
+
+
 class _Volume(msgspec.Struct, frozen=True, rename="camel"):
-    empty_dir: msgspec.Raw | None = None
+    empty_dir: _EmptyDir | None = None
 
 
 class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
