@@ -1,5 +1,7 @@
 """The vGPUs that can be created on a simulated GPU, in each of its modes: as many as it reports, none overlapping."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +37,9 @@ def test_no_place_is_used_twice(data: st.DataObject, name: str, mode: str) -> No
     places = [(gpu.places[vgpu], gpu.live[vgpu][0].gigabytes) for vgpu in gpu.places]
     taken = [number for place, size in places for number in range(place, place + size)]
     assert len(taken) == len(set(taken))
-    assert len(set(gpu.on_instance.values())) == len(gpu.on_instance)
+    used = Counter((instance, gpu.live[vgpu][0]) for vgpu, instance in gpu.on_instance.items())
+    assert all(number <= spec.per_instance for (_, spec), number in used.items())
+    assert len({instance for instance, _ in used}) == len(used), "vGPUs of one type share an instance"
     assert len({slot for _, slot in gpu.live.values()}) == len(gpu.live)
     if mode == "mixed":
         assert set(gpu.places) == set(gpu.live), "each has a placement"
