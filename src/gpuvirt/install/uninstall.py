@@ -52,7 +52,7 @@ HELD_S = 600
 """How long no controller leads afterwards. A controller that still exists then creates everything again."""
 GONE_WITHIN_S = 120.0
 POLL_S = 1.0
-KINDS = ("gpunodes.gpuvirt.io", "clusterpolicies.nvidia.com")
+KINDS = ("gpunodes.gpuvirt.io", "vgpuschedules.gpuvirt.io", "clusterpolicies.nvidia.com")
 DISCOVERER = {"app.kubernetes.io/name": "gpuvirt", "app.kubernetes.io/component": "discover"}
 """The labels of the discoverer's DaemonSet and of its pods, as an install brings them."""
 DISCOVERED = (discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL)
