@@ -8,8 +8,8 @@ from random import Random
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
+from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
 from tests.certificates import Authority, Pair
 from tests.kubeletnode import until
@@ -28,8 +28,8 @@ class Opened:
         self.connections: list[Connection] = []
         self._day = day
 
-    async def __call__(self, stored: VgpuSchedule) -> Hypervisor:
-        assert stored.spec.hypervisor.vsphere is not None
+    def __call__(self, schedule: FindSchedule) -> Hypervisor:
+        assert schedule() is not None
         self.connections.append(Connection(self._day.hypervisor, lambda: True, self._before))
         return self.connections[-1]
 

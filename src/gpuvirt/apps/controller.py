@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -33,6 +34,8 @@ class ControllerOptions:
     listen: tuple[str, int] | None = None
     webhook: ObjectName | None = None
     """The Service and the configuration of the admission webhook whose certificate the controller keeps."""
+    runs_schedules: bool = False
+    """Whether the controller runs VgpuSchedules, while it leads."""
     clock: Clock = field(default_factory=RealClock)
 
 
@@ -77,12 +80,26 @@ class Process:
 
     async def _run_term(self, term: Controller) -> None:
         """Run the controller, and what it does beside its decisions."""
-        if (keeper := self.certificate) is None:
-            await term.run()
-            return
+        options = self._options
         async with asyncio.TaskGroup() as group:
-            group.create_task(keep_going("webhook certificate", keeper.keep, self._options.clock))
+            if self.certificate is not None:
+                group.create_task(keep_going("webhook certificate", self.certificate.keep, options.clock))
+            if options.runs_schedules:
+                group.create_task(keep_going("schedules", self._run_schedules, options.clock))
             group.create_task(term.run())
+
+    async def _run_schedules(self) -> None:
+        """Run VgpuSchedules until cancelled, which ends each connection to a hypervisor."""
+        from gpuvirt.apps.schedules import schedule_keeper  # noqa: PLC0415  other controllers do without it
+
+        clock = self._options.clock
+        keeper = schedule_keeper(
+            self._dependencies.client, self._options.settings.namespace, clock, may_call_until_s=self._may_write_until_s
+        )
+        await keeper.run(self._dependencies.random)
+
+    def _may_write_until_s(self) -> float:
+        return self._election.may_write_until_s if self._options.elects else math.inf
 
     def pages(self) -> dict[str, Callable[[], Answer]]:
         """Return the pages that the process serves."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from random import Random
@@ -14,19 +14,19 @@ from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
+from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.operator.store import Store
-from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import Hypervisor, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import Hypervisor
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import due_at
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
 
-Connect = Callable[[VgpuSchedule], Awaitable[Hypervisor | VmsUnknown]]
-"""Opens the connection to a schedule's hypervisor; what it needs may be missing."""
+Connect = Callable[[FindSchedule], Hypervisor]
+"""Returns the connection to a schedule's hypervisor, which opens with the first reading."""
 
 MOST_PAUSE_S = 600.0
 """The longest time between two looks at the wall clock, which may be set."""
@@ -86,12 +86,8 @@ class ScheduleKeeper:
                 pauses_s.append((at - now).total_seconds())
         return max(min(pauses_s), LEAST_PAUSE_S)
 
-    async def _open(self, name: str) -> Hypervisor | VmsUnknown:
-        """Open the connection that the schedule asks for now."""
-        stored = self._store.get(name, self._namespace)
-        if stored is None:
-            return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule does not exist any more")
-        return await self._connect(stored)
+    async def _open(self, name: str) -> Hypervisor:
+        return self._connect(lambda: self._store.get(name, self._namespace))
 
     def _due_at(self, stored: VgpuSchedule, now: datetime) -> datetime | None:
         schedule, problems = schedule_of(stored)
