@@ -13,7 +13,7 @@ from gpuvirt.cluster.operator.schedules.objects import LONGEST_DURATION
 from gpuvirt.model.schedules.times import LONGEST_LINE
 
 HEAD = """\
-# VgpuSchedule: which worker VMs run in which phase (docs/hypervisors.md).
+# VgpuSchedule: which worker VMs run in which phase (docs/schedules.md).
 # Generated from src/gpuvirt/cluster/kinds/vgpuschedule.py by `make generate`.
 """
 COLUMNS = (
