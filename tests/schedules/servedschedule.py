@@ -40,6 +40,15 @@ class ServedSchedule:
             if collection == _collection(path):
                 queue.put_nowait({"type": "MODIFIED", "object": self.objects[path]})
 
+    def delete(self, path: str) -> None:
+        """Delete an object."""
+        self.version += 1
+        found = self.objects.pop(path)
+        found["metadata"] = {**_fields(found, "metadata"), "resourceVersion": str(self.version)}
+        for collection, queue in self._watching:
+            if collection == _collection(path):
+                queue.put_nowait({"type": "DELETED", "object": found})
+
     def answer(self, call: Call) -> Reply:
         """Answer one request."""
         if call.method == "GET":

@@ -14,7 +14,7 @@ from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
 from tests.certificates import Authority, Pair
 from tests.kubeletnode import until
 from tests.schedules.modelhypervisor import Connection, Fault
-from tests.schedules.servedschedule import SCHEDULES, Object
+from tests.schedules.servedschedule import NODES, SCHEDULES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
 from tests.scriptedapi import scripted
 
@@ -77,10 +77,11 @@ async def test_schedules_with_nothing_due_are_listed_once_and_not_read(authority
         day.served.put(path, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
     async with keeping(day, server, authority.certificate) as opened:
         await observed(day)
+        await until(lambda: NODES in day.served.lists)
         before = list(day.served.lists)
         for _ in range(50):
             await asyncio.sleep(0)  # noqa: TID251  the task decides
-        assert day.served.lists == before == [SCHEDULES]
+        assert sorted(day.served.lists) == sorted(before) == [NODES, SCHEDULES]
     assert not opened.connections
     assert not day.served.writes
 
@@ -95,3 +96,42 @@ async def test_another_spec_is_followed_at_once(authority: Authority, server: Pa
         assert not day.served.writes
         day.served.put(SCHEDULE, {"metadata": {"generation": 3}, "spec": SPEC})
         await reached(day, "night")
+
+
+def cordon(day: Day, name: str, owner: str, ready: str) -> None:
+    """Cordon a node in the name of a schedule."""
+    node = day.served.objects[f"{NODES}/{name}"]
+    labels = {"vgpu.type": "v100-4q", "gpuvirt.io/cordoned-by": owner}
+    spec = {"unschedulable": True, "taints": [{"key": "gpuvirt.io/leaves-soon", "effect": "PreferNoSchedule"}]}
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    day.served.put(f"{NODES}/{name}", {**node, "metadata": {"labels": labels}, "spec": spec, "status": status})
+
+
+async def test_cordons_of_a_deleted_schedule_are_removed_once_no_suspension_can_be_under_way(
+    authority: Authority, server: Pair
+) -> None:
+    day = Day((1, 2, 3))
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
+    cordon(day, "worker-1", "deleted", "Unknown")
+    cordon(day, "worker-2", "deleted", "True")
+    cordon(day, "worker-3", "gpus", "Unknown")
+    began_s = day.now_s
+    async with keeping(day, server, authority.certificate):
+        await until(lambda: day.node("worker-1") == (None, None))
+        assert day.now_s < began_s + 600.0
+        await until(lambda: day.node("worker-2") == (None, None))
+        assert day.now_s >= began_s + 600.0
+    assert day.node("worker-3") == (True, "gpus")
+
+
+async def test_the_deletion_of_a_schedule_is_noticed(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    suspended: Object = {"metadata": {"generation": 1}, "spec": {**SPEC, "suspend": True}, "status": IN_THE_NIGHT}
+    day.served.put(SCHEDULE, suspended)
+    cordon(day, "worker-1", "gpus", "Unknown")
+    async with keeping(day, server, authority.certificate):
+        await observed(day)
+        await until(lambda: NODES in day.served.lists)
+        assert day.node("worker-1") == (True, "gpus")
+        day.served.delete(SCHEDULE)
+        await until(lambda: day.node("worker-1") == (None, None))

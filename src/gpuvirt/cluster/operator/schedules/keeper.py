@@ -9,8 +9,10 @@ from random import Random
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.apigroups import ApiGroups
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
 from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.operator.schedules.abandonedmarks import AbandonedMarks
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
@@ -55,7 +57,9 @@ class ScheduleKeeper:
         self._may_write = may_write
         self._since_s = clock.monotonic_s()
         self._changed = Signal()
-        self._store = Store(Collection(vgpu_schedules(namespace), VgpuSchedule), self._changed)
+        self._removed = Signal()
+        """Set when the schedules were listed, and when one was deleted."""
+        self._store = Store(Collection(vgpu_schedules(namespace), VgpuSchedule), self._changed, self._observe_removed)
         self._running: set[str] = set()
         self._checked: dict[str, int] = {}
         """The generations of schedules with faults that are in their status."""
@@ -66,6 +70,8 @@ class ScheduleKeeper:
         follow = partial(self._store.follow, self._client, self._clock, random, groups)
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_going("controller: schedules", follow, self._clock))
+            unmark = partial(self._unmark, AbandonedMarks(self._client, self._clock))
+            group.create_task(keep_going("controller: marks of deleted schedules", unmark, self._clock))
             while True:
                 pause_s = self._begin(group)
                 await self._changed.wait_for(self._clock, pause_s)
@@ -85,6 +91,27 @@ class ScheduleKeeper:
             elif at is not None:
                 pauses_s.append((at - now).total_seconds())
         return max(min(pauses_s), LEAST_PAUSE_S)
+
+    def _observe_removed(self, delta: Delta[VgpuSchedule]) -> None:
+        if delta.removed or not self._store.is_observed:
+            self._removed.set()
+
+    async def _unmark(self, marks: AbandonedMarks) -> None:
+        """Remove the marks of schedules that are deleted, until cancelled.
+
+        A kind that is not installed shows no schedules, which proves nothing: an uninstall removes those marks.
+        """
+        while True:
+            if self._store.is_observed and self._store.installed:
+                workers = {
+                    stored.metadata.name: frozenset(worker.node for worker in stored.status.workers)
+                    for stored in self._store.known.values()
+                }
+                pause_s = await marks.remove(workers)
+                if pause_s is not None:
+                    await self._clock.sleep(pause_s)
+                    continue
+            await self._removed.wait()
 
     async def _open(self, name: str) -> Hypervisor:
         return self._connect(lambda: self._store.get(name, self._namespace))
