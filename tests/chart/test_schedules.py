@@ -21,6 +21,7 @@ RIGHTS = {
     (f"{NAMESPACE}: gpuvirt.io", "vgpuschedules", "list"),
     (f"{NAMESPACE}: gpuvirt.io", "vgpuschedules", "watch"),
     (f"{NAMESPACE}: gpuvirt.io", "vgpuschedules/status", "patch"),
+    (f"{NAMESPACE}: events.k8s.io", "events", "create"),
     (f"{NAMESPACE}: ", "secrets", "get"),
     ("kube-node-lease: coordination.k8s.io", "leases", "get"),
 }

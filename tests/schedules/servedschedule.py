@@ -13,6 +13,7 @@ NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 ATTACHMENTS = "/apis/storage.k8s.io/v1/volumeattachments"
 BLOCKED: Reply = 429, {"kind": "Status", "message": "Cannot evict pod as it would violate its budget", "code": 429}
+EVENTS = "/apis/events.k8s.io/v1/namespaces/gpuvirt/events"
 LISTS = (SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS)
 
 
@@ -23,7 +24,9 @@ class ServedSchedule:
         self.objects: dict[str, Object] = {}
         self.version = 1
         self.budget_allows = True
+        self.events: list[Object] = []
         self.writes: list[str] = []
+        """Writes other than those of events."""
         self.lists: list[str] = []
         self.watches = 0
         self._watching: list[tuple[str, asyncio.Queue[Object]]] = []
@@ -53,6 +56,10 @@ class ServedSchedule:
         """Answer one request."""
         if call.method == "GET":
             return self._get(call)
+        if call.path == EVENTS:
+            event: Object = json.loads(call.body)
+            self.events.append(event)
+            return 201, event
         self.writes.append(f"{call.method} {call.path}")
         if call.method == "POST" and call.path.endswith("/eviction"):
             return self._evict(call)

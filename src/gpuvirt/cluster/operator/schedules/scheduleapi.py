@@ -5,14 +5,18 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gpuvirt.clock import Clock
+from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.events import About, events_of
 from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
+from gpuvirt.cluster.operator.announcer import REPORTER
 from gpuvirt.cluster.operator.schedules import objects
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
+from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
 from gpuvirt.cluster.operator.schedules.workerobjects import (
     ALL_PODS,
     ATTACHMENTS,
@@ -131,6 +135,11 @@ class ScheduleObjects:
         self._object = await self._client.patch(
             self._resource, self._name, patch, PatchType.MERGE, VgpuSchedule, part="status"
         )
+        known = frozenset(condition.reason for condition in before.status.conditions)
+        drafts = event_drafts(stored.status, status, advance.next_switch, problems, known)
+        about = About(API_VERSION, KIND, self._name, before.metadata.uid, before.metadata.namespace)
+        found = events_of([(about, draft) for draft in drafts], REPORTER, self._clock.now())
+        await events.write(self._client, found)
 
     async def mark(self, action: MarkNode) -> None:
         """Change the marks of a node of the version that was read; raises ConflictError."""
