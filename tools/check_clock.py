@@ -27,6 +27,7 @@ ALLOWED: Mapping[str, str] = {
     "cluster/election.py": "times in the Lease, for people; who leads follows from monotonic times",
     "cluster/events.py": "times of events, for people",
     "cluster/operator/schedules/keeper.py": "the time of day decides the phase of a schedule",
+    "cluster/operator/schedules/refusals.py": "times of conditions, for people",
     "cluster/operator/schedules/objects.py": "times in the status; the time of day decides the phase of a schedule",
     "cluster/operator/schedules/scheduleapi.py": "times of conditions, for people",
     "cluster/operator/schedules/workerobjects.py": "the clock of a resumed guest is compared with the controller's",

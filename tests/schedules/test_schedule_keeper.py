@@ -14,7 +14,7 @@ from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
 from tests.certificates import Authority, Pair
 from tests.kubeletnode import until
 from tests.schedules.modelhypervisor import Connection, Fault
-from tests.schedules.servedschedule import NODES, SCHEDULES, Object
+from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
 from tests.scriptedapi import scripted
 
@@ -81,7 +81,7 @@ async def test_schedules_with_nothing_due_are_listed_once_and_not_read(authority
         before = list(day.served.lists)
         for _ in range(50):
             await asyncio.sleep(0)  # noqa: TID251  the task decides
-        assert sorted(day.served.lists) == sorted(before) == [NODES, SCHEDULES]
+        assert sorted(day.served.lists) == sorted(before) == [NODES, ALL_SCHEDULES]
     assert not opened.connections
     assert not day.served.writes
 
@@ -135,3 +135,26 @@ async def test_the_deletion_of_a_schedule_is_noticed(authority: Authority, serve
         assert day.node("worker-1") == (True, "gpus")
         day.served.delete(SCHEDULE)
         await until(lambda: day.node("worker-1") == (None, None))
+
+
+async def test_a_schedule_of_another_namespace_is_refused_once_and_does_nothing(
+    authority: Authority, server: Pair
+) -> None:
+    day = Day((1,))
+    day.served.delete(SCHEDULE)
+    foreign = SCHEDULES.replace("gpuvirt/", "tenant/") + "/gpus"
+    day.served.put(foreign, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
+    cordon(day, "worker-1", "gpus", "Unknown")
+    async with keeping(day, server, authority.certificate) as opened:
+        await until(lambda: "NotAllowed" in str(day.served.objects[foreign]["status"]))
+        await until(lambda: day.node("worker-1") == (None, None))
+        day.served.put(f"{SCHEDULES}/other", {"metadata": {"generation": 1}, "spec": {**SPEC, "suspend": True}})
+        for _ in range(50):
+            await asyncio.sleep(0)  # noqa: TID251  the task decides
+    status = day.served.objects[foreign]["status"]
+    assert isinstance(status, dict)
+    assert {key: status[key] for key in IN_THE_NIGHT} == IN_THE_NIGHT
+    valid = {condition["type"]: condition for condition in status["conditions"]}["Valid"]
+    assert (valid["status"], valid["reason"]) == ("False", "NotAllowed")
+    assert day.served.writes.count(f"PATCH {foreign}/status") == 1
+    assert not opened.connections

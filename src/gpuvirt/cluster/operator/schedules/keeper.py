@@ -11,9 +11,10 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.apigroups import ApiGroups
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
 from gpuvirt.cluster.operator.schedules.abandonedmarks import AbandonedMarks
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
+from gpuvirt.cluster.operator.schedules.refusals import Refusals
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
@@ -36,7 +37,7 @@ LEAST_PAUSE_S = 0.1
 
 
 class ScheduleKeeper:
-    """Runs the rounds of each VgpuSchedule of a namespace when they are due."""
+    """Runs the rounds of each VgpuSchedule of a namespace when they are due, and refuses those of other namespaces."""
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class ScheduleKeeper:
         self._changed = Signal()
         self._removed = Signal()
         """Set when the schedules were listed, and when one was deleted."""
-        self._store = Store(Collection(vgpu_schedules(namespace), VgpuSchedule), self._changed, self._observe_removed)
+        self._store = Store(Collection(ALL_SCHEDULES, VgpuSchedule), self._changed, self._observe_removed)
+        self._refusals = Refusals(client, namespace, clock)
         self._running: set[str] = set()
         self._checked: dict[str, int] = {}
         """The generations of schedules with faults that are in their status."""
@@ -82,6 +84,10 @@ class ScheduleKeeper:
         pauses_s = [MOST_PAUSE_S]
         for stored in self._store.known.values():
             name = stored.metadata.name
+            if stored.metadata.namespace != self._namespace:
+                if self._refusals.begin(stored):
+                    group.create_task(self._refusals.report(stored))
+                continue
             if name in self._running:
                 continue
             at = self._due_at(stored, now)
@@ -106,6 +112,7 @@ class ScheduleKeeper:
                 workers = {
                     stored.metadata.name: frozenset(worker.node for worker in stored.status.workers)
                     for stored in self._store.known.values()
+                    if stored.metadata.namespace == self._namespace
                 }
                 pause_s = await marks.remove(workers)
                 if pause_s is not None:
