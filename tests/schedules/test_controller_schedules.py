@@ -50,10 +50,10 @@ def process(day: Day, port: int, ca: Path, *, runs_schedules: bool) -> Process:
 
 
 @asynccontextmanager
-async def running(controller: Process) -> AsyncIterator[None]:
+async def running(controller: Process) -> AsyncIterator[Process]:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(controller.run())
-        yield
+        yield controller
         task.cancel()
 
 
@@ -66,9 +66,11 @@ async def test_the_controller_asks_the_hypervisor_of_the_secret_and_reports_its_
     day.served.put(f"{SECRETS}/vcenter", {"data": encoded})
     async with (
         scripted(day.served.answer, server, authority.certificate) as api,
-        running(process(day, api.port, authority.certificate, runs_schedules=True)),
+        running(process(day, api.port, authority.certificate, runs_schedules=True)) as controller,
     ):
         await until(lambda: "HypervisorUnreachable" in str(day.served.objects[SCHEDULE].get("status")))
+        reason = 'gpuvirt_schedule_ready{schedule="gpus",reason="HypervisorUnreachable"} 0'
+        await until(lambda: reason in controller.pages()["/metrics"]().body)
     assert "pass-4711" not in str(day.status())
     assert day.conditions()["Ready"] == ("False", "HypervisorUnreachable")
 

@@ -11,6 +11,8 @@ from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
 from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
+from gpuvirt.web.exposition import text_of
+from gpuvirt.web.schedulemetrics import of_schedules
 from tests.certificates import Authority, Pair
 from tests.kubeletnode import until
 from tests.schedules.modelhypervisor import Connection, Fault
@@ -25,6 +27,7 @@ class Opened:
     """The connections that were opened."""
 
     def __init__(self, day: Day) -> None:
+        self.keeper: ScheduleKeeper | None = None
         self.connections: list[Connection] = []
         self._day = day
 
@@ -43,12 +46,23 @@ async def keeping(day: Day, server: Pair, ca: Path) -> AsyncIterator[Opened]:
     opened = Opened(day)
     async with scripted(day.served.answer, server, ca) as api:
         client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
-        keeper = ScheduleKeeper(client, "gpuvirt", day, opened, lambda: True)
+        keeper = opened.keeper = ScheduleKeeper(client, "gpuvirt", day, opened, lambda: True)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(keeper.run(Random(1)))
             yield opened
             task.cancel()
         client.close()
+
+
+def page(opened: Opened) -> str:
+    """Return the metrics."""
+    assert opened.keeper is not None
+    return text_of(of_schedules(opened.keeper.schedules, opened.keeper.telemetry))
+
+
+def shown(opened: Opened) -> set[str]:
+    """Return the lines of the metrics."""
+    return set(page(opened).splitlines())
 
 
 async def observed(day: Day) -> None:
@@ -65,6 +79,16 @@ async def test_a_switch_that_is_due_is_made_and_its_connection_closed(authority:
     day = Day((1,))
     async with keeping(day, server, authority.certificate) as opened:
         await reached(day, "night")
+        await until(lambda: 'gpuvirt_schedule_phase{schedule="gpus",phase="night"} 1' in page(opened))
+        assert shown(opened) >= {
+            'gpuvirt_schedule_next_switch_timestamp_seconds{schedule="gpus",phase="day"} 1767679200',
+            'gpuvirt_schedule_ready{schedule="gpus",reason="PhaseReached"} 1',
+            'gpuvirt_schedule_held_workers{schedule="gpus"} 0',
+            'gpuvirt_schedule_calls_total{action="suspend",result="accepted"} 1',
+            'gpuvirt_schedule_calls_total{action="start",result="accepted"} 1',
+            'gpuvirt_schedule_step_seconds_count{step="Leave"} 1',
+            'gpuvirt_schedule_step_seconds_count{step="WaitForGpu"} 1',
+        }
     assert day.hypervisor.vms[VmKey("key-5")].power is Power.ON
     assert all(connection.dead_at_s is not None for connection in opened.connections)
 

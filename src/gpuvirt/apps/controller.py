@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
@@ -19,6 +20,9 @@ from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
+
+if TYPE_CHECKING:
+    from gpuvirt.apps.schedules import Schedules
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,8 @@ class Process:
         self._dependencies = ControllerDependencies(leading, clock, random)
         self.certificate: CertificateKeeper | None = None
         """Keeps the webhook's certificate while this process leads."""
+        self._schedules: Schedules | None = None
+        """The schedules while this process leads and runs them."""
         if options.webhook is not None:
             names = Names(parse_namespace(options.settings.namespace), options.webhook)
             self.certificate = CertificateKeeper(leading, names, clock)
@@ -90,13 +96,16 @@ class Process:
 
     async def _run_schedules(self) -> None:
         """Run VgpuSchedules until cancelled, which ends each connection to a hypervisor."""
-        from gpuvirt.apps.schedules import schedule_keeper  # noqa: PLC0415  other controllers do without it
+        from gpuvirt.apps.schedules import Schedules  # noqa: PLC0415  other controllers do without it
 
-        clock = self._options.clock
-        keeper = schedule_keeper(
-            self._dependencies.client, self._options.settings.namespace, clock, may_call_until_s=self._may_write_until_s
+        dependencies, namespace = self._dependencies, self._options.settings.namespace
+        self._schedules = Schedules(
+            dependencies.client, namespace, dependencies.clock, may_call_until_s=self._may_write_until_s
         )
-        await keeper.run(self._dependencies.random)
+        try:
+            await self._schedules.run(dependencies.random)
+        finally:
+            self._schedules = None
 
     def _may_write_until_s(self) -> float:
         return self._election.may_write_until_s if self._options.elects else math.inf
@@ -112,7 +121,8 @@ class Process:
             return Answer(503, f"{missing}\n") if missing is not None else Answer(200, "ok\n")
 
         def metrics() -> Answer:
-            return Answer(200, controllermetrics.page(self.term, self.certificate), CONTENT_TYPE)
+            more = self._schedules.metrics() if self._schedules is not None else ()
+            return Answer(200, controllermetrics.page(self.term, self.certificate, more), CONTENT_TYPE)
 
         return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
 

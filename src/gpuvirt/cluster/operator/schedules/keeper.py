@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from random import Random
@@ -18,6 +18,7 @@ from gpuvirt.cluster.operator.schedules.refusals import Refusals
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
+from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.operator.store import Store
 from gpuvirt.model.schedules.faults import faults
@@ -61,10 +62,16 @@ class ScheduleKeeper:
         self._removed = Signal()
         """Set when the schedules were listed, and when one was deleted."""
         self._store = Store(Collection(ALL_SCHEDULES, VgpuSchedule), self._changed, self._observe_removed)
+        self.telemetry = ScheduleTelemetry()
         self._refusals = Refusals(client, namespace, clock)
         self._running: set[str] = set()
         self._checked: dict[str, int] = {}
         """The generations of schedules with faults that are in their status."""
+
+    @property
+    def schedules(self) -> Iterator[VgpuSchedule]:
+        """The schedules of the namespace, as they were last observed."""
+        return (stored for stored in self._store.known.values() if stored.metadata.namespace == self._namespace)
 
     async def run(self, random: Random) -> None:
         """Run schedules until cancelled, which ends each connection to a hypervisor."""
@@ -111,8 +118,7 @@ class ScheduleKeeper:
             if self._store.is_observed and self._store.installed:
                 workers = {
                     stored.metadata.name: frozenset(worker.node for worker in stored.status.workers)
-                    for stored in self._store.known.values()
-                    if stored.metadata.namespace == self._namespace
+                    for stored in self.schedules
                 }
                 pause_s = await marks.remove(workers)
                 if pause_s is not None:
@@ -134,9 +140,9 @@ class ScheduleKeeper:
         """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
         name = stored.metadata.name
         api = ScheduleObjects(self._client, self._namespace, name, self._clock)
-        calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s)
+        calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s, self.telemetry)
         try:
-            await keep_going(f"schedule {name}", Rounds(api, calls, self._clock).run, self._clock)
+            await keep_going(f"schedule {name}", Rounds(api, calls, self._clock, self.telemetry).run, self._clock)
         finally:
             if api.stored is not None:
                 self._store.take(api.stored)
