@@ -7,8 +7,8 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.13-slim-trixie AS installed
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
-# The controller asks vSphere in child processes; no other process loads pyVmomi.
-RUN pip install --no-cache-dir --constraint /wheels/constraints.txt "gpuvirt[vsphere] @ file://$(echo /wheels/*.whl)" \
+# With --schedules, the controller reads cron lines, and asks vSphere in child processes, which alone load pyVmomi.
+RUN pip install --no-cache-dir --constraint /wheels/constraints.txt "gpuvirt[schedules,vsphere] @ file://$(echo /wheels/*.whl)" \
   && rm -r /wheels
 # The controller issues the webhook's certificate by openssl, which ca-certificates brings.
 RUN openssl version

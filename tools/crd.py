@@ -26,6 +26,8 @@ class Crd:
     columns: tuple[tuple[str, str, str], ...]
     """The columns of `kubectl get`: name, type, path."""
     short_names: tuple[str, ...] = ()
+    scope: str = "Cluster"
+    """Cluster or Namespaced."""
 
     def manifest(self) -> str:
         """Return the content of the file."""
@@ -46,7 +48,7 @@ class Crd:
             "apiVersion": "apiextensions.k8s.io/v1",
             "kind": "CustomResourceDefinition",
             "metadata": {"name": f"{self.plural}.{self.group}", "labels": {PART_OF: OURS}},
-            "spec": {"group": self.group, "scope": "Cluster", "names": names, "versions": [version]},
+            "spec": {"group": self.group, "scope": self.scope, "names": names, "versions": [version]},
         }
         return self.head + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=120)
 

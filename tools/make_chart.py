@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "chart"
 VALUES = ROOT / "docs/values.md"
-KINDS = ("clusterpolicies.yaml", "gpunodes.yaml")
+KINDS = ("clusterpolicies.yaml", "gpunodes.yaml", "vgpuschedules.yaml")
 CONTROLLERS = (
     "ConfigMap gpuvirt-node",
     "DaemonSet gpuvirt-node",

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import clusterpolicycrd
 import gpunodecrd
+import vgpuschedulecrd
 
 FOLDER = Path(__file__).parent.parent / "deploy"
-CRDS = (gpunodecrd.CRD, clusterpolicycrd.CRD)
+CRDS = (gpunodecrd.CRD, clusterpolicycrd.CRD, vgpuschedulecrd.CRD)
 
 
 def main() -> int:

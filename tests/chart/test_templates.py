@@ -353,7 +353,7 @@ def test_the_charts_crds_equal_those_of_the_manifests(helm: Helm) -> None:
     rendered = helm.template(*GUIDE)
     data = at(rendered.one("ConfigMap", "gpuvirt-crds"), "data")
     assert isinstance(data, dict)
-    assert sorted(data) == ["clusterpolicies.yaml", "gpunodes.yaml"]
+    assert sorted(data) == ["clusterpolicies.yaml", "gpunodes.yaml", "vgpuschedules.yaml"]
     for name, text in data.items():
         assert text == (ROOT / "deploy" / name).read_text()
     names = sorted(yaml.safe_load(str(text))["metadata"]["name"] for text in data.values())

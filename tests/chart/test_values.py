@@ -32,6 +32,7 @@ ELSEWHERE = {
         "extender",
         "networkPolicy",
         "operator",
+        "schedule",
         "scheduler",
         "webhook",
     ),

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy/chart"
 NAMESPACE = AUDITED
 IMAGE = f"{PREFIX}/{NAME}"
-KINDS = {"clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io"}
+KINDS = {"clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io", "vgpuschedules.gpuvirt.io"}
 NOT_LOOKED_AT = ("apiservices", "certificatesigningrequests", "componentstatuses")
 """Kinds whose objects others make: one APIService a group of kinds, for instance."""
 OURS = ("nvidia.com/", "gpuvirt.io/", "feature.")

@@ -11,7 +11,7 @@ from tests.cluster.clusterlab import GPUVIRT
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy/chart/files/crds"
-NAMES = ("clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io")
+NAMES = ("clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io", "vgpuschedules.gpuvirt.io")
 
 
 def install(lab: Cluster) -> subprocess.CompletedProcess[str]:

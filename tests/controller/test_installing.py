@@ -35,7 +35,11 @@ def test_a_kind_is_served_once_it_is_established(status: str | None, served: boo
 
 def test_gpuvirts_kinds_carry_the_part_of_label() -> None:
     kinds = read_kinds(DEPLOY / "chart/files/crds")
-    assert [one.metadata.name for one in kinds] == ["clusterpolicies.nvidia.com", "gpunodes.gpuvirt.io"]
+    assert [one.metadata.name for one in kinds] == [
+        "clusterpolicies.nvidia.com",
+        "gpunodes.gpuvirt.io",
+        "vgpuschedules.gpuvirt.io",
+    ]
     assert all(one.metadata.labels == {PART_OF: OURS} for one in kinds)
 
 

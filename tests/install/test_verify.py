@@ -23,7 +23,11 @@ class Cluster:
     """A cluster with a release and no GPUs."""
 
     def __init__(self) -> None:
-        self.kinds = {"clusterpolicies.nvidia.com": "True", "gpunodes.gpuvirt.io": "True"}
+        self.kinds = {
+            "clusterpolicies.nvidia.com": "True",
+            "gpunodes.gpuvirt.io": "True",
+            "vgpuschedules.gpuvirt.io": "True",
+        }
         self.holder = "gpuvirt-controller-1"
         self.renews = True
         self.renewals = 0
@@ -74,6 +78,7 @@ async def test_a_working_installation_passes(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "gpunodes.gpuvirt.io: served",
+        "vgpuschedules.gpuvirt.io: served",
         "clusterpolicies.nvidia.com: served",
         "controller: gpuvirt-controller-1 leads",
         "Ready: gpuvirt in namespace gpu-operator, 0 nodes with GPUs",

@@ -9,11 +9,13 @@ from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 
 Object = dict[str, object]
 SCHEDULES = "/apis/gpuvirt.io/v1alpha1/namespaces/gpuvirt/vgpuschedules"
+ALL_SCHEDULES = "/apis/gpuvirt.io/v1alpha1/vgpuschedules"
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 ATTACHMENTS = "/apis/storage.k8s.io/v1/volumeattachments"
 BLOCKED: Reply = 429, {"kind": "Status", "message": "Cannot evict pod as it would violate its budget", "code": 429}
-LISTS = (SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS)
+EVENTS = "/apis/events.k8s.io/v1/namespaces/gpuvirt/events"
+LISTS = (ALL_SCHEDULES, SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS)
 
 
 class ServedSchedule:
@@ -23,7 +25,9 @@ class ServedSchedule:
         self.objects: dict[str, Object] = {}
         self.version = 1
         self.budget_allows = True
+        self.events: list[Object] = []
         self.writes: list[str] = []
+        """Writes other than those of events."""
         self.lists: list[str] = []
         self.watches = 0
         self._watching: list[tuple[str, asyncio.Queue[Object]]] = []
@@ -33,17 +37,30 @@ class ServedSchedule:
         self.version += 1
         metadata = {"uid": f"uid-{path.rpartition('/')[2]}", **_fields(content, "metadata")}
         metadata |= {"name": path.rpartition("/")[2], "resourceVersion": str(self.version)}
-        if path.startswith(SCHEDULES):
-            metadata["namespace"] = "gpuvirt"
+        if "/vgpuschedules/" in path:
+            metadata["namespace"] = path.split("/")[-3]
         self.objects[path] = {**content, "metadata": metadata}
         for collection, queue in self._watching:
-            if collection == _collection(path):
+            if _is_in(path, collection):
                 queue.put_nowait({"type": "MODIFIED", "object": self.objects[path]})
+
+    def delete(self, path: str) -> None:
+        """Delete an object."""
+        self.version += 1
+        found = self.objects.pop(path)
+        found["metadata"] = {**_fields(found, "metadata"), "resourceVersion": str(self.version)}
+        for collection, queue in self._watching:
+            if _is_in(path, collection):
+                queue.put_nowait({"type": "DELETED", "object": found})
 
     def answer(self, call: Call) -> Reply:
         """Answer one request."""
         if call.method == "GET":
             return self._get(call)
+        if call.path == EVENTS:
+            event: Object = json.loads(call.body)
+            self.events.append(event)
+            return 201, event
         self.writes.append(f"{call.method} {call.path}")
         if call.method == "POST" and call.path.endswith("/eviction"):
             return self._evict(call)
@@ -73,7 +90,7 @@ class ServedSchedule:
         items = [
             item
             for path, item in self.objects.items()
-            if _collection(path) == call.path and _has_labels(item, selector) and _is_on(item, field)
+            if _is_in(path, call.path) and _has_labels(item, selector) and _is_on(item, field)
         ]
         return 200, {"metadata": {"resourceVersion": str(self.version)}, "items": items}
 
@@ -95,9 +112,11 @@ class ServedSchedule:
         return 201, {"kind": "Status", "status": "Success"}
 
 
-def _collection(path: str) -> str:
+def _is_in(path: str, collection: str) -> bool:
+    """Return whether an object is in a collection, of its namespace or of all."""
     folder = path.rpartition("/")[0]
-    return PODS if folder.endswith("/pods") else folder
+    everywhere = {PODS: "/pods", ALL_SCHEDULES: "/vgpuschedules"}
+    return folder == collection or (collection in everywhere and folder.endswith(everywhere[collection]))
 
 
 def _fields(content: Object, name: str) -> Object:

@@ -8,13 +8,15 @@ from random import Random
 
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
+from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
+from gpuvirt.web.exposition import text_of
+from gpuvirt.web.schedulemetrics import of_schedules
 from tests.certificates import Authority, Pair
 from tests.kubeletnode import until
 from tests.schedules.modelhypervisor import Connection, Fault
-from tests.schedules.servedschedule import SCHEDULES, Object
+from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
 from tests.scriptedapi import scripted
 
@@ -25,11 +27,12 @@ class Opened:
     """The connections that were opened."""
 
     def __init__(self, day: Day) -> None:
+        self.keeper: ScheduleKeeper | None = None
         self.connections: list[Connection] = []
         self._day = day
 
-    async def __call__(self, stored: VgpuSchedule) -> Hypervisor:
-        assert stored.spec.hypervisor.vsphere is not None
+    def __call__(self, schedule: FindSchedule) -> Hypervisor:
+        assert schedule() is not None
         self.connections.append(Connection(self._day.hypervisor, lambda: True, self._before))
         return self.connections[-1]
 
@@ -43,12 +46,23 @@ async def keeping(day: Day, server: Pair, ca: Path) -> AsyncIterator[Opened]:
     opened = Opened(day)
     async with scripted(day.served.answer, server, ca) as api:
         client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
-        keeper = ScheduleKeeper(client, "gpuvirt", day, opened, lambda: True)
+        keeper = opened.keeper = ScheduleKeeper(client, "gpuvirt", day, opened, lambda: True)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(keeper.run(Random(1)))
             yield opened
             task.cancel()
         client.close()
+
+
+def page(opened: Opened) -> str:
+    """Return the metrics."""
+    assert opened.keeper is not None
+    return text_of(of_schedules(opened.keeper.schedules, opened.keeper.telemetry))
+
+
+def shown(opened: Opened) -> set[str]:
+    """Return the lines of the metrics."""
+    return set(page(opened).splitlines())
 
 
 async def observed(day: Day) -> None:
@@ -65,6 +79,16 @@ async def test_a_switch_that_is_due_is_made_and_its_connection_closed(authority:
     day = Day((1,))
     async with keeping(day, server, authority.certificate) as opened:
         await reached(day, "night")
+        await until(lambda: 'gpuvirt_schedule_phase{schedule="gpus",phase="night"} 1' in page(opened))
+        assert shown(opened) >= {
+            'gpuvirt_schedule_next_switch_timestamp_seconds{schedule="gpus",phase="day"} 1767679200',
+            'gpuvirt_schedule_ready{schedule="gpus",reason="PhaseReached"} 1',
+            'gpuvirt_schedule_held_workers{schedule="gpus"} 0',
+            'gpuvirt_schedule_calls_total{action="suspend",result="accepted"} 1',
+            'gpuvirt_schedule_calls_total{action="start",result="accepted"} 1',
+            'gpuvirt_schedule_step_seconds_count{step="Leave"} 1',
+            'gpuvirt_schedule_step_seconds_count{step="WaitForGpu"} 1',
+        }
     assert day.hypervisor.vms[VmKey("key-5")].power is Power.ON
     assert all(connection.dead_at_s is not None for connection in opened.connections)
 
@@ -77,10 +101,11 @@ async def test_schedules_with_nothing_due_are_listed_once_and_not_read(authority
         day.served.put(path, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
     async with keeping(day, server, authority.certificate) as opened:
         await observed(day)
+        await until(lambda: NODES in day.served.lists)
         before = list(day.served.lists)
         for _ in range(50):
             await asyncio.sleep(0)  # noqa: TID251  the task decides
-        assert day.served.lists == before == [SCHEDULES]
+        assert sorted(day.served.lists) == sorted(before) == [NODES, ALL_SCHEDULES]
     assert not opened.connections
     assert not day.served.writes
 
@@ -95,3 +120,65 @@ async def test_another_spec_is_followed_at_once(authority: Authority, server: Pa
         assert not day.served.writes
         day.served.put(SCHEDULE, {"metadata": {"generation": 3}, "spec": SPEC})
         await reached(day, "night")
+
+
+def cordon(day: Day, name: str, owner: str, ready: str) -> None:
+    """Cordon a node in the name of a schedule."""
+    node = day.served.objects[f"{NODES}/{name}"]
+    labels = {"vgpu.type": "v100-4q", "gpuvirt.io/cordoned-by": owner}
+    spec = {"unschedulable": True, "taints": [{"key": "gpuvirt.io/leaves-soon", "effect": "PreferNoSchedule"}]}
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    day.served.put(f"{NODES}/{name}", {**node, "metadata": {"labels": labels}, "spec": spec, "status": status})
+
+
+async def test_cordons_of_a_deleted_schedule_are_removed_once_no_suspension_can_be_under_way(
+    authority: Authority, server: Pair
+) -> None:
+    day = Day((1, 2, 3))
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
+    cordon(day, "worker-1", "deleted", "Unknown")
+    cordon(day, "worker-2", "deleted", "True")
+    cordon(day, "worker-3", "gpus", "Unknown")
+    began_s = day.now_s
+    async with keeping(day, server, authority.certificate):
+        await until(lambda: day.node("worker-1") == (None, None))
+        assert day.now_s < began_s + 600.0
+        await until(lambda: day.node("worker-2") == (None, None))
+        assert day.now_s >= began_s + 600.0
+    assert day.node("worker-3") == (True, "gpus")
+
+
+async def test_the_deletion_of_a_schedule_is_noticed(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    suspended: Object = {"metadata": {"generation": 1}, "spec": {**SPEC, "suspend": True}, "status": IN_THE_NIGHT}
+    day.served.put(SCHEDULE, suspended)
+    cordon(day, "worker-1", "gpus", "Unknown")
+    async with keeping(day, server, authority.certificate):
+        await observed(day)
+        await until(lambda: NODES in day.served.lists)
+        assert day.node("worker-1") == (True, "gpus")
+        day.served.delete(SCHEDULE)
+        await until(lambda: day.node("worker-1") == (None, None))
+
+
+async def test_a_schedule_of_another_namespace_is_refused_once_and_does_nothing(
+    authority: Authority, server: Pair
+) -> None:
+    day = Day((1,))
+    day.served.delete(SCHEDULE)
+    foreign = SCHEDULES.replace("gpuvirt/", "tenant/") + "/gpus"
+    day.served.put(foreign, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
+    cordon(day, "worker-1", "gpus", "Unknown")
+    async with keeping(day, server, authority.certificate) as opened:
+        await until(lambda: "NotAllowed" in str(day.served.objects[foreign]["status"]))
+        await until(lambda: day.node("worker-1") == (None, None))
+        day.served.put(f"{SCHEDULES}/other", {"metadata": {"generation": 1}, "spec": {**SPEC, "suspend": True}})
+        for _ in range(50):
+            await asyncio.sleep(0)  # noqa: TID251  the task decides
+    status = day.served.objects[foreign]["status"]
+    assert isinstance(status, dict)
+    assert {key: status[key] for key in IN_THE_NIGHT} == IN_THE_NIGHT
+    valid = {condition["type"]: condition for condition in status["conditions"]}["Valid"]
+    assert (valid["status"], valid["reason"]) == ("False", "NotAllowed")
+    assert day.served.writes.count(f"PATCH {foreign}/status") == 1
+    assert not opened.connections

@@ -97,6 +97,9 @@ class Day:
         assert isinstance(found, dict)
         return found
 
+    def events(self) -> list[tuple[object, object]]:
+        return [(event["type"], event["reason"]) for event in self.served.events]
+
     def conditions(self) -> dict[str, tuple[str, str]]:
         found = self.status()["conditions"]
         assert isinstance(found, list)
@@ -142,6 +145,15 @@ async def test_the_evening_of_the_document(authority: Authority, server: Pair) -
         "Valid": ("True", "Valid"),
         "Held": ("False", "NotHeld"),
     }
+    assert day.events() == [("Normal", "Switching"), ("Normal", "PhaseReached")]
+    regarding = day.served.events[0]["regarding"]
+    assert regarding == {
+        "apiVersion": "gpuvirt.io/v1alpha1",
+        "kind": "VgpuSchedule",
+        "name": "gpus",
+        "uid": "uid-gpus",
+        "namespace": "gpuvirt",
+    }
     took_s = day.now_s - 100.0
     assert took_s < 5.0 + 2 * 30.0 + 15.0, "settled cordon, suspension and start, and little more"
 
@@ -159,6 +171,7 @@ async def test_a_budget_holds_the_transition_and_its_reason_is_in_the_status(
             await day.sleep(pause_s)
     assert day.conditions()["Held"] == ("True", "PodsLeft")
     assert day.conditions()["Ready"] == ("False", "PodsLeft")
+    assert day.events() == [("Normal", "Switching"), ("Warning", "PodsLeft")], "each once"
     evictions = [write for write in day.served.writes if write.endswith("eviction")]
     assert 8 < len(evictions) < 14, "every 5 s for a minute, as kubectl drain"
     assert day.hypervisor.vms[VmKey("key-5")].power is Power.SUSPENDED
@@ -182,7 +195,9 @@ async def test_nothing_happens_for_a_spec_with_faults(
     day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, **changes}})
     async with playing(day, server, authority.certificate) as (rounds, _):
         assert await rounds.round() is None
+        assert await rounds.round() is None
     assert day.conditions()["Valid"] == ("False", code)
+    assert day.events() == [("Warning", code)]
     assert day.served.writes == [f"PATCH {SCHEDULE}/status"]
 
 

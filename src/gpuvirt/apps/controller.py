@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.cluster.access.credentials import Credentials
@@ -18,6 +20,9 @@ from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web import controllermetrics
 from gpuvirt.web.exposition import CONTENT_TYPE
 from gpuvirt.web.probes import Answer, Probes
+
+if TYPE_CHECKING:
+    from gpuvirt.apps.schedules import Schedules
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +38,8 @@ class ControllerOptions:
     listen: tuple[str, int] | None = None
     webhook: ObjectName | None = None
     """The Service and the configuration of the admission webhook whose certificate the controller keeps."""
+    runs_schedules: bool = False
+    """Whether the controller runs VgpuSchedules, while it leads."""
     clock: Clock = field(default_factory=RealClock)
 
 
@@ -51,6 +58,8 @@ class Process:
         self._dependencies = ControllerDependencies(leading, clock, random)
         self.certificate: CertificateKeeper | None = None
         """Keeps the webhook's certificate while this process leads."""
+        self._schedules: Schedules | None = None
+        """The schedules while this process leads and runs them."""
         if options.webhook is not None:
             names = Names(parse_namespace(options.settings.namespace), options.webhook)
             self.certificate = CertificateKeeper(leading, names, clock)
@@ -77,12 +86,29 @@ class Process:
 
     async def _run_term(self, term: Controller) -> None:
         """Run the controller, and what it does beside its decisions."""
-        if (keeper := self.certificate) is None:
-            await term.run()
-            return
+        options = self._options
         async with asyncio.TaskGroup() as group:
-            group.create_task(keep_going("webhook certificate", keeper.keep, self._options.clock))
+            if self.certificate is not None:
+                group.create_task(keep_going("webhook certificate", self.certificate.keep, options.clock))
+            if options.runs_schedules:
+                group.create_task(keep_going("schedules", self._run_schedules, options.clock))
             group.create_task(term.run())
+
+    async def _run_schedules(self) -> None:
+        """Run VgpuSchedules until cancelled, which ends each connection to a hypervisor."""
+        from gpuvirt.apps.schedules import Schedules  # noqa: PLC0415  other controllers do without it
+
+        dependencies, namespace = self._dependencies, self._options.settings.namespace
+        self._schedules = Schedules(
+            dependencies.client, namespace, dependencies.clock, may_call_until_s=self._may_write_until_s
+        )
+        try:
+            await self._schedules.run(dependencies.random)
+        finally:
+            self._schedules = None
+
+    def _may_write_until_s(self) -> float:
+        return self._election.may_write_until_s if self._options.elects else math.inf
 
     def pages(self) -> dict[str, Callable[[], Answer]]:
         """Return the pages that the process serves."""
@@ -95,7 +121,8 @@ class Process:
             return Answer(503, f"{missing}\n") if missing is not None else Answer(200, "ok\n")
 
         def metrics() -> Answer:
-            return Answer(200, controllermetrics.page(self.term, self.certificate), CONTENT_TYPE)
+            more = self._schedules.metrics() if self._schedules is not None else ()
+            return Answer(200, controllermetrics.page(self.term, self.certificate, more), CONTENT_TYPE)
 
         return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
 

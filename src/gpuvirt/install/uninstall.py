@@ -1,4 +1,4 @@
-"""Removes what the controller has created in a cluster: operands, labels, KubeVirt's entries, GpuNodes, CRDs.
+"""Removes what the controller has created in a cluster: operands, labels, cordons, KubeVirt's entries, GpuNodes, CRDs.
 
 No device changes: GPUs keep their drivers, and vGPUs and the devices of VMs stay. It can be repeated at any time, after
 any failure: each step removes what still exists.
@@ -41,6 +41,7 @@ from gpuvirt.cluster.shares.nodekeys import keys_without_shares
 from gpuvirt.cluster.shares.objects import SHARING_PODS
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.install.podswithshares import PodsByNode, SharesInUseError, by_node, text_of
+from gpuvirt.install.workermarks import unmark_workers
 from gpuvirt.model.offers import discovery
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -51,7 +52,7 @@ HELD_S = 600
 """How long no controller leads afterwards. A controller that still exists then creates everything again."""
 GONE_WITHIN_S = 120.0
 POLL_S = 1.0
-KINDS = ("gpunodes.gpuvirt.io", "clusterpolicies.nvidia.com")
+KINDS = ("gpunodes.gpuvirt.io", "vgpuschedules.gpuvirt.io", "clusterpolicies.nvidia.com")
 DISCOVERER = {"app.kubernetes.io/name": "gpuvirt", "app.kubernetes.io/component": "discover"}
 """The labels of the discoverer's DaemonSet and of its pods, as an install brings them."""
 DISCOVERED = (discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL)
@@ -142,6 +143,7 @@ class Uninstaller:
             self._wait_for_agents(),
             self._delete_operands(*others),
             self._remove_labels(agents_gone=True),
+            unmark_workers(self._client, self._clock),
             self._revert_kubevirt(),
             self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
             self._delete_ours(GPU_NODES, "GpuNode"),

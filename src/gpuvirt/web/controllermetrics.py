@@ -4,7 +4,7 @@ The metrics `gpu_operator_...` are those of NVIDIA's operator, for its dashboard
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpuvirt import __version__
 from gpuvirt.cluster.operator.controller import Controller
@@ -17,16 +17,18 @@ READY, NOT_READY, NO_POLICY = 1, 0, -1
 """Values of `gpu_operator_reconciliation_status`; NVIDIA's operator also has -2, for its own failures."""
 
 
-def page(controller: Controller | None, certificate: CertificateKeeper | None = None) -> str:
+def page(controller: Controller | None, certificate: CertificateKeeper | None = None, more: Iterable[str] = ()) -> str:
     """Return the page; `controller` is None in a process that does not lead.
 
-    `certificate` keeps the webhook's certificate, None if the controller does not.
+    `certificate` keeps the webhook's certificate, None if the controller does not. `more` has lines of other metrics.
     """
     leads = gauge("gpuvirt_controller_leads", "1 in the leading process.", (), [((), float(controller is not None))])
     info = gauge("gpuvirt_info", "The controller's version.", ("version",), [((__version__,), 1)])
     if controller is None or controller.decisions is None:
-        return text_of(leads, info)
-    return text_of(leads, info, *of_decisions(controller.decisions), _writes(controller), _certificate(certificate))
+        return text_of(leads, info, more)
+    return text_of(
+        leads, info, *of_decisions(controller.decisions), _writes(controller), _certificate(certificate), more
+    )
 
 
 def _certificate(keeper: CertificateKeeper | None) -> Iterator[str]:

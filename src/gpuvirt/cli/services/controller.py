@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -94,6 +95,14 @@ def controller(  # noqa: PLR0913  one parameter an option
             " Secret NAME-cert, and has the API server trust it.",
         ),
     ] = "",
+    schedules: Annotated[
+        bool,
+        typer.Option(
+            "--schedules",
+            envvar="GPUVIRT_SCHEDULES",
+            help="Run the VgpuSchedules of this namespace: drain worker nodes, suspend and resume their VMs.",
+        ),
+    ] = False,
     listen: Annotated[
         str, typer.Option(envvar="GPUVIRT_LISTEN", metavar="ADDRESS:PORT", help="Address of metrics and probes.")
     ] = ":8080",
@@ -124,6 +133,7 @@ def controller(  # noqa: PLR0913  one parameter an option
         elects=leader_elect,
         listen=address_of(listen),
         webhook=_webhook(webhook),
+        runs_schedules=schedules and _can_run_schedules(),
     )
     asyncio.run(run_until_stopped(served))
 
@@ -134,6 +144,13 @@ def _webhook(name: str) -> ObjectName | None:
         return parse_object_name(name) if name else None
     except InvalidIdError as error:
         raise ConfigError(str(error), where="--webhook") from error
+
+
+def _can_run_schedules() -> bool:
+    """Return True; raise ConfigError if the extra is missing."""
+    if find_spec("cronsim") is None:
+        raise ConfigError("schedules need their extras: pip install 'gpuvirt[schedules,vsphere]'", where="--schedules")
+    return True
 
 
 def _shared(name: str, units: int) -> SharedResource | None:

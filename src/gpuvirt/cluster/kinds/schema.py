@@ -36,6 +36,7 @@ class Schema(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw
     additional_properties: "Schema | None" = None
     required: tuple[str, ...] = ()
     items: "Schema | None" = None
+    min_items: int | None = None
     max_items: int | None = None
     int_or_string: bool = msgspec.field(default=False, name="x-kubernetes-int-or-string")
     keeps_unknown: bool = msgspec.field(default=False, name="x-kubernetes-preserve-unknown-fields")

@@ -19,6 +19,10 @@ API_VERSION = f"{GROUP}/{VERSION}"
 READY, VALID, HELD = "Ready", "Valid", "Held"
 
 
+ALL_SCHEDULES = Resource(PLURAL, GROUP, VERSION)
+"""The VgpuSchedules of all namespaces."""
+
+
 def vgpu_schedules(namespace: str) -> Resource:
     """Return the VgpuSchedules of a namespace."""
     return Resource(PLURAL, GROUP, VERSION, namespace)

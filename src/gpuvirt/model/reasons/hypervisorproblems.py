@@ -31,6 +31,12 @@ def credentials_incomplete(secret: str, keys: Sequence[str]) -> Reason:
     return Reason(ReasonCode.CREDENTIALS_INCOMPLETE, f"the Secret {secret}", message, fix=fix)
 
 
+def credentials_missing(secret: str) -> Reason:
+    """The Secret was deleted, or the schedule names another one than was created."""
+    fix = "create it in the namespace of the schedule, or correct spec.hypervisor of the schedule"
+    return Reason(ReasonCode.CREDENTIALS_INCOMPLETE, f"the Secret {secret}", "does not exist", fix=fix)
+
+
 def session_lost(server: str, words: str) -> Reason:
     """A login succeeds, and the next request has no session."""
     fix = "see the hypervisor's limit of sessions for this user; nothing is done until it answers"

@@ -352,7 +352,9 @@ class ReasonCode(Code):
         "WrongCredentials", "the hypervisor refuses user and password of the Secret", Level.ERROR
     )
     CREDENTIALS_INCOMPLETE = _hypervisor(
-        "CredentialsIncomplete", "the Secret lacks `server`, `ca`, `user` or `password`, or one is empty", Level.ERROR
+        "CredentialsIncomplete",
+        "the Secret does not exist, or lacks `server`, `ca`, `user` or `password`, or one is empty",
+        Level.ERROR,
     )
     HYPERVISOR_SESSION_LOST = _hypervisor(
         "HypervisorSessionLost",

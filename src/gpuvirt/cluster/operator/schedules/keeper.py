@@ -2,31 +2,35 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from random import Random
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.apigroups import ApiGroups
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
+from gpuvirt.cluster.operator.schedules.abandonedmarks import AbandonedMarks
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
+from gpuvirt.cluster.operator.schedules.refusals import Refusals
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
+from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
+from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.cluster.operator.store import Store
-from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.schedules.faults import faults
-from gpuvirt.model.schedules.hypervisor import Hypervisor, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import Hypervisor
 from gpuvirt.model.schedules.times import timeline_of
 from gpuvirt.model.schedules.transition import due_at
 from gpuvirt.tasks import keep_going
 
 log = logging.getLogger(__name__)
 
-Connect = Callable[[VgpuSchedule], Awaitable[Hypervisor | VmsUnknown]]
-"""Opens the connection to a schedule's hypervisor; what it needs may be missing."""
+Connect = Callable[[FindSchedule], Hypervisor]
+"""Returns the connection to a schedule's hypervisor, which opens with the first reading."""
 
 MOST_PAUSE_S = 600.0
 """The longest time between two looks at the wall clock, which may be set."""
@@ -34,7 +38,7 @@ LEAST_PAUSE_S = 0.1
 
 
 class ScheduleKeeper:
-    """Runs the rounds of each VgpuSchedule of a namespace when they are due."""
+    """Runs the rounds of each VgpuSchedule of a namespace when they are due, and refuses those of other namespaces."""
 
     def __init__(
         self,
@@ -55,10 +59,19 @@ class ScheduleKeeper:
         self._may_write = may_write
         self._since_s = clock.monotonic_s()
         self._changed = Signal()
-        self._store = Store(Collection(vgpu_schedules(namespace), VgpuSchedule), self._changed)
+        self._removed = Signal()
+        """Set when the schedules were listed, and when one was deleted."""
+        self._store = Store(Collection(ALL_SCHEDULES, VgpuSchedule), self._changed, self._observe_removed)
+        self.telemetry = ScheduleTelemetry()
+        self._refusals = Refusals(client, namespace, clock)
         self._running: set[str] = set()
         self._checked: dict[str, int] = {}
         """The generations of schedules with faults that are in their status."""
+
+    @property
+    def schedules(self) -> Iterator[VgpuSchedule]:
+        """The schedules of the namespace, as they were last observed."""
+        return (stored for stored in self._store.known.values() if stored.metadata.namespace == self._namespace)
 
     async def run(self, random: Random) -> None:
         """Run schedules until cancelled, which ends each connection to a hypervisor."""
@@ -66,6 +79,8 @@ class ScheduleKeeper:
         follow = partial(self._store.follow, self._client, self._clock, random, groups)
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_going("controller: schedules", follow, self._clock))
+            unmark = partial(self._unmark, AbandonedMarks(self._client, self._clock))
+            group.create_task(keep_going("controller: marks of deleted schedules", unmark, self._clock))
             while True:
                 pause_s = self._begin(group)
                 await self._changed.wait_for(self._clock, pause_s)
@@ -76,6 +91,10 @@ class ScheduleKeeper:
         pauses_s = [MOST_PAUSE_S]
         for stored in self._store.known.values():
             name = stored.metadata.name
+            if stored.metadata.namespace != self._namespace:
+                if self._refusals.begin(stored):
+                    group.create_task(self._refusals.report(stored))
+                continue
             if name in self._running:
                 continue
             at = self._due_at(stored, now)
@@ -86,12 +105,29 @@ class ScheduleKeeper:
                 pauses_s.append((at - now).total_seconds())
         return max(min(pauses_s), LEAST_PAUSE_S)
 
-    async def _open(self, name: str) -> Hypervisor | VmsUnknown:
-        """Open the connection that the schedule asks for now."""
-        stored = self._store.get(name, self._namespace)
-        if stored is None:
-            return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule does not exist any more")
-        return await self._connect(stored)
+    def _observe_removed(self, delta: Delta[VgpuSchedule]) -> None:
+        if delta.removed or not self._store.is_observed:
+            self._removed.set()
+
+    async def _unmark(self, marks: AbandonedMarks) -> None:
+        """Remove the marks of schedules that are deleted, until cancelled.
+
+        A kind that is not installed shows no schedules, which proves nothing: an uninstall removes those marks.
+        """
+        while True:
+            if self._store.is_observed and self._store.installed:
+                workers = {
+                    stored.metadata.name: frozenset(worker.node for worker in stored.status.workers)
+                    for stored in self.schedules
+                }
+                pause_s = await marks.remove(workers)
+                if pause_s is not None:
+                    await self._clock.sleep(pause_s)
+                    continue
+            await self._removed.wait()
+
+    async def _open(self, name: str) -> Hypervisor:
+        return self._connect(lambda: self._store.get(name, self._namespace))
 
     def _due_at(self, stored: VgpuSchedule, now: datetime) -> datetime | None:
         schedule, problems = schedule_of(stored)
@@ -104,9 +140,9 @@ class ScheduleKeeper:
         """Make the rounds of one schedule until nothing is under way; what fails in it does not touch the others."""
         name = stored.metadata.name
         api = ScheduleObjects(self._client, self._namespace, name, self._clock)
-        calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s)
+        calls = VmCalls(partial(self._open, name), self._clock, self._may_write, self._since_s, self.telemetry)
         try:
-            await keep_going(f"schedule {name}", Rounds(api, calls, self._clock).run, self._clock)
+            await keep_going(f"schedule {name}", Rounds(api, calls, self._clock, self.telemetry).run, self._clock)
         finally:
             if api.stored is not None:
                 self._store.take(api.stored)

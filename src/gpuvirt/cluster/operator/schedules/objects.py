@@ -103,11 +103,11 @@ def written(
         else None,
         workers=tuple(_written_worker(worker) for worker in status.workers),
         observed_generation=status.generation,
-        conditions=tuple(_conditions(before, status, problems, now)),
+        conditions=tuple(conditions_of(before, status, problems, now)),
     )
 
 
-def _conditions(
+def conditions_of(
     before: kind.VgpuSchedule, status: Status, problems: tuple[Reason, ...], now: datetime
 ) -> Iterator[Condition]:
     """Yield Ready, Valid and Held; each keeps the time of its last change."""

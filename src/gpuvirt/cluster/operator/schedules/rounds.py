@@ -8,6 +8,7 @@ from typing import Protocol
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.failures import ApiError, ConflictError, NotFoundError, RefusedError
 from gpuvirt.cluster.operator.logline import logged
+from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.reasons import Reason
@@ -83,12 +84,15 @@ class ScheduleApi(Protocol):
 class Rounds:
     """The rounds of one schedule in one term as the leader."""
 
-    def __init__(self, api: ScheduleApi, vms: VmCalls, clock: Clock) -> None:
+    def __init__(
+        self, api: ScheduleApi, vms: VmCalls, clock: Clock, telemetry: ScheduleTelemetry | None = None
+    ) -> None:
         self.latest: Advance | None = None
         """What the last whole round has decided."""
         self._api = api
         self._vms = vms
         self._clock = clock
+        self._telemetry = telemetry if telemetry is not None else ScheduleTelemetry()
         self._refused_s: dict[PodUid, float] = {}
         """When a budget last refused the eviction of a pod."""
 
@@ -134,6 +138,7 @@ class Rounds:
         decided = advance(stored.schedule, timeline, stored.status, observed, now)
         await self._api.record(stored, decided.status, (), decided)
         self.latest = decided
+        self._telemetry.observe_round(stored.status, decided.status, now)
         for action in decided.actions:
             await self._act(action)
         return decided.pause_s

@@ -5,16 +5,20 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gpuvirt.clock import Clock
+from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.events import About, events_of
 from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
-from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
+from gpuvirt.cluster.operator.announcer import REPORTER
 from gpuvirt.cluster.operator.schedules import objects
+from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
+from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
 from gpuvirt.cluster.operator.schedules.workerobjects import (
     ALL_PODS,
-    ANNOUNCED,
     ATTACHMENTS,
     CORDONED_BY,
     LEASES,
@@ -22,7 +26,6 @@ from gpuvirt.cluster.operator.schedules.workerobjects import (
     LeaseObject,
     NodeObject,
     PodObject,
-    WholeTaint,
 )
 from gpuvirt.cluster.resources import NODES, pods
 from gpuvirt.facts.ids import NodeName
@@ -45,21 +48,6 @@ class _Version(msgspec.Struct, frozen=True, rename="camel"):
 class _StatusPatch(msgspec.Struct, frozen=True):
     metadata: _Version
     status: StoredStatus
-
-
-class _NodeMarks(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: str
-    labels: dict[str, str | None] = {}
-
-
-class _NodeSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    unschedulable: bool | msgspec.UnsetType | None = msgspec.UNSET
-    taints: tuple[WholeTaint, ...] | msgspec.UnsetType = msgspec.UNSET
-
-
-class _NodePatch(msgspec.Struct, frozen=True):
-    metadata: _NodeMarks
-    spec: _NodeSpec
 
 
 class _Preconditions(msgspec.Struct, frozen=True):
@@ -147,20 +135,16 @@ class ScheduleObjects:
         self._object = await self._client.patch(
             self._resource, self._name, patch, PatchType.MERGE, VgpuSchedule, part="status"
         )
+        known = frozenset(condition.reason for condition in before.status.conditions)
+        drafts = event_drafts(stored.status, status, advance.next_switch, problems, known)
+        about = About(API_VERSION, KIND, self._name, before.metadata.uid, before.metadata.namespace)
+        found = events_of([(about, draft) for draft in drafts], REPORTER, self._clock.now())
+        await events.write(self._client, found)
 
     async def mark(self, action: MarkNode) -> None:
         """Change the marks of a node of the version that was read; raises ConflictError."""
-        before = self._nodes[action.node].spec.taints
-        taints: tuple[WholeTaint, ...] | msgspec.UnsetType = msgspec.UNSET
-        if action.taint is not None:
-            others = tuple(taint for taint in before if taint.key != ANNOUNCED)
-            taints = (*others, WholeTaint(ANNOUNCED, "PreferNoSchedule")) if action.taint else others
-        labels: dict[str, str | None] = {}
-        unschedulable: bool | msgspec.UnsetType | None = msgspec.UNSET
-        if action.cordon is not None:
-            labels = {CORDONED_BY: self._name if action.cordon else None}
-            unschedulable = True if action.cordon else None
-        patch = _NodePatch(_NodeMarks(action.version, labels), _NodeSpec(unschedulable, taints))
+        taints = self._nodes[action.node].spec.taints
+        patch = marks_patch(action.version, taints, self._name, cordon=action.cordon, taint=action.taint)
         await self._client.patch(NODES, action.node, patch, PatchType.MERGE, NodeObject)
 
     async def evict(self, pod: NodePod) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from gpuvirt.clock import Clock
+from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
 from gpuvirt.model.schedules.connection import DEAD_AFTER_S
 from gpuvirt.model.schedules.hypervisor import (
     Answer,
@@ -38,12 +39,20 @@ class _Made:
 class VmCalls:
     """The connection to a hypervisor, opened when it is needed, and the latest call for each VM."""
 
-    def __init__(self, connect: Connect, clock: Clock, may_write: Callable[[], bool], since_s: float) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        clock: Clock,
+        may_write: Callable[[], bool],
+        since_s: float,
+        telemetry: ScheduleTelemetry | None = None,
+    ) -> None:
         """`since_s` is the monotonic second at which this term as the leader began."""
         self._connect = connect
         self._clock = clock
         self._may_write = may_write
         self._since_s = since_s
+        self._telemetry = telemetry if telemetry is not None else ScheduleTelemetry()
         self._connection: Hypervisor | None = None
         self._made: dict[VmKey, _Made] = {}
 
@@ -78,6 +87,7 @@ class VmCalls:
                 answer = await connection.call(call)
         except TimeoutError:
             answer = OutcomeUnknown(NO_ANSWER, f"no answer came within {ANSWER_S:.0f} s")
+        self._telemetry.observe_call(call, answer)
         self._made[call.vm] = _Made(call, answer, self._clock.monotonic_s())
         if isinstance(answer, OutcomeUnknown):
             await self.close()

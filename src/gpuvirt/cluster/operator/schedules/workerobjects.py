@@ -55,9 +55,23 @@ class NodeObject(msgspec.Struct, frozen=True):
     spec: _Spec = _Spec()
     status: _Status = _Status()
 
+    @property
+    def cordoned_by(self) -> str:
+        """The schedule that has cordoned the node; empty if none has."""
+        return self.metadata.labels.get(CORDONED_BY, "")
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the node has the taint of workers that leave soon."""
+        return any(taint.key == ANNOUNCED for taint in self.spec.taints)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the condition Ready is True."""
+        return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
+
     def worker(self, phases: frozenset[PhaseName], renewal: str | None, cordoned_for_s: float) -> WorkerNode:
         """Return the node as a worker."""
-        conditions = {condition.type: condition.status for condition in self.status.conditions}
         return WorkerNode(
             NodeName(self.metadata.name),
             self.metadata.uid,
@@ -66,9 +80,9 @@ class NodeObject(msgspec.Struct, frozen=True):
             self.spec.provider_id,
             self.status.node_info.system_uuid.lower(),
             self.spec.unschedulable,
-            self.metadata.labels.get(CORDONED_BY, ""),
-            any(taint.key == ANNOUNCED for taint in self.spec.taints),
-            conditions.get("Ready") == "True",
+            self.cordoned_by,
+            self.is_announced,
+            self.is_ready,
             renewal,
             _time(renewal),
             cordoned_for_s,

@@ -1,0 +1,31 @@
+"""Runs VgpuSchedules in the leading controller. No other module of the process loads what only schedules need."""
+
+from collections.abc import Iterator
+from random import Random
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
+from gpuvirt.cluster.operator.schedules.secretconnection import Opener
+from gpuvirt.hypervisors.connecting import open_hypervisor
+from gpuvirt.model.schedules.connection import MayCallUntil
+from gpuvirt.web.schedulemetrics import of_schedules
+
+
+class Schedules:
+    """The schedules of one term as the leader, which has just begun."""
+
+    def __init__(self, leading: Client, namespace: str, clock: Clock, *, may_call_until_s: MayCallUntil) -> None:
+        """Writes of `leading` are sent with the lease alone; `may_call_until_s` is when it ends without a renewal."""
+        opener = Opener(leading, namespace, clock, open_hypervisor, may_call_until_s)
+        self._keeper = ScheduleKeeper(
+            leading, namespace, clock, opener.connect, lambda: clock.monotonic_s() < may_call_until_s()
+        )
+
+    async def run(self, random: Random) -> None:
+        """Run schedules until cancelled, which ends each connection to a hypervisor."""
+        await self._keeper.run(random)
+
+    def metrics(self) -> Iterator[str]:
+        """Yield the lines of the metrics."""
+        return of_schedules(self._keeper.schedules, self._keeper.telemetry)

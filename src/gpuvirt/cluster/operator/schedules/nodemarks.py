@@ -1,0 +1,53 @@
+"""The marks of schedules on nodes: cordons with their owner, and the taint of workers that leave soon."""
+
+import msgspec
+
+from gpuvirt.cluster.operator.schedules.workerobjects import ANNOUNCED, CORDONED_BY, NodeObject, WholeTaint
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str
+    labels: dict[str, str | None] = {}
+
+
+class _Spec(msgspec.Struct, frozen=True, omit_defaults=True):
+    unschedulable: bool | msgspec.UnsetType | None = msgspec.UNSET
+    taints: tuple[WholeTaint, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class MarksPatch(msgspec.Struct, frozen=True):
+    """A merge patch of a node of the version that was read."""
+
+    metadata: _Metadata
+    spec: _Spec
+
+
+def marks_patch(
+    version: str, taints: tuple[WholeTaint, ...], schedule: str, *, cordon: bool | None, taint: bool | None
+) -> MarksPatch:
+    """Return the patch that sets or removes a schedule's marks; None leaves a mark as it is.
+
+    `version` and `taints` are those of the node that was read: taints are written as a whole list.
+    """
+    after: tuple[WholeTaint, ...] | msgspec.UnsetType = msgspec.UNSET
+    if taint is not None:
+        others = tuple(other for other in taints if other.key != ANNOUNCED)
+        after = (*others, WholeTaint(ANNOUNCED, "PreferNoSchedule")) if taint else others
+    labels: dict[str, str | None] = {}
+    unschedulable: bool | msgspec.UnsetType | None = msgspec.UNSET
+    if cordon is not None:
+        labels = {CORDONED_BY: schedule if cordon else None}
+        unschedulable = True if cordon else None
+    return MarksPatch(_Metadata(version, labels), _Spec(unschedulable, after))
+
+
+def unmarking(node: NodeObject, *, uncordons: bool, untaints: bool = True) -> MarksPatch | None:
+    """Return the patch that removes marks of schedules from a node; None if there are none to remove.
+
+    An admin's cordon has no owner, and stays.
+    """
+    cordon = False if uncordons and node.cordoned_by else None
+    taint = False if untaints and node.is_announced else None
+    if cordon is None and taint is None:
+        return None
+    return marks_patch(node.metadata.resource_version, node.spec.taints, "", cordon=cordon, taint=taint)

@@ -1,0 +1,48 @@
+"""Removes the marks of VgpuSchedules from worker nodes, whose schedules no controller runs any more."""
+
+from collections.abc import AsyncIterator, Iterable
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.election import Terms
+from gpuvirt.cluster.failures import ConflictError, NotFoundError
+from gpuvirt.cluster.operator.schedules.nodemarks import unmarking
+from gpuvirt.cluster.operator.schedules.workerobjects import NodeObject
+from gpuvirt.cluster.resources import NODES
+from gpuvirt.model.schedules.connection import DEAD_AFTER_S
+
+
+async def unmark_workers(client: Client, clock: Clock) -> AsyncIterator[str]:
+    """Remove the marks, and yield a line for each node; raises ApiError.
+
+    A node that is ready stays cordoned: its VM may still be suspended by a call that the hypervisor has, and pods must
+    not come to it before. No call is sent any more once the connections of the last leader are dead.
+    """
+    if not any(unmarking(node, uncordons=True) for node in await _nodes(client)):
+        return
+    await clock.sleep(Terms().give_up_s + DEAD_AFTER_S)
+    for node in await _nodes(client):
+        name = node.metadata.name
+        patch = unmarking(node, uncordons=not node.is_ready)
+        try:
+            if patch is not None:
+                await client.patch(NODES, name, patch, PatchType.MERGE, NodeObject)
+        except NotFoundError:
+            continue
+        except ConflictError:
+            yield f"node {name}: kept the marks of a VgpuSchedule, since the node changes; run gpuvirt uninstall again"
+            continue
+        if node.cordoned_by and node.is_ready:
+            yield (
+                f"node {name}: stays cordoned, since VgpuSchedule {node.cordoned_by} may be suspending its VM; once the"
+                f" hypervisor shows the VM on, and no task of it: kubectl uncordon {name}"
+            )
+        elif node.cordoned_by:
+            yield f"node {name}: uncordoned; its VM may be suspended, and works once it is resumed"
+
+
+async def _nodes(client: Client) -> Iterable[NodeObject]:
+    try:
+        return (await client.list(Collection(NODES, NodeObject))).items
+    except NotFoundError:  # a proxy's answer: the other steps of an uninstall go on as well
+        return ()

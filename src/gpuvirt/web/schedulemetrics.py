@@ -1,0 +1,66 @@
+"""The metrics of VgpuSchedules, on the controller's page; a controller without schedules does not load this module."""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from gpuvirt.cluster.kinds.vgpuschedule import READY, VgpuSchedule
+from gpuvirt.cluster.operator.schedules.telemetry import ScheduleTelemetry
+from gpuvirt.web.exposition import counter, gauge, histograms
+
+
+def of_schedules(schedules: Iterable[VgpuSchedule], telemetry: ScheduleTelemetry) -> Iterator[str]:
+    """Yield the lines of the metrics; the schedules are those of the controller's namespace."""
+    found = tuple(schedules)
+    yield from gauge(
+        "gpuvirt_schedule_phase",
+        "1 for the phase that a VgpuSchedule has reached last.",
+        ("schedule", "phase"),
+        [((stored.metadata.name, stored.status.phase), 1) for stored in found if stored.status.phase is not None],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_next_switch_timestamp_seconds",
+        "When the next phase of a VgpuSchedule begins, in seconds since 1970.",
+        ("schedule", "phase"),
+        [sample for stored in found for sample in _next_switch(stored)],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_ready",
+        "1 if a VgpuSchedule is in its phase of now; otherwise 0, with the code of the reason.",
+        ("schedule", "reason"),
+        [sample for stored in found for sample in _ready(stored)],
+    )
+    yield from gauge(
+        "gpuvirt_schedule_held_workers",
+        "Workers of a VgpuSchedule whose step was not done in time.",
+        ("schedule",),
+        [((stored.metadata.name,), sum(worker.held for worker in stored.status.workers)) for stored in found],
+    )
+    yield from histograms(
+        "gpuvirt_schedule_step_seconds",
+        "How long workers were in the steps of switches.",
+        ("step",),
+        [((str(step),), histogram) for step, histogram in sorted(telemetry.steps_s.items())],
+    )
+    yield from counter(
+        "gpuvirt_schedule_calls_total",
+        "Calls to hypervisors, by result: accepted, or the code of the reason.",
+        ("action", "result"),
+        telemetry.calls.items(),
+    )
+
+
+def _next_switch(stored: VgpuSchedule) -> Iterator[tuple[tuple[str, ...], float]]:
+    status = stored.status
+    if status.next_phase is None or status.next_switch is None:
+        return
+    try:
+        at_s = datetime.fromisoformat(status.next_switch).timestamp()
+    except ValueError:  # another program has written the status
+        return
+    yield (stored.metadata.name, status.next_phase), at_s
+
+
+def _ready(stored: VgpuSchedule) -> Iterator[tuple[tuple[str, ...], float]]:
+    for condition in stored.status.conditions:
+        if condition.type == READY:
+            yield (stored.metadata.name, condition.reason), float(condition.status == "True")

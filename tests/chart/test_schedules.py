@@ -1,0 +1,87 @@
+"""The chart's objects for VgpuSchedules: the controller's option, its further rights, its way to hypervisors."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpuvirt.plain import Plain
+from tests.chart.helmchart import NAMESPACE, Helm, Rendered, at, items
+
+pytestmark = [pytest.mark.ring("helm"), pytest.mark.xdist_group("helm")]
+
+ON = "schedule.enabled=true"
+NAME = "gpuvirt-schedules"
+RIGHTS = {
+    ("", "nodes", "get"),
+    ("", "pods", "list"),
+    ("", "pods", "delete"),
+    ("", "pods/eviction", "create"),
+    ("storage.k8s.io", "volumeattachments", "list"),
+    (f"{NAMESPACE}: gpuvirt.io", "vgpuschedules", "get"),
+    ("gpuvirt.io", "vgpuschedules", "list"),
+    ("gpuvirt.io", "vgpuschedules", "watch"),
+    ("gpuvirt.io", "vgpuschedules/status", "patch"),
+    (f"{NAMESPACE}: events.k8s.io", "events", "create"),
+    (f"{NAMESPACE}: ", "secrets", "get"),
+    ("kube-node-lease: coordination.k8s.io", "leases", "get"),
+}
+"""Namespace and group, resource, verb."""
+
+
+def granted(rendered: Rendered) -> Iterator[tuple[str, str, str]]:
+    """Yield the rights of the roles for schedules."""
+    for manifest in rendered.manifests:
+        if at(manifest, "metadata", "name") != NAME or manifest["kind"] not in {"ClusterRole", "Role"}:
+            continue
+        namespace = at(manifest, "metadata", "namespace")
+        place = f"{namespace}: " if namespace else ""
+        for rule in items(at(manifest, "rules")):
+            for group in items(at(rule, "apiGroups")):
+                for resource in items(at(rule, "resources")):
+                    for verb in items(at(rule, "verbs")):
+                        yield f"{place}{group}", str(resource), str(verb)
+
+
+def arguments(rendered: Rendered) -> list[Plain]:
+    return items(at(rendered.pods()["gpuvirt-controller"], "containers", 0, "args"))
+
+
+def test_without_schedules_the_controller_gets_no_further_right(helm: Helm) -> None:
+    rendered = helm.template()
+    assert "--schedules" not in arguments(rendered)
+    assert not [one for one in rendered.manifests if at(one, "metadata", "name") in {NAME, "gpuvirt-hypervisors"}]
+
+
+def test_with_schedules_the_controller_gets_these_rights_and_no_others(helm: Helm) -> None:
+    rendered = helm.template(ON)
+    assert "--schedules" in arguments(rendered)
+    rights = list(granted(rendered))
+    assert len(rights) == len(set(rights))
+    assert set(rights) == RIGHTS
+
+
+def test_each_role_for_schedules_is_bound_to_the_controller_alone(helm: Helm) -> None:
+    rendered = helm.template(ON, "fullnameOverride=mine")
+    bindings = [
+        one
+        for one in rendered.manifests
+        if str(one["kind"]).endswith("RoleBinding") and at(one, "metadata", "name") == "mine-schedules"
+    ]
+    assert sorted(str(at(one, "metadata", "namespace")) for one in bindings) == [
+        "None",
+        NAMESPACE,
+        "kube-node-lease",
+    ]
+    account = {"kind": "ServiceAccount", "name": "mine-controller", "namespace": NAMESPACE}
+    for binding in bindings:
+        assert at(binding, "subjects") == [account]
+        assert at(binding, "roleRef", "kind") == str(binding["kind"]).removesuffix("Binding")
+        assert at(binding, "roleRef", "name") == "mine-schedules"
+
+
+def test_the_controller_may_connect_to_hypervisors(helm: Helm) -> None:
+    found = helm.template(ON, "schedule.hypervisorPorts={8443}").one("NetworkPolicy", "gpuvirt-hypervisors")
+    assert at(found, "spec", "podSelector", "matchLabels", "app.kubernetes.io/component") == "controller"
+    assert (at(found, "spec", "policyTypes"), at(found, "spec", "ingress")) == (["Egress"], None)
+    assert at(found, "spec", "egress") == [{"ports": [{"protocol": "TCP", "port": 8443}]}]
+    assert "gpuvirt-hypervisors" not in helm.template(ON, "networkPolicy.enabled=false").named("NetworkPolicy")

@@ -1,0 +1,86 @@
+"""Schedules in the controller's process: what it loads, refuses and runs."""
+
+import asyncio
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gpuvirt.apps.controller import ControllerOptions, Process
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.operator.settings import ControllerSettings
+from tests.certificates import Authority, Pair
+from tests.cli.test_startup import loaded_by
+from tests.kubeletnode import until
+from tests.schedules.servedschedule import ALL_SCHEDULES, SCHEDULES
+from tests.schedules.test_secret_connection import SECRETS
+from tests.schedules.test_served_schedule import SCHEDULE, Day
+from tests.scriptedapi import scripted
+
+SCHEDULES_ALONE = ("cronsim", "gpuvirt.apps.schedules", "gpuvirt.cluster.operator.schedules", "gpuvirt.hypervisors")
+KUBECONFIG = """
+current-context: x
+contexts: [{name: x, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]
+users: [{name: u, user: {token: abc}}]
+"""
+
+
+def test_a_controller_without_schedules_loads_nothing_of_them() -> None:
+    modules = loaded_by("controller", "--help")
+    assert "gpuvirt.apps.controller" in modules
+    assert not {name for name in modules if name.startswith(SCHEDULES_ALONE)}
+
+
+def test_schedules_without_their_extras_are_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    arguments = ["controller", "--kubeconfig", str(tmp_path / "kubeconfig"), "-n", "x", "--listen=", "--schedules"]
+    script = f"import sys\nsys.modules['cronsim'] = None\nfrom gpuvirt.cli.main import run\nrun({arguments!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "--schedules: schedules need their extras: pip install 'gpuvirt[schedules,vsphere]'" in done.stderr
+
+
+def process(day: Day, port: int, ca: Path, *, runs_schedules: bool) -> Process:
+    credentials = Credentials("127.0.0.1", port, "gpuvirt", ca=ca, token=b"x")
+    settings = ControllerSettings("gpuvirt")
+    return Process(ControllerOptions(credentials, settings, elects=False, runs_schedules=runs_schedules, clock=day))
+
+
+@asynccontextmanager
+async def running(controller: Process) -> AsyncIterator[Process]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(controller.run())
+        yield controller
+        task.cancel()
+
+
+async def test_the_controller_asks_the_hypervisor_of_the_secret_and_reports_its_answer(
+    authority: Authority, server: Pair
+) -> None:
+    day = Day((1,))
+    data = {"server": "127.0.0.1:1", "ca": authority.certificate.read_text(), "user": "u", "password": "pass-4711"}
+    encoded = {key: b64encode(text.encode()).decode() for key, text in data.items()}
+    day.served.put(f"{SECRETS}/vcenter", {"data": encoded})
+    async with (
+        scripted(day.served.answer, server, authority.certificate) as api,
+        running(process(day, api.port, authority.certificate, runs_schedules=True)) as controller,
+    ):
+        await until(lambda: "HypervisorUnreachable" in str(day.served.objects[SCHEDULE].get("status")))
+        reason = 'gpuvirt_schedule_ready{schedule="gpus",reason="HypervisorUnreachable"} 0'
+        await until(lambda: reason in controller.pages()["/metrics"]().body)
+    assert "pass-4711" not in str(day.status())
+    assert day.conditions()["Ready"] == ("False", "HypervisorUnreachable")
+
+
+async def test_without_the_option_no_schedule_is_read(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    async with (
+        scripted(day.served.answer, server, authority.certificate) as api,
+        running(process(day, api.port, authority.certificate, runs_schedules=False)),
+    ):
+        await until(lambda: day.served.watches > 0)
+    assert not {SCHEDULES, ALL_SCHEDULES} & set(day.served.lists)
+    assert not day.served.writes

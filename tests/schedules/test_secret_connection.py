@@ -1,0 +1,147 @@
+"""The connection of a schedule follows its Secret."""
+
+import math
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.access.credentials import Credentials as ApiCredentials
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
+from gpuvirt.cluster.operator.schedules.secretconnection import Opener
+from gpuvirt.cluster.resources import Metadata
+from gpuvirt.model.schedules.connection import Credentials, HypervisorKind, MayCallUntil
+from gpuvirt.model.schedules.hypervisor import Action, Call, Hypervisor, Refused, VmKey, VmsUnknown
+from tests.certificates import Authority, Pair
+from tests.schedules.modelhypervisor import Connection, Fault
+from tests.schedules.servedschedule import Object
+from tests.schedules.test_served_schedule import Day
+from tests.scriptedapi import Call as Request
+from tests.scriptedapi import Reply, scripted
+
+SECRETS = "/api/v1/namespaces/gpuvirt/secrets"
+WHOLE = {"server": "vcenter.example", "ca": "PEM", "user": "gpuvirt", "password": "pass-4711\n"}
+FORBIDDEN: Reply = 403, {"kind": "Status", "message": "secrets is forbidden", "code": 403}
+
+
+class Cluster:
+    """A cluster with one schedule, its Secret, and connections that are opened by it."""
+
+    def __init__(self) -> None:
+        self.day = Day((1,))
+        self.schedule: VgpuSchedule | None = self.naming("vcenter")
+        self.is_forbidden = False
+        self.opened: list[tuple[Credentials, Connection]] = []
+
+    def naming(self, secret: str) -> VgpuSchedule:
+        place = SecretPlace(secret_ref=SecretRef(name=secret))
+        return VgpuSchedule(Metadata("gpus", "gpuvirt"), Spec(hypervisor=HypervisorSpec(vsphere=place)))
+
+    def put(self, name: str = "vcenter", **values: str) -> None:
+        data: Object = {key: b64encode(text.encode()).decode() for key, text in {**WHOLE, **values}.items()}
+        self.day.served.put(f"{SECRETS}/{name}", {"data": data, "type": "Opaque"})
+
+    def answer(self, call: Request) -> Reply:
+        return FORBIDDEN if self.is_forbidden else self.day.served.answer(call)
+
+    async def open(
+        self, kind: HypervisorKind, credentials: Credentials, clock: Clock, may_call_until_s: MayCallUntil
+    ) -> Hypervisor:
+        assert (kind, clock, may_call_until_s()) == (HypervisorKind.VSPHERE, self.day, math.inf)
+
+        async def before(what: str) -> Fault:
+            assert what
+            return Fault.NONE
+
+        self.opened.append((credentials, Connection(self.day.hypervisor, lambda: True, before)))
+        return self.opened[-1][1]
+
+    @property
+    def alive(self) -> list[str]:
+        """The passwords of the connections that are not closed."""
+        return [credentials.password for credentials, connection in self.opened if connection.dead_at_s is None]
+
+
+@asynccontextmanager
+async def connected(cluster: Cluster, server: Pair, ca: Path) -> AsyncIterator[Hypervisor]:
+    async with scripted(cluster.answer, server, ca) as api:
+        client = Client(ApiCredentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+        connection = Opener(client, "gpuvirt", cluster.day, cluster.open, lambda: math.inf).connect(
+            lambda: cluster.schedule
+        )
+        yield connection
+        await connection.close()
+        client.close()
+    assert cluster.alive == []
+
+
+async def is_known(connection: Hypervisor) -> bool:
+    reading = await connection.read()
+    return not isinstance(reading, VmsUnknown) and VmKey("key-1") in reading
+
+
+async def unknown(connection: Hypervisor) -> str:
+    reading = await connection.read()
+    assert isinstance(reading, VmsUnknown)
+    return f"{reading.code}: {reading.text}"
+
+
+async def test_one_connection_serves_while_the_secret_is_the_same(authority: Authority, server: Pair) -> None:
+    cluster = Cluster()
+    cluster.put()
+    async with connected(cluster, server, authority.certificate) as connection:
+        for _ in range(3):
+            assert await is_known(connection)
+        assert cluster.alive == ["pass-4711"]
+        assert len(cluster.opened) == 1
+
+
+async def test_a_changed_secret_opens_a_new_connection_and_closes_the_old_one(
+    authority: Authority, server: Pair
+) -> None:
+    cluster = Cluster()
+    cluster.put(password="wrong")  # noqa: S106  of no server
+    async with connected(cluster, server, authority.certificate) as connection:
+        await connection.read()
+        cluster.put(password="right")  # noqa: S106  of no server
+        assert await is_known(connection)
+        assert cluster.alive == ["right"]
+        cluster.put("other", password="of the other")  # noqa: S106  of no server
+        cluster.schedule = cluster.naming("other")
+        await connection.read()
+        assert cluster.alive == ["of the other"]
+
+
+async def test_without_credentials_nothing_is_known_and_the_reason_names_the_secret_alone(
+    authority: Authority, server: Pair
+) -> None:
+    cluster = Cluster()
+    async with connected(cluster, server, authority.certificate) as connection:
+        assert await unknown(connection) == "CredentialsIncomplete: the Secret vcenter does not exist"
+        cluster.put(password="", user="")
+        lacks = await unknown(connection)
+        assert lacks.startswith("CredentialsIncomplete: the Secret vcenter lacks user, password")
+        answer = await connection.call(Call(VmKey("key-1"), Action.SUSPEND))
+        assert isinstance(answer, Refused)
+        cluster.schedule = None
+        assert "does not exist" in await unknown(connection)
+    assert cluster.opened == []
+
+
+async def test_a_secret_that_is_deleted_ends_the_connection_and_one_that_is_unreadable_does_not(
+    authority: Authority, server: Pair
+) -> None:
+    cluster = Cluster()
+    cluster.put()
+    async with connected(cluster, server, authority.certificate) as connection:
+        await connection.read()
+        cluster.is_forbidden = True
+        assert await is_known(connection)
+        cluster.is_forbidden = False
+        del cluster.day.served.objects[f"{SECRETS}/vcenter"]
+        await unknown(connection)
+        assert cluster.alive == []
+        cluster.is_forbidden = True
+        assert "secrets is forbidden" in await unknown(connection)
