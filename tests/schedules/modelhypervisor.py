@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gpuvirt.model.schedules.hypervisor import (
     Abilities,
+    Ability,
     Accepted,
     Action,
     Answer,
@@ -89,6 +90,8 @@ class ModelHypervisor:
     """Called for each call that is carried out, before it is."""
     on_violation: Callable[[str], None]
     is_reachable: bool = True
+    rigid: set[VmKey] = field(default_factory=set)
+    """The VMs that can't be suspended, by what `check` says."""
     late: list[Late] = field(default_factory=list)
     unread: set[VmKey] = field(default_factory=set)
     """The VMs that were not read since a call of unknown outcome."""
@@ -129,6 +132,14 @@ class ModelHypervisor:
             late.sender is not sender and (late.sender.dead_at_s is None or now_s < late.sender.dead_at_s)
             for late in self.late
         )
+
+    def abilities(self, key: VmKey) -> Abilities:
+        """Return what can be done with a VM."""
+        suspend = (
+            Ability(False, "SuspendNotSupported", "suspendSupported: false") if key in self.rigid else Ability(True)
+        )
+        shut_down = Ability(None, "GuestToolsMissing", "no guest tools run")
+        return Abilities(key, suspend, shut_down, Ability(True), Ability(True), ("migration with grid: no",))
 
     def reading(self) -> Mapping[VmKey, WorkerVm]:
         """Return what a connection shows."""
@@ -189,9 +200,11 @@ class Connection:
         return answer
 
     async def check(self, vms: Iterable[VmKey]) -> Mapping[VmKey, Abilities] | VmsUnknown:
-        """Nothing is known."""
-        del vms
-        return VmsUnknown("HypervisorUnknown", "not in the model")
+        """Return what can be done with VMs: all but the suspension of those that can't be."""
+        hypervisor = self._hypervisor
+        if not hypervisor.is_reachable:
+            return VmsUnknown("HypervisorUnreachable", "no answer")
+        return {key: hypervisor.abilities(key) for key in vms if key in hypervisor.vms}
 
     async def close(self) -> None:
         """Die: nothing is delivered from now on."""

@@ -12,8 +12,9 @@ SCHEDULES = "/apis/gpuvirt.io/v1alpha1/namespaces/gpuvirt/vgpuschedules"
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 ATTACHMENTS = "/apis/storage.k8s.io/v1/volumeattachments"
+BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 BLOCKED: Reply = 429, {"kind": "Status", "message": "Cannot evict pod as it would violate its budget", "code": 429}
-LISTS = (SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS)
+LISTS = (SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS, BUDGETS)
 
 
 class ServedSchedule:
@@ -97,7 +98,8 @@ class ServedSchedule:
 
 def _collection(path: str) -> str:
     folder = path.rpartition("/")[0]
-    return PODS if folder.endswith("/pods") else folder
+    whole = {"pods": PODS, "poddisruptionbudgets": BUDGETS}
+    return whole.get(folder.rpartition("/")[2], folder)
 
 
 def _fields(content: Object, name: str) -> Object:
