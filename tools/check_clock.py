@@ -18,6 +18,7 @@ ALLOWED: Mapping[str, str] = {
     "apps/schedulequestions.py": "the time of day decides the phase of a schedule",
     "archive.py": "times in the archive, for people",
     "cli/changes/podaccount.py": "the time of new entries of the ledger, for people",
+    "cli/output/schedulerender.py": "times of switches, for people",
     "clock.py": "has the wall clock",
     "cluster/access/execcredential.py": "the end of a credential, which its issuer names by the wall clock",
     "cluster/access/execplugin.py": "the end of a credential; after a step it is asked for again, or refused once",
