@@ -33,6 +33,7 @@ ALLOWED: Mapping[str, str] = {
     "cluster/operator/schedules/scheduleapi.py": "times of conditions, for people",
     "cluster/operator/schedules/workerobjects.py": "the clock of a resumed guest is compared with the controller's",
     "cluster/operator/schedules/rounds.py": "the time of day decides the phase of a schedule",
+    "cluster/shares/awayworkers.py": "when a worker comes back, for people",
     "cluster/webhookcertificate/certificate.py": "the times of certificates, which clients judge by the wall clock",
     "cluster/webhookcertificate/keeper.py": "the times of certificates; a step of the clock issues one early or late",
     "cluster/webhookcertificate/rotation.py": "the times of certificates; they are valid for months",

@@ -8,13 +8,14 @@ from urllib.parse import parse_qs, urlsplit
 from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 
 Object = dict[str, object]
+ALL_SCHEDULES = "/apis/gpuvirt.io/v1alpha1/vgpuschedules"
+BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 SCHEDULES = "/apis/gpuvirt.io/v1alpha1/namespaces/gpuvirt/vgpuschedules"
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 ATTACHMENTS = "/apis/storage.k8s.io/v1/volumeattachments"
-BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 BLOCKED: Reply = 429, {"kind": "Status", "message": "Cannot evict pod as it would violate its budget", "code": 429}
-LISTS = (SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS, BUDGETS)
+LISTS = (SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS)
 
 
 class ServedSchedule:
@@ -62,7 +63,7 @@ class ServedSchedule:
         return 200, self.objects[path]
 
     def _get(self, call: Call) -> Reply:
-        if call.path not in LISTS:
+        if call.path not in {*LISTS, ALL_SCHEDULES, BUDGETS}:
             found = self.objects.get(call.path)
             return (200, found) if found is not None else NOT_FOUND
         query = parse_qs(urlsplit(call.target).query)
@@ -74,7 +75,9 @@ class ServedSchedule:
         items = [
             item
             for path, item in self.objects.items()
-            if _collection(path) == call.path and _has_labels(item, selector) and _is_on(item, field)
+            if _collection(path) in {call.path, SCHEDULES if call.path == ALL_SCHEDULES else ""}
+            and _has_labels(item, selector)
+            and _is_on(item, field)
         ]
         return 200, {"metadata": {"resourceVersion": str(self.version)}, "items": items}
 
