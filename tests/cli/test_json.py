@@ -18,6 +18,7 @@ from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.hostspec import load_host
 from tests.certificates import Authority
 from tests.commandline import GPUVIRT, PATH, ran
+from tests.schedules.servedcommands import answering
 from tests.schedules.test_served_schedule import Day
 from tests.scriptedapi import NOT_FOUND, Call, Reply, scripted
 
@@ -231,11 +232,11 @@ users: [{{name: u, user: {{token: x}}}}]
 @pytest.mark.parametrize("command", sorted(OF_CLUSTERS))
 async def test_cluster_commands_print_the_documented_json(tmp_path: Path, command: str) -> None:
     authority = Authority(tmp_path)
-    schedules = Day().served
+    schedules = answering(Day().served)
 
     def answer(call: Call) -> Reply:
         if command.startswith("schedule"):
-            return schedules.answer(call)
+            return schedules(call)
         is_list = call.path.rpartition("/")[2].isalpha() and not call.path.endswith("/vm")
         if call.path == "/api/v1/nodes/a1":
             return 200, {"metadata": {"name": "a1"}}

@@ -21,6 +21,7 @@ from gpuvirt.model.schedules.reports import ScheduleRow, SwitchRow, WorkerCheck,
 from gpuvirt.model.schedules.spec import Leave
 from tests.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
+from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import SCHEDULES, Object, ServedSchedule
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
 
@@ -37,7 +38,7 @@ def on_a_day() -> ServedSchedule:
 
 async def run(folder: Path, served: ServedSchedule, *arguments: str) -> CompletedProcess[str]:
     """Run a command against a cluster."""
-    async with serving(served.answer, folder) as api:
+    async with serving(answering(served), folder) as api:
         process = await asyncio.create_subprocess_exec(
             *(*GPUVIRT, "schedule", *arguments, "--kubeconfig", str(api.kubeconfig)),
             env={"PATH": PATH},

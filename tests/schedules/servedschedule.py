@@ -8,8 +8,6 @@ from urllib.parse import parse_qs, urlsplit
 from tests.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply
 
 Object = dict[str, object]
-ALL_SCHEDULES = "/apis/gpuvirt.io/v1alpha1/vgpuschedules"
-BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 SCHEDULES = "/apis/gpuvirt.io/v1alpha1/namespaces/gpuvirt/vgpuschedules"
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -63,7 +61,7 @@ class ServedSchedule:
         return 200, self.objects[path]
 
     def _get(self, call: Call) -> Reply:
-        if call.path not in {*LISTS, ALL_SCHEDULES, BUDGETS}:
+        if call.path not in LISTS:
             found = self.objects.get(call.path)
             return (200, found) if found is not None else NOT_FOUND
         query = parse_qs(urlsplit(call.target).query)
@@ -75,9 +73,7 @@ class ServedSchedule:
         items = [
             item
             for path, item in self.objects.items()
-            if _collection(path) in {call.path, SCHEDULES if call.path == ALL_SCHEDULES else ""}
-            and _has_labels(item, selector)
-            and _is_on(item, field)
+            if _collection(path) == call.path and _has_labels(item, selector) and _is_on(item, field)
         ]
         return 200, {"metadata": {"resourceVersion": str(self.version)}, "items": items}
 
@@ -101,8 +97,7 @@ class ServedSchedule:
 
 def _collection(path: str) -> str:
     folder = path.rpartition("/")[0]
-    whole = {"pods": PODS, "poddisruptionbudgets": BUDGETS}
-    return whole.get(folder.rpartition("/")[2], folder)
+    return PODS if folder.endswith("/pods") else folder
 
 
 def _fields(content: Object, name: str) -> Object:

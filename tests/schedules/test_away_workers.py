@@ -14,6 +14,7 @@ from tests.certificates import Authority, Pair
 from tests.commandline import GPUVIRT, PATH
 from tests.extender.podapi import serving
 from tests.extender.pods import node
+from tests.schedules.servedcommands import answering
 from tests.schedules.servedschedule import NODES
 from tests.schedules.test_served_schedule import Day, playing
 
@@ -91,7 +92,7 @@ async def test_at_night_no_unit_of_the_day_is_free_and_its_pods_know_until_when(
             "status": {"phase": "Pending"},
         },
     )
-    async with serving(day.served.answer, tmp_path) as api:
+    async with serving(answering(day.served), tmp_path) as api:
         shares = json.loads(await _printed(api.kubeconfig, "shares", "-o", "json"))
         text = await _printed(api.kubeconfig, "shares")
         why = await _printed(api.kubeconfig, "why", "pod/train-1", "-n", "default")

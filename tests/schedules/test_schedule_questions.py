@@ -22,7 +22,8 @@ from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
 from gpuvirt.model.schedules.reports import ScheduleState, SwitchResult
 from tests.certificates import Authority, Pair
 from tests.schedules.modelhypervisor import Connection, Fault
-from tests.schedules.servedschedule import BUDGETS, SCHEDULES, Object
+from tests.schedules.servedcommands import BUDGETS, answering
+from tests.schedules.servedschedule import SCHEDULES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day, playing
 from tests.scriptedapi import Call, Reply, scripted
 
@@ -63,7 +64,7 @@ async def asking(
         return opened[-1]
 
     day.now_s -= 7200.0
-    async with scripted(answer or day.served.answer, server, ca) as api:
+    async with scripted(answer or answering(day.served), server, ca) as api:
         client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
         yield ScheduleQuestions(client, Namespace("gpuvirt"), day, connect)
         client.close()
