@@ -96,6 +96,7 @@ async def test_at_night_no_unit_of_the_day_is_free_and_its_pods_know_until_when(
         shares = json.loads(await _printed(api.kubeconfig, "shares", "-o", "json"))
         text = await _printed(api.kubeconfig, "shares")
         why = await _printed(api.kubeconfig, "why", "pod/train-1", "-n", "default")
+        of_node = await _printed(api.kubeconfig, "why", "node/worker-1")
     assert {found["node"]: (found["largest"], found["gpus"][0]["free"]) for found in shares["nodes"]} == {
         **{f"worker-{number}": (0, 0) for number in (1, 2, 3, 4)},
         "worker-5": (1000, 1000),
@@ -104,6 +105,8 @@ async def test_at_night_no_unit_of_the_day_is_free_and_its_pods_know_until_when(
     assert "no unit is free: worker-1 is suspended until 2026-01-06 07:00 CET by schedule gpus" in text
     assert "waits for another phase: its workers are suspended until 2026-01-06 07:00 CET by schedule gpus" in why
     assert "fix:  gpuvirt schedule show gpus -n gpuvirt" in why
+    assert "It is suspended until 2026-01-06 07:00 CET by schedule gpus, so nothing of it is free." in of_node
+    assert ["nvidia.com/vgpu", "1000", "0"] in [line.split() for line in of_node.splitlines()]
 
 
 async def _printed(kubeconfig: Path, *arguments: str) -> str:
