@@ -10,7 +10,7 @@ VENV := .venv/bin
 PINS := pyproject.toml uv.lock constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-full-size explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
+.PHONY: help demo demo-schedule test test-unit test-full-size explore explore-mutations removals test-cluster test-kernel lab-prepare lab-cluster demo-cluster lab-shell lab-down lab-kernel-shell lint format
 .PHONY: bench bench-extender bench-webhook generate picture pci-ids lock clean
 
 help:  ## List what there is to do
@@ -18,6 +18,9 @@ help:  ## List what there is to do
 
 demo: .venv/made-for-run  ## Show what gpuvirt does, on a simulated host (HOST=8xH100 for another)
 	@$(VENV)/gpuvirt demo --host $(HOST)
+
+demo-schedule: .venv/made-for-run  ## Play a day of a VgpuSchedule in virtual time: five workers, their pods and units
+	@$(VENV)/gpuvirt demo --schedule
 
 test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said at the end
 	$(VENV)/pytest -n auto --dist loadgroup $(ARGS)

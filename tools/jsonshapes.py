@@ -22,6 +22,7 @@ from gpuvirt.model.doctor.explanation import DeviceExplanation
 from gpuvirt.model.doctor.vms.nodeexplanation import NodeExplanation
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation
 from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.schedules import reports
 from gpuvirt.model.shares.overview import SharesOverview
 
 COMMANDS: Mapping[str, object] = {
@@ -34,6 +35,11 @@ COMMANDS: Mapping[str, object] = {
     "plan node/NAME": NodePlan,
     "status": ClusterStatus,
     "shares": SharesOverview,
+    "schedule list": list[reports.ScheduleRow],
+    "schedule show NAME": reports.ScheduleDetail,
+    "schedule plan NAME": reports.SchedulePlan,
+    "schedule check NAME": reports.ScheduleCheck,
+    "schedule switch NAME PHASE": reports.SwitchResult,
     "vfio status": list[vfiorender.Row],
     "vfio bind": list[vfiorender.Result],
     "vfio unbind": list[vfiorender.Result],

@@ -36,7 +36,8 @@ def main() -> int:
     if sys.argv[1:] == ["pip"]:
         if not PYTHON.exists():
             venv.create(VENV, with_pip=False, symlinks=True)
-        code = _install([*project["dependencies"], *project["optional-dependencies"]["sim"]])
+        extras = project["optional-dependencies"]
+        code = _install([*project["dependencies"], *extras["sim"], *extras["schedules"]])
         if code:
             return code
     _link(project["scripts"])

@@ -121,3 +121,12 @@ echo "${COMPREPLY[@]}"
         ["/bin/bash", "-c", script], capture_output=True, text=True, check=False, env={"PATH": f"{folder}:{PATH}"}
     )
     assert done.stdout.split() == ["unbind"], done.stderr
+
+
+def test_a_command_without_the_library_of_its_extra_says_what_to_install() -> None:
+    script = "import sys\nsys.modules['cronsim'] = None\nfrom gpuvirt.cli.main import run\nrun(['schedule', 'list'])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "gpuvirt: schedule needs cronsim, which is not installed; pip install 'gpuvirt[schedules]'\n"
+    )

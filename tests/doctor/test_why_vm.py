@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gpuvirt.cli.diagnosis import whyvm
 from gpuvirt.errors import InvalidIdError
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.explanation import Standing
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
 from gpuvirt.model.doctor.target import object_target
@@ -31,6 +32,7 @@ from gpuvirt.model.doctor.vms.vmevidence import (
 )
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStep, explain
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
+from gpuvirt.model.schedules.away import AwayWorker
 
 A10, QUARTER = "nvidia.com/GA102GL_A10", "nvidia.com/NVIDIA_A10-4Q"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
@@ -78,6 +80,57 @@ def without_pod(configuration: str, *reported: ConditionSeen) -> VmEvidence:
 
 def on_node(node: NodeSeen, pod: PodSeen = WAITS, *others: PodSeen) -> VmEvidence:
     return replace(STARTED, nodes=(node, PLAIN), pod=pod, pods=(pod, *others))
+
+
+SUSPENDED = AwayWorker("gpus", "is suspended until 2026-01-06 07:00 CET by schedule gpus", "gpuvirt")
+
+
+def at_night(*away: str, selector: str = "v100-4q") -> VmEvidence:
+    """A pod that needs a worker of the day, two of which are suspended as Kubernetes shows it."""
+    day, night = {"vgpu.type": "v100-4q"}, {"vgpu.type": "v100-16q"}
+    taints = (
+        Taint("node.kubernetes.io/unreachable", "NoExecute"),
+        Taint("node.kubernetes.io/unschedulable", "NoSchedule"),
+    )
+    gone = replace(NODE, ready=False, unschedulable=True, taints=taints, labels=day)
+    pod = replace(WAITS, placement=Placement({"vgpu.type": selector}))
+    nodes = (
+        replace(gone, name="worker-1"),
+        replace(gone, name="worker-2"),
+        replace(NODE, name="worker-5", labels=night),
+    )
+    return replace(STARTED, nodes=nodes, pod=pod, pods=(pod,), away={NodeName(name): SUSPENDED for name in away})
+
+
+def test_a_pod_that_waits_for_another_phase_is_told_until_when() -> None:
+    found = explain(at_night("worker-1", "worker-2"))
+    assert found.blocker is not None
+    assert found.blocker.code is FindingCode.WORKER_AWAY
+    assert found.blocker.message == (
+        "waits for another phase: its workers are suspended until 2026-01-06 07:00 CET by schedule gpus"
+        " (worker-1, worker-2)"
+    )
+    assert found.blocker.fix == ("gpuvirt schedule show gpus -n gpuvirt",)
+    assert [verdict.obstacle.code for verdict in found.nodes if verdict.obstacle is not None] == [
+        FindingCode.WORKER_AWAY,
+        FindingCode.WORKER_AWAY,
+        FindingCode.NODE_SELECTOR_MISMATCH,
+    ]
+
+
+def test_a_worker_that_is_not_ready_without_a_schedule_is_not_away() -> None:
+    codes = [verdict.obstacle.code for verdict in explain(at_night("worker-1")).nodes if verdict.obstacle is not None]
+    assert codes == [FindingCode.WORKER_AWAY, FindingCode.NODE_SELECTOR_MISMATCH, FindingCode.NODE_NOT_READY]
+    assert "its worker is suspended" in explained(at_night("worker-1"))
+
+
+def test_a_pod_for_the_worker_of_now_does_not_wait_for_the_others() -> None:
+    assert explain(at_night("worker-1", "worker-2", selector="v100-16q")).nodes[0].obstacle is None
+
+
+def explained(evidence: VmEvidence) -> str:
+    blocker = explain(evidence).blocker
+    return blocker.message if blocker is not None else ""
 
 
 def failed(reason: str, message: str) -> VmEvidence:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
 
 import typer
 
@@ -27,6 +28,8 @@ class Command:
     """The folder of this package with the command's module, which has its name."""
     help: str
     """`gpuvirt --help` cuts lines of more than 62 characters at 80 columns."""
+    extra: str = ""
+    """The extra of gpuvirt with the command's library; empty if it needs none."""
 
 
 COMMANDS = {
@@ -40,6 +43,7 @@ COMMANDS = {
     "webhook": Command("services", "Run the admission webhook for pods of Kata with vGPUs."),
     "status": Command("diagnosis", "Show whether gpuvirt is ready, and the state of each component on each GPU node."),
     "shares": Command("diagnosis", "Show the shared GPUs of the cluster, and what is left."),
+    "schedule": Command("changes", "Show, plan and check VgpuSchedules, and switch phases.", extra="schedules"),
     "uninstall": Command("services", "Remove what gpuvirt has created in the cluster."),
     "discover": Command("services", "Label this node by its NVIDIA GPUs and operating system."),
     "demo": Command("simulated", "Show what gpuvirt does, on a simulated host with GPUs."),
@@ -76,12 +80,23 @@ def program_for(words: Sequence[str]) -> typer.Typer:
         if name != called:
             program.command(name, help=command.help)(_not_loaded)
             continue
-        module = import_module(f"gpuvirt.cli.{command.folder}.{name}")
+        module = _module_of(name, command)
         if hasattr(module, "app"):
             program.add_typer(module.app, name=name)
         else:
             program.command(name)(getattr(module, name))
     return program
+
+
+def _module_of(name: str, command: Command) -> ModuleType:
+    """Return the module of a command; raise GpuvirtError if the library of its extra is not installed."""
+    try:
+        return import_module(f"gpuvirt.cli.{command.folder}.{name}")
+    except ModuleNotFoundError as error:
+        if not command.extra:
+            raise
+        extra = f"gpuvirt[{command.extra}]"
+        raise GpuvirtError(f"{name} needs {error.name}, which is not installed; pip install '{extra}'") from error
 
 
 def _not_loaded() -> None:

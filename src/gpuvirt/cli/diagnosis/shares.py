@@ -16,7 +16,7 @@ from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.clock import RealClock
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.failures import ApiError
-from gpuvirt.cluster.shares.reading import SharesFollower, overview_of, read_index
+from gpuvirt.cluster.shares.reading import SharesFollower, read_overview
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.overview import SharesOverview
@@ -35,14 +35,14 @@ def shares(  # noqa: PLR0913  one parameter an option
 ) -> None:
     """Show the shared GPUs of the cluster, and what is left.
 
-    Each GPU has a bar and its pods. The command reads nodes and pods. A pod whose GPUs are not known yet counts on
-    each shared GPU of its node.
+    Each GPU has a bar and its pods. The command reads nodes, pods and VgpuSchedules. A pod whose GPUs are not known yet
+    counts on each shared GPU of its node. No unit of a worker that a VgpuSchedule has suspended is free.
     """
     listing = Listing(output, no_headers)
     sharing = Sharing(options.resource_of(resource), Units(units))
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
     if not watch:
-        _show(overview_of(asyncio.run(read_index(client, sharing))), listing)
+        _show(asyncio.run(read_overview(client, sharing)), listing)
         return
     follower = SharesFollower(client, sharing, RealClock(), Random())  # noqa: S311  it spreads requests over time
     try:

@@ -71,10 +71,11 @@ def bar(gpu: GpuOverview) -> Text:
 
 
 def _below(node: NodeOverview) -> list[str]:
-    if not node.unplaced:
-        return []
-    pods = ", ".join(map(_share, node.unplaced))
-    return [f"their GPUs are not known yet, so they count on each GPU of {node.node}: {pods}"]
+    below = [f"no unit is free: {node.node} {node.away}"] if node.away is not None else []
+    if node.unplaced:
+        pods = ", ".join(map(_share, node.unplaced))
+        below.append(f"their GPUs are not known yet, so they count on each GPU of {node.node}: {pods}")
+    return below
 
 
 def _share(share: PodShare) -> str:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ from gpuvirt.apps.logs import LogFormat, set_up
 from gpuvirt.apps.node import run
 from gpuvirt.cli.simulated.sharesstory import HOST as SHARED
 from gpuvirt.cli.simulated.sharesstory import SharesStory
-from gpuvirt.cli.simulated.story import Stage, Story
+from gpuvirt.cli.simulated.story import DemoStuckError, Stage, Story
 from gpuvirt.cli.simulated.vgpustory import VgpuStory, cast_of
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import NodeName
@@ -33,6 +33,9 @@ from gpuvirt.sim.hostspec import load_host
 from gpuvirt.sim.kubelet.kubelet import running
 from gpuvirt.sim.programs.tools import SimTools
 
+if TYPE_CHECKING:
+    from gpuvirt.cli.simulated.schedulestory import ScheduleStory
+
 DEFAULT, WITH_VGPUS = "2xA10", "2xA10-sriov"
 """The default hosts of the demo and of its vGPU part: a 2xA10 can't carry vGPUs."""
 
@@ -43,6 +46,9 @@ def demo(
         str,
         typer.Option("--host", "-H", metavar="NAME", help="A host of `gpuvirt sim hosts`, or a YAML file."),
     ] = DEFAULT,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Play a day of a VgpuSchedule in virtual time, in place of a host.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the agent's log as well.")] = False,
 ) -> None:
     """Show what gpuvirt does, on a simulated host with GPUs.
@@ -52,8 +58,22 @@ def demo(
     set_up(LogFormat.TEXT)
     if not verbose:
         logging.disable(logging.CRITICAL)
+    if schedule:
+        schedule_story().play()
+        return
     with tempfile.TemporaryDirectory(prefix="gpuvirt-") as folder:
         asyncio.run(play(host, Path(folder)))
+
+
+def schedule_story() -> "ScheduleStory":
+    """Return the day of a schedule, which alone needs the extra schedules; raise DemoStuckError without it."""
+    try:
+        from gpuvirt.cli.simulated.schedulestory import ScheduleStory
+    except ModuleNotFoundError as error:
+        raise DemoStuckError(
+            f"this demo needs {error.name}, which is not installed; pip install 'gpuvirt[schedules]'"
+        ) from error
+    return ScheduleStory()
 
 
 async def play(host: str, folder: Path) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from gpuvirt.cluster.client import Collection
 from gpuvirt.cluster.resources import NODES, Resource
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
+from gpuvirt.model.schedules.spec import CORDONED_BY
 from gpuvirt.model.shares.annotations import POLICY_ANNOTATION, SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import WHOLE, ContainerDemand, ContainerKind, ContainerName, Demand, Units, demand_of
 from gpuvirt.model.shares.quantities import units_of
@@ -26,12 +27,19 @@ class NodeAnnotations(msgspec.Struct, frozen=True, gc=False):
     shared_gpus: str = msgspec.field(default="", name=SHARED_GPUS_ANNOTATION)
 
 
+class NodeLabels(msgspec.Struct, frozen=True, gc=False):
+    """The label of a node that a VgpuSchedule has cordoned."""
+
+    cordoned_by: str = msgspec.field(default="", name=CORDONED_BY)
+
+
 class NodeMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The metadata of a node."""
 
     name: str = ""
     uid: str = ""
     resource_version: str = ""
+    labels: NodeLabels = NodeLabels()
     annotations: NodeAnnotations = NodeAnnotations()
 
     @property

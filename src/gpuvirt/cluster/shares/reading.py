@@ -1,22 +1,25 @@
 """Reads the shared GPUs of a cluster from the API server, once or as a stream of changes."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import TypeVar
 
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.failures import ApiError
+from gpuvirt.cluster.failures import ApiError, ForbiddenError
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.objects import key_of
 from gpuvirt.cluster.reflector import Reflector
 from gpuvirt.cluster.resources import KubernetesObject
+from gpuvirt.cluster.shares.awayworkers import away, read_schedules
 from gpuvirt.cluster.shares.index import Index
 from gpuvirt.cluster.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.watchevents import Listed
-from gpuvirt.facts.ids import PodUid
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.schedules.away import AwayWorker
 from gpuvirt.model.shares import overview
 from gpuvirt.model.shares.overview import PodShare, SharesOverview
 
@@ -24,6 +27,8 @@ T = TypeVar("T", bound=KubernetesObject)
 
 MIN_PAUSE_S = 0.5
 """Between two states of a stream, so that a burst of changes is one state."""
+SCHEDULES_S = 10.0
+"""How often a stream reads the schedules, which few clusters have; the nodes' cordons are watched."""
 
 
 async def read_index(client: Client, sharing: Sharing) -> Index:
@@ -49,9 +54,32 @@ def shares_for_pod(index: Index, pod: SharingPod) -> Mapping[PodUid, PodShare]:
     }
 
 
-def overview_of(index: Index) -> SharesOverview:
-    """Return the overview of an index: its nodes, GPUs and pods."""
-    return overview.overview(index.nodes, shares_of_pods(index))
+async def read_overview(client: Client, sharing: Sharing) -> SharesOverview:
+    """Return the overview of a cluster's shares now; raises ApiError."""
+    nodes, pods, schedules = await asyncio.gather(
+        client.list(SHARING_NODES), client.list(SHARING_PODS), _schedules(client)
+    )
+    index = Index(sharing)
+    index.observe_nodes(_all_of(nodes))
+    index.observe_pods(_all_of(pods))
+    return _overview_of(index, away(schedules, cordoned_by(nodes.items)))
+
+
+def cordoned_by(nodes: Iterable[SharingNode]) -> Mapping[NodeName, str]:
+    """Return the schedules that have cordoned nodes."""
+    return {node.name: node.metadata.labels.cordoned_by for node in nodes if node.metadata.labels.cordoned_by}
+
+
+async def _schedules(client: Client) -> tuple[VgpuSchedule, ...]:
+    """Return the schedules; none for a user who may not list them, for whom the labels of nodes count alone."""
+    try:
+        return await read_schedules(client)
+    except ForbiddenError:
+        return ()
+
+
+def _overview_of(index: Index, away: Mapping[NodeName, AwayWorker]) -> SharesOverview:
+    return overview.overview(index.nodes, shares_of_pods(index), away)
 
 
 class SharesFollower:
@@ -63,31 +91,49 @@ class SharesFollower:
         self._nodes = Reflector(client, SHARING_NODES, clock, random)
         self._pods = Reflector(client, SHARING_PODS, clock, random)
         self._changed = Signal()
+        self._client = client
+        self._cordoned_by: Mapping[NodeName, str] = {}
+        self._schedules: tuple[VgpuSchedule, ...] = ()
 
     async def run(self, show: Callable[[SharesOverview], None], report: Callable[[ApiError | None], None]) -> None:
         """Show each state that differs from the one before, for ever; `report` gets each error."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run(self._observe_nodes, report))
             group.create_task(self._pods.run(self._observe_pods, report))
+            group.create_task(self._read_schedules(report))
             group.create_task(self._show(show))
 
     def _observe_nodes(self, delta: Delta[SharingNode]) -> None:
         self._index.observe_nodes(delta)
+        self._cordoned_by = cordoned_by(delta.objects.values())
         self._changed.set()
 
     def _observe_pods(self, delta: Delta[SharingPod]) -> None:
         self._index.observe_pods(delta)
         self._changed.set()
 
+    async def _read_schedules(self, report: Callable[[ApiError | None], None]) -> None:
+        """Read the schedules again and again, for the times at which workers come back."""
+        while True:
+            try:
+                self._schedules = await _schedules(self._client)
+            except ApiError as error:
+                report(error)
+            self._changed.set()
+            await self._clock.sleep(SCHEDULES_S)
+
     async def _show(self, show: Callable[[SharesOverview], None]) -> None:
         shown: SharesOverview | None = None
         while True:
             await self._changed.wait()
-            found = overview_of(self._index) if self._index.is_ready else None
+            found = self._overview() if self._index.is_ready else None
             if found is not None and found != shown:
                 show(found)
                 shown = found
             await self._clock.sleep(MIN_PAUSE_S)
+
+    def _overview(self) -> SharesOverview:
+        return _overview_of(self._index, away(self._schedules, self._cordoned_by))
 
 
 def _all_of(listed: Listed[T]) -> Delta[T]:

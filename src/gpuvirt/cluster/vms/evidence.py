@@ -1,7 +1,7 @@
 """Reads the objects from the API server that `gpuvirt why vm/NAME` decides from, and KubeVirt's configuration."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -14,16 +14,20 @@ from gpuvirt.cluster.kinds import core, vmstate
 from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.cluster.kinds.kubevirt import CLUSTER_INSTANCETYPES, INSTANCETYPES, KUBEVIRTS, Devices, Instancetype
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.resources import NODES, KubernetesObject, Resource
+from gpuvirt.cluster.shares.awayworkers import away, read_schedules
 from gpuvirt.cluster.shares.objects import demand_of_pod
 from gpuvirt.cluster.shares.reading import read_index, shares_for_pod, shares_of_pods
 from gpuvirt.cluster.shares.sharing import Sharing
 from gpuvirt.cluster.vms import states as vmstates
 from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.clusternodes import ClusterNode
 from gpuvirt.model.doctor.kubevirt import KubeVirt, parse
 from gpuvirt.model.doctor.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.model.doctor.vms.vmshares import SharesSeen
+from gpuvirt.model.schedules.spec import CORDONED_BY
 from gpuvirt.model.shares.demand import UnplaceableError
 from gpuvirt.model.shares.quantities import InvalidQuantityError
 
@@ -144,8 +148,10 @@ class _Asker:
             self._list(RESOURCES[ObjectKind.POD], core.RequestingPod),
         )
         by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes or ()}
+        waits = pod is not None and not pod.node
         return replace(
             evidence,
+            away=away(await self._schedules(), _cordoned_by(nodes or ())) if waits else {},
             shares=await self._shares(pod) if pod is not None and units in evidence.requests else None,
             kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
             nodes=None
@@ -190,6 +196,14 @@ class _Asker:
             ),
         )
 
+    async def _schedules(self) -> tuple[VgpuSchedule, ...]:
+        """Return the schedules; none if they may not be read, so that the labels of nodes count alone."""
+        try:
+            return await read_schedules(self._client)
+        except ForbiddenError as error:
+            self._unread.append(str(error))
+            return ()
+
     async def _kubevirts(self) -> tuple[KubeVirt, ...] | None:
         try:
             return await _read_kubevirts(self._client, KUBEVIRTS.path)
@@ -217,6 +231,12 @@ class _Asker:
         except ForbiddenError as error:
             self._unread.append(str(error))
             return None
+
+
+def _cordoned_by(nodes: Iterable[core.Node]) -> Mapping[NodeName, str]:
+    """Return the schedules that have cordoned nodes."""
+    labels = ((NodeName(node.metadata.name), node.metadata.labels) for node in nodes)
+    return {name: found[CORDONED_BY] for name, found in labels if CORDONED_BY in found}
 
 
 def _names(found: Iterable[KubernetesObject]) -> tuple[str, ...]:

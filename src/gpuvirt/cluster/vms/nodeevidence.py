@@ -8,12 +8,16 @@ from gpuvirt.cluster.failures import ForbiddenError, NotFoundError
 from gpuvirt.cluster.kinds import core
 from gpuvirt.cluster.kinds.core import ENDED
 from gpuvirt.cluster.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.resources import NODES, Resource
+from gpuvirt.cluster.shares.awayworkers import away, read_schedules
 from gpuvirt.cluster.vms import states
 from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.vms.nodeexplanation import NodeEvidence
 from gpuvirt.model.doctor.vms.vmevidence import PodSeen
 from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.schedules.spec import CORDONED_BY
 
 
 def ask_node(credentials: Credentials, name: str, units: str) -> NodeEvidence:
@@ -29,8 +33,18 @@ async def _ask(client: Client, name: str, units: str) -> NodeEvidence:
         near = nearest(name, names)
         hint = f"did you mean node/{near}?" if near is not None else "expected a node (kubectl get nodes)"
         raise ConfigError(f"the cluster has no node {name}; {hint}", where="gpuvirt why") from error
-    gpu_node, pods = await asyncio.gather(_gpu_node(client, name), _pods(client))
-    return NodeEvidence(states.node_seen(node, gpu_node), pods, units)
+    gpu_node, pods, schedules = await asyncio.gather(_gpu_node(client, name), _pods(client), _schedules(client))
+    label = node.metadata.labels.get(CORDONED_BY)
+    found = away(schedules, {NodeName(name): label} if label is not None else {})
+    return NodeEvidence(states.node_seen(node, gpu_node), pods, units, found.get(NodeName(name)))
+
+
+async def _schedules(client: Client) -> tuple[VgpuSchedule, ...]:
+    """Return the schedules; none for a user who may not list them, for whom the node's label counts alone."""
+    try:
+        return await read_schedules(client)
+    except ForbiddenError:
+        return ()
 
 
 async def _gpu_node(client: Client, name: str) -> GpuNode | None:

@@ -114,6 +114,9 @@ class FindingCode(Code):
     )
     NODE_NOT_READY = _workload("NodeNotReady", "the node is not ready")
     NODE_CORDONED = _workload("NodeCordoned", "the node is cordoned")
+    WORKER_AWAY = _workload(
+        "WorkerAway", "a VgpuSchedule has suspended the node's VM, drains the node, or is starting the VM"
+    )
     NODE_SELECTOR_MISMATCH = _workload("NodeSelectorMismatch", "the node lacks a label of the nodeSelector")
     TAINT_NOT_TOLERATED = _workload("TaintNotTolerated", "the node has a taint that the pod does not tolerate")
     NOT_COUNTED = _workload("NotCounted", "the kubelet does not count devices that the agent reports as healthy")

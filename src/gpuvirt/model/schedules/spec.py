@@ -7,6 +7,9 @@ from typing import NewType
 
 PhaseName = NewType("PhaseName", str)
 
+CORDONED_BY = "gpuvirt.io/cordoned-by"
+"""The label with the schedule that has cordoned a node. Without it a cordon is an admin's, and stays."""
+
 
 class Leave(StrEnum):
     """How the VM of a worker leaves at the end of its phase."""

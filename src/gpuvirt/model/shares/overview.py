@@ -1,15 +1,17 @@
 """An overview of shared GPUs: what each has left, and which pods have how much of it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.schedules.away import AwayWorker
 from gpuvirt.model.shares.books import NodeBooks
 from gpuvirt.model.shares.placement import GpuId
 
 FEWEST_DIGITS = 8
 """Of the UUID of a GPU in tables: `GPU-8a5c31f2`. nvidia-smi takes any unambiguous beginning, too."""
 _PREFIX = "GPU-"
+NONE_AWAY: Mapping[NodeName, AwayWorker] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class NodeOverview:
     gpus: tuple[GpuOverview, ...]
     unplaced: tuple[PodShare, ...]
     """The pods of the node whose GPUs are not known: without a valid annotation."""
+    away: str | None = None
+    """Why no unit of the node is free now: a VgpuSchedule has suspended it. None while pods can come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,19 @@ class SharesOverview:
         return sum(len(node.gpus) for node in self.nodes)
 
 
-def overview(nodes: Mapping[NodeName, NodeBooks], pods: Mapping[PodUid, PodShare]) -> SharesOverview:
-    """Return the overview of nodes; `pods` has the name and the units of each pod in the books."""
+def overview(
+    nodes: Mapping[NodeName, NodeBooks],
+    pods: Mapping[PodUid, PodShare],
+    away: Mapping[NodeName, AwayWorker] = NONE_AWAY,
+) -> SharesOverview:
+    """Return the overview of nodes; `pods` has the name and the units of each pod in the books.
+
+    `away` has the nodes that get no pods because of a schedule: no unit of theirs is free.
+    """
     found = tuple(
-        _node(name, nodes[name], pods) for name in sorted(nodes) if nodes[name].capacity or nodes[name].all_pods
+        _node(name, nodes[name], pods, away.get(name))
+        for name in sorted(nodes)
+        if nodes[name].capacity or nodes[name].all_pods
     )
     gpus = [gpu for node in found for gpu in node.gpus]
     return SharesOverview(
@@ -73,11 +86,18 @@ def overview(nodes: Mapping[NodeName, NodeBooks], pods: Mapping[PodUid, PodShare
     )
 
 
-def _node(name: NodeName, books: NodeBooks, pods: Mapping[PodUid, PodShare]) -> NodeOverview:
+def _node(name: NodeName, books: NodeBooks, pods: Mapping[PodUid, PodShare], away: AwayWorker | None) -> NodeOverview:
     ids = sorted(books.capacity.keys() | {gpu for used in books.pods.values() for gpu in used})
     unplaced = (pods[pod] for pod in books.all_pods if pod not in books.pods)
+    gpus = tuple(_gpu(gpu, books, pods) for gpu in ids)
+    if away is not None:
+        gpus = tuple(replace(gpu, free=0) for gpu in gpus)
     return NodeOverview(
-        name, books.largest, tuple(_gpu(gpu, books, pods) for gpu in ids), tuple(sorted(unplaced, key=_by_name))
+        name,
+        books.largest if away is None else 0,
+        gpus,
+        tuple(sorted(unplaced, key=_by_name)),
+        away.message if away is not None else None,
     )
 
 

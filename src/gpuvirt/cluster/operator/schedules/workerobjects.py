@@ -11,11 +11,11 @@ import msgspec
 from gpuvirt.cluster.kinds.core import ENDED, Condition
 from gpuvirt.cluster.resources import Metadata, Resource
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.schedules import spec
 from gpuvirt.model.schedules.observed import NodePod, WorkerNode
 from gpuvirt.model.schedules.spec import PhaseName
 
-CORDONED_BY = "gpuvirt.io/cordoned-by"
-"""The label with the schedule that has cordoned a node. Without it a cordon is an admin's, and stays."""
+CORDONED_BY = spec.CORDONED_BY
 ANNOUNCED = "gpuvirt.io/leaves-soon"
 """The taint (PreferNoSchedule) of a node whose phase ends soon."""
 STATIC_POD = "kubernetes.io/config.mirror"

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.findings import Finding
 from gpuvirt.model.doctor.vms.vmevidence import GpuNodeSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.model.doctor.vms.vmnodes import judge_nodes
+from gpuvirt.model.schedules.away import AwayWorker
 
 PENDING = "Pending"
 
@@ -19,6 +21,8 @@ class NodeEvidence:
     """All pods of the cluster that have not ended; None if they may not be listed."""
     units: str
     """The resource whose units the extender gives to pods; `gpuvirt why pod/NAME` explains those pods."""
+    away: AwayWorker | None = None
+    """Why the node gets no pods, if a VgpuSchedule is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class NodeExplanation:
     ready: bool
     has_agent: bool
     """Whether the node has a GpuNode."""
+    away: str | None
+    """Why the node gets no pods, if a VgpuSchedule is the cause: nothing of it is free then."""
     resources: tuple[ResourceOfNode, ...]
     reasons: tuple[str, ...]
     """The reasons of its GPUs and vGPUs, each once."""
@@ -79,6 +85,7 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
         node.name,
         node.ready,
         node.gpu_node is not None,
+        evidence.away.message if evidence.away is not None else None,
         tuple(_resource(evidence, agent, name) for name in names),
         tuple(dict.fromkeys(reasons)),
         None if evidence.pods is None else tuple(_pending(evidence, evidence.pods, names)),
@@ -96,6 +103,8 @@ def _resource(evidence: NodeEvidence, agent: GpuNodeSeen, name: str) -> Resource
     count = evidence.node.allocatable.get(name, 0)
     here = (pod for pod in evidence.pods or () if pod.node == evidence.node.name)
     free = None if evidence.pods is None else max(count - sum(pod.requests.get(name, 0) for pod in here), 0)
+    if evidence.away is not None:
+        free = 0
     offer = next((offer for offer in agent.offers if offer.name == name), None)
     why = agent.withheld.get(name, "")
     if not why and offer is not None and not offer.registered:
@@ -117,7 +126,8 @@ def _why(evidence: NodeEvidence, pod: PodSeen) -> tuple[str, str]:
     if evidence.units in pod.requests:
         return "", f"requests units of GPUs: gpuvirt why pod/{pod.name} -n {pod.namespace}"
     target = ObjectRef(ObjectKind.POD, pod.name, pod.namespace)
-    verdicts = judge_nodes(VmEvidence(target=target, pod=pod, nodes=(evidence.node,), pods=evidence.pods))
+    away = {NodeName(evidence.node.name): evidence.away} if evidence.away is not None else {}
+    verdicts = judge_nodes(VmEvidence(target=target, pod=pod, nodes=(evidence.node,), pods=evidence.pods, away=away))
     obstacle: Finding | None = verdicts[0].obstacle if verdicts else None
     if obstacle is None:
         return "", "could run here: devices, labels and taints fit; see the scheduler's events of the pod"

@@ -64,6 +64,8 @@ def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeVerdict]) -> Find
     if (nowhere := _offered_nowhere(evidence, verdicts, seen)) is not None:
         return nowhere
     nearest_node = verdicts[0] if verdicts else None
+    if (waits := _workers_away(evidence, verdicts, seen)) is not None:
+        return waits
     if nearest_node is not None and nearest_node.obstacle is not None:
         found = nearest_node.obstacle
         return Finding(found.level, found.subject, found.message, found.code, (*found.seen, seen), fix=found.fix)
@@ -75,6 +77,23 @@ def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeVerdict]) -> Find
         (seen,),
         fix=tuple(_scheduler_fix(pod.name, pod.namespace, message)),
     )
+
+
+def _workers_away(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: Seen) -> Finding | None:
+    """The nodes that could most easily run the pod are workers whose phase has not begun."""
+    first = verdicts[0].obstacle if verdicts else None
+    if evidence.pod is None or first is None or first.code is not FindingCode.WORKER_AWAY:
+        return None
+    names = [
+        verdict.node
+        for verdict in verdicts
+        if verdict.obstacle is not None
+        and (verdict.obstacle.code, verdict.obstacle.message) == (first.code, first.message)
+    ]
+    message = first.message.replace("is ", "are ", 1) if len(names) > 1 else first.message
+    words = "its workers" if len(names) > 1 else "its worker"
+    text = f"waits for another phase: {words} {message} ({listed(names)})"
+    return Finding(first.level, evidence.pod.user, text, first.code, (*first.seen, seen), fix=first.fix)
 
 
 def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: Seen) -> Finding | None:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.kubevirt import KubeVirt
 from gpuvirt.model.doctor.vms.vmshares import SharesSeen
+from gpuvirt.model.schedules.away import AwayWorker
 
 OTHER_PROVIDERS = ("devices.kubevirt.io/",)
 """Prefixes of the resources that the pods of all VMs request, with or without GPUs."""
@@ -230,6 +232,8 @@ class VmEvidence:
     nodes: tuple[NodeSeen, ...] | None = ()
     pods: tuple[PodSeen, ...] | None = ()
     """All pods of the cluster that have not ended."""
+    away: Mapping[NodeName, AwayWorker] = field(default_factory=dict)
+    """The nodes that get no pods because of a VgpuSchedule."""
     shares: SharesSeen | None = None
     """The shared GPUs, where the pod requests units of them and they could be read."""
     neighbours: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.findings import Finding, listed
 from gpuvirt.model.doctor.vms import vmshares
 from gpuvirt.model.doctor.vms.vmevidence import GpuNodeSeen, NodeSeen, OfferSeen, PodSeen, VmEvidence
@@ -10,6 +11,8 @@ from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.codes import Level
 
+OF_AWAY = frozenset(f"node.kubernetes.io/{name}" for name in ("unreachable", "not-ready", "unschedulable"))
+"""The taints that Kubernetes sets on a node that is cordoned, or whose VM is suspended."""
 SCHEDULABLE = "kubevirt.io/schedulable"
 """The label that virt-handler keeps on nodes that can run VMs."""
 
@@ -57,6 +60,7 @@ class _Judge:
         self._node = node
         self._agent = node.gpu_node or GpuNodeSeen()
         self._here = here
+        self._away = evidence.away.get(NodeName(node.name))
         shares = evidence.shares
         self._to_end = vmshares.pods_to_end(node.name, shares) if shares is not None else ()
         self._against = list(self._obstacles())
@@ -202,7 +206,7 @@ class _Judge:
         return None
 
     def not_ready(self) -> Finding | None:
-        if self._node.ready:
+        if self._node.ready or self._away is not None:
             return None
         return self._finding(
             "is not Ready",
@@ -228,7 +232,7 @@ class _Judge:
         return None
 
     def cordoned(self) -> Finding | None:
-        if not self._node.unschedulable:
+        if not self._node.unschedulable or self._away is not None:
             return None
         return self._finding(
             "is cordoned, so the scheduler places no new pod on it",
@@ -238,7 +242,8 @@ class _Judge:
         )
 
     def tainted(self) -> Finding | None:
-        taint = self._evidence.placement.untolerated(self._node.taints)
+        taints = (taint for taint in self._node.taints if self._away is None or taint.key not in OF_AWAY)
+        taint = self._evidence.placement.untolerated(taints)
         if taint is None:
             return None
         value = f", value: {taint.value}" if taint.value else ""
@@ -249,6 +254,17 @@ class _Judge:
             Seen(f"node {self._node.name} $.spec.taints", taint.text),
             "# in tolerations of the VM's spec.template.spec or of the pod's spec:",
             f"- {{key: {taint.key}, operator: {operator}{value}, effect: {taint.effect}}}",
+        )
+
+    def away(self) -> Finding | None:
+        """The obstacle of a worker that passes by itself: its node is not Ready, cordoned and tainted meanwhile."""
+        if self._away is None:
+            return None
+        return self._finding(
+            self._away.message,
+            FindingCode.WORKER_AWAY,
+            Seen(f"VgpuSchedule {self._away.schedule} $.status.workers", self._node.name),
+            self._away.command,
         )
 
     @property
@@ -273,6 +289,7 @@ ORDER = (
     _Judge.mismatched,
     _Judge.cordoned,
     _Judge.tainted,
+    _Judge.away,
 )
 """The obstacles, from the hardest to remove to the easiest."""
 

@@ -1,0 +1,190 @@
+"""What `gpuvirt schedule` asks the API server and the hypervisor, and the override that it writes."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
+from gpuvirt.cluster.operator.schedules import commandreading as reading
+from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
+from gpuvirt.cluster.operator.schedules.rounds import Stored
+from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, selector_text
+from gpuvirt.facts.ids import Namespace
+from gpuvirt.hypervisors.connecting import open_hypervisor
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.schedules import reports
+from gpuvirt.model.schedules.byhand import switch_by_hand
+from gpuvirt.model.schedules.connection import HypervisorKind, OpenHypervisor
+from gpuvirt.model.schedules.faults import faults
+from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast
+from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
+from gpuvirt.model.schedules.observed import Observed
+from gpuvirt.model.schedules.reports import ScheduleCheck, ScheduleDetail, SchedulePlan, ScheduleRow, SwitchResult
+from gpuvirt.model.schedules.spec import PhaseName, Schedule
+from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.schedules.times import moment, timeline_of
+from gpuvirt.model.schedules.workers import members
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """One schedule as the API server has it."""
+
+    stored: VgpuSchedule
+    schedule: Schedule
+    status: Status
+    problems: tuple[Reason, ...]
+    row: ScheduleRow
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleQuestions:
+    """The questions of commands about the schedules of one namespace. All methods raise ApiError."""
+
+    client: Client
+    namespace: Namespace
+    clock: Clock
+    open_hypervisor: OpenHypervisor = open_hypervisor
+
+    async def rows(self) -> tuple[ScheduleRow, ...]:
+        """Return the schedules of the namespace."""
+        found = await reading.read_schedules(self.client, self.namespace)
+        now = self._now()
+        return tuple(_known(stored, now).row for stored in found)
+
+    async def detail(self, name: str) -> ScheduleDetail:
+        """Return one schedule."""
+        known = await self._known(name)
+        schedule, spec = known.schedule, known.stored.spec
+        zone = None if known.problems else timeline_of(schedule).zone
+        selectors = {PhaseName(phase.name): selector_text(phase.workers) for phase in spec.phases}
+        vsphere = spec.hypervisor.vsphere
+        switches = () if zone is None else reports.switch_rows(schedule, self._now())
+        return ScheduleDetail(
+            known.row,
+            schedule.leave,
+            schedule.announce_s,
+            schedule.drain.timeout_s,
+            schedule.drain.on_timeout,
+            f"{HypervisorKind.VSPHERE} {vsphere.secret_ref.name}" if vsphere is not None else "",
+            reports.phase_rows(schedule, selectors, switches),
+            tuple(
+                reports.OverrideRow(override.phase, moment(override.begin, zone), moment(override.end, zone))
+                for override in (schedule.overrides if zone is not None else ())
+                if zone is not None
+            ),
+            reports.worker_rows(known.status),
+        )
+
+    async def plan(self, name: str) -> SchedulePlan:
+        """Return the switches of two weeks, and the steps of the next one."""
+        known, now = await self._known(name), self._now()
+        if known.problems:
+            return SchedulePlan(known.row, (), None, None)
+        switches = reports.switch_rows(known.schedule, now)
+        following = timeline_of(known.schedule).next_switch(now)
+        if following is None:
+            return SchedulePlan(known.row, switches, None, None)
+        known, observed = await self._observed(known)
+        if known.problems:
+            return SchedulePlan(known.row, (), None, None)
+        steps, assumed = await self._forecast(known, known.schedule, observed, following.at)
+        return SchedulePlan(known.row, switches, steps, assumed)
+
+    async def check(self, name: str) -> ScheduleCheck:
+        """Return what the hypervisor says of each worker; changes nothing."""
+        known = await self._known(name)
+        if known.problems:
+            return ScheduleCheck(known.row, known.schedule.leave, None, ())
+        known, observed = await self._observed(known)
+        vms, abilities = await self._ask(known, observed)
+        observed = replace(observed, vms=vms)
+        workers = tuple(reports.checks(known.schedule, known.status, observed, abilities))
+        return ScheduleCheck(known.row, known.schedule.leave, reports.unknown_reason(vms), workers)
+
+    async def switch(
+        self, name: str, phase: str, until: str, *, writes: bool, before: Callable[[SwitchResult], None]
+    ) -> SwitchResult:
+        """Switch a schedule to a phase by an override, if `writes`; `before` is called with the steps before that.
+
+        Raises ConfigError for a phase or a time that can't be, and ConflictError if the schedule changes meanwhile.
+        """
+        known, now = await self._known(name), self._now()
+        if not known.problems:
+            known, observed = await self._observed(known)
+        else:
+            observed = _NOTHING
+        if known.problems:
+            return SwitchResult(known.row, PhaseName(phase), now, now, written=False, forecast=None, assumed=None)
+        switch = switch_by_hand(known.schedule, phase, until, now)
+        if switch is None:
+            end = known.row.next_switch or now
+            return SwitchResult(known.row, PhaseName(phase), now, end, written=False, forecast=None, assumed=None)
+        steps, assumed = await self._forecast(known, switch.schedule, observed, now)
+        result = SwitchResult(
+            known.row, PhaseName(phase), switch.begin, switch.end, written=False, forecast=steps, assumed=assumed
+        )
+        before(result)
+        if not writes:
+            return result
+        await reading.add_override(self.client, self.namespace, known.stored, switch.override)
+        return replace(result, written=True)
+
+    def _now(self) -> datetime:
+        return self.clock.now().replace(microsecond=0)
+
+    async def _known(self, name: str) -> _Known:
+        return _known(await reading.read_schedule(self.client, self.namespace, name), self._now())
+
+    async def _observed(self, known: _Known) -> tuple[_Known, Observed]:
+        """Return what a round reads at the API server, and the schedule with what is wrong with its workers."""
+        api = ScheduleObjects(self.client, self.namespace, known.schedule.name, self.clock)
+        await api.schedule()
+        stored = Stored(known.schedule, known.status, known.stored.metadata.resource_version)
+        found = await api.read(stored)
+        observed = Observed(found.nodes, found.pods, found.attachments, _NOT_ASKED)
+        problems = (*known.problems, *found.faults)
+        row = reports.row_of(known.schedule, known.status, problems, self._now())
+        return replace(known, problems=problems, row=row), observed
+
+    async def _forecast(
+        self, known: _Known, schedule: Schedule, observed: Observed, at: datetime
+    ) -> tuple[Forecast, Reason | None]:
+        budgets = await reading.read_budgets(self.client, observed.nodes)
+        vms, _ = await self._ask(known, observed, checks=False)
+        assumed = reports.unknown_reason(vms)
+        # unknown: the forecast decides nothing; it says that it assumes.
+        shown = assumed_vms(known.status, observed.nodes, schedule.leave) if isinstance(vms, VmsUnknown) else vms
+        return forecast(schedule, known.status, replace(observed, vms=shown), budgets, at), assumed
+
+    async def _ask(
+        self, known: _Known, observed: Observed, *, checks: bool = True
+    ) -> tuple[VmsReading, Mapping[VmKey, Abilities]]:
+        """Return the VMs and, with `checks`, what can be done with those of the workers."""
+        found = await reading.read_credentials(self.client, self.namespace, known.stored.spec.hypervisor)
+        if isinstance(found, VmsUnknown):
+            return found, {}
+        hypervisor = await self.open_hypervisor(HypervisorKind.VSPHERE, found, self.clock, lambda: math.inf)
+        try:
+            vms = await hypervisor.read()
+            if isinstance(vms, VmsUnknown) or not checks:
+                return vms, {}
+            workers = members(known.status.workers, replace(observed, vms=vms), known.schedule.name).workers
+            abilities = await hypervisor.check([worker.vm for worker in workers if worker.vm])
+            return (abilities, {}) if isinstance(abilities, VmsUnknown) else (vms, abilities)
+        finally:
+            await hypervisor.close()
+
+
+_NOT_ASKED = VmsUnknown("", "not asked yet")
+_NOTHING = Observed({}, {}, {}, _NOT_ASKED)
+
+
+def _known(stored: VgpuSchedule, now: datetime) -> _Known:
+    schedule, texts = schedule_of(stored)
+    status = status_of(stored)
+    problems = (*texts, *faults(schedule, now))
+    return _Known(stored, schedule, status, problems, reports.row_of(schedule, status, problems, now))

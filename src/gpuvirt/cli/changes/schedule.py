@@ -1,0 +1,150 @@
+"""`gpuvirt schedule`: shows, plans and checks VgpuSchedules, and switches one to a phase by hand."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuvirt.apps.schedulequestions import ScheduleQuestions
+from gpuvirt.cli.formats import Listing, ListOutput, Output
+from gpuvirt.cli.output import render, schedulerender
+from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.client import Client
+from gpuvirt.model.schedules.reports import ScheduleState, SwitchResult
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show, plan and check VgpuSchedules, and switch phases.",
+)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the VgpuSchedule.")]
+Phase = Annotated[str, typer.Argument(metavar="PHASE", help="The phase that begins now.")]
+Until = Annotated[
+    str,
+    typer.Option(
+        "--until",
+        metavar="TIME",
+        help="When the cron lines hold again: 2026-12-28T07:00 or 07:00, in the schedule's time zone."
+        " Default: the next switch.",
+    ),
+]
+
+
+def _questions(kubeconfig: Path | None, context: str, namespace: str) -> ScheduleQuestions:
+    credentials = apiserver.demanded_credentials(kubeconfig, context)
+    return ScheduleQuestions(Client(credentials), apiserver.own_namespace(namespace, credentials), RealClock())
+
+
+@app.command("list")
+def list_(
+    *,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
+    output: options.ListFormat = ListOutput.TABLE,
+    no_headers: options.NoHeaders = False,
+) -> None:
+    """List the schedules: the phase of each, and its next switch.
+
+    The command reads the VgpuSchedules of the controller's namespace.
+    """
+    rows = asyncio.run(_questions(kubeconfig, context, namespace).rows())
+    names = (row.name for row in rows)
+    render.print_list(rows, names, partial(schedulerender.schedules, rows), Listing(output, no_headers))
+
+
+@app.command()
+def show(
+    name: Name,
+    *,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Show one schedule: its phases, its workers, and what each worker waits for.
+
+    It exits with 1 if nothing is done for the schedule, or if a worker is held.
+    """
+    found = asyncio.run(_questions(kubeconfig, context, namespace).detail(name))
+    if not render.print_document(found, output):
+        schedulerender.detail(found)
+    raise typer.Exit(1 if found.schedule.state in {ScheduleState.INVALID, ScheduleState.HELD} else 0)
+
+
+@app.command()
+def plan(
+    name: Name,
+    *,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Show the switches of two weeks, and the steps of the next one, with its pods and budgets.
+
+    The steps follow from what is observed now: nodes, pods, PodDisruptionBudgets, volumes, and the hypervisor's VMs,
+    which are read with the schedule's Secret. The command changes nothing. It exits with 1 if the spec has faults, or
+    if a worker would be held.
+    """
+    found = asyncio.run(_questions(kubeconfig, context, namespace).plan(name))
+    if not render.print_document(found, output):
+        schedulerender.plan(found)
+    stays = found.forecast is not None and bool(found.forecast.waiting)
+    raise typer.Exit(1 if stays or found.schedule.state is ScheduleState.INVALID else 0)
+
+
+@app.command()
+def check(
+    name: Name,
+    *,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Ask the hypervisor what can be done with the VM of each worker; change nothing.
+
+    The command reads the schedule's Secret, and needs gpuvirt's extra of the hypervisor (gpuvirt[vsphere]); gpuvirt's
+    image has it. It exits with 1 if something is known to keep a worker from switching, or if the hypervisor gives no
+    answer. What is not proven does not count.
+    """
+    found = asyncio.run(_questions(kubeconfig, context, namespace).check(name))
+    if not render.print_document(found, output):
+        schedulerender.check(found)
+    raise typer.Exit(0 if found.holds else 1)
+
+
+@app.command()
+def switch(  # noqa: PLR0913  a command's options
+    name: Name,
+    phase: Phase,
+    *,
+    until: Until = "",
+    dry_run: options.DryRun = False,
+    kubeconfig: apiserver.DemandedKubeConfigOption = None,
+    context: apiserver.ContextOption = "",
+    namespace: apiserver.OwnNamespaceOption = "",
+    output: options.OutputFormat = Output.TABLE,
+) -> None:
+    """Switch a schedule to a phase now, until a time or its next switch.
+
+    The command prints the steps with their pods and budgets, then adds an override to the schedule's spec, which the
+    controller follows. Nothing is written if the schedule has changed meanwhile. It exits with 1 if nothing can be
+    written.
+    """
+
+    def before(found: SwitchResult) -> None:
+        if output is Output.TABLE:
+            schedulerender.switch(found)
+
+    questions = _questions(kubeconfig, context, namespace)
+    found = asyncio.run(questions.switch(name, phase, until, writes=not dry_run, before=before))
+    if not render.print_document(found, output):
+        if found.forecast is None:
+            schedulerender.switch(found)
+        schedulerender.switched(found)
+    raise typer.Exit(1 if found.schedule.state is ScheduleState.INVALID else 0)

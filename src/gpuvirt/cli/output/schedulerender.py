@@ -1,0 +1,281 @@
+"""The output of `gpuvirt schedule`: schedules, workers, switches and steps, with times in the schedule's zone."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.text import Text
+
+from gpuvirt.cli.formats import Layout
+from gpuvirt.cli.output.render import say_reason
+from gpuvirt.cli.output.tables import NOTHING, Cell, Column, Table, console, say
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.schedules.forecast import Budget, Forecast, PlannedStep
+from gpuvirt.model.schedules.hypervisor import Ability
+from gpuvirt.model.schedules.reports import (
+    ScheduleCheck,
+    ScheduleDetail,
+    SchedulePlan,
+    ScheduleRow,
+    ScheduleState,
+    SwitchResult,
+    SwitchRow,
+    WorkerCheck,
+    WorkerRow,
+)
+from gpuvirt.model.schedules.spec import Leave
+from gpuvirt.model.schedules.times import ZoneError, zone_of
+
+STYLES = {
+    ScheduleState.READY: "green",
+    ScheduleState.INVALID: "bold red",
+    ScheduleState.HELD: "bold red",
+    ScheduleState.SWITCHING: "cyan",
+    ScheduleState.PAUSED: "yellow",
+    ScheduleState.PENDING: "yellow",
+}
+SCHEDULE_COLUMNS = (
+    Column("NAME"),
+    Column("STATE"),
+    Column("PHASE"),
+    Column("NEXT"),
+    Column("AT"),
+    Column("WORKERS", folds=True),
+    Column("REASON", folds=True, optional=True),
+)
+PHASE_COLUMNS = (Column("PHASE"), Column("START"), Column("NEXT START"), Column("WORKERS", folds=True))
+OVERRIDE_COLUMNS = (Column("OVERRIDE"), Column("FROM"), Column("UNTIL"))
+WORKER_COLUMNS = (
+    Column("NODE"),
+    Column("PHASES", folds=True),
+    Column("VM", folds=True),
+    Column("STEP"),
+    Column("SINCE"),
+    Column("FORCED", folds=True, optional=True),
+)
+SWITCH_COLUMNS = (Column("AT"), Column("PHASE"), Column("ANNOUNCED"))
+STEP_COLUMNS = (
+    Column("NODE"),
+    Column("ACTION"),
+    Column("TARGET"),
+    Column("BUDGETS", folds=True, optional=True),
+)
+CHECK_COLUMNS = (
+    Column("NODE"),
+    Column("PHASES", folds=True),
+    Column("VM", folds=True),
+    Column("POWER"),
+    Column("VGPUS", folds=True, optional=True),
+    Column("SUSPEND"),
+    Column("SHUT DOWN"),
+    Column("START"),
+)
+UNKNOWN, NOT_PROVEN = "unknown", "not proven"
+
+
+def when(at: datetime | None, zone: str) -> str:
+    """Return a time in a zone: `Mon 2026-01-05 20:00 CET`; in UTC if the zone is unknown."""
+    if at is None:
+        return NOTHING
+    try:
+        return f"{at.astimezone(zone_of(zone)):%a %Y-%m-%d %H:%M %Z}"
+    except ZoneError:
+        return f"{at.astimezone(UTC):%a %Y-%m-%d %H:%M UTC}"
+
+
+def schedules(rows: Iterable[ScheduleRow], layout: Layout) -> None:
+    """Print the table of schedules, each with its reasons below it."""
+    out, table, rows = console(), Table(SCHEDULE_COLUMNS), tuple(rows)
+    for row in rows:
+        table.add(*schedule_cells(row), below=(reason.text for reason in row.reasons))
+    if rows:
+        table.print(out, layout)
+    elif layout.headings:
+        say(out, "The namespace has no VgpuSchedule; another one is --namespace NAME.")
+
+
+def schedule_cells(row: ScheduleRow) -> tuple[Cell, ...]:
+    """Return the cells of one schedule."""
+    return (
+        row.name,
+        Text(row.state, style=STYLES[row.state]),
+        row.phase or NOTHING,
+        row.next_phase or NOTHING,
+        when(row.next_switch, row.time_zone),
+        str(row.workers),
+        ", ".join(dict.fromkeys(str(reason.code) for reason in row.reasons)) or NOTHING,
+    )
+
+
+def detail(found: ScheduleDetail) -> None:
+    """Print one schedule: its spec, its workers, and what they wait for."""
+    out, row = console(), found.schedule
+    _head(out, row)
+    drain = f"drain {found.drain_timeout_s:g} s, then {found.on_timeout}"
+    text = f"announce {found.announce_s:g} s, {drain}, leave {found.leave}, {found.hypervisor or 'no hypervisor'}"
+    say(out, text, style="dim")
+    phases = Table(PHASE_COLUMNS)
+    for phase in found.phases:
+        phases.add(phase.name, phase.start, when(phase.next_start, row.time_zone), phase.workers or NOTHING)
+    _below(out, phases, is_empty=not found.phases)
+    overrides = Table(OVERRIDE_COLUMNS)
+    for override in found.overrides:
+        begin, end = when(override.begin, row.time_zone), when(override.end, row.time_zone)
+        overrides.add(override.phase, begin, end)
+    _below(out, overrides, is_empty=not found.overrides)
+    workers = Table(WORKER_COLUMNS)
+    for worker in found.workers:
+        below = () if worker.reason is None else (worker.reason.text,)
+        workers.add(*worker_cells(worker, row.time_zone), below=below)
+    _below(out, workers, is_empty=not found.workers)
+
+
+def worker_cells(worker: WorkerRow, zone: str) -> tuple[Cell, ...]:
+    """Return the cells of one worker."""
+    step = Text(f"{worker.step} (held)", style="bold red") if worker.held else Text(worker.step)
+    return (
+        worker.node,
+        ", ".join(worker.phases) or NOTHING,
+        worker.vm or NOTHING,
+        step,
+        when(worker.since, zone),
+        str(worker.forced) if worker.forced else NOTHING,
+    )
+
+
+def plan(found: SchedulePlan) -> None:
+    """Print the switches of two weeks, and the steps of the next one."""
+    out, row = console(), found.schedule
+    _head(out, row)
+    if row.state is ScheduleState.INVALID:
+        return
+    if not found.switches:
+        say(out, "No other phase begins within two weeks.")
+    else:
+        out.print()
+        switches(found.switches, row.time_zone).print(out)
+    if found.forecast is not None:
+        out.print()
+        steps(out, found.forecast, row.time_zone, found.assumed)
+
+
+def switches(rows: Iterable[SwitchRow], zone: str) -> Table:
+    """Return the table of switches."""
+    table = Table(SWITCH_COLUMNS)
+    for switch in rows:
+        table.add(when(switch.at, zone), switch.phase, when(switch.announced, zone))
+    return table
+
+
+def steps(out: Console, found: Forecast, zone: str, assumed: Reason | None) -> None:
+    """Print the steps of a transition, and the workers that they do not bring to its end."""
+    say(out, f"Steps to phase {found.phase} at {when(found.at, zone)}, by what is observed now:", style="bold")
+    if assumed is not None:
+        say(out, "The hypervisor was not read: the VM of a Ready node is assumed to be on, any other to be off.")
+        say_reason(out, assumed, style="yellow")
+    if found.steps:
+        step_table(found.steps).print(out)
+    else:
+        say(out, "No step is needed." if not found.waiting else "No step can be taken.")
+    for worker in found.waiting:
+        say(out, f"{worker.node} stays in step {worker.step}:", style="yellow")
+        say_reason(out, worker.reason)
+
+
+def step_table(rows: Iterable[PlannedStep]) -> Table:
+    """Return the table of steps in their order."""
+    table = Table(STEP_COLUMNS)
+    for step in rows:
+        table.add(step.node, step.action, step.target, _budgets(step.budgets))
+    return table
+
+
+def _budgets(budgets: tuple[Budget, ...] | None) -> Cell:
+    if budgets is None:
+        return Text(f"{UNKNOWN}: PodDisruptionBudgets may not be listed", style="yellow")
+    text = ", ".join(f"{budget.name} allows {budget.allowed}" for budget in budgets)
+    return Text(text or NOTHING, style="yellow" if any(budget.allowed < 1 for budget in budgets) else "")
+
+
+def switch(found: SwitchResult) -> None:
+    """Print the steps of a switch by hand, before it is written."""
+    out, row = console(), found.schedule
+    _head(out, row)
+    if row.state is ScheduleState.INVALID:
+        return
+    if found.forecast is None:
+        until = f" until {when(found.end, row.time_zone)}" if row.next_switch is not None else ""
+        say(out, f"Phase {found.phase} holds already{until}; --until TIME makes it hold longer.")
+        return
+    say(out, f"Phase {found.phase} will hold until {when(found.end, row.time_zone)}.")
+    if row.state is ScheduleState.PAUSED:
+        say(out, "spec.suspend is set: no step is taken before it is removed.", style="yellow")
+    out.print()
+    steps(out, found.forecast, row.time_zone, found.assumed)
+
+
+def switched(found: SwitchResult) -> None:
+    """Print whether a switch was written."""
+    if found.written:
+        say(console(), f"The override is written; gpuvirt schedule show {found.schedule.name} follows the workers.")
+
+
+def check(found: ScheduleCheck) -> None:
+    """Print what the hypervisor says of each worker, and whether the schedule can switch."""
+    out = console()
+    _head(out, found.schedule)
+    if found.hypervisor is not None:
+        say_reason(out, found.hypervisor, style="bold red")
+    table = Table(CHECK_COLUMNS)
+    for worker in found.workers:
+        table.add(*check_cells(worker, found.leave), below=_check_texts(worker, found.leave))
+    _below(out, table, is_empty=not found.workers)
+    out.print()
+    if found.holds:
+        say(out, "Nothing is known that keeps the workers from switching.", style="green")
+    else:
+        say(out, "The schedule can't switch all workers.", style="bold red")
+
+
+def check_cells(worker: WorkerCheck, leave: Leave) -> tuple[Cell, ...]:
+    """Return the cells of one worker; what the schedule does not use is dim."""
+    return (
+        worker.node,
+        ", ".join(worker.phases) or NOTHING,
+        worker.vm or NOTHING,
+        str(worker.power) if worker.power is not None else UNKNOWN,
+        ", ".join(worker.vgpu_types) or NOTHING,
+        _ability(worker.suspend, used=leave is Leave.SUSPEND),
+        _ability(worker.shut_down, used=leave is Leave.SHUT_DOWN),
+        _ability(worker.start, used=True),
+    )
+
+
+def _ability(ability: Ability | None, *, used: bool) -> Text:
+    if ability is None:
+        return Text(UNKNOWN, style="yellow" if used else "dim")
+    word = {True: "yes", False: "no", None: NOT_PROVEN}[ability.is_possible]
+    style = {True: "green", False: "bold red", None: "yellow"}[ability.is_possible]
+    return Text(word, style=style if used else "dim")
+
+
+def _check_texts(worker: WorkerCheck, leave: Leave) -> tuple[str, ...]:
+    used = (worker.leaves(leave), worker.start)
+    whys = (f"{ability.code}: {ability.text}" for ability in used if ability is not None and ability.code)
+    reason = () if worker.reason is None else (worker.reason.text,)
+    return (*reason, *dict.fromkeys(whys), *worker.remarks)
+
+
+def _head(out: Console, row: ScheduleRow) -> None:
+    phase = f", phase {row.phase}" if row.phase is not None else ""
+    following = f", phase {row.next_phase} at {when(row.next_switch, row.time_zone)}" if row.next_phase else ""
+    say(out, Text(f"schedule {row.name}: {row.state}{phase}{following}", style=STYLES[row.state]))
+    if row.state is ScheduleState.INVALID:
+        for reason in row.reasons:
+            say_reason(out, reason)
+
+
+def _below(out: Console, table: Table, *, is_empty: bool) -> None:
+    if not is_empty:
+        out.print()
+        table.print(out)

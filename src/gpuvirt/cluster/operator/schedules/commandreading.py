@@ -1,0 +1,117 @@
+"""What commands about schedules read at the API server, and the one field that they write: an override.
+
+All functions raise ApiError.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpuvirt.cluster.client import Client, Collection, PatchType
+from gpuvirt.cluster.failures import ApiError, ForbiddenError, NotFoundError
+from gpuvirt.cluster.kinds.secrets import Secret, secrets
+from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.resources import Resource
+from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS
+from gpuvirt.cluster.shares.objects import SharingPod
+from gpuvirt.facts.ids import Namespace, NodeName, PodUid
+from gpuvirt.model.reasons import ReasonCode, hypervisorproblems
+from gpuvirt.model.schedules.connection import Credentials
+from gpuvirt.model.schedules.forecast import Budget
+from gpuvirt.model.schedules.hypervisor import VmsUnknown
+from gpuvirt.model.schedules.spec import Override
+
+PODS = Resource("pods")
+
+
+class _Version(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str
+
+
+class _Overrides(msgspec.Struct, frozen=True):
+    overrides: tuple[msgspec.Raw, ...] = ()
+
+
+class _OverridePatch(msgspec.Struct, frozen=True):
+    metadata: _Version
+    spec: _Overrides
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """A schedule with its overrides as they are, also with fields of another version."""
+
+    metadata: _Version
+    spec: _Overrides = _Overrides()
+
+
+class _NewOverride(msgspec.Struct, frozen=True):
+    phase: str
+    begin: str = msgspec.field(name="from")
+    until: str
+
+
+async def read_schedules(client: Client, namespace: Namespace) -> tuple[VgpuSchedule, ...]:
+    """Return the schedules of a namespace in order of their names; NotFoundError says that the kind is missing."""
+    try:
+        found = await client.list(Collection(vgpu_schedules(namespace), VgpuSchedule))
+    except NotFoundError as error:
+        raise NotFoundError(f"the cluster has no kind VgpuSchedule; install the chart's CRDs ({error})") from error
+    return tuple(sorted(found.items, key=lambda schedule: schedule.metadata.name))
+
+
+async def read_schedule(client: Client, namespace: Namespace, name: str) -> VgpuSchedule:
+    """Return one schedule; NotFoundError names those that the namespace has."""
+    found = await read_schedules(client, namespace)
+    for schedule in found:
+        if schedule.metadata.name == name:
+            return schedule
+    names = ", ".join(schedule.metadata.name for schedule in found)
+    hint = f"expected one of {names}" if names else "it has none; another namespace is --namespace NAME"
+    raise NotFoundError(f"namespace {namespace} has no VgpuSchedule {name!r}; {hint}")
+
+
+async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[PodUid, tuple[Budget, ...]] | None:
+    """Return the budgets that cover each pod of these nodes; None if budgets may not be listed."""
+    try:
+        budgets = (await client.list(DISRUPTION_BUDGETS)).items
+    except ForbiddenError:
+        return None
+    found: dict[PodUid, tuple[Budget, ...]] = {}
+    for node in nodes:
+        for pod in (await client.list(Collection(PODS, SharingPod, on_node=node))).items:
+            found[pod.uid] = tuple(
+                Budget(f"{budget.metadata.namespace}/{budget.metadata.name}", budget.status.disruptions_allowed)
+                for budget in budgets
+                if budget.metadata.namespace == pod.metadata.namespace and budget.covers(pod)
+            )
+    return found
+
+
+async def read_credentials(
+    client: Client, namespace: Namespace, hypervisor: HypervisorSpec
+) -> Credentials | VmsUnknown:
+    """Return the credentials of a schedule's Secret, or why they are missing. Messages have nothing of the Secret."""
+    if hypervisor.vsphere is None:
+        return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule names no hypervisor")
+    name = hypervisor.vsphere.secret_ref.name
+    try:
+        found = await client.get(secrets(namespace), name, Secret)
+    except ApiError as error:
+        return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, f"its Secret could not be read: {error}")
+    credentials = Credentials.of(found.data)
+    if isinstance(credentials, Credentials):
+        return credentials
+    why = hypervisorproblems.credentials_incomplete(name, credentials)
+    return VmsUnknown(why.code, why.text)
+
+
+async def add_override(client: Client, namespace: Namespace, schedule: VgpuSchedule, override: Override) -> None:
+    """Append an override to the spec of the version that was read; raises ConflictError if it has changed since."""
+    resource, name = vgpu_schedules(namespace), schedule.metadata.name
+    version = _Version(schedule.metadata.resource_version)
+    stored = await client.get(resource, name, _Stored)
+    added = _NewOverride(
+        override.phase, override.begin.isoformat(timespec="minutes"), override.end.isoformat(timespec="minutes")
+    )
+    overrides = (*stored.spec.overrides, msgspec.Raw(msgspec.json.encode(added)))
+    await client.patch(resource, name, _OverridePatch(version, _Overrides(overrides)), PatchType.MERGE, VgpuSchedule)

@@ -1,0 +1,56 @@
+"""Reads which workers get no pods because of a VgpuSchedule: by the schedules' statuses and the labels of nodes."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.failures import NotFoundError
+from gpuvirt.cluster.kinds.vgpuschedule import GROUP, PLURAL, VERSION, VgpuSchedule
+from gpuvirt.cluster.resources import Resource
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.schedules.away import AwayWorker, ScheduleSeen, away_workers
+from gpuvirt.model.schedules.spec import PhaseName
+from gpuvirt.model.schedules.status import Worker
+
+ALL_SCHEDULES = Resource(PLURAL, GROUP, VERSION)
+
+
+async def read_schedules(client: Client) -> tuple[VgpuSchedule, ...]:
+    """Return the schedules of all namespaces, none if the kind is not installed; raises ApiError."""
+    try:
+        return (await client.list(Collection(ALL_SCHEDULES, VgpuSchedule))).items
+    except NotFoundError:
+        return ()
+
+
+def away(schedules: Iterable[VgpuSchedule], cordoned_by: Mapping[NodeName, str]) -> Mapping[NodeName, AwayWorker]:
+    """Return the workers that get no pods; `cordoned_by` has the schedules of nodes' labels."""
+    return away_workers(map(_seen, schedules), cordoned_by)
+
+
+def _seen(schedule: VgpuSchedule) -> ScheduleSeen:
+    status, spec = schedule.status, schedule.spec
+    transition = status.transition
+    workers = tuple(
+        Worker(NodeName(worker.node), phases=tuple(map(PhaseName, worker.phases)), step=worker.step)
+        for worker in status.workers
+    )
+    phase = transition.phase if transition is not None else status.phase
+    following = PhaseName(status.next_phase) if status.next_phase is not None else None
+    at = _local(status.next_switch, spec.time_zone) if status.next_switch is not None else None
+    reached = PhaseName(phase) if phase is not None else None
+    metadata = schedule.metadata
+    return ScheduleSeen(metadata.name, metadata.namespace, spec.leave, reached, workers, following, at)
+
+
+def _local(text: str, zone: str) -> str | None:
+    """Return a time of a status in words, in the schedule's zone; None if it is none."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    try:
+        return f"{at.astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M %Z}"
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return f"{at.astimezone(UTC):%Y-%m-%d %H:%M UTC}"

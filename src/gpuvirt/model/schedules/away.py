@@ -1,0 +1,75 @@
+"""Which workers get no pods because of a schedule, and when they are expected back."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.schedules.spec import Leave, PhaseName
+from gpuvirt.model.schedules.status import Step, Worker
+
+UNDECIDED = frozenset({Step.NONE, Step.MATCH, Step.READ})
+"""The steps that a worker is in before anything was done, or after: its node's cordon shows which."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSeen:
+    """What the status of a schedule says."""
+
+    name: str
+    namespace: str
+    leave: Leave
+    phase: PhaseName | None
+    """The phase that begins, or was reached last."""
+    workers: tuple[Worker, ...]
+    """Their names, phases and steps."""
+    next_phase: PhaseName | None = None
+    next_switch: str | None = None
+    """When that phase begins, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwayWorker:
+    """A worker that gets no pods because of a schedule."""
+
+    schedule: str
+    message: str
+    """The words that follow the node: `is suspended until 2026-01-06 07:00 CET by schedule gpus`."""
+    namespace: str = ""
+    """The schedule's; empty if only the node's label names the schedule."""
+
+    @property
+    def command(self) -> str:
+        """The command that shows the schedule."""
+        return f"gpuvirt schedule show {self.schedule}{f' -n {self.namespace}' if self.namespace else ''}"
+
+
+def away_workers(
+    schedules: Iterable[ScheduleSeen], cordoned_by: Mapping[NodeName, str]
+) -> Mapping[NodeName, AwayWorker]:
+    """Return the workers that get no pods; `cordoned_by` has the schedules that have cordoned nodes, by their labels.
+
+    A cordon of a schedule whose status does not name the node, or can't be read, counts, too.
+    """
+    found = dict[NodeName, AwayWorker]()
+    for schedule in schedules:
+        for worker in schedule.workers:
+            is_cordoned = cordoned_by.get(worker.node) == schedule.name
+            if is_cordoned or worker.step not in UNDECIDED | {Step.SERVING}:
+                found[worker.node] = AwayWorker(schedule.name, _message(schedule, worker), schedule.namespace)
+    for node, name in cordoned_by.items():
+        if node not in found:
+            found[node] = AwayWorker(name, f"is cordoned by schedule {name}")
+    return found
+
+
+def _message(schedule: ScheduleSeen, worker: Worker) -> str:
+    by = f"by schedule {schedule.name}"
+    if schedule.phase is not None and schedule.phase in worker.phases:
+        return f"is being started {by} (step {worker.step})"
+    verb = "is suspended" if schedule.leave is Leave.SUSPEND else "is shut down"
+    if worker.step is not Step.AWAY:
+        verb = f"is drained, and then {verb.removeprefix('is ')},"
+    if schedule.next_phase is not None and schedule.next_phase in worker.phases and schedule.next_switch is not None:
+        return f"{verb} until {schedule.next_switch} {by}"
+    phases = " or ".join(worker.phases)
+    return f"{verb} {by}{f' until phase {phases} begins' if phases else ''}"

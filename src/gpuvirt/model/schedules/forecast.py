@@ -1,0 +1,239 @@
+"""What a transition will do, step by step: the rounds of `transition.advance` on a model in which each step succeeds.
+
+It is the forecast that `gpuvirt schedule plan` and `switch` print. Time stands still in it, so that nothing is late,
+and an eviction succeeds at once, whatever the budgets say: those are shown beside it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+
+from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.schedules.actions import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction
+from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.leaving import CORDON_SETTLES_S, pods_left
+from gpuvirt.model.schedules.observed import NodePod, Observed, WorkerNode
+from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule
+from gpuvirt.model.schedules.status import RESTING, Status, Step
+from gpuvirt.model.schedules.times import timeline_of
+from gpuvirt.model.schedules.transition import advance
+
+MOST_ROUNDS = 100
+"""A worker takes some ten rounds, and all workers of a phase go on in the same ones."""
+POWER_AFTER: Mapping[Action, Power] = {
+    Action.SUSPEND: Power.SUSPENDED,
+    Action.SHUT_DOWN: Power.OFF,
+    Action.POWER_OFF: Power.OFF,
+    Action.START: Power.ON,
+}
+
+
+class PlannedAction(StrEnum):
+    """What a step does."""
+
+    CORDON = "cordon"
+    EVICT = "evict"
+    DELETE = "delete"
+    DETACH = "detach"
+    """Wait until the volumes of the node are detached."""
+    SUSPEND = "suspend"
+    SHUT_DOWN = "shut-down"
+    POWER_OFF = "power-off"
+    START = "start"
+    SET_VGPU_TYPE = "set-vgpu-type"
+    UNCORDON = "uncordon"
+    TAINT = "taint"
+    """Set or remove the taint of the announcement."""
+
+
+MARKS: Mapping[bool | None, PlannedAction] = {
+    True: PlannedAction.CORDON,
+    False: PlannedAction.UNCORDON,
+    None: PlannedAction.TAINT,
+}
+"""What a change of a node's marks does, by its `cordon`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A PodDisruptionBudget that covers a pod."""
+
+    name: str
+    """Namespace and name: `default/web`."""
+    allowed: int
+    """The evictions that it allows now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One step of a transition."""
+
+    node: NodeName
+    action: PlannedAction
+    target: str
+    """The pod (`default/train-0`), the VM, the volumes, or the node."""
+    budgets: tuple[Budget, ...] | None = ()
+    """The budgets that cover the pod; None where they could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingWorker:
+    """A worker that the steps do not bring to the end of the transition."""
+
+    node: NodeName
+    step: Step
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The steps of a transition, from what is observed now."""
+
+    phase: PhaseName
+    at: datetime
+    steps: tuple[PlannedStep, ...]
+    waiting: tuple[WaitingWorker, ...]
+    """The workers that wait for something that no step changes; the transition is held then."""
+
+
+@dataclass(slots=True)
+class _Model:
+    """The observed objects, as steps change them."""
+
+    observed: Observed
+    schedule: Schedule
+    rounds: int = 0
+    started: set[NodeName] = field(default_factory=set)
+    steps: list[PlannedStep] = field(default_factory=list)
+
+    def take(self, action: ScheduleAction, budgets: Mapping[PodUid, tuple[Budget, ...]] | None) -> None:
+        """Take an action, which succeeds."""
+        match action:
+            case MarkNode():
+                self._mark(action)
+            case EvictPod(pod=pod) | DeletePod(pod=pod):
+                kind = PlannedAction.EVICT if isinstance(action, EvictPod) else PlannedAction.DELETE
+                covering = None if budgets is None else budgets.get(pod.uid, ())
+                self.steps.append(PlannedStep(action.node, kind, pod.where, covering))
+                self._end(action.node, pod)
+            case CallVm():
+                self._call(action)
+
+    def pass_round(self) -> None:
+        """Detach the volumes of nodes without pods, and let the kubelets of VMs that are on renew their Leases."""
+        self.rounds += 1
+        nodes, attachments = dict(self.observed.nodes), dict(self.observed.attachments)
+        for name, node in nodes.items():
+            is_new = name in self.started
+            if is_new or (node.is_ready and node.renewal is not None):
+                nodes[name] = replace(node, is_ready=True, renewal=f"forecast {self.rounds}")
+            volumes = attachments.get(name, ())
+            if volumes and node.is_unschedulable and not pods_left(self.observed.pods.get(name, ())):
+                self.steps.append(PlannedStep(name, PlannedAction.DETACH, ", ".join(volumes)))
+                attachments[name] = ()
+        self.observed = replace(self.observed, nodes=nodes, attachments=attachments)
+
+    def _mark(self, action: MarkNode) -> None:
+        node = self.observed.nodes[action.node]
+        if action.cordon is not None:
+            by, settled_s = (self.schedule.name, CORDON_SETTLES_S) if action.cordon else ("", 0.0)
+            node = replace(node, is_unschedulable=action.cordon, cordoned_by=by, cordoned_for_s=settled_s)
+        if action.taint is not None:
+            node = replace(node, is_announced=action.taint)
+        self._put(node)
+        self.steps.append(PlannedStep(action.node, MARKS[action.cordon], action.node))
+
+    def _put(self, node: WorkerNode) -> None:
+        self.observed = replace(self.observed, nodes={**self.observed.nodes, node.name: node})
+
+    def _end(self, node: NodeName, pod: NodePod) -> None:
+        left = tuple(other for other in self.observed.pods.get(node, ()) if other.uid != pod.uid)
+        self.observed = replace(self.observed, pods={**self.observed.pods, node: left})
+
+    def _call(self, action: CallVm) -> None:
+        vms, call = self.observed.vms, action.call
+        if isinstance(vms, VmsUnknown):
+            return
+        vm = vms[call.vm]
+        self.steps.append(PlannedStep(action.node, PlannedAction(call.action.value), vm.name))
+        power = POWER_AFTER.get(call.action, vm.power)
+        self.observed = replace(self.observed, vms={**vms, call.vm: replace(vm, power=power)})
+        node = self.observed.nodes.get(action.node)
+        if power is Power.ON:
+            self.started.add(action.node)
+        elif node is not None:
+            self.started.discard(action.node)
+            self._put(replace(node, is_ready=False))
+
+
+def forecast(
+    schedule: Schedule,
+    status: Status,
+    observed: Observed,
+    budgets: Mapping[PodUid, tuple[Budget, ...]] | None,
+    at: datetime,
+) -> Forecast:
+    """Return the steps to the phase that holds at a moment, of a schedule without faults.
+
+    `budgets` has those that cover each pod; None where they could not be read.
+    """
+    timeline = timeline_of(schedule)
+    current = timeline.current(at)
+    model = _Model(_settled(observed), schedule)
+    for _ in range(MOST_ROUNDS):
+        known, steps = status, len(model.steps)
+        decided = advance(schedule, timeline, status, model.observed, at)
+        status = decided.status
+        for action in decided.actions:
+            model.take(action, budgets)
+        if status.transition is None and not decided.actions:
+            break
+        model.pass_round()
+        if _progress(status) == _progress(known) and len(model.steps) == steps:
+            break
+    waiting = tuple(
+        WaitingWorker(worker.node, worker.step, worker.reason)
+        for worker in status.workers
+        if status.transition is not None and worker.step not in RESTING and worker.reason is not None
+    )
+    phase = current.phase if current is not None else PhaseName("")
+    return Forecast(phase, at, tuple(model.steps), waiting)
+
+
+def assumed_vms(status: Status, nodes: Mapping[NodeName, WorkerNode], leave: Leave) -> Mapping[VmKey, WorkerVm]:
+    """Return VMs as the nodes suggest, for the forecast of a hypervisor that can't be asked; never for a decision.
+
+    Each node has the VM that the status has matched it with, or one of its own name. The VM of a Ready node is on.
+    """
+    known = {worker.node: worker for worker in status.workers}
+    off = Power.SUSPENDED if leave is Leave.SUSPEND else Power.OFF
+    found = dict[VmKey, WorkerVm]()
+    for name, node in nodes.items():
+        worker = known.get(name)
+        is_known = worker is not None and bool(worker.vm)
+        key = worker.vm if worker is not None and is_known else VmKey(f"vm-of-{name}")
+        vm_name = worker.vm_name if worker is not None and is_known else str(name)
+        found[key] = WorkerVm(key, vm_name, node.system_uuid.lower(), Power.ON if node.is_ready else off)
+    return found
+
+
+def _settled(observed: Observed) -> Observed:
+    """Return what was observed without what passes by itself: pods that end, and how old a Lease's renewal is."""
+    nodes = {
+        name: replace(
+            node, renewed_at=None, cordoned_for_s=CORDON_SETTLES_S if node.is_unschedulable else node.cordoned_for_s
+        )
+        for name, node in observed.nodes.items()
+    }
+    pods = {name: tuple(pod for pod in found if not pod.is_ending) for name, found in observed.pods.items()}
+    vms = observed.vms
+    if not isinstance(vms, VmsUnknown):
+        vms = {key: replace(vm, is_changing=False) for key, vm in vms.items()}
+    return replace(observed, nodes=nodes, pods=pods, vms=vms)
+
+
+def _progress(status: Status) -> tuple[object, ...]:
+    """Return how far a status is, without the renewals that each round has."""
+    return status.phase, status.transition, tuple((worker.node, worker.step) for worker in status.workers)

@@ -1,0 +1,22 @@
+"""What commands read of a served schedule beside the controller: budgets, and the schedules of all namespaces."""
+
+from collections.abc import Callable
+
+from tests.schedules.servedschedule import ServedSchedule
+from tests.scriptedapi import Call, Reply
+
+BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
+ALL_SCHEDULES = "/apis/gpuvirt.io/v1alpha1/vgpuschedules"
+
+
+def answering(served: ServedSchedule) -> Callable[[Call], Reply]:
+    """Return the answers of a server that lists these kinds over all namespaces, too."""
+
+    def answer(call: Call) -> Reply:
+        if call.method != "GET" or call.path not in {BUDGETS, ALL_SCHEDULES}:
+            return served.answer(call)
+        plural = call.path.rpartition("/")[2]
+        items = [item for path, item in served.objects.items() if path.split("/")[-2] == plural]
+        return 200, {"metadata": {"resourceVersion": str(served.version)}, "items": items}
+
+    return answer

@@ -1,0 +1,313 @@
+"""What `gpuvirt schedule` says of a served schedule and a model hypervisor, and the override that it writes."""
+
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.apps.schedulequestions import ScheduleQuestions
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.failures import ConflictError, NotFoundError
+from gpuvirt.errors import ConfigError
+from gpuvirt.facts.ids import Namespace
+from gpuvirt.model.schedules.connection import Credentials as HypervisorCredentials
+from gpuvirt.model.schedules.connection import HypervisorKind
+from gpuvirt.model.schedules.forecast import Budget, PlannedAction
+from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
+from gpuvirt.model.schedules.reports import ScheduleState, SwitchResult
+from tests.certificates import Authority, Pair
+from tests.schedules.modelhypervisor import Connection, Fault
+from tests.schedules.servedcommands import BUDGETS, answering
+from tests.schedules.servedschedule import SCHEDULES, Object
+from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day, playing
+from tests.scriptedapi import Call, Reply, scripted
+
+VCENTER = "/api/v1/namespaces/gpuvirt/secrets/vcenter"
+PASSWORD = "hunter2-of-the-vcenter"  # noqa: S105  of the model
+
+
+def put_secret(day: Day, **without: str) -> None:
+    values = {"server": "vcenter:443", "ca": "PEM", "user": "gpuvirt", "password": PASSWORD, **without}
+    data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items() if value}
+    day.served.put(VCENTER, {"type": "Opaque", "data": data})
+
+
+def put_budget(day: Day, allowed: int) -> None:
+    path = f"{BUDGETS.replace('/poddis', '/namespaces/default/poddis')}/train"
+    spec = {"selector": {"matchLabels": {"app": "train"}}}
+    content: Object = {"metadata": {"namespace": "default"}, "spec": spec, "status": {"disruptionsAllowed": allowed}}
+    day.served.put(path, content)
+
+
+@asynccontextmanager
+async def asking(
+    day: Day, server: Pair, ca: Path, answer: Callable[[Call], Reply] | None = None
+) -> AsyncIterator[ScheduleQuestions]:
+    """Yield the questions at 18:00 in Berlin, two hours before the night."""
+    opened: list[Connection] = []
+
+    async def before(what: str) -> Fault:
+        assert what
+        return Fault.NONE
+
+    async def connect(
+        kind: HypervisorKind, credentials: HypervisorCredentials, clock: Clock, may_call_until_s: Callable[[], float]
+    ) -> Hypervisor:
+        assert (kind, credentials.password, clock) == (HypervisorKind.VSPHERE, PASSWORD, day)
+        assert may_call_until_s() == float("inf")
+        opened.append(Connection(day.hypervisor, lambda: True, before))
+        return opened[-1]
+
+    day.now_s -= 7200.0
+    async with scripted(answer or answering(day.served), server, ca) as api:
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+        yield ScheduleQuestions(client, Namespace("gpuvirt"), day, connect)
+        client.close()
+    assert all(connection.dead_at_s is not None for connection in opened), "each connection is closed"
+
+
+def ignore(_: SwitchResult) -> None:
+    """Print nothing."""
+
+
+async def test_a_plan_has_the_steps_that_the_controller_then_takes(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    async with asking(day, server, authority.certificate) as questions:
+        plan = await questions.plan("gpus")
+    assert plan.assumed is None
+    assert plan.forecast is not None
+    assert plan.forecast.waiting == ()
+    assert [switch.phase for switch in plan.switches] == ["night", "day"] * 10, "ten working days in two weeks"
+    assert plan.switches[0].announced == plan.switches[0].at - timedelta(minutes=15)
+    planned = {(step.node, step.action) for step in plan.forecast.steps}
+
+    day.now_s += 7200.0
+    calls: list[tuple[str, str]] = []
+    day.hypervisor.on_call = lambda call, sender: calls.append((day.hypervisor.vms[call.vm].name, str(call.action)))
+    async with playing(day, server, authority.certificate) as (rounds, _):
+        await rounds.run()
+    called = {(PlannedAction.SUSPEND, f"worker-{n}") for n in (1, 2, 3, 4)} | {(PlannedAction.START, "worker-5")}
+    assert {(action, node) for node, action in calls} == called
+    assert called <= {(action, node) for node, action in planned}
+    assert ("worker-1", PlannedAction.EVICT) in planned
+    assert {node for node, action in planned if action is PlannedAction.CORDON} == {
+        name for name in ("worker-1", "worker-2", "worker-3", "worker-4") if day.node(name) == (True, "gpus")
+    }
+
+
+async def test_a_plan_shows_the_budgets_of_the_pods_that_it_evicts(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    put_budget(day, 0)
+    day.put_pod("train-1", "worker-2", labels={"app": "train"})
+    async with asking(day, server, authority.certificate) as questions:
+        plan = await questions.plan("gpus")
+    assert plan.forecast is not None
+    budgets = {step.target: step.budgets for step in plan.forecast.steps if step.action is PlannedAction.EVICT}
+    assert budgets == {"default/train-0": (), "default/train-1": (Budget("default/train", 0),)}
+
+
+async def test_budgets_that_may_not_be_listed_are_unknown(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+
+    def answer(call: Call) -> Reply:
+        return (403, {"message": "forbidden"}) if call.path == BUDGETS else day.served.answer(call)
+
+    async with asking(day, server, authority.certificate, answer) as questions:
+        plan = await questions.plan("gpus")
+    assert plan.forecast is not None
+    assert [step.budgets for step in plan.forecast.steps if step.action is PlannedAction.EVICT] == [None]
+
+
+async def test_a_pod_that_blocks_the_drain_is_named_by_the_plan(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    day.put_pod("by-hand", "worker-3", ownerReferences=None)
+    async with asking(day, server, authority.certificate) as questions:
+        plan = await questions.plan("gpus")
+    assert plan.forecast is not None
+    waiting = {worker.node: str(worker.reason.code) for worker in plan.forecast.waiting}
+    assert waiting == {"worker-3": "PodBlocksDrain", "worker-5": "GpuStillUsed"}
+
+
+@pytest.mark.parametrize("lost", ["secret", "password", "hypervisor"])
+async def test_a_plan_without_the_hypervisor_says_that_it_assumes(
+    authority: Authority, server: Pair, lost: str
+) -> None:
+    day = Day()
+    if lost != "secret":
+        put_secret(day, **({"password": ""} if lost == "password" else {}))
+    day.hypervisor.is_reachable = lost != "hypervisor"
+    async with asking(day, server, authority.certificate) as questions:
+        plan = await questions.plan("gpus")
+        check = await questions.check("gpus")
+    assert plan.assumed is not None
+    assert plan.forecast is not None
+    assert ("worker-5", PlannedAction.START) in {(step.node, step.action) for step in plan.forecast.steps}
+    assert check.hypervisor is not None
+    assert not check.holds
+    assert PASSWORD not in f"{plan} {check}"
+
+
+async def test_a_check_says_what_the_hypervisor_can_do_with_each_worker(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    async with asking(day, server, authority.certificate) as questions:
+        assert (await questions.check("gpus")).holds, "what is not proven and not used does not count"
+        day.hypervisor.rigid.add(VmKey("key-2"))
+        del day.hypervisor.vms[VmKey("key-3")]
+        check = await questions.check("gpus")
+    assert not check.holds
+    found = {str(worker.node): worker for worker in check.workers}
+    assert found["worker-1"].power is Power.ON
+    assert found["worker-5"].power is Power.SUSPENDED
+    ability = found["worker-2"].suspend
+    assert ability is not None
+    assert (ability.is_possible, ability.code) == (False, "SuspendNotSupported")
+    assert found["worker-3"].suspend is None
+    reason = found["worker-3"].reason
+    assert reason is not None
+    assert str(reason.code) == "VmNotMatched"
+    assert day.served.writes == []
+
+
+async def test_a_switch_by_hand_is_an_override_that_the_controller_follows(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    kept: Object = {"phase": "day", "from": "2025-12-24T12:00", "until": "2025-12-28T07:00", "note": "Christmas"}
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "overrides": [kept]}})
+    async with asking(day, server, authority.certificate) as questions:
+        shown: list[SwitchResult] = []
+        dry = await questions.switch("gpus", "night", "", writes=False, before=shown.append)
+        assert (dry.written, day.served.writes) == (False, [])
+        found = await questions.switch("gpus", "night", "", writes=True, before=ignore)
+    assert shown == [dry]
+    assert found.forecast == dry.forecast
+    assert found.forecast is not None
+    assert found.forecast.waiting == ()
+    assert found.written
+    spec = day.served.objects[SCHEDULE]["spec"]
+    assert isinstance(spec, dict)
+    assert spec["overrides"] == [
+        kept,
+        {"phase": "night", "from": "2026-01-05T18:00", "until": "2026-01-05T20:00"},
+    ]
+    assert spec["phases"] == SPEC["phases"]
+    async with playing(day, server, authority.certificate) as (rounds, _):
+        await rounds.run()
+    assert day.status()["phase"] == "night", "two hours before its time"
+
+
+async def test_a_switch_is_not_written_over_a_change_of_the_schedule(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+
+    def change(_: SwitchResult) -> None:
+        day.served.put(SCHEDULE, {**day.served.objects[SCHEDULE], "spec": {**SPEC, "suspend": True}})
+
+    async with asking(day, server, authority.certificate) as questions:
+        with pytest.raises(ConflictError):
+            await questions.switch("gpus", "night", "", writes=True, before=change)
+    spec = day.served.objects[SCHEDULE]["spec"]
+    assert isinstance(spec, dict)
+    assert "overrides" not in spec
+
+
+@pytest.mark.parametrize(
+    ("phase", "until", "end"),
+    [
+        ("day", "", None),
+        ("day", "22:00", "2026-01-05T21:00:00+00:00"),
+        ("night", "07:30", "2026-01-06T06:30:00+00:00"),
+        ("night", "2026-01-07T06:00", "2026-01-07T05:00:00+00:00"),
+    ],
+)
+async def test_a_switch_ends_at_its_time(
+    authority: Authority, server: Pair, phase: str, until: str, end: str | None
+) -> None:
+    day = Day()
+    put_secret(day)
+    async with asking(day, server, authority.certificate) as questions:
+        found = await questions.switch("gpus", phase, until, writes=True, before=ignore)
+    assert found.written == (end is not None)
+    if end is not None:
+        assert found.end == datetime.fromisoformat(end)
+        assert found.begin == datetime.fromisoformat("2026-01-05T17:00:00+00:00")
+
+
+@pytest.mark.parametrize(
+    ("phase", "until", "text"),
+    [
+        ("noon", "", "VgpuSchedule gpus: $.spec.phases: no phase has the name 'noon'; expected one of day, night"),
+        ("night", "2026-01-05T17:59", "--until: is 2026-01-05T17:59, which has passed"),
+        ("night", "tomorrow", "--until: is 'tomorrow'; expected 2026-12-28T07:00 or 07:00"),
+        ("night", "2026-02-30T07:00", "--until: is '2026-02-30T07:00', which is no day"),
+    ],
+)
+async def test_a_switch_that_can_not_be_is_refused(
+    authority: Authority, server: Pair, phase: str, until: str, text: str
+) -> None:
+    day = Day()
+    put_secret(day)
+    async with asking(day, server, authority.certificate) as questions:
+        with pytest.raises(ConfigError) as caught:
+            await questions.switch("gpus", phase, until, writes=True, before=ignore)
+    assert str(caught.value).startswith(text)
+    assert day.served.writes == []
+
+
+async def test_a_schedule_with_faults_is_neither_planned_nor_switched(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "timeZone": "Europe/Berlim"}})
+    async with asking(day, server, authority.certificate) as questions:
+        plan, check = await questions.plan("gpus"), await questions.check("gpus")
+        result = await questions.switch("gpus", "night", "", writes=True, before=ignore)
+        detail = await questions.detail("gpus")
+    assert {row.state for row in (plan.schedule, check.schedule, result.schedule, detail.schedule)} == {
+        ScheduleState.INVALID
+    }
+    assert [str(reason.code) for reason in plan.schedule.reasons] == ["TimeZoneUnknown"]
+    assert (plan.forecast, check.holds, result.written, day.served.writes) == (None, False, False, [])
+
+
+async def test_a_worker_in_two_schedules_is_named(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    day.served.put(f"{SCHEDULES}/more", {"metadata": {"generation": 1}, "spec": SPEC})
+    async with asking(day, server, authority.certificate) as questions:
+        plan = await questions.plan("gpus")
+    assert plan.schedule.state is ScheduleState.INVALID
+    assert {str(reason.code) for reason in plan.schedule.reasons} == {"WorkerInTwoSchedules"}
+
+
+async def test_the_list_and_the_detail_follow_the_controller(authority: Authority, server: Pair) -> None:
+    day = Day()
+    put_secret(day)
+    async with asking(day, server, authority.certificate) as questions:
+        assert [row.state for row in await questions.rows()] == [ScheduleState.PENDING]
+    day.now_s += 7200.0
+    async with playing(day, server, authority.certificate) as (rounds, _):
+        await rounds.run()
+    async with asking(day, server, authority.certificate) as questions:
+        day.now_s += 7200.0
+        (row,) = await questions.rows()
+        detail = await questions.detail("gpus")
+        with pytest.raises(NotFoundError, match="no VgpuSchedule 'gpu'; expected one of gpus"):
+            await questions.detail("gpu")
+    assert (row.state, row.phase, row.next_phase, row.workers) == (ScheduleState.READY, "night", "day", 5)
+    assert {worker.node: str(worker.step) for worker in detail.workers} == {
+        **{f"worker-{n}": "Away" for n in (1, 2, 3, 4)},
+        "worker-5": "Serving",
+    }
+    assert [(phase.name, phase.workers) for phase in detail.phases] == [
+        ("day", "vgpu.type=v100-4q"),
+        ("night", "vgpu.type=v100-16q"),
+    ]
