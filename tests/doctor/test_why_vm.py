@@ -32,6 +32,7 @@ from gpuvirt.model.doctor.vms.vmevidence import (
 )
 from gpuvirt.model.doctor.vms.vmexplanation import Explanation, VmStep, explain
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
+from gpuvirt.model.reasons.codes import Code
 from gpuvirt.model.schedules.away import AwayWorker
 
 A10, QUARTER = "nvidia.com/GA102GL_A10", "nvidia.com/NVIDIA_A10-4Q"
@@ -116,6 +117,20 @@ def test_a_pod_that_waits_for_another_phase_is_told_until_when() -> None:
         FindingCode.WORKER_AWAY,
         FindingCode.NODE_SELECTOR_MISMATCH,
     ]
+
+
+def test_a_pod_without_devices_that_selects_workers_is_told_until_when() -> None:
+    def blocked(*away: str) -> Code | None:
+        evidence = at_night(*away)
+        assert evidence.pod is not None
+        target = ObjectRef(ObjectKind.POD, LAUNCHER, "team")
+        pod = replace(evidence.pod, requests={})
+        blocker = explain(replace(evidence, target=target, vm=None, vmi=None, pod=pod)).blocker
+        return blocker.code if blocker is not None else None
+
+    assert blocked("worker-1", "worker-2") is FindingCode.WORKER_AWAY
+    assert blocked("worker-1") is FindingCode.NO_DEVICE_REQUESTED, "worker-2 is not away by a schedule"
+    assert blocked() is FindingCode.NO_DEVICE_REQUESTED
 
 
 def test_a_worker_that_is_not_ready_without_a_schedule_is_not_away() -> None:

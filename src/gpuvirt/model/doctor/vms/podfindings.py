@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.doctor.findings import Finding, listed, of_reason, problem
 from gpuvirt.model.doctor.vms.vmevidence import ConditionSeen, DeviceSeen, VmEvidence, condition
 from gpuvirt.model.doctor.vms.vmnodes import NodeVerdict
@@ -90,10 +91,27 @@ def _workers_away(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: S
         if verdict.obstacle is not None
         and (verdict.obstacle.code, verdict.obstacle.message) == (first.code, first.message)
     ]
-    message = first.message.replace("is ", "are ", 1) if len(names) > 1 else first.message
-    words = "its workers" if len(names) > 1 else "its worker"
-    text = f"waits for another phase: {words} {message} ({listed(names)})"
+    text = _waits_for(names, first.message)
     return Finding(first.level, evidence.pod.user, text, first.code, (*first.seen, seen), fix=first.fix)
+
+
+def selects_workers_away(evidence: VmEvidence) -> Finding | None:
+    """A pod that requests no device, and that its nodeSelector permits only on workers whose phase has not begun."""
+    pod, selector = evidence.pod, evidence.placement.node_selector
+    if pod is None or pod.node or not selector:
+        return None
+    names = [node.name for node in evidence.nodes or () if selector.items() <= node.labels.items()]
+    away = [evidence.away.get(NodeName(name)) for name in names]
+    first = away[0] if away else None
+    if first is None or None in away:
+        return None
+    seen = (Seen(f"VgpuSchedule {first.schedule} $.status.workers", listed(names)),)
+    return problem(FindingCode.WORKER_AWAY, pod.user, _waits_for(names, first.message), seen, fix=(first.command,))
+
+
+def _waits_for(names: Sequence[str], message: str) -> str:
+    workers = f"its workers {message.replace('is ', 'are ', 1)}" if len(names) > 1 else f"its worker {message}"
+    return f"waits for another phase: {workers} ({listed(names)})"
 
 
 def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeVerdict], seen: Seen) -> Finding | None:

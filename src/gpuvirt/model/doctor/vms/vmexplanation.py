@@ -98,7 +98,11 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeVerdict, ...]) -> Iterato
     yield _result(
         VmStep.REQUESTS,
         vmfindings.outdated(evidence)
-        or (None if evidence.requests else vmfindings.no_requests(evidence))
+        or (
+            None
+            if evidence.requests
+            else podfindings.selects_workers_away(evidence) or vmfindings.no_requests(evidence)
+        )
         or vmshares.invalid_request(evidence.target.text, evidence.shares),
         vmfindings.counts_text(evidence.requests),
     )
