@@ -10,6 +10,7 @@ from lab.cluster.cluster import ClusterError, cluster
 from lab.cluster.demo import demo
 from lab.cluster.golang import BuildError
 from lab.cluster.helm import helm
+from lab.cluster.kwok import kwok
 
 
 def main() -> int:
@@ -26,6 +27,8 @@ def main() -> int:
             lab.down()
             return 0
         charts = helm()
+        if arguments.what == "build":
+            kwok()
         if arguments.what == "demo":
             print(demo(lab))
             return 0

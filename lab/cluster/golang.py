@@ -5,7 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from lab.cache import cache_root, once
 
@@ -40,9 +42,9 @@ def _version(go: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0,)
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     """Run a command in a folder, and return its output; raise BuildError."""
-    settings = os.environ | {"CGO_ENABLED": "0"}
+    settings = {**os.environ, "CGO_ENABLED": "0", **environment}
     done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command[:3])} failed:\n{done.stderr[-2000:]}")
