@@ -1,6 +1,6 @@
 // A vCenter with worker VMs that have vGPUs: govmomi's simulator, which answers, and what it lacks.
 //
-// It serves TLS with a given certificate on 127.0.0.1, and accepts one user. Standard input has one command in JSON a
+// It serves TLS with a given certificate, on 127.0.0.1 if nothing else is asked for, and accepts one user. Standard input has one command in JSON a
 // line, standard output one answer a line, the first of them the port: {"port":40001}. It ends with its standard input.
 package main
 
@@ -19,6 +19,7 @@ import (
 )
 
 func main() {
+	address := flag.String("address", "127.0.0.1", "the address to listen on, which the certificate has")
 	port := flag.Int("port", 0, "the port, which a restart keeps; 0 for a free one")
 	certificate := flag.String("certificate", "", "PEM file of the server's certificate")
 	key := flag.String("key", "", "PEM file of its key")
@@ -44,7 +45,7 @@ func main() {
 	}})
 	model.Map().Handler = lab.delay
 	model.Service.Listen = &url.URL{
-		Host: fmt.Sprintf("127.0.0.1:%d", *port),
+		Host: fmt.Sprintf("%s:%d", *address, *port),
 		User: url.UserPassword(*user, os.Getenv("VSPHERE_PASSWORD")),
 	}
 	model.Service.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}

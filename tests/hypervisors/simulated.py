@@ -28,13 +28,15 @@ class Center:
 
 
 @contextmanager
-def center(folder: Path, authority: Authority, *options: str, port: int = 0) -> Iterator[Center]:
+def center(
+    folder: Path, authority: Authority, *options: str, port: int = 0, address: str = "127.0.0.1"
+) -> Iterator[Center]:
     """Run a vCenter that keeps its state in a folder."""
-    pair = authority.server("vcenter", alternatives="IP:127.0.0.1")
+    pair = authority.server("vcenter", alternatives=f"IP:{address}")
     serving = Serving(pair.certificate, pair.key, folder / "state.json", PASSWORD)
-    with vsphere(serving, *options, port=port) as running:
+    with vsphere(serving, f"-address={address}", *options, port=port) as running:
         ca = authority.certificate.read_text()
-        yield Center(running, Credentials(f"127.0.0.1:{running.port}", ca, USER, PASSWORD))
+        yield Center(running, Credentials(f"{address}:{running.port}", ca, USER, PASSWORD))
 
 
 @asynccontextmanager
