@@ -14,7 +14,6 @@ from tests.hypervisors.simulated import Center
 DAY, NIGHT = {"worker0", "worker1", "worker2", "worker3"}, {"worker4"}
 HOLDS = {"from": "2020-01-01T00:00", "until": "2099-01-01T00:00"}
 SPEC = {
-    "timeZone": "Europe/Berlin",
     "hypervisor": {"vsphere": {"secretRef": {"name": "vcenter"}}},
     "phases": [
         {"name": "day", "start": "0 7 * * *", "workers": {"matchLabels": {"vgpu.type": "v100-4q-4GB"}}},

@@ -1,11 +1,13 @@
 """A day of a VgpuSchedule on a real API server, scheduler and controllers, with kwok's nodes and a vCenter."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from gpuvirt.clock import RealClock
 from tests.certificates import Authority
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.controllerlab import NAMESPACE, controlled
@@ -33,7 +35,12 @@ def log(scene: Day) -> str:
     return (scene.node.cluster.folder / "log/controller.log").read_text()
 
 
+def switch(scene: Day, phase: str, until: str) -> str:
+    return scene.gpuvirt("schedule", "switch", "gpus", phase, "--until", until, "--namespace", NAMESPACE)
+
+
 def test_the_documents_day_by_commands(scene: Day) -> None:
+    soon = f"{RealClock().now() + timedelta(days=3):%Y-%m-%dT12:00}"
     scene.node.kubectl("cordon", "worker0")
     scene.train("small", "v100-4q-4GB", 3)
     scene.train("big", "v100-16q-16GB", 1)
@@ -49,7 +56,7 @@ def test_the_documents_day_by_commands(scene: Day) -> None:
     checked = scene.gpuvirt("schedule", "check", "gpus", "--namespace", NAMESPACE)
     assert all(worker in checked for worker in WORKERS), checked
 
-    switched = scene.gpuvirt("schedule", "switch", "gpus", "night", "--until", "2098-01-01T00:00", "--namespace", NAMESPACE)
+    switched = switch(scene, "night", soon)
     assert f"{scene.node.namespace}/small allows 0" in " ".join(switched.split()), switched
     scene.node.until(lambda: "PodsLeft" in scene.status(".workers[*].code"), lambda: scene.status(""))
     assert scene.phases("small") == ["Running"] * 3
@@ -61,9 +68,10 @@ def test_the_documents_day_by_commands(scene: Day) -> None:
     scene.until_pods("big", ["Running"])
     scene.until_pods("small", ["Pending"] * 3)
     pod = scene.node.kubectl("get", "pods", "-l", "app=small", "-o", "jsonpath={.items[0].metadata.name}")
-    assert "suspended until" in " ".join(scene.gpuvirt("why", f"pod/{pod}", "-n", scene.node.namespace).split())
+    why = scene.gpuvirt("why", f"pod/{pod}", "-n", scene.node.namespace)
+    assert f"are suspended until {soon.replace('T', ' ')} UTC by schedule gpus" in " ".join(why.split()), why
 
-    scene.gpuvirt("schedule", "switch", "gpus", "day", "--until", "2097-01-01T00:00", "--namespace", NAMESPACE)
+    switch(scene, "day", soon)
     scene.until_reached("day")
     assert scene.vcenter.vsphere.state.power == dict.fromkeys(DAY, "poweredOn") | {"worker4": "suspended"}
     assert scene.workers.cordoned() == {"worker0", "worker4"}
