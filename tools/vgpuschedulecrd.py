@@ -26,6 +26,8 @@ COLUMNS = (
 )
 MOST_PHASES = 16
 MOST_OVERRIDES = 64
+MOST_PROFILES = 16
+LONGEST_TYPE = 128
 LONGEST_NAME = 63
 LONGEST_TIME = 19
 _DURATION = r"^([0-9]+(\.[0-9]+)?[hms])+$"
@@ -74,9 +76,18 @@ def _phases(phases: Schema) -> Schema:
         "name": _text(fields["name"], LONGEST_NAME, "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
         "start": replace(fields["start"], max_length=LONGEST_LINE),
         "workers": replace(fields["workers"], rules=(_SELECTS,)),
+        "profiles": _profiles(fields["profiles"]),
     }
     items = replace(item, properties={**fields, **changed})
     return replace(phases, items=items, min_items=1, max_items=MOST_PHASES, list_type="map", list_map_keys=("name",))
+
+
+def _profiles(profiles: Schema) -> Schema:
+    item = _item_of(profiles)
+    fields = item.properties
+    changed = {"vgpuType": _text(fields["vgpuType"], LONGEST_TYPE, r"^\S+$")}
+    items = replace(item, properties={**fields, **changed})
+    return replace(profiles, items=items, max_items=MOST_PROFILES, list_type="map", list_map_keys=("vgpuType",))
 
 
 def _overrides(overrides: Schema) -> Schema:

@@ -458,6 +458,21 @@ class ReasonCode(Code):
     WORKER_IN_TWO_SCHEDULES = _schedule(
         "WorkerInTwoSchedules", "a node is a worker of two VgpuSchedules; nothing is done for either", Level.ERROR
     )
+    PROFILE_LABEL_SELECTS = _schedule(
+        "ProfileLabelSelects",
+        "a profile of a VgpuSchedule sets a label by which its phases select workers",
+        Level.ERROR,
+    )
+    PROFILE_MISSING = _schedule(
+        "ProfileMissing",
+        "a worker has a vGPU type in one of its phases, and no profile in another; nothing is done for the schedule",
+        Level.ERROR,
+    )
+    SUSPENDED_WITH_TYPE = _schedule(
+        "SuspendedWithType",
+        "a worker's VM is suspended with the vGPU type of another phase, which can't be changed until it is off",
+        Level.ERROR,
+    )
     SCHEDULE_NOT_ALLOWED = _schedule(
         "NotAllowed",
         "a VgpuSchedule is not in the controller's namespace, where alone its Secret and its rights hold",

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.profilefaults import profile_faults
 from gpuvirt.model.schedules.spec import Phase, Schedule
 from gpuvirt.model.schedules.times import (
     FIELDS,
@@ -28,7 +29,7 @@ CHECKED = timedelta(days=400)
 
 def faults(schedule: Schedule, now: datetime) -> tuple[Reason, ...]:
     """Return all that is wrong with a spec by itself; nothing is done for a schedule with faults."""
-    found = [*_phase_faults(schedule), *_line_faults(schedule)]
+    found = [*_phase_faults(schedule), *_line_faults(schedule), *profile_faults(schedule)]
     try:
         zone = zone_of(schedule.time_zone)
     except ZoneError:

@@ -9,7 +9,7 @@ from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.events import About, events_of
 from gpuvirt.cluster.failures import NotFoundError
-from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
 from gpuvirt.cluster.operator.announcer import REPORTER
@@ -33,10 +33,13 @@ from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.faults import shared_workers
 from gpuvirt.model.schedules.observed import NodePod
+from gpuvirt.model.schedules.profilefaults import missing_profiles
 from gpuvirt.model.schedules.spec import PhaseName
 from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.transition import Advance
 
+PhaseTypes = Mapping[PhaseName, str | None]
+"""The phases of a node, each with the vGPU type that a profile gives its VM."""
 EVICTION_S = 10.0
 """How long the API server may take for an eviction, which asks all budgets."""
 
@@ -103,16 +106,14 @@ class ScheduleObjects:
 
     async def read(self, stored: Stored) -> ClusterReading:
         """Return the workers: nodes first, then their Leases, pods and volumes."""
-        found, phases = await self._read_nodes(stored.status)
+        found, types = await self._read_nodes(stored.status)
         self._nodes = found
         now_s = self._clock.monotonic_s()
         self._cordoned_s = {
             name: self._cordoned_s.get(name, now_s) for name, node in found.items() if node.spec.unschedulable
         }
         nodes = {
-            name: node.worker(
-                frozenset(phases.get(name, ())), await self._renewal(name), now_s - self._cordoned_s.get(name, now_s)
-            )
+            name: node.worker(types.get(name, {}), await self._renewal(name), now_s - self._cordoned_s.get(name, now_s))
             for name, node in found.items()
         }
         placed = {name: await self._read_pods(name) for name in nodes}
@@ -121,7 +122,8 @@ class ScheduleObjects:
             name: tuple(volume.metadata.name for volume in attachments if volume.spec.node_name == name)
             for name in nodes
         }
-        return ClusterReading(nodes, placed, attached, await self._shared_workers())
+        problems = (*await self._shared_workers(), *missing_profiles(nodes.values()))
+        return ClusterReading(nodes, placed, attached, problems)
 
     async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
         """Write the status for the version that was read, if it has changed; raises ConflictError."""
@@ -144,7 +146,9 @@ class ScheduleObjects:
     async def mark(self, action: MarkNode) -> None:
         """Change the marks of a node of the version that was read; raises ConflictError."""
         taints = self._nodes[action.node].spec.taints
-        patch = marks_patch(action.version, taints, self._name, cordon=action.cordon, taint=action.taint)
+        patch = marks_patch(
+            action.version, taints, self._name, cordon=action.cordon, taint=action.taint, labels=action.labels
+        )
         await self._client.patch(NODES, action.node, patch, PatchType.MERGE, NodeObject)
 
     async def evict(self, pod: NodePod) -> None:
@@ -158,15 +162,15 @@ class ScheduleObjects:
         """Delete a pod, with its grace period."""
         await self._client.delete(pods(pod.namespace), pod.name, pod.uid)
 
-    async def _read_nodes(self, status: Status) -> tuple[dict[NodeName, NodeObject], Mapping[NodeName, set[PhaseName]]]:
+    async def _read_nodes(self, status: Status) -> tuple[dict[NodeName, NodeObject], Mapping[NodeName, PhaseTypes]]:
         """Return the nodes that a phase selects, with their phases, those of the status, and those with a mark."""
-        found, phases = dict[NodeName, NodeObject](), dict[NodeName, set[PhaseName]]()
+        found, types = dict[NodeName, NodeObject](), dict[NodeName, dict[PhaseName, str | None]]()
         selected = self._object.spec.phases if self._object is not None else ()
         for phase in selected:
             for node in await self._list(selector_text(phase.workers)):
                 name = NodeName(node.metadata.name)
                 found[name] = node
-                phases.setdefault(name, set()).add(PhaseName(phase.name))
+                types.setdefault(name, {})[PhaseName(phase.name)] = _type_of(phase, node)
         for node in await self._list(f"{CORDONED_BY}={self._name}"):
             found.setdefault(NodeName(node.metadata.name), node)
         for name in {worker.node for worker in status.workers} - found.keys():
@@ -174,7 +178,7 @@ class ScheduleObjects:
                 found[name] = await self._client.get(NODES, name, NodeObject)
             except NotFoundError:
                 continue
-        return found, phases
+        return found, types
 
     async def _shared_workers(self) -> tuple[Reason, ...]:
         """Return the workers that are workers of another schedule, too."""
@@ -201,6 +205,12 @@ class ScheduleObjects:
     async def _read_pods(self, name: NodeName) -> tuple[NodePod, ...]:
         listed = await self._client.list(Collection(ALL_PODS, PodObject, on_node=name))
         return tuple(pod.node_pod for pod in listed.items)
+
+
+def _type_of(phase: PhaseSpec, node: NodeObject) -> str | None:
+    """Return the vGPU type that the first profile of a phase that selects a node gives its VM."""
+    labels = node.metadata.labels
+    return next((profile.vgpu_type for profile in phase.profiles if profile.workers.matches(labels)), None)
 
 
 def selector_text(selector: LabelSelector) -> str:
