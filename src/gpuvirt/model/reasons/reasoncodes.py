@@ -468,6 +468,26 @@ class ReasonCode(Code):
         "a worker has a vGPU type in one of its phases, and no profile in another; nothing is done for the schedule",
         Level.ERROR,
     )
+    WORKER_AUTOSCALED = _schedule(
+        "WorkerAutoscaled",
+        "a cluster autoscaler runs, and a worker is not excluded from it; nothing is done for the schedule",
+        Level.ERROR,
+    )
+    WORKER_HEALTH_CHECKED = _schedule(
+        "WorkerHealthChecked",
+        "a MachineHealthCheck replaces the Machine of a worker that is away; nothing is done for the schedule",
+        Level.ERROR,
+    )
+    MACHINE_UNKNOWN = _schedule(
+        "MachineUnknown",
+        "a worker is a Machine that this cluster does not show, so that its health checks are unknown",
+        Level.UNKNOWN,
+    )
+    COVERAGE_UNKNOWN = _schedule(
+        "CoverageUnknown",
+        "the controller may not read whether a cluster autoscaler or a MachineHealthCheck covers workers",
+        Level.UNKNOWN,
+    )
     SUSPENDED_WITH_TYPE = _schedule(
         "SuspendedWithType",
         "a worker's VM is suspended with the vGPU type of another phase, which can't be changed until it is off",

@@ -50,7 +50,7 @@ class ClusterReading:
     pods: Mapping[NodeName, tuple[NodePod, ...]] = field(default_factory=dict)
     attachments: Mapping[NodeName, tuple[str, ...]] = field(default_factory=dict)
     faults: tuple[Reason, ...] = ()
-    """Workers that are workers of another schedule, too, or that some of their phases give no profile."""
+    """Workers of another schedule, without a profile in one of their phases, or whose VMs something may delete."""
 
 
 class ScheduleApi(Protocol):

@@ -14,6 +14,7 @@ from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
 from gpuvirt.cluster.operator.announcer import REPORTER
 from gpuvirt.cluster.operator.schedules import objects
+from gpuvirt.cluster.operator.schedules.coveragereading import CoverageReading
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
 from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
@@ -85,6 +86,7 @@ class ScheduleObjects:
         self._object: VgpuSchedule | None = None
         self._nodes: dict[NodeName, NodeObject] = {}
         """The nodes of the last reading."""
+        self._coverage = CoverageReading(client, clock)
         self._cordoned_s: dict[NodeName, float] = {}
         """When each node was first seen unschedulable."""
 
@@ -122,7 +124,9 @@ class ScheduleObjects:
             name: tuple(volume.metadata.name for volume in attachments if volume.spec.node_name == name)
             for name in nodes
         }
+        workers = [found[name] for name, node in nodes.items() if node.phases]
         problems = (*await self._shared_workers(), *missing_profiles(nodes.values()))
+        problems += await self._coverage.faults(workers)
         return ClusterReading(nodes, placed, attached, problems)
 
     async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
