@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds import vgpuschedule
 from gpuvirt.cluster.kinds.schema import Rule, Schema, UnfitTypeError, description_of, structural, without_nulls
 from gpuvirt.cluster.operator.schedules.objects import LONGEST_DURATION
+from gpuvirt.model.schedules.faults import LONGEST_NAME
 from gpuvirt.model.schedules.times import LONGEST_LINE
 
 HEAD = """\
@@ -28,12 +29,12 @@ MOST_PHASES = 16
 MOST_OVERRIDES = 64
 MOST_PROFILES = 16
 LONGEST_TYPE = 128
-LONGEST_NAME = 63
 LONGEST_TIME = 19
 _DURATION = r"^([0-9]+(\.[0-9]+)?[hms])+$"
 _TIME = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2})?$"
 _NAME = Rule(
-    "size(self.metadata.name) <= 63", "has a name of more than 63 characters, which no label of a node can have"
+    f"size(self.metadata.name) <= {LONGEST_NAME}",
+    "has a name of more than 63 characters, which no label of a node can have",
 )
 _SELECTS = Rule(
     "has(self.matchLabels) && size(self.matchLabels) > 0"

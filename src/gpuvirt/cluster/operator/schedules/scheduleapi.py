@@ -9,7 +9,7 @@ from gpuvirt.cluster import events
 from gpuvirt.cluster.client import Client, Collection, PatchType
 from gpuvirt.cluster.events import About, events_of
 from gpuvirt.cluster.failures import NotFoundError
-from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, PhaseSpec, VgpuSchedule, vgpu_schedules
+from gpuvirt.cluster.kinds.vgpuschedule import API_VERSION, KIND, VgpuSchedule, vgpu_schedules
 from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
 from gpuvirt.cluster.operator.announcer import REPORTER
@@ -28,6 +28,7 @@ from gpuvirt.cluster.operator.schedules.workerobjects import (
     NodeObject,
     PodObject,
 )
+from gpuvirt.cluster.operator.schedules.workertypes import PhaseTypes, type_of
 from gpuvirt.cluster.resources import NODES, pods
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
@@ -39,8 +40,6 @@ from gpuvirt.model.schedules.spec import PhaseName
 from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.transition import Advance
 
-PhaseTypes = Mapping[PhaseName, str | None]
-"""The phases of a node, each with the vGPU type that a profile gives its VM."""
 EVICTION_S = 10.0
 """How long the API server may take for an eviction, which asks all budgets."""
 
@@ -174,7 +173,7 @@ class ScheduleObjects:
             for node in await self._list(selector_text(phase.workers)):
                 name = NodeName(node.metadata.name)
                 found[name] = node
-                types.setdefault(name, {})[PhaseName(phase.name)] = _type_of(phase, node)
+                types.setdefault(name, {})[PhaseName(phase.name)] = type_of(phase, node.metadata.labels)
         for node in await self._list(f"{CORDONED_BY}={self._name}"):
             found.setdefault(NodeName(node.metadata.name), node)
         for name in {worker.node for worker in status.workers} - found.keys():
@@ -209,12 +208,6 @@ class ScheduleObjects:
     async def _read_pods(self, name: NodeName) -> tuple[NodePod, ...]:
         listed = await self._client.list(Collection(ALL_PODS, PodObject, on_node=name))
         return tuple(pod.node_pod for pod in listed.items)
-
-
-def _type_of(phase: PhaseSpec, node: NodeObject) -> str | None:
-    """Return the vGPU type that the first profile of a phase that selects a node gives its VM."""
-    labels = node.metadata.labels
-    return next((profile.vgpu_type for profile in phase.profiles if profile.workers.matches(labels)), None)
 
 
 def selector_text(selector: LabelSelector) -> str:
