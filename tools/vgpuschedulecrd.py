@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpuvirt.cluster.kinds import vgpuschedule
 from gpuvirt.cluster.kinds.schema import Rule, Schema, UnfitTypeError, description_of, structural, without_nulls
 from gpuvirt.cluster.operator.schedules.objects import LONGEST_DURATION
+from gpuvirt.model.schedules.faults import LONGEST_NAME
 from gpuvirt.model.schedules.times import LONGEST_LINE
 
 HEAD = """\
@@ -26,12 +27,14 @@ COLUMNS = (
 )
 MOST_PHASES = 16
 MOST_OVERRIDES = 64
-LONGEST_NAME = 63
+MOST_PROFILES = 16
+LONGEST_TYPE = 128
 LONGEST_TIME = 19
 _DURATION = r"^([0-9]+(\.[0-9]+)?[hms])+$"
 _TIME = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2})?$"
 _NAME = Rule(
-    "size(self.metadata.name) <= 63", "has a name of more than 63 characters, which no label of a node can have"
+    f"size(self.metadata.name) <= {LONGEST_NAME}",
+    "has a name of more than 63 characters, which no label of a node can have",
 )
 _SELECTS = Rule(
     "has(self.matchLabels) && size(self.matchLabels) > 0"
@@ -74,9 +77,18 @@ def _phases(phases: Schema) -> Schema:
         "name": _text(fields["name"], LONGEST_NAME, "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
         "start": replace(fields["start"], max_length=LONGEST_LINE),
         "workers": replace(fields["workers"], rules=(_SELECTS,)),
+        "profiles": _profiles(fields["profiles"]),
     }
     items = replace(item, properties={**fields, **changed})
     return replace(phases, items=items, min_items=1, max_items=MOST_PHASES, list_type="map", list_map_keys=("name",))
+
+
+def _profiles(profiles: Schema) -> Schema:
+    item = _item_of(profiles)
+    fields = item.properties
+    changed = {"vgpuType": _text(fields["vgpuType"], LONGEST_TYPE, r"^\S+$")}
+    items = replace(item, properties={**fields, **changed})
+    return replace(profiles, items=items, max_items=MOST_PROFILES, list_type="map", list_map_keys=("vgpuType",))
 
 
 def _overrides(overrides: Schema) -> Schema:

@@ -18,6 +18,11 @@ RIGHTS = {
     ("", "pods/eviction", "create"),
     ("storage.k8s.io", "volumeattachments", "list"),
     (f"{NAMESPACE}: gpuvirt.io", "vgpuschedules", "get"),
+    ("", "configmaps cluster-autoscaler-status", "list"),
+    ("cluster.x-k8s.io", "machines", "get"),
+    ("cluster.x-k8s.io", "machinehealthchecks", "list"),
+    ("machine.openshift.io", "machines", "get"),
+    ("machine.openshift.io", "machinehealthchecks", "list"),
     ("gpuvirt.io", "vgpuschedules", "list"),
     ("gpuvirt.io", "vgpuschedules", "watch"),
     ("gpuvirt.io", "vgpuschedules/status", "patch"),
@@ -25,7 +30,7 @@ RIGHTS = {
     (f"{NAMESPACE}: ", "secrets", "get"),
     ("kube-node-lease: coordination.k8s.io", "leases", "get"),
 }
-"""Namespace and group, resource, verb."""
+"""Namespace and group, resource with its name where that is the only one, verb."""
 
 
 def granted(rendered: Rendered) -> Iterator[tuple[str, str, str]]:
@@ -36,10 +41,12 @@ def granted(rendered: Rendered) -> Iterator[tuple[str, str, str]]:
         namespace = at(manifest, "metadata", "namespace")
         place = f"{namespace}: " if namespace else ""
         for rule in items(at(manifest, "rules")):
+            names = at(rule, "resourceNames")
+            only = f" {items(names)[0]}" if names else ""
             for group in items(at(rule, "apiGroups")):
                 for resource in items(at(rule, "resources")):
                     for verb in items(at(rule, "verbs")):
-                        yield f"{place}{group}", str(resource), str(verb)
+                        yield f"{place}{group}", f"{resource}{only}", str(verb)
 
 
 def arguments(rendered: Rendered) -> list[Plain]:

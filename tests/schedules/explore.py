@@ -1,7 +1,7 @@
 """Explores worlds: a run is a seed; one that violates an invariant is shrunk, and shown with its last steps."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tests.schedules.choices import Choices, shrunk
@@ -11,9 +11,13 @@ SWITCHES = 3
 ROUNDS = 150
 
 
-async def play(choices: Choices) -> World:
+Make = Callable[[Choices], World]
+"""Makes the world of a run."""
+
+
+async def play(choices: Choices, make: Make = World) -> World:
     """Play one run, and return its world; raises ViolationError."""
-    world = World(choices)
+    world = make(choices)
     for _ in range(SWITCHES):
         world.to_next_switch()
         for _ in range(ROUNDS):
@@ -24,27 +28,27 @@ async def play(choices: Choices) -> World:
     return world
 
 
-def violation(seed: int, replayed: Sequence[int] | None = None) -> str | None:
+def violation(seed: int, replayed: Sequence[int] | None = None, make: Make = World) -> str | None:
     """Return what a run violates; None if nothing."""
     try:
-        asyncio.run(play(Choices(seed, replayed)))
+        asyncio.run(play(Choices(seed, replayed), make))
     except ViolationError as error:
         return str(error)
     return None
 
 
-def _fails(kind: str, made: Sequence[int]) -> bool:
-    return kind in (violation(0, made) or "")
+def _fails(kind: str, make: Make, made: Sequence[int]) -> bool:
+    return kind in (violation(0, made, make) or "")
 
 
-def explored(seeds: Sequence[int]) -> tuple[int, str] | None:
+def explored(seeds: Sequence[int], make: Make = World) -> tuple[int, str] | None:
     """Return the first seed with a violation, and its shrunk run's last steps; None if there is none."""
     for seed in seeds:
         choices = Choices(seed)
         try:
-            asyncio.run(play(choices))
+            asyncio.run(play(choices, make))
         except ViolationError as error:
             kind = str(error).splitlines()[-1].partition(":")[0]
-            smallest = shrunk(choices.made, partial(_fails, kind))
-            return seed, violation(0, smallest) or str(error)
+            smallest = shrunk(choices.made, partial(_fails, kind, make))
+            return seed, violation(0, smallest, make) or str(error)
     return None

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
-from gpuvirt.model.schedules import arriving, leaving, moves, workers
-from gpuvirt.model.schedules.hypervisor import Power, VmKey, VmsReading, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules import arriving, leaving, moves, profiles, retyping, transition, workers
+from gpuvirt.model.schedules.hypervisor import Action, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
+from gpuvirt.model.schedules.moves import Round
 from gpuvirt.model.schedules.observed import WorkerNode
+from gpuvirt.model.schedules.spec import Profile
+from gpuvirt.model.schedules.status import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,19 @@ def _by_name(node: WorkerNode, vms: Mapping[VmKey, WorkerVm]) -> tuple[WorkerVm,
     return tuple(vm for vm in reversed(list(vms.values())) if vm.name == node.name)[:1]
 
 
+def _once_asked(worker: Worker, vm: WorkerVm, profile: Profile, around: Round) -> bool:
+    """Take a type for set once a call to set it was made."""
+    last = around.observed.calls.get(worker.vm)
+    return IS_TYPE_READ(worker, vm, profile, around) or (last is not None and last.action is Action.SET_VGPU_TYPE)
+
+
+def _untyped(worker: Worker) -> Worker:
+    """Forget the types of a worker whose Node was deleted."""
+    return replace(worker, node_uid="", types=())
+
+
 READ = VmCalls.read
+IS_TYPE_READ = profiles.is_type_read
 LATEST: dict[int, tuple[VmCalls, Mapping[VmKey, WorkerVm]]] = {}
 """The latest readings. They keep their connections, so that no other one gets the same id."""
 
@@ -71,3 +86,13 @@ REMOVALS: Mapping[str, tuple[Patch, ...]] = {
     "admin's cordon": (Patch(arriving, "is_cordon_of", lambda node, mine: node.is_unschedulable),),
     "unknown is not off": (Patch(VmCalls, "read", _unknown_as_off),),
 }
+
+PROFILE_REMOVALS: Mapping[str, tuple[Patch, ...]] = {
+    "VM seen off before another type": (Patch(retyping, "is_seen_off", lambda vm: True),),
+    "type read back before a start": (Patch(arriving, "is_type_read", _once_asked),),
+    "other types seen off before a start": (Patch(transition, "is_changing_type", lambda worker, profile, vms: False),),
+    "no suspension with a type that changes": (Patch(leaving, "keeps_type", lambda worker, vm: True),),
+    "labels with the uncordon": (Patch(arriving, "label_changes", lambda schedule, worker, node, phase: ()),),
+    "types of a missing Node": (Patch(workers, "without_node", _untyped),),
+}
+"""The guards of a change of vGPU types, noticed in a world with profiles."""

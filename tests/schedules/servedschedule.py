@@ -14,8 +14,13 @@ NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 ATTACHMENTS = "/apis/storage.k8s.io/v1/volumeattachments"
 BLOCKED: Reply = 429, {"kind": "Status", "message": "Cannot evict pod as it would violate its budget", "code": 429}
+FORBIDDEN: Reply = 403, {"kind": "Status", "message": "configmaps is forbidden", "code": 403}
 EVENTS = "/apis/events.k8s.io/v1/namespaces/gpuvirt/events"
-LISTS = (ALL_SCHEDULES, SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS)
+CONFIG_MAPS = "/api/v1/configmaps"
+MACHINE_API = "/apis/machine.openshift.io/v1beta1/namespaces/openshift-machine-api"
+CLUSTER_API = "/apis/cluster.x-k8s.io/v1beta1/namespaces/fleet"
+CHECKS = (f"{MACHINE_API}/machinehealthchecks", f"{CLUSTER_API}/machinehealthchecks")
+LISTS = (ALL_SCHEDULES, SCHEDULES, NODES, PODS, LEASES, ATTACHMENTS, CONFIG_MAPS)
 
 
 class ServedSchedule:
@@ -30,6 +35,9 @@ class ServedSchedule:
         """Writes other than those of events."""
         self.lists: list[str] = []
         self.watches = 0
+        self.kinds: set[str] = set()
+        """The collections of optional kinds that the server has."""
+        self.forbidden: set[str] = set()
         self._watching: list[tuple[str, asyncio.Queue[Object]]] = []
 
     def put(self, path: str, content: Object) -> None:
@@ -78,7 +86,9 @@ class ServedSchedule:
         return 200, self.objects[path]
 
     def _get(self, call: Call) -> Reply:
-        if call.path not in LISTS:
+        if call.path in self.forbidden:
+            return FORBIDDEN
+        if call.path not in LISTS and call.path not in self.kinds:
             found = self.objects.get(call.path)
             return (200, found) if found is not None else NOT_FOUND
         query = parse_qs(urlsplit(call.target).query)
@@ -115,7 +125,7 @@ class ServedSchedule:
 def _is_in(path: str, collection: str) -> bool:
     """Return whether an object is in a collection, of its namespace or of all."""
     folder = path.rpartition("/")[0]
-    everywhere = {PODS: "/pods", ALL_SCHEDULES: "/vgpuschedules"}
+    everywhere = {PODS: "/pods", ALL_SCHEDULES: "/vgpuschedules", CONFIG_MAPS: "/configmaps"}
     return folder == collection or (collection in everywhere and folder.endswith(everywhere[collection]))
 
 
@@ -131,7 +141,11 @@ def _has_labels(item: Object, selector: str) -> bool:
 
 
 def _is_on(item: Object, field: str) -> bool:
-    return all(_fields(item, "spec").get("nodeName") == value for _, value in _pairs(field))
+    for key, value in _pairs(field):
+        section, _, name = key.removesuffix("!").partition(".")
+        if (_fields(item, section).get(name) == value) is key.endswith("!"):
+            return False
+    return True
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

@@ -14,9 +14,9 @@ from gpuvirt.cluster.operator.settings import ControllerSettings
 from tests.certificates import Authority, Pair
 from tests.cli.test_startup import loaded_by
 from tests.kubeletnode import until
-from tests.schedules.servedschedule import ALL_SCHEDULES, SCHEDULES
+from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object
 from tests.schedules.test_secret_connection import SECRETS
-from tests.schedules.test_served_schedule import SCHEDULE, Day
+from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
 from tests.scriptedapi import scripted
 
 SCHEDULES_ALONE = ("cronsim", "gpuvirt.apps.schedules", "gpuvirt.cluster.operator.schedules", "gpuvirt.hypervisors")
@@ -84,3 +84,22 @@ async def test_without_the_option_no_schedule_is_read(authority: Authority, serv
         await until(lambda: day.served.watches > 0)
     assert not {SCHEDULES, ALL_SCHEDULES} & set(day.served.lists)
     assert not day.served.writes
+
+
+async def test_the_controller_shows_its_schedules_the_nodes_that_it_watches(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    workers: list[Object] = [
+        {"node": "worker-1", "nodeUid": "uid-worker-1", "phases": ["day"], "step": "Away"},
+        {"node": "worker-5", "nodeUid": "uid-worker-5", "phases": ["night"], "step": "Serving"},
+    ]
+    conditions = [{"type": "Valid", "status": "True", "reason": "Valid", "lastTransitionTime": "2026-01-05T19:00:00Z"}]
+    status: Object = {"phase": "night", "observedGeneration": 1, "workers": workers, "conditions": conditions}
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC, "status": status})
+    async with (
+        scripted(day.served.answer, server, authority.certificate) as api,
+        running(process(day, api.port, authority.certificate, runs_schedules=True)),
+    ):
+        await until(lambda: day.served.watches > 1)
+        assert day.status() == status
+        day.served.put(f"{NODES}/worker-9", {"metadata": {"labels": {"vgpu.type": "v100-4q"}}})
+        await until(lambda: "worker-9" in str(day.status()["workers"]))

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from tests.schedules.explore import explored, violation
-from tests.schedules.removals import REMOVALS
+from tests.schedules.profileworld import ProfileWorld
+from tests.schedules.removals import PROFILE_REMOVALS, REMOVALS
 from tests.thoroughness import examples
 
 PART = 10
@@ -25,6 +26,19 @@ FIRST_SEEDS: Mapping[str, int] = {
 def test_transitions_survive_what_fails(first: int) -> None:
     found = explored(range(first, first + PART))
     assert found is None, f"seed {found[0]}:\n{found[1]}"
+
+
+@pytest.mark.parametrize("first", SEEDS)
+def test_changes_of_vgpu_types_survive_what_fails(first: int) -> None:
+    found = explored(range(first, first + PART), ProfileWorld)
+    assert found is None, f"seed {found[0]}:\n{found[1]}"
+
+
+@pytest.mark.parametrize("guard", sorted(PROFILE_REMOVALS))
+def test_the_removal_of_a_guard_of_vgpu_types_is_noticed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for patch in PROFILE_REMOVALS[guard]:
+        monkeypatch.setattr(patch.place, patch.name, patch.without)
+    assert any(violation(seed, make=ProfileWorld) is not None for seed in range(MOST_SEEDS))
 
 
 @pytest.mark.parametrize("guard", sorted(REMOVALS))

@@ -24,6 +24,8 @@ def test_the_document_has_no_fault() -> None:
     [
         (replace(GOOD, phases=()), ReasonCode.SCHEDULE_INVALID),
         (replace(GOOD, phases=(DAY, DAY)), ReasonCode.SCHEDULE_INVALID),
+        (replace(GOOD, name="g" * 64), ReasonCode.SCHEDULE_INVALID),
+        (replace(GOOD, phases=(DAY, replace(NIGHT, name=PhaseName("n" * 64)))), ReasonCode.SCHEDULE_INVALID),
         (replace(GOOD, announce_s=-1.0), ReasonCode.SCHEDULE_INVALID),
         (replace(GOOD, time_zone="Europe/Berlim"), ReasonCode.TIME_ZONE_UNKNOWN),
         (replace(GOOD, phases=(DAY, replace(NIGHT, start="@daily"))), ReasonCode.CRON_LINE_INVALID),

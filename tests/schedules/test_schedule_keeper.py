@@ -9,12 +9,13 @@ from random import Random
 from gpuvirt.cluster.access.credentials import Credentials
 from gpuvirt.cluster.client import Client
 from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
+from gpuvirt.cluster.operator.schedules.refusals import PATIENCE_S
 from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
 from gpuvirt.model.schedules.hypervisor import Hypervisor, Power, VmKey
 from gpuvirt.web.exposition import text_of
 from gpuvirt.web.schedulemetrics import of_schedules
 from tests.certificates import Authority, Pair
-from tests.kubeletnode import until
+from tests.kubeletnode import CLOCK, until
 from tests.schedules.modelhypervisor import Connection, Fault
 from tests.schedules.servedschedule import ALL_SCHEDULES, NODES, SCHEDULES, Object
 from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
@@ -42,11 +43,11 @@ class Opened:
 
 
 @asynccontextmanager
-async def keeping(day: Day, server: Pair, ca: Path) -> AsyncIterator[Opened]:
+async def keeping(day: Day, server: Pair, ca: Path, namespace: str = "gpuvirt") -> AsyncIterator[Opened]:
     opened = Opened(day)
     async with scripted(day.served.answer, server, ca) as api:
         client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
-        keeper = opened.keeper = ScheduleKeeper(client, "gpuvirt", day, opened, lambda: True)
+        keeper = opened.keeper = ScheduleKeeper(client, namespace, day, opened, lambda: True)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(keeper.run(Random(1)))
             yield opened
@@ -68,6 +69,22 @@ def shown(opened: Opened) -> set[str]:
 async def observed(day: Day) -> None:
     """Return once the keeper watches."""
     await until(lambda: day.served.watches > 0)
+
+
+async def waited(day: Day) -> None:
+    """Return once the keeper has waited for a controller of another namespace to write a status."""
+    await observed(day)
+    for _ in range(2):
+        await turns()
+        day.now_s += PATIENCE_S
+        idle: Object = {**SPEC, "suspend": True, "phases": []}
+        day.served.put(f"{SCHEDULES}/idle", {"metadata": {"generation": 1}, "spec": idle})
+
+
+async def turns() -> None:
+    """Let other tasks have their turns."""
+    for _ in range(50):
+        await CLOCK.sleep(0.001)
 
 
 async def reached(day: Day, phase: str) -> None:
@@ -170,6 +187,7 @@ async def test_a_schedule_of_another_namespace_is_refused_once_and_does_nothing(
     day.served.put(foreign, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
     cordon(day, "worker-1", "gpus", "Unknown")
     async with keeping(day, server, authority.certificate) as opened:
+        await waited(day)
         await until(lambda: "NotAllowed" in str(day.served.objects[foreign]["status"]))
         await until(lambda: day.node("worker-1") == (None, None))
         day.served.put(f"{SCHEDULES}/other", {"metadata": {"generation": 1}, "spec": {**SPEC, "suspend": True}})
@@ -182,3 +200,36 @@ async def test_a_schedule_of_another_namespace_is_refused_once_and_does_nothing(
     assert (valid["status"], valid["reason"]) == ("False", "NotAllowed")
     assert day.served.writes.count(f"PATCH {foreign}/status") == 1
     assert not opened.connections
+
+
+async def test_controllers_of_two_namespaces_do_not_refuse_the_schedules_of_each_other(
+    authority: Authority, server: Pair
+) -> None:
+    day = Day((1,))
+    async with keeping(day, server, authority.certificate):
+        await reached(day, "night")
+    cordon(day, "worker-1", "gpus", "Unknown")
+    served = day.served.objects[SCHEDULE]
+    async with keeping(day, server, authority.certificate, "tenant"):
+        await waited(day)
+        day.served.put(SCHEDULE, {**served, "metadata": {"generation": 2}})
+        await waited(day)
+        await turns()
+    assert day.conditions()["Valid"] == ("True", "Valid")
+    assert day.node("worker-1") == (True, "gpus"), "its cordon is not that of a deleted schedule"
+
+
+async def test_a_schedule_that_another_controller_has_refused_is_taken_back(authority: Authority, server: Pair) -> None:
+    day = Day((1,))
+    async with keeping(day, server, authority.certificate):
+        await reached(day, "night")
+    reached_status = day.status()
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC})
+    async with keeping(day, server, authority.certificate, "tenant"):
+        await waited(day)
+        await until(lambda: "NotAllowed" in str(day.served.objects[SCHEDULE].get("status")))
+    conditions = day.status()["conditions"]
+    status: Object = {**reached_status, "conditions": conditions}
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC, "status": status})
+    async with keeping(day, server, authority.certificate):
+        await until(lambda: day.conditions()["Valid"] == ("True", "Valid"))

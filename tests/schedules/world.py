@@ -5,6 +5,7 @@ controller dies, or another one leads for some rounds before this one goes on.
 """
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -100,31 +101,37 @@ class World:
         self.schedule = Schedule(
             MINE,
             "Europe/Berlin",
-            (Phase(DAY, LINES[choices.pick([2, 1])]), Phase(NIGHT, "0 20 * * *")),
+            self.phases(LINES[choices.pick([2, 1])]),
             drain=Drain(120.0, on_timeout),
             leave=[Leave.SUSPEND, Leave.SHUT_DOWN][choices.pick([3, 1])],
             generation=1,
         )
         self.status = Status()
         self.version = 1
-        day = [(f"worker-{number}", DAY, 4) for number in (1, 2)]
-        workers = [*day, ("worker-3", NIGHT, 16)]
-        vms = {VmKey(f"key-{name}"): Vm(VmKey(f"key-{name}"), name, _uuid(name), gpu) for name, _, gpu in workers}
+        workers = self.workers()
+        vms = {node.vm: Vm(node.vm, node.name, _uuid(node.name), gpu) for node, gpu in workers}
         for number in (1, 2):
             vms[VmKey(f"key-worker-{number}")].power = Power.ON
         foreign = VmKey("key-foreign")  # it has the name of a worker, as in another folder
         vms[foreign] = Vm(foreign, "worker-1", _uuid("foreign"), 0, Power.ON)
         self.hypervisor = ModelHypervisor(vms, self._now_s, self._on_call, self.violate)
-        nodes = {
-            NodeName(name): NodeObject(NodeName(name), VmKey(f"key-{name}"), frozenset({phase}), renewed_s=-100.0)
-            for name, phase, _ in workers
-        }
+        nodes = {node.name: node for node, _ in workers}
+        self.phases_of = {node.name: node.phases for node, _ in workers}
+        """The phases that nodes have by their labels, while they have these."""
         self.cluster = ModelCluster(nodes, vms, self._now_s)
         for position, phase in enumerate([DAY, DAY, DAY, NIGHT, NIGHT]):
             flags = [frozenset[str](), frozenset({"empty dir"}), frozenset({"bare"})][choices.pick([8, 1, 1])]
             self.cluster.add_pod(phase, flags, volume=position == 2)
         self.pass_time(30.0)
         self.term = self._new_term()
+
+    def phases(self, day: str) -> tuple[Phase, ...]:
+        """Return the phases; `day` is the line by which the day begins."""
+        return (Phase(DAY, day), Phase(NIGHT, "0 20 * * *"))
+
+    def workers(self) -> list[tuple[NodeObject, int]]:
+        """Return the workers' nodes, each with the GiB of the GPU that its VM has."""
+        return [(worker(1, {DAY}), 4), (worker(2, {DAY}), 4), (worker(3, {NIGHT}), 16)]
 
     def _now_s(self) -> float:
         return self.now_s
@@ -246,7 +253,7 @@ class World:
             case 6:
                 self._never_end()
             case 7:
-                node.phases = frozenset() if node.phases else frozenset({NIGHT if vm.gpu == 16 else DAY})
+                node.phases = frozenset() if node.phases else self.phases_of[node.name]
                 node.opened_s = self.now_s
                 self.cluster.touch(node)
                 self.note(f"{node.name} has the labels of {set(node.phases)}")
@@ -299,7 +306,7 @@ class World:
         node.is_announced = node.by_admin = False
         node.opened_s = self.now_s
         if not keeps_labels:
-            node.phases = frozenset()
+            node.phases, node.labels = frozenset(), {}
         self.cluster.touch(node)
         self.note(f"{node.name} is registered again, {'with' if keeps_labels else 'without'} its labels")
 
@@ -330,12 +337,20 @@ class World:
         if node is None:
             self.violate(f"foreign VM: {call}")
             return
-        if call.action is Action.START:
-            self._judge_start(node, call, sender)
-        else:
-            self._judge_leave(node, call)
+        match call.action:
+            case Action.START:
+                self.judge_start(node, call, sender)
+            case Action.SET_VGPU_TYPE:
+                self.judge_type(node, call, sender)
+            case _:
+                self.judge_leave(node, call)
 
-    def _judge_start(self, node: NodeObject, call: Call, sender: Connection) -> None:
+    def judge_type(self, node: NodeObject, call: Call, sender: Connection) -> None:
+        """Judge a change of a vGPU type, which no phase of this world asks for."""
+        self.violate(f"another type: {node.name} {call} {sender}")
+
+    def judge_start(self, node: NodeObject, call: Call, sender: Connection) -> None:
+        """Judge a start."""
         phases = node.phases
         for other in self.cluster.nodes.values():
             vm = self.hypervisor.vms[other.vm]
@@ -343,7 +358,8 @@ class World:
             if is_other and vm.has_gpu and max(vm.by_hand_s, other.opened_s) < sender.last_read_s - 1.0:
                 self.violate(f"two phases on one GPU: {call} while {vm.name} has it")
 
-    def _judge_leave(self, node: NodeObject, call: Call) -> None:
+    def judge_leave(self, node: NodeObject, call: Call) -> None:
+        """Judge a suspension, or another end of a VM."""
         running = [pod for pod in self.cluster.pods if pod.node == node.name and not pod.flags & {"daemon", "mirror"}]
         if running and node.opened_s < self.term.read_s - BIND_S:
             self.violate(f"suspended with pods: {call}: {[pod.name for pod in running]}")
@@ -402,6 +418,12 @@ class World:
             return
         self.pass_time(60.0)
         await self.one_round()
+
+
+def worker(number: int, phases: AbstractSet[PhaseName]) -> NodeObject:
+    """Return a worker's node."""
+    name = NodeName(f"worker-{number}")
+    return NodeObject(name, VmKey(f"key-{name}"), frozenset(phases), renewed_s=-100.0)
 
 
 def _uuid(name: str) -> str:
@@ -503,11 +525,7 @@ class ModelApi:
         if self._world.hypervisor.has_others_call(self._term.connection):
             self._world.violate(f"a mark while a call of an older controller is under way: {action}")
         self._world.judge_mark(node, action)
-        if action.cordon is not None:
-            node.unschedulable, node.cordoned_by = action.cordon, MINE if action.cordon else ""
-        if action.taint is not None:
-            node.is_announced = action.taint
-        self._world.cluster.touch(node)
+        self._world.cluster.mark(node, MINE, cordon=action.cordon, taint=action.taint, labels=action.labels)
         await self._answer(is_lost=is_lost)
 
     async def evict(self, pod: NodePod) -> None:

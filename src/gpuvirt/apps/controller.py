@@ -102,6 +102,8 @@ class Process:
         self._schedules = Schedules(
             dependencies.client, namespace, dependencies.clock, may_call_until_s=self._may_write_until_s
         )
+        if self.term is not None:
+            self.term.follow_nodes(self._schedules.observe_nodes)
         try:
             await self._schedules.run(dependencies.random)
         finally:

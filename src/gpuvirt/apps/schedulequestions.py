@@ -14,7 +14,7 @@ from gpuvirt.cluster.operator.schedules.rounds import Stored
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects, selector_text
 from gpuvirt.facts.ids import Namespace
 from gpuvirt.hypervisors.connecting import open_hypervisor
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.schedules import reports
 from gpuvirt.model.schedules.byhand import switch_by_hand
 from gpuvirt.model.schedules.connection import HypervisorKind, OpenHypervisor
@@ -146,7 +146,8 @@ class ScheduleQuestions:
         stored = Stored(known.schedule, known.status, known.stored.metadata.resource_version)
         found = await api.read(stored)
         observed = Observed(found.nodes, found.pods, found.attachments, _NOT_ASKED)
-        problems = (*known.problems, *found.faults)
+        known_faults = (fault for fault in found.faults if fault.code is not ReasonCode.COVERAGE_UNKNOWN)
+        problems = (*known.problems, *known_faults)  # the controller has rights that users of commands may lack
         row = reports.row_of(known.schedule, known.status, problems, self._now())
         return replace(known, problems=problems, row=row), observed
 

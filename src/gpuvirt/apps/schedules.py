@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from random import Random
 
 from gpuvirt.clock import Clock
+from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.operator.schedules.keeper import ScheduleKeeper
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.hypervisors.connecting import open_hypervisor
@@ -25,6 +27,10 @@ class Schedules:
     async def run(self, random: Random) -> None:
         """Run schedules until cancelled, which ends each connection to a hypervisor."""
         await self._keeper.run(random)
+
+    def observe_nodes(self, delta: Delta[ReadNode]) -> None:
+        """Take changes of nodes, of which some are workers."""
+        self._keeper.observe_nodes(delta)
 
     def metrics(self) -> Iterator[str]:
         """Yield the lines of the metrics."""

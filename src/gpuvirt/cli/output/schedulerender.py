@@ -43,7 +43,13 @@ SCHEDULE_COLUMNS = (
     Column("WORKERS", folds=True),
     Column("REASON", folds=True, optional=True),
 )
-PHASE_COLUMNS = (Column("PHASE"), Column("START"), Column("NEXT START"), Column("WORKERS", folds=True))
+PHASE_COLUMNS = (
+    Column("PHASE"),
+    Column("START"),
+    Column("NEXT START"),
+    Column("WORKERS", folds=True),
+    Column("VGPU TYPES", folds=True, optional=True),
+)
 OVERRIDE_COLUMNS = (Column("OVERRIDE"), Column("FROM"), Column("UNTIL"))
 WORKER_COLUMNS = (
     Column("NODE"),
@@ -69,6 +75,7 @@ CHECK_COLUMNS = (
     Column("SUSPEND"),
     Column("SHUT DOWN"),
     Column("START"),
+    Column("SET TYPE", optional=True),
 )
 UNKNOWN, NOT_PROVEN = "unknown", "not proven"
 
@@ -116,7 +123,8 @@ def detail(found: ScheduleDetail) -> None:
     say(out, text, style="dim")
     phases = Table(PHASE_COLUMNS)
     for phase in found.phases:
-        phases.add(phase.name, phase.start, when(phase.next_start, row.time_zone), phase.workers or NOTHING)
+        types = ", ".join(phase.vgpu_types) or NOTHING
+        phases.add(phase.name, phase.start, when(phase.next_start, row.time_zone), phase.workers or NOTHING, types)
     _below(out, phases, is_empty=not found.phases)
     overrides = Table(OVERRIDE_COLUMNS)
     for override in found.overrides:
@@ -245,9 +253,10 @@ def check_cells(worker: WorkerCheck, leave: Leave) -> tuple[Cell, ...]:
         worker.vm or NOTHING,
         str(worker.power) if worker.power is not None else UNKNOWN,
         ", ".join(worker.vgpu_types) or NOTHING,
-        _ability(worker.suspend, used=leave is Leave.SUSPEND),
-        _ability(worker.shut_down, used=leave is Leave.SHUT_DOWN),
+        _ability(worker.suspend, used=worker.leaves(leave) is worker.suspend),
+        _ability(worker.shut_down, used=worker.leaves(leave) is worker.shut_down),
         _ability(worker.start, used=True),
+        _ability(worker.set_vgpu_type, used=True) if worker.is_retyped else NOTHING,
     )
 
 
@@ -260,10 +269,11 @@ def _ability(ability: Ability | None, *, used: bool) -> Text:
 
 
 def _check_texts(worker: WorkerCheck, leave: Leave) -> tuple[str, ...]:
-    used = (worker.leaves(leave), worker.start)
+    used = worker.used(leave)
     whys = (f"{ability.code}: {ability.text}" for ability in used if ability is not None and ability.code)
     reason = () if worker.reason is None else (worker.reason.text,)
-    return (*reason, *dict.fromkeys(whys), *worker.remarks)
+    types = (f"vGPU types of its phases: {', '.join(worker.phase_types)}",) if worker.is_retyped else ()
+    return (*reason, *types, *dict.fromkeys(whys), *worker.remarks)
 
 
 def _head(out: Console, row: ScheduleRow) -> None:

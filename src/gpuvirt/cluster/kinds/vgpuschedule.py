@@ -46,12 +46,27 @@ class HypervisorSpec(Part, frozen=True, kw_only=True):
     vsphere: Annotated[SecretPlace | None, Meta(description="A vCenter, or an ESXi host.")] = None
 
 
+class ProfileSpec(Part, frozen=True, kw_only=True):
+    """A vGPU type that worker VMs of a phase have in it. It is changed while the VM is off."""
+
+    workers: Annotated[
+        LabelSelector, Meta(description="The workers of the phase that have it; all if it is missing.")
+    ] = LabelSelector()
+    vgpu_type: Annotated[str, Meta(description="The hypervisor's name of the type: grid_v100-16q.")]
+    labels: Annotated[dict[str, str], Meta(description="Labels that the nodes get with the type.")] = msgspec.field(
+        default_factory=dict
+    )
+
+
 class PhaseSpec(Part, frozen=True, kw_only=True):
     """One phase."""
 
     name: Annotated[str, Meta(description="The name of the phase: day.")]
     start: Annotated[str, Meta(description="A cron line of five fields, in timeZone: 0 7 * * 1-5.")]
     workers: Annotated[LabelSelector, Meta(description="The nodes whose VMs run in this phase.")]
+    profiles: Annotated[
+        tuple[ProfileSpec, ...], Meta(description="vGPU types of workers; the first that selects a worker counts.")
+    ] = ()
 
 
 class OverrideSpec(Part, frozen=True, kw_only=True):
@@ -103,6 +118,9 @@ class WorkerStatus(Part, frozen=True, kw_only=True):
     node: Annotated[str, Meta(description="The name of the node.")]
     node_uid: Annotated[str, Meta(description="Its uid; empty while it does not exist.")] = ""
     phases: Annotated[tuple[str, ...], Meta(description="The phases in which its VM runs.")] = ()
+    types: Annotated[dict[str, str], Meta(description="The vGPU types of its VM by phase.")] = msgspec.field(
+        default_factory=dict
+    )
     vm: Annotated[str, Meta(description="The hypervisor's id of its VM.")] = ""
     vm_name: Annotated[str, Meta(description="The name of its VM.")] = ""
     step: Annotated[Step, Meta(description="The step that the worker is in.")] = Step.NONE

@@ -85,7 +85,9 @@ class Controller:
         self._forgotten = 0
         """How many parts of the nodes were forgotten since then."""
         self._policies = Store(Collection(CLUSTER_POLICIES, StoredPolicy), self._changed)
-        self._nodes = Store(Collection(NODES, ReadNode), self._changed, reads=read_of)
+        self._nodes = Store(Collection(NODES, ReadNode), self._changed, self._observe_nodes, read_of)
+        self._follower: Callable[[Delta[ReadNode]], None] | None = None
+        """Called with the changes of nodes, beside this controller's own decisions."""
         self._gpu_nodes = Store(Collection(GPU_NODES, OwnedGpuNode), self._changed, reads=read_of_gpu_node)
         self._made = {store.resource: store for store in self._stores_of_made()}
         self._marks: dict[Target, Mark] = {}
@@ -112,6 +114,16 @@ class Controller:
         for resource in made_in(self._settings.namespace):
             labelled = "" if resource.plural == "configmaps" else OPERAND_LABEL
             yield Store(Collection(resource, StoredObject, labelled=labelled), self._changed)
+
+    def follow_nodes(self, observe: Callable[[Delta[ReadNode]], None]) -> None:
+        """Have `observe` called with all observed nodes now, and with each change of nodes; the last caller's alone."""
+        self._follower = observe
+        if self._nodes.objects is not None:
+            observe(Delta(self._nodes.objects))
+
+    def _observe_nodes(self, delta: Delta[ReadNode]) -> None:
+        if self._follower is not None:
+            self._follower(delta)
 
     @property
     def writes_done(self) -> int:

@@ -33,7 +33,12 @@ def _seen(schedule: VgpuSchedule) -> ScheduleSeen:
     status, spec = schedule.status, schedule.spec
     transition = status.transition
     workers = tuple(
-        Worker(NodeName(worker.node), phases=tuple(map(PhaseName, worker.phases)), step=worker.step)
+        Worker(
+            NodeName(worker.node),
+            phases=tuple(map(PhaseName, worker.phases)),
+            types=tuple((PhaseName(phase), vgpu_type) for phase, vgpu_type in worker.types.items()),
+            step=worker.step,
+        )
         for worker in status.workers
     )
     phase = transition.phase if transition is not None else status.phase

@@ -458,6 +458,41 @@ class ReasonCode(Code):
     WORKER_IN_TWO_SCHEDULES = _schedule(
         "WorkerInTwoSchedules", "a node is a worker of two VgpuSchedules; nothing is done for either", Level.ERROR
     )
+    PROFILE_LABEL_SELECTS = _schedule(
+        "ProfileLabelSelects",
+        "a profile of a VgpuSchedule sets a label by which its phases select workers",
+        Level.ERROR,
+    )
+    PROFILE_MISSING = _schedule(
+        "ProfileMissing",
+        "a worker has a vGPU type in one of its phases, and no profile in another; nothing is done for the schedule",
+        Level.ERROR,
+    )
+    WORKER_AUTOSCALED = _schedule(
+        "WorkerAutoscaled",
+        "a cluster autoscaler runs, and a worker is not excluded from it; nothing is done for the schedule",
+        Level.ERROR,
+    )
+    WORKER_HEALTH_CHECKED = _schedule(
+        "WorkerHealthChecked",
+        "a MachineHealthCheck replaces the Machine of a worker that is away; nothing is done for the schedule",
+        Level.ERROR,
+    )
+    MACHINE_UNKNOWN = _schedule(
+        "MachineUnknown",
+        "a worker is a Machine that this cluster does not show, so that its health checks are unknown",
+        Level.UNKNOWN,
+    )
+    COVERAGE_UNKNOWN = _schedule(
+        "CoverageUnknown",
+        "the controller may not read whether a cluster autoscaler or a MachineHealthCheck covers workers",
+        Level.UNKNOWN,
+    )
+    SUSPENDED_WITH_TYPE = _schedule(
+        "SuspendedWithType",
+        "a worker's VM is suspended with the vGPU type of another phase, which can't be changed until it is off",
+        Level.ERROR,
+    )
     SCHEDULE_NOT_ALLOWED = _schedule(
         "NotAllowed",
         "a VgpuSchedule is not in the controller's namespace, where alone its Secret and its rights hold",

@@ -47,6 +47,34 @@ def worker_in_two_schedules(node: str, schedules: Sequence[str]) -> Reason:
     return Reason(ReasonCode.WORKER_IN_TWO_SCHEDULES, f"node {node}", message, fix=fix)
 
 
+def profile_label_selects(field: str, key: str, phases: Sequence[str]) -> Reason:
+    """A switch would change which workers it has."""
+    message = f"has the label {key}, by which these phases select workers: {', '.join(phases)}"
+    fix = "select workers by a label that the schedule does not set"
+    return Reason(ReasonCode.PROFILE_LABEL_SELECTS, field, message, fix=fix)
+
+
+def profile_missing(node: str, given: Sequence[str], lacking: Sequence[str]) -> Reason:
+    """The VM would keep the type of another phase."""
+    message = f"has a vGPU type of phase {', '.join(given)}, and none of phase {', '.join(lacking)}"
+    fix = "write a profile that selects the node into each of its phases"
+    return Reason(ReasonCode.PROFILE_MISSING, f"node {node}", message, fix=fix)
+
+
+def not_one_vgpu(node: str, vm: str, types: Sequence[str], desired: str) -> Reason:
+    """It is not known which vGPU would be changed."""
+    message = f"is on VM {vm} with {len(types)} vGPUs; its type can't be changed to {desired}"
+    fix = "give the VM exactly one vGPU, or take the profile away"
+    return Reason(ReasonCode.NOT_ONE_VGPU, f"node {node}", message, (Seen("vGPUs", ", ".join(types)),), fix)
+
+
+def suspended_with_type(node: str, vm: str, vgpu_type: str, desired: str) -> Reason:
+    """A hypervisor changes no device of a suspended VM."""
+    message = f"is on VM {vm}, which is suspended with the vGPU type {vgpu_type}, so it can't get {desired}"
+    fix = "resume the VM, which is then shut down; or power it off, by which its memory is lost"
+    return Reason(ReasonCode.SUSPENDED_WITH_TYPE, f"node {node}", message, fix=fix)
+
+
 def not_allowed(namespace: str, allowed: str) -> Reason:
     """A schedule reads Secrets, and drains nodes."""
     fix = f"create it in namespace {allowed}"

@@ -17,13 +17,16 @@ class MarkNode:
     """True: make it unschedulable, in the schedule's name. False: schedulable. None: leave it."""
     taint: bool | None = None
     """Whether it has the taint of the announcement; None: leave it."""
+    labels: tuple[tuple[str, str | None], ...] = ()
+    """Labels to set, by key; None removes one. All changes are one write."""
 
     @property
     def text(self) -> str:
         """The log line: `cordons node worker-1`."""
         verbs = {True: "cordons", False: "uncordons", None: "marks"}
         taint = {True: " and announces it", False: " and takes the announcement away", None: ""}
-        return f"{verbs[self.cordon]} node {self.node}{taint[self.taint]}"
+        labels = ", ".join(f"{key}={value}" if value is not None else f"{key}-" for key, value in self.labels)
+        return f"{verbs[self.cordon]} node {self.node}{taint[self.taint]}{f', labels {labels}' if labels else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""How a worker arrives: once the GPU is free, its VM is started, its kubelet is seen alive, and it is uncordoned."""
+"""How a worker arrives: once the GPU is free, its VM is started, its kubelet is seen alive, and it is uncordoned.
+
+Its VM has the vGPU type of the phase before it is started. The labels that name the type are set by the same write that
+uncordons the node, so that no pod meets a node with the labels of another type.
+"""
 
 from datetime import datetime
 
@@ -7,6 +11,8 @@ from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import Action
 from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, mark
 from gpuvirt.model.schedules.observed import WorkerNode
+from gpuvirt.model.schedules.profiles import is_type_read, label_changes, profile_of
+from gpuvirt.model.schedules.retyping import retyping
 from gpuvirt.model.schedules.status import Step, Worker
 
 SKEW_S = 30.0
@@ -19,20 +25,20 @@ def arriving(worker: Worker, around: Round, mine: str) -> Move:
     vm = found_vm(worker, around)
     if isinstance(vm, Move):
         return vm
+    profile = profile_of(around.schedule, worker, around.phase)
+    if profile is not None and not is_type_read(worker, vm, profile, around):
+        return retyping(worker, vm, profile, around)
     if is_off(around.observed.vms, worker.vm):
         if not is_gpu_free(around):
             return Move(Step.WAIT_FOR_GPU, reason=reasons.gpu_still_used(worker.node, around.others))
         return call(worker, Step.START, Action.START, around)
     if vm.is_changing:
         return Move(Step.START, reason=reasons.step_pending(worker.node, Step.START))
-    node = around.node_of(worker)
-    if node is None:
-        return Move(Step.HEARTBEAT, reason=reasons.node_not_registered(worker.node))
-    return _ready(worker, node, around, mine)
+    return _ready(worker, around, mine)
 
 
 def is_gpu_free(around: Round) -> bool:
-    """Return whether each worker of another phase was seen off by the hypervisor."""
+    """Return whether each worker of another phase, or with another vGPU type, was seen off by the hypervisor."""
     return not around.others
 
 
@@ -46,9 +52,13 @@ def is_alive(worker: Worker, node: WorkerNode) -> bool:
     return node.is_ready and worker.renewal is not None and node.renewal not in {None, worker.renewal}
 
 
-def _ready(worker: Worker, node: WorkerNode, around: Round, mine: str) -> Move:
+def _ready(worker: Worker, around: Round, mine: str) -> Move:
     """Return the move of a worker whose VM is on. One that has never left needs no new heartbeat."""
-    has_marks = is_cordon_of(node, mine) or node.is_announced
+    node = around.node_of(worker)
+    if node is None:
+        return Move(Step.HEARTBEAT, reason=reasons.node_not_registered(worker.node))
+    labels = label_changes(around.schedule, worker, node, around.phase)
+    has_marks = is_cordon_of(node, mine) or node.is_announced or bool(labels)
     has_stayed = worker.renewal is None and worker.step in {Step.NONE, Step.SERVING}
     if has_stayed and node.is_ready and not has_marks:
         return Move(Step.SERVING)
@@ -59,7 +69,7 @@ def _ready(worker: Worker, node: WorkerNode, around: Round, mine: str) -> Move:
         return Move(Step.HEARTBEAT, reason=reasons.no_heartbeat(worker.node), renewal=renewal)
     if has_marks:
         uncordons = False if is_cordon_of(node, mine) else None
-        action = mark(node, cordon=uncordons, taint=False)
+        action = mark(node, cordon=uncordons, taint=False, labels=labels)
         return Move(Step.UNCORDON, (action,), reasons.step_pending(worker.node, Step.UNCORDON), renewal)
     return Move(Step.SERVING, reason=_clock_skew(node, around.now), renewal=renewal)
 

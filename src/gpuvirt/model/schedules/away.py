@@ -21,7 +21,7 @@ class ScheduleSeen:
     phase: PhaseName | None
     """The phase that begins, or was reached last."""
     workers: tuple[Worker, ...]
-    """Their names, phases and steps."""
+    """Their names, phases, vGPU types and steps."""
     next_phase: PhaseName | None = None
     next_switch: str | None = None
     """When that phase begins, in words."""
@@ -64,9 +64,11 @@ def away_workers(
 
 def _message(schedule: ScheduleSeen, worker: Worker) -> str:
     by = f"by schedule {schedule.name}"
+    is_retyped = len({vgpu_type for _, vgpu_type in worker.types}) > 1
     if schedule.phase is not None and schedule.phase in worker.phases:
-        return f"is being started {by} (step {worker.step})"
-    verb = "is suspended" if schedule.leave is Leave.SUSPEND else "is shut down"
+        verb = "gets the vGPU type of its phase" if is_retyped else "is being started"
+        return f"{verb} {by} (step {worker.step})"
+    verb = "is suspended" if schedule.leave is Leave.SUSPEND and not is_retyped else "is shut down"
     if worker.step is not Step.AWAY:
         verb = f"is drained, and then {verb.removeprefix('is ')},"
     if schedule.next_phase is not None and schedule.next_phase in worker.phases and schedule.next_switch is not None:

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
+from gpuvirt.model.schedules.profilefaults import profile_faults
 from gpuvirt.model.schedules.spec import Phase, Schedule
 from gpuvirt.model.schedules.times import (
     FIELDS,
@@ -22,13 +23,15 @@ from gpuvirt.model.schedules.times import (
     zone_of,
 )
 
+LONGEST_NAME = 63
+"""The most characters of the value of a label, which names the schedule that has cordoned a node."""
 CHECKED = timedelta(days=400)
 """How far ahead starts of phases are compared: a year, with its changes of summer time."""
 
 
 def faults(schedule: Schedule, now: datetime) -> tuple[Reason, ...]:
     """Return all that is wrong with a spec by itself; nothing is done for a schedule with faults."""
-    found = [*_phase_faults(schedule), *_line_faults(schedule)]
+    found = [*_phase_faults(schedule), *_line_faults(schedule), *profile_faults(schedule)]
     try:
         zone = zone_of(schedule.time_zone)
     except ZoneError:
@@ -51,15 +54,23 @@ def shared_workers(schedules: Mapping[str, frozenset[NodeName]]) -> dict[str, tu
 
 
 def _phase_faults(schedule: Schedule) -> Iterator[Reason]:
+    if len(schedule.name) > LONGEST_NAME:
+        yield reasons.spec_invalid("metadata.name", _too_long(schedule.name))
     if not schedule.phases:
         yield reasons.spec_invalid("spec.phases", "has no phase")
     for name, number in Counter(phase.name for phase in schedule.phases).items():
         if number > 1:
             yield reasons.spec_invalid("spec.phases", f"has {number} phases with the name {name!r}")
+        if len(name) > LONGEST_NAME:
+            yield reasons.spec_invalid("spec.phases", f"has a phase whose name {_too_long(name)}")
         if not name:
             yield reasons.spec_invalid("spec.phases", "has a phase without a name")
     if schedule.announce_s < 0 or schedule.drain.timeout_s < 0:
         yield reasons.spec_invalid("spec.announce and spec.drain.timeout", "can't be negative")
+
+
+def _too_long(name: str) -> str:
+    return f"has {len(name)} characters, and {LONGEST_NAME} are the most, as in the value of a node's label"
 
 
 def _line_faults(schedule: Schedule) -> Iterator[Reason]:

@@ -44,6 +44,8 @@ class PlannedAction(StrEnum):
     START = "start"
     SET_VGPU_TYPE = "set-vgpu-type"
     UNCORDON = "uncordon"
+    LABEL = "label"
+    """Set or remove the labels of profiles."""
     TAINT = "taint"
     """Set or remove the taint of the announcement."""
 
@@ -73,7 +75,7 @@ class PlannedStep:
     node: NodeName
     action: PlannedAction
     target: str
-    """The pod (`default/train-0`), the VM, the volumes, or the node."""
+    """The pod (`default/train-0`), the VM, with its new vGPU type, the volumes, the labels, or the node."""
     budgets: tuple[Budget, ...] | None = ()
     """The budgets that cover the pod; None where they could not be read."""
 
@@ -142,8 +144,14 @@ class _Model:
             node = replace(node, is_unschedulable=action.cordon, cordoned_by=by, cordoned_for_s=settled_s)
         if action.taint is not None:
             node = replace(node, is_announced=action.taint)
+        if action.labels:
+            labels = {**node.labels, **dict(action.labels)}
+            node = replace(node, labels={key: value for key, value in labels.items() if value is not None})
+            text = ", ".join(f"{key}={value}" if value is not None else f"{key}-" for key, value in action.labels)
+            self.steps.append(PlannedStep(action.node, PlannedAction.LABEL, text))
         self._put(node)
-        self.steps.append(PlannedStep(action.node, MARKS[action.cordon], action.node))
+        if action.cordon is not None or not action.labels:
+            self.steps.append(PlannedStep(action.node, MARKS[action.cordon], action.node))
 
     def _put(self, node: WorkerNode) -> None:
         self.observed = replace(self.observed, nodes={**self.observed.nodes, node.name: node})
@@ -157,9 +165,11 @@ class _Model:
         if isinstance(vms, VmsUnknown):
             return
         vm = vms[call.vm]
-        self.steps.append(PlannedStep(action.node, PlannedAction(call.action.value), vm.name))
+        target = f"{vm.name} {call.vgpu_type}" if call.vgpu_type else vm.name
+        self.steps.append(PlannedStep(action.node, PlannedAction(call.action.value), target))
         power = POWER_AFTER.get(call.action, vm.power)
-        self.observed = replace(self.observed, vms={**vms, call.vm: replace(vm, power=power)})
+        types = (call.vgpu_type,) if call.vgpu_type else vm.vgpu_types
+        self.observed = replace(self.observed, vms={**vms, call.vm: replace(vm, power=power, vgpu_types=types)})
         node = self.observed.nodes.get(action.node)
         if power is Power.ON:
             self.started.add(action.node)
@@ -205,7 +215,8 @@ def forecast(
 def assumed_vms(status: Status, nodes: Mapping[NodeName, WorkerNode], leave: Leave) -> Mapping[VmKey, WorkerVm]:
     """Return VMs as the nodes suggest, for the forecast of a hypervisor that can't be asked; never for a decision.
 
-    Each node has the VM that the status has matched it with, or one of its own name. The VM of a Ready node is on.
+    Each node has the VM that the status has matched it with, or one of its own name. The VM of a Ready node is on, and
+    a VM has the vGPU type of the phase that was reached last.
     """
     known = {worker.node: worker for worker in status.workers}
     off = Power.SUSPENDED if leave is Leave.SUSPEND else Power.OFF
@@ -215,7 +226,10 @@ def assumed_vms(status: Status, nodes: Mapping[NodeName, WorkerNode], leave: Lea
         is_known = worker is not None and bool(worker.vm)
         key = worker.vm if worker is not None and is_known else VmKey(f"vm-of-{name}")
         vm_name = worker.vm_name if worker is not None and is_known else str(name)
-        found[key] = WorkerVm(key, vm_name, node.system_uuid.lower(), Power.ON if node.is_ready else off)
+        last = node.types.get(status.phase) if status.phase is not None else None
+        types = (last,) if last is not None else tuple(node.types.values())[:1]
+        power = Power.ON if node.is_ready else Power.OFF if len({*node.types.values()}) > 1 else off
+        found[key] = WorkerVm(key, vm_name, node.system_uuid.lower(), power, types)
     return found
 
 

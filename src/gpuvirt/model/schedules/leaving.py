@@ -8,9 +8,10 @@ from collections.abc import Iterable
 
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.actions import DeletePod, EvictPod
-from gpuvirt.model.schedules.hypervisor import Action, Power
+from gpuvirt.model.schedules.hypervisor import Action, Power, WorkerVm
 from gpuvirt.model.schedules.moves import Move, Round, call, found_vm, is_off, mark
 from gpuvirt.model.schedules.observed import NodePod, WorkerNode
+from gpuvirt.model.schedules.profiles import keeps_type
 from gpuvirt.model.schedules.spec import Drain, Leave, OnTimeout
 from gpuvirt.model.schedules.status import Step, Worker
 
@@ -21,7 +22,7 @@ SHUTDOWN_S = 300.0
 
 
 def leaving(worker: Worker, around: Round) -> Move:
-    """Return the next move of a worker whose phase has ended."""
+    """Return the next move of a worker whose phase has ended, or whose VM has to be off for another vGPU type."""
     node = around.node_of(worker)
     if is_off(around.observed.vms, worker.vm) and not isinstance(found_vm(worker, around), Move):
         return _away(worker, node)
@@ -108,11 +109,11 @@ def _leave(worker: Worker, around: Round) -> Move:
         return vm
     if vm.is_changing or vm.power is not Power.ON:
         return Move(Step.LEAVE, reason=reasons.step_pending(worker.node, Step.LEAVE))
-    return call(worker, Step.LEAVE, _action(worker, around), around)
+    return call(worker, Step.LEAVE, _action(worker, vm, around), around)
 
 
-def _action(worker: Worker, around: Round) -> Action:
-    if around.schedule.leave is Leave.SUSPEND:
+def _action(worker: Worker, vm: WorkerVm, around: Round) -> Action:
+    if around.schedule.leave is Leave.SUSPEND and keeps_type(worker, vm):
         return Action.SUSPEND
     is_late = around.elapsed_s(worker, Step.LEAVE) >= SHUTDOWN_S
     is_forced = around.schedule.drain.on_timeout is OnTimeout.FORCE

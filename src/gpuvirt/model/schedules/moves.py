@@ -22,7 +22,7 @@ from gpuvirt.model.schedules.hypervisor import (
 )
 from gpuvirt.model.schedules.matching import candidates, is_consistent
 from gpuvirt.model.schedules.observed import Observed, WorkerNode
-from gpuvirt.model.schedules.spec import Schedule
+from gpuvirt.model.schedules.spec import PhaseName, Schedule
 from gpuvirt.model.schedules.status import NO_VM, Step, Worker
 
 CALL_AGAIN_S = 20.0
@@ -37,7 +37,9 @@ class Round:
     observed: Observed
     now: datetime
     others: tuple[NodeName, ...] = ()
-    """The workers of other phases that have not been seen off."""
+    """The workers of other phases, and those with another vGPU type, that have not been seen off."""
+    phase: PhaseName | None = None
+    """The phase of now."""
 
     def node_of(self, worker: Worker) -> WorkerNode | None:
         """Return the Node object of a worker, None if it does not exist."""
@@ -114,7 +116,7 @@ def found_vm(worker: Worker, around: Round) -> WorkerVm | Move:
     return Move(Step.MATCH, reason=why) if why is not None else vms[worker.vm]
 
 
-def call(worker: Worker, step: Step, action: Action, around: Round) -> Move:
+def call(worker: Worker, step: Step, action: Action, around: Round, vgpu_type: str = "") -> Move:
     """Return the move of a worker that a call brings further; the call is not made again while it may take effect."""
     last = around.observed.calls.get(worker.vm)
     reason = reasons.step_pending(worker.node, step)
@@ -128,9 +130,15 @@ def call(worker: Worker, step: Step, action: Action, around: Round) -> Move:
                 pass
         if last.age_s < CALL_AGAIN_S and not isinstance(last.answer, OutcomeUnknown):
             return Move(step, reason=reason)
-    return Move(step, (CallVm(worker.node, Call(worker.vm, action)),), reason)
+    return Move(step, (CallVm(worker.node, Call(worker.vm, action, vgpu_type)),), reason)
 
 
-def mark(node: WorkerNode, *, cordon: bool | None = None, taint: bool | None = None) -> MarkNode:
+def mark(
+    node: WorkerNode,
+    *,
+    cordon: bool | None = None,
+    taint: bool | None = None,
+    labels: tuple[tuple[str, str | None], ...] = (),
+) -> MarkNode:
     """Return the change of a node's marks, for the version of it that was read."""
-    return MarkNode(node.name, node.version, cordon, taint)
+    return MarkNode(node.name, node.version, cordon, taint, labels)

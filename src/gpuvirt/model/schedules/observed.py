@@ -37,6 +37,9 @@ class WorkerNode:
     """That time, by the node's clock."""
     cordoned_for_s: float = 0.0
     """How long this controller has seen it unschedulable."""
+    types: Mapping[PhaseName, str] = field(default_factory=dict)
+    """The vGPU types that profiles of its phases give its VM."""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.forecast import Forecast
-from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Power, VmKey, VmsReading, VmsUnknown
+from gpuvirt.model.schedules.hypervisor import Abilities, Ability, Power, VmKey, VmsReading, VmsUnknown, WorkerVm
 from gpuvirt.model.schedules.moves import unmatched
 from gpuvirt.model.schedules.observed import Observed
+from gpuvirt.model.schedules.profiles import keeps_type
 from gpuvirt.model.schedules.spec import Leave, PhaseName, Schedule
-from gpuvirt.model.schedules.status import Status, Step
+from gpuvirt.model.schedules.status import Status, Step, Worker
 from gpuvirt.model.schedules.times import Switch, Timeline, timeline_of
 from gpuvirt.model.schedules.workers import members
 
@@ -63,6 +64,8 @@ class PhaseRow:
     """The label selector of its workers."""
     next_start: datetime | None
     """When it begins next; None if it does not within two weeks."""
+    vgpu_types: tuple[str, ...] = ()
+    """The types that its profiles give VMs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +162,22 @@ class WorkerCheck:
     remarks: tuple[str, ...]
     reason: Reason | None
     """Why no call would be made for the worker."""
+    set_vgpu_type: Ability | None = None
+    phase_types: tuple[str, ...] = ()
+    """The types that its phases give its VM, if a switch changes the type: the VM is then shut down."""
+
+    @property
+    def is_retyped(self) -> bool:
+        """Whether a switch changes the vGPU type of the VM."""
+        return bool(self.phase_types)
 
     def leaves(self, leave: Leave) -> Ability | None:
         """Return the ability by which the worker leaves at the end of its phase."""
-        return self.suspend if leave is Leave.SUSPEND else self.shut_down
+        return self.suspend if leave is Leave.SUSPEND and not self.is_retyped else self.shut_down
+
+    def used(self, leave: Leave) -> tuple[Ability | None, ...]:
+        """Return the abilities that the schedule uses."""
+        return (self.leaves(leave), self.start, *((self.set_vgpu_type,) if self.is_retyped else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +198,7 @@ class ScheduleCheck:
         return all(worker.reason is None and not self._refused(worker) for worker in self.workers)
 
     def _refused(self, worker: WorkerCheck) -> bool:
-        used = (worker.leaves(self.leave), worker.start)
-        return any(ability is None or ability.is_possible is False for ability in used)
+        return any(ability is None or ability.is_possible is False for ability in worker.used(self.leave))
 
 
 def row_of(schedule: Schedule, status: Status, problems: tuple[Reason, ...], now: datetime) -> ScheduleRow:
@@ -226,6 +240,7 @@ def phase_rows(
             phase.start,
             selectors.get(phase.name, ""),
             next((switch.at for switch in switches if switch.phase == phase.name), None),
+            tuple(profile.vgpu_type for profile in phase.profiles),
         )
         for phase in schedule.phases
     )
@@ -282,7 +297,15 @@ def checks(
             known.start if known is not None else None,
             known.remarks if known is not None else (),
             None if isinstance(vms, VmsUnknown) else unmatched(worker, node, vms),
+            known.set_vgpu_type if known is not None else None,
+            _phase_types(worker, vm),
         )
+
+
+def _phase_types(worker: Worker, vm: WorkerVm | None) -> tuple[str, ...]:
+    """Return the types of a worker's phases; nothing if its VM keeps the one that it has."""
+    keeps = keeps_type(worker, vm) if vm is not None else len({name for _, name in worker.types}) < 2
+    return () if keeps else tuple(vgpu_type for _, vgpu_type in worker.types)
 
 
 def unknown_reason(vms: VmsReading) -> Reason | None:

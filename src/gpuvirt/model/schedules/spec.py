@@ -28,12 +28,25 @@ class OnTimeout(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """The vGPU type that some workers of a phase have in it, and the labels by which pods choose it."""
+
+    vgpu_type: str
+    """As the hypervisor names it: `grid_v100-16q`. No other profile of the phase has it."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Keys and values that the schedule sets on the workers' nodes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase; the cluster's objects say which nodes are its workers."""
+    """One phase; the cluster's objects say which nodes are its workers, and which profile each of them has."""
 
     name: PhaseName
     start: str
     """A cron line of five fields, in the schedule's time zone."""
+    profiles: tuple[Profile, ...] = ()
+    selected_by: tuple[str, ...] = ()
+    """The keys of the labels by which the phase and its profiles select nodes."""
 
 
 @dataclass(frozen=True, slots=True)

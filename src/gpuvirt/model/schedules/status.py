@@ -30,6 +30,8 @@ class Step(StrEnum):
     """Its VM has to be seen suspended, or off."""
     AWAY = "Away"
     """It has left; the end of its transition."""
+    SET_TYPE = "SetType"
+    """Its VM, which is off, has to be seen with the vGPU type of the phase."""
     WAIT_FOR_GPU = "WaitForGpu"
     START = "Start"
     HEARTBEAT = "Heartbeat"
@@ -64,6 +66,8 @@ class Worker:
     """The pods that were deleted against budgets in this transition."""
     reason: Reason | None = None
     """Why the step is not done."""
+    types: tuple[tuple[PhaseName, str], ...] = ()
+    """The vGPU types of its VM by phase, where profiles give it one: known while its Node object is missing, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The transition of a schedule to the phase of now: what is done next, as a function of what was observed.
 
-All workers of other phases leave, and are seen off, before a worker of the phase of now is started. Each round decides
-again from what was read in that round; the status is written before the actions are taken.
+All workers of other phases, and those whose vGPU gets another type, leave, and are seen off, before a worker of the
+phase of now is started: then only types of one phase have parts of the GPU. Each round decides again from what was read
+in that round; the status is written before the actions are taken.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from gpuvirt.model.schedules.arriving import arriving
 from gpuvirt.model.schedules.leaving import leaving
 from gpuvirt.model.schedules.moves import Move, Round, is_off, mark
 from gpuvirt.model.schedules.observed import Observed
+from gpuvirt.model.schedules.profiles import is_changing_type, profile_of
 from gpuvirt.model.schedules.spec import OnTimeout, PhaseName, Schedule
 from gpuvirt.model.schedules.status import RESTING, Status, Step, Transition, Worker
 from gpuvirt.model.schedules.times import Switch, Timeline
@@ -24,6 +26,7 @@ DEADLINES_S: Mapping[Step, float] = {
     Step.CORDON: 120.0,
     Step.DETACH: 420.0,
     Step.LEAVE: 600.0,
+    Step.SET_TYPE: 300.0,
     Step.START: 600.0,
     Step.HEARTBEAT: 600.0,
     Step.UNCORDON: 120.0,
@@ -57,7 +60,7 @@ def advance(schedule: Schedule, timeline: Timeline, status: Status, observed: Ob
     announced = _announced(schedule, following, now)
     status = replace(status, announced=announced)
     if _is_settled(schedule, status, found, phase):
-        marks = tuple(_announcements(status, found.workers, phase, observed, ()))
+        marks = tuple(_announcements(schedule, status, found.workers, phase, observed, ()))
         return Advance(replace(status, workers=found.workers), marks, following, ROUND_S if marks else None)
     status, begins = _begun(schedule, status, phase, now)
     workers = tuple(_lifted(worker, now) for worker in found.workers) if begins else found.workers
@@ -66,7 +69,7 @@ def advance(schedule: Schedule, timeline: Timeline, status: Status, observed: Ob
     recorded = [_recorded(worker, move, schedule, now) for worker, move in moves]
     after = tuple(worker for worker, _ in recorded)
     actions: tuple[ScheduleAction, ...] = tuple(action for _, taken in recorded for action in taken)
-    actions += tuple(_announcements(status, after, phase, observed, actions))
+    actions += tuple(_announcements(schedule, status, after, phase, observed, actions))
     status = replace(status, workers=after, generation=schedule.generation)
     if all(worker.step in RESTING for worker in after):
         status = replace(status, phase=phase, transition=None)
@@ -103,8 +106,9 @@ def _is_settled(schedule: Schedule, status: Status, found: Members, phase: Phase
     """Return whether the phase holds, for the workers and the spec that there are."""
     if status.transition is not None or status.phase != phase or status.generation != schedule.generation:
         return False
-    known = {(worker.node, worker.node_uid, worker.phases) for worker in status.workers}
-    return not found.released and known == {(worker.node, worker.node_uid, worker.phases) for worker in found.workers}
+    known = {(worker.node, worker.node_uid, worker.phases, worker.types) for worker in status.workers}
+    now = {(worker.node, worker.node_uid, worker.phases, worker.types) for worker in found.workers}
+    return not found.released and known == now
 
 
 def _begun(schedule: Schedule, status: Status, phase: PhaseName, now: datetime) -> tuple[Status, bool]:
@@ -122,8 +126,13 @@ def _lifted(worker: Worker, now: datetime) -> Worker:
 def _round(
     schedule: Schedule, workers: tuple[Worker, ...], observed: Observed, phase: PhaseName, now: datetime
 ) -> Round:
-    others = (worker for worker in workers if phase not in worker.phases and not is_off(observed.vms, worker.vm))
-    return Round(schedule, observed, now, tuple(worker.node for worker in others))
+    others = (
+        worker
+        for worker in workers
+        if (phase not in worker.phases and not is_off(observed.vms, worker.vm))
+        or is_changing_type(worker, profile_of(schedule, worker, phase), observed.vms)
+    )
+    return Round(schedule, observed, now, tuple(worker.node for worker in others), phase)
 
 
 def _moves(
@@ -169,6 +178,7 @@ def _recorded(
 
 
 def _announcements(
+    schedule: Schedule,
     status: Status,
     workers: tuple[Worker, ...],
     phase: PhaseName,
@@ -181,9 +191,17 @@ def _announcements(
         node = observed.nodes.get(worker.node)
         if node is None or worker.step is not Step.SERVING or phase not in worker.phases or node.name in changed:
             continue
-        leaves = status.announced is not None and status.announced not in worker.phases
+        leaves = status.announced is not None and leaves_for(schedule, worker, phase, status.announced)
         if node.is_announced != leaves:
             yield mark(node, taint=leaves)
+
+
+def leaves_for(schedule: Schedule, worker: Worker, phase: PhaseName, following: PhaseName) -> bool:
+    """Return whether a worker of a phase is drained when another one begins."""
+    if following not in worker.phases:
+        return True
+    before, after = profile_of(schedule, worker, phase), profile_of(schedule, worker, following)
+    return after is not None and (before is None or before.vgpu_type != after.vgpu_type)
 
 
 def _pause_s(status: Status, actions: tuple[ScheduleAction, ...]) -> float | None:

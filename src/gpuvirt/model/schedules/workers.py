@@ -29,7 +29,7 @@ def members(before: tuple[Worker, ...], observed: Observed, mine: str) -> Member
         worker, node = known.get(name, Worker(name)), observed.nodes.get(name)
         if node is None:
             if not is_gone(worker, observed):
-                workers.append(replace(worker, node_uid=""))
+                workers.append(without_node(worker))
         elif node.phases or _has_lost_labels(worker, node):
             workers.append(_seen(worker, node, observed))
         else:
@@ -39,6 +39,11 @@ def members(before: tuple[Worker, ...], observed: Observed, mine: str) -> Member
         tuple(replace(worker, vm=NO_VM) if worker.vm in several else worker for worker in workers),
         tuple(leftover),
     )
+
+
+def without_node(worker: Worker) -> Worker:
+    """Return a worker whose Node was deleted; it keeps the phases, and the vGPU types, that its labels gave it."""
+    return replace(worker, node_uid="")
 
 
 def is_gone(worker: Worker, observed: Observed) -> bool:
@@ -80,5 +85,10 @@ def _seen(worker: Worker, node: WorkerNode, observed: Observed) -> Worker:
     if not node.phases and _has_lost_labels(worker, node):
         return replace(worker, reason=reasons.worker_labels_lost(node.name, worker.phases))
     if isinstance(observed.vms, VmsUnknown) and worker.node_uid != node.uid:
-        return replace(worker, phases=tuple(sorted(node.phases)))  # matched once the hypervisor answers
-    return replace(worker, node_uid=node.uid, phases=tuple(sorted(node.phases)), reason=None)
+        return _selected(worker, node)  # matched once the hypervisor answers
+    return replace(_selected(worker, node), node_uid=node.uid, reason=None)
+
+
+def _selected(worker: Worker, node: WorkerNode) -> Worker:
+    types = tuple((phase, node.types[phase]) for phase in sorted(node.types))
+    return replace(worker, phases=tuple(sorted(node.phases)), types=types)

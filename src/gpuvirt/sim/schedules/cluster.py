@@ -12,6 +12,7 @@ from gpuvirt.sim.schedules.hypervisor import Vm
 HEARTBEAT_S = 10.0
 READY_S = 50.0
 """How long a node's condition stays True without a heartbeat (Kubernetes 1.36)."""
+PHASE_LABEL = "vgpu.phase"
 BIND_S = 3.0
 GRACE_S = 20.0
 BOOT_S = 5.0
@@ -37,6 +38,10 @@ class NodeObject:
     exists: bool = True
     most_pods: int = 1000
     """How many pods the scheduler places on it."""
+    types: Mapping[PhaseName, str] = field(default_factory=dict)
+    """The vGPU types that profiles give its VM."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Those that profiles set; PHASE_LABEL names a phase whose pods it gets."""
 
 
 @dataclass(slots=True)
@@ -110,8 +115,18 @@ class ModelCluster:
         if pod.ends_at_s is None:
             pod.ends_at_s = self.now_s() + pod.grace_s
 
-    def mark(self, node: NodeObject, schedule: str, *, cordon: bool | None, taint: bool | None) -> None:
-        """Change what a schedule has set on a node; None leaves it."""
+    def mark(
+        self,
+        node: NodeObject,
+        schedule: str,
+        *,
+        cordon: bool | None,
+        taint: bool | None,
+        labels: tuple[tuple[str, str | None], ...] = (),
+    ) -> None:
+        """Change what a schedule has set on a node; None leaves it, and removes a label."""
+        changed = {**node.labels, **dict(labels)}
+        node.labels = {key: value for key, value in changed.items() if value is not None}
         if cordon is not None:
             node.unschedulable, node.cordoned_by = cordon, schedule if cordon else ""
         if taint is not None:
@@ -141,6 +156,8 @@ class ModelCluster:
             is_announced=node.is_announced,
             is_ready=self.is_ready(node),
             renewal=str(node.renewed_s),
+            types={phase: node.types[phase] for phase in node.phases if phase in node.types},
+            labels=dict(node.labels),
         )
 
     def node_pods(self, name: NodeName) -> tuple[NodePod, ...]:
@@ -189,10 +206,15 @@ class ModelCluster:
             fits = [
                 node
                 for node in self.nodes.values()
-                if node.exists and pod.phase in node.phases and not node.unschedulable and self.is_ready(node)
+                if node.exists and _selects(pod, node) and not node.unschedulable and self.is_ready(node)
             ]
             taken = [pod.node for pod in self.pods] + [name for _, _, name in self._binding]
             fits = [node for node in fits if taken.count(node.name) < node.most_pods]
             if fits:
                 fewest = min(fits, key=lambda node: taken.count(node.name))
                 self._binding.append((now_s + BIND_S, pod, fewest.name))
+
+
+def _selects(pod: PodObject, node: NodeObject) -> bool:
+    """Return whether a pod's node selector fits: by the label of a profile, where profiles label the node."""
+    return pod.phase in node.phases and (not node.types or node.labels.get(PHASE_LABEL) == pod.phase)

@@ -123,7 +123,7 @@ class SimDay:
         node = self.cluster.nodes[action.node]
         if str(node.version) != action.version:
             raise ConflictError("the node has changed")
-        self.cluster.mark(node, self.spec.name, cordon=action.cordon, taint=action.taint)
+        self.cluster.mark(node, self.spec.name, cordon=action.cordon, taint=action.taint, labels=action.labels)
         self.report(action.text)
 
     async def evict(self, pod: NodePod) -> None:

@@ -24,6 +24,7 @@ from gpuvirt.model.schedules.hypervisor import (
 CAPACITY = 16
 """GiB of the GPU's framebuffer."""
 CHANGE_S = 30.0
+SET_S = 3.0
 LATE_S = 45.0
 DYING_S = 4.0
 """When a call is delivered whose sender has just died, and whose connection is not reset yet."""
@@ -62,11 +63,24 @@ class Vm:
     changes_until_s: float = 0.0
     on_since_s: float = 0.0
     by_hand_s: float = -1e9
+    vgpu_type: str = "grid"
+    new_type: str | None = None
+    """The type that it is being given."""
 
     @property
     def has_gpu(self) -> bool:
         """Whether the GPU's memory is taken."""
         return self.power is Power.ON or self.becomes is not None
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a call is being carried out."""
+        return self.becomes is not None or self.new_type is not None
+
+    def set_type(self, vgpu_type: str) -> None:
+        """Give it a type `grid-4q`, and its share of the GPU."""
+        self.vgpu_type, self.new_type = vgpu_type, None
+        self.gpu = int(vgpu_type.rpartition("-")[2].removesuffix("q"))
 
 
 @dataclass(slots=True)
@@ -109,20 +123,31 @@ class ModelHypervisor:
             if vm.becomes is not None and vm.changes_until_s <= now_s:
                 vm.power, vm.becomes = vm.becomes, None
                 vm.on_since_s = now_s
+            if vm.new_type is not None and vm.changes_until_s <= now_s:
+                vm.set_type(vm.new_type)
 
     def carry_out(self, call: Call, sender: "Connection") -> Answer:
         """Begin a call."""
         vm = self.vms[call.vm]
+        if call.action is Action.SET_VGPU_TYPE:
+            return self._set_type(vm, call, sender)
         desired = Power.ON if call.action is Action.START else Power.SUSPENDED
         if call.action in {Action.SHUT_DOWN, Action.POWER_OFF}:
             desired = Power.OFF
-        if vm.becomes is not None or vm.power is desired:
+        if vm.is_changing or vm.power is desired:
             return Refused("CallRefused", "the VM is changing, or is in this state already")
         self.on_call(call, sender)
         used = sum(other.gpu for other in self.vms.values() if other.has_gpu)
         if desired is Power.ON and used + vm.gpu > CAPACITY:
             return Refused("NoGraphicsCapacity", "the GPU has too little memory left")
         vm.becomes, vm.changes_until_s = desired, self.now_s() + CHANGE_S
+        return Accepted()
+
+    def _set_type(self, vm: Vm, call: Call, sender: "Connection") -> Answer:
+        self.on_call(call, sender)
+        if vm.is_changing or vm.power is not Power.OFF:
+            return Refused("WrongPowerState", "the VM is not off")
+        vm.new_type, vm.changes_until_s = call.vgpu_type, self.now_s() + SET_S
         return Accepted()
 
     def has_others_call(self, sender: "Connection | None") -> bool:
@@ -144,7 +169,7 @@ class ModelHypervisor:
     def reading(self) -> Mapping[VmKey, WorkerVm]:
         """Return what a connection shows."""
         return {
-            vm.key: WorkerVm(vm.key, vm.name, vm.system_uuid, vm.power, ("grid",), vm.becomes is not None)
+            vm.key: WorkerVm(vm.key, vm.name, vm.system_uuid, vm.power, (vm.vgpu_type,), vm.is_changing)
             for vm in self.vms.values()
         }
 

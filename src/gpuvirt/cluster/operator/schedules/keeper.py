@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -11,10 +12,12 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.cluster.apigroups import ApiGroups
 from gpuvirt.cluster.cache import Delta
 from gpuvirt.cluster.client import Client, Collection
+from gpuvirt.cluster.kinds.core import ReadNode
 from gpuvirt.cluster.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule
 from gpuvirt.cluster.operator.schedules.abandonedmarks import AbandonedMarks
+from gpuvirt.cluster.operator.schedules.membership import Membership
 from gpuvirt.cluster.operator.schedules.objects import schedule_of, status_of
-from gpuvirt.cluster.operator.schedules.refusals import Refusals
+from gpuvirt.cluster.operator.schedules.refusals import Refusals, is_followed, is_refused
 from gpuvirt.cluster.operator.schedules.rounds import Rounds
 from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
 from gpuvirt.cluster.operator.schedules.secretconnection import FindSchedule
@@ -35,6 +38,8 @@ Connect = Callable[[FindSchedule], Hypervisor]
 MOST_PAUSE_S = 600.0
 """The longest time between two looks at the wall clock, which may be set."""
 LEAST_PAUSE_S = 0.1
+MOVED_AGAIN_S = 60.0
+"""How long after a round that did not follow a change of its workers' nodes the next one begins."""
 
 
 class ScheduleKeeper:
@@ -67,6 +72,9 @@ class ScheduleKeeper:
         self._running: set[str] = set()
         self._checked: dict[str, int] = {}
         """The generations of schedules with faults that are in their status."""
+        self._membership = Membership()
+        self._moved: dict[str, float] = {}
+        """The schedules with other workers than their statuses say, and when a round was last begun for it."""
 
     @property
     def schedules(self) -> Iterator[VgpuSchedule]:
@@ -88,12 +96,15 @@ class ScheduleKeeper:
     def _begin(self, group: asyncio.TaskGroup) -> float:
         """Start the rounds that are due, and return the seconds until the next are."""
         now = self._clock.now()
-        pauses_s = [MOST_PAUSE_S]
+        pauses_s = [MOST_PAUSE_S, self._look_for_moved()]
         for stored in self._store.known.values():
             name = stored.metadata.name
             if stored.metadata.namespace != self._namespace:
-                if self._refusals.begin(stored):
+                wait_s = self._refusals.due_in_s(stored)
+                if wait_s is not None and wait_s <= 0.0:
                     group.create_task(self._refusals.report(stored))
+                elif wait_s is not None:
+                    pauses_s.append(wait_s)
                 continue
             if name in self._running:
                 continue
@@ -104,6 +115,22 @@ class ScheduleKeeper:
             elif at is not None:
                 pauses_s.append((at - now).total_seconds())
         return max(min(pauses_s), LEAST_PAUSE_S)
+
+    def observe_nodes(self, delta: Delta[ReadNode]) -> None:
+        """Take changes of nodes, which the controller watches: a node that is labelled is a worker at once."""
+        if self._membership.observe(delta):
+            self._changed.set()
+
+    def _look_for_moved(self) -> float:
+        """Find the schedules whose workers have changed, and return the seconds until to look again.
+
+        A schedule that does not follow, since its hypervisor does not answer, gets another round some time later.
+        """
+        if not self._store.is_observed or not self._membership.is_pending:
+            return MOST_PAUSE_S
+        moved = self._membership.moved(self.schedules)
+        self._moved = {name: self._moved.get(name, -math.inf) for name in moved}
+        return MOVED_AGAIN_S if moved else MOST_PAUSE_S
 
     def _observe_removed(self, delta: Delta[VgpuSchedule]) -> None:
         if delta.removed or not self._store.is_observed:
@@ -118,7 +145,8 @@ class ScheduleKeeper:
             if self._store.is_observed and self._store.installed:
                 workers = {
                     stored.metadata.name: frozenset(worker.node for worker in stored.status.workers)
-                    for stored in self.schedules
+                    for stored in self._store.known.values()
+                    if stored.metadata.namespace == self._namespace or is_followed(stored)
                 }
                 pause_s = await marks.remove(workers)
                 if pause_s is not None:
@@ -134,6 +162,13 @@ class ScheduleKeeper:
         if problems or faults(schedule, now):
             is_known = self._checked.get(schedule.name) == schedule.generation
             return None if is_known else now
+        if is_refused(stored) and not schedule.is_suspended:
+            return now
+        if schedule.name in self._moved:
+            now_s = self._clock.monotonic_s()
+            if now_s - self._moved[schedule.name] >= MOVED_AGAIN_S:
+                self._moved[schedule.name] = now_s
+                return now
         return due_at(schedule, timeline_of(schedule), status_of(stored), now)
 
     async def _run(self, stored: VgpuSchedule) -> None:

@@ -1,5 +1,7 @@
 """The marks of schedules on nodes: cordons with their owner, and the taint of workers that leave soon."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from gpuvirt.cluster.operator.schedules.workerobjects import ANNOUNCED, CORDONED_BY, NodeObject, WholeTaint
@@ -23,9 +25,15 @@ class MarksPatch(msgspec.Struct, frozen=True):
 
 
 def marks_patch(
-    version: str, taints: tuple[WholeTaint, ...], schedule: str, *, cordon: bool | None, taint: bool | None
+    version: str,
+    taints: tuple[WholeTaint, ...],
+    schedule: str,
+    *,
+    cordon: bool | None,
+    taint: bool | None,
+    labels: Iterable[tuple[str, str | None]] = (),
 ) -> MarksPatch:
-    """Return the patch that sets or removes a schedule's marks; None leaves a mark as it is.
+    """Return the patch that sets or removes a schedule's marks; None leaves a mark as it is, and removes a label.
 
     `version` and `taints` are those of the node that was read: taints are written as a whole list.
     """
@@ -33,12 +41,12 @@ def marks_patch(
     if taint is not None:
         others = tuple(other for other in taints if other.key != ANNOUNCED)
         after = (*others, WholeTaint(ANNOUNCED, "PreferNoSchedule")) if taint else others
-    labels: dict[str, str | None] = {}
+    changed: dict[str, str | None] = dict(labels)
     unschedulable: bool | msgspec.UnsetType | None = msgspec.UNSET
     if cordon is not None:
-        labels = {CORDONED_BY: schedule if cordon else None}
+        changed[CORDONED_BY] = schedule if cordon else None
         unschedulable = True if cordon else None
-    return MarksPatch(_Metadata(version, labels), _Spec(unschedulable, after))
+    return MarksPatch(_Metadata(version, changed), _Spec(unschedulable, after))
 
 
 def unmarking(node: NodeObject, *, uncordons: bool, untaints: bool = True) -> MarksPatch | None:

@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 from gpuvirt.cluster.kinds import vgpuschedule as kind
 from gpuvirt.cluster.kinds.parts import Condition
+from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.schedules.hypervisor import VmKey
-from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import Drain, Override, Phase, PhaseName, Profile, Schedule
 from gpuvirt.model.schedules.status import Status, Transition, Worker
 from gpuvirt.model.schedules.transition import Advance
 
@@ -59,7 +60,7 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
     schedule = Schedule(
         stored.metadata.name,
         spec.time_zone,
-        tuple(Phase(PhaseName(phase.name), phase.start) for phase in spec.phases),
+        tuple(_phase_of(phase) for phase in spec.phases),
         tuple(overrides),
         DEFAULT_ANNOUNCE_S if announce_s is None else announce_s,
         drain,
@@ -68,6 +69,19 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
         stored.metadata.generation,
     )
     return schedule, tuple(faults)
+
+
+def _phase_of(phase: kind.PhaseSpec) -> Phase:
+    profiles = tuple(Profile(profile.vgpu_type, tuple(sorted(profile.labels.items()))) for profile in phase.profiles)
+    selectors = (phase.workers, *(profile.workers for profile in phase.profiles))
+    keys = {key for selector in selectors for key in _keys(selector)}
+    return Phase(PhaseName(phase.name), phase.start, profiles, tuple(sorted(keys)))
+
+
+def _keys(selector: LabelSelector) -> Iterator[str]:
+    """Yield the keys of the labels that a selector names."""
+    yield from selector.match_labels
+    yield from (requirement.key for requirement in selector.match_expressions)
 
 
 def status_of(stored: kind.VgpuSchedule) -> Status:
@@ -151,6 +165,7 @@ def _worker(worker: kind.WorkerStatus) -> Worker:
         worker.held,
         worker.forced,
         reason,
+        tuple((PhaseName(phase), vgpu_type) for phase, vgpu_type in sorted(worker.types.items())),
     )
 
 
@@ -160,6 +175,7 @@ def _written_worker(worker: Worker) -> kind.WorkerStatus:
         node=worker.node,
         node_uid=worker.node_uid,
         phases=worker.phases,
+        types={str(phase): vgpu_type for phase, vgpu_type in worker.types},
         vm=worker.vm,
         vm_name=worker.vm_name,
         step=worker.step,

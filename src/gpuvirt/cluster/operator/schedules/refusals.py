@@ -1,4 +1,7 @@
-"""Reports schedules outside the controller's namespace, for which nothing is done: a tenant's would drain any node."""
+"""Reports schedules outside the controller's namespace, for which nothing is done: a tenant's would drain any node.
+
+A schedule whose status another controller writes, which runs in its namespace, is left alone.
+"""
 
 import logging
 
@@ -16,6 +19,10 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 
 log = logging.getLogger(__name__)
+
+
+PATIENCE_S = 30.0
+"""How long a controller of the schedule's own namespace has to write its status first."""
 
 
 class _Version(msgspec.Struct, frozen=True, rename="camel"):
@@ -40,14 +47,21 @@ class Refusals:
         self._clock = clock
         self._written: dict[ObjectKey, int] = {}
         """The generations that were reported, or are being reported."""
+        self._first_s: dict[ObjectKey, float] = {}
+        """When a schedule that has to be reported was first seen."""
 
-    def begin(self, stored: VgpuSchedule) -> bool:
-        """Return whether a schedule has to be reported now; `report` is then called."""
+    def due_in_s(self, stored: VgpuSchedule) -> float | None:
+        """Return the seconds until a schedule has to be reported; None if it has not. At 0, `report` is then called."""
         key, generation = key_of(stored), stored.metadata.generation
-        if self._written.get(key) == generation or _is_reported(stored):
-            return False
+        if is_followed(stored) or self._written.get(key) == generation or _is_reported(stored):
+            self._first_s.pop(key, None)
+            return None
+        now_s = self._clock.monotonic_s()
+        left_s = self._first_s.setdefault(key, now_s) + PATIENCE_S - now_s
+        if left_s > 0.0:
+            return left_s
         self._written[key] = generation
-        return True
+        return 0.0
 
     async def report(self, stored: VgpuSchedule) -> None:
         """Write the conditions of a schedule; what fails is tried again with the next change."""
@@ -64,10 +78,21 @@ class Refusals:
             self._written.pop(key_of(stored), None)
 
 
-def _is_reported(stored: VgpuSchedule) -> bool:
+def is_refused(stored: VgpuSchedule) -> bool:
+    """Return whether a controller of another namespace has refused a schedule."""
     return any(
-        condition.type == VALID
-        and condition.reason == ReasonCode.SCHEDULE_NOT_ALLOWED
-        and condition.observed_generation == stored.metadata.generation
+        condition.type == VALID and condition.reason == ReasonCode.SCHEDULE_NOT_ALLOWED
+        for condition in stored.status.conditions
+    )
+
+
+def is_followed(stored: VgpuSchedule) -> bool:
+    """Return whether a controller of the schedule's namespace writes its status."""
+    return any(condition.type == VALID for condition in stored.status.conditions) and not is_refused(stored)
+
+
+def _is_reported(stored: VgpuSchedule) -> bool:
+    return is_refused(stored) and any(
+        condition.type == VALID and condition.observed_generation == stored.metadata.generation
         for condition in stored.status.conditions
     )

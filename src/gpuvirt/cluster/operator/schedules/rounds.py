@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 EVICT_AGAIN_S = 5.0
 """How long after a budget has refused an eviction it is tried again, as kubectl drain does."""
 FAULTY_ROUND_S = 60.0
-"""How long after a round that found a worker in two schedules the next one begins."""
+"""How long after a round that found a fault of a worker the next one begins."""
 AGAIN_S = 5.0
 """How long after a round that failed the next one begins."""
 
@@ -50,7 +50,7 @@ class ClusterReading:
     pods: Mapping[NodeName, tuple[NodePod, ...]] = field(default_factory=dict)
     attachments: Mapping[NodeName, tuple[str, ...]] = field(default_factory=dict)
     faults: tuple[Reason, ...] = ()
-    """Workers of this schedule that are workers of another one."""
+    """Workers of another schedule, without a profile in one of their phases, or whose VMs something may delete."""
 
 
 class ScheduleApi(Protocol):

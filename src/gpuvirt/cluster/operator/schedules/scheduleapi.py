@@ -14,6 +14,7 @@ from gpuvirt.cluster.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.cluster.labelselector import LabelSelector, Requirement
 from gpuvirt.cluster.operator.announcer import REPORTER
 from gpuvirt.cluster.operator.schedules import objects
+from gpuvirt.cluster.operator.schedules.coveragereading import CoverageReading
 from gpuvirt.cluster.operator.schedules.nodemarks import marks_patch
 from gpuvirt.cluster.operator.schedules.rounds import ClusterReading, Stored
 from gpuvirt.cluster.operator.schedules.scheduleevents import event_drafts
@@ -27,12 +28,14 @@ from gpuvirt.cluster.operator.schedules.workerobjects import (
     NodeObject,
     PodObject,
 )
+from gpuvirt.cluster.operator.schedules.workertypes import PhaseTypes, type_of
 from gpuvirt.cluster.resources import NODES, pods
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.schedules.actions import MarkNode
 from gpuvirt.model.schedules.faults import shared_workers
 from gpuvirt.model.schedules.observed import NodePod
+from gpuvirt.model.schedules.profilefaults import missing_profiles
 from gpuvirt.model.schedules.spec import PhaseName
 from gpuvirt.model.schedules.status import Status
 from gpuvirt.model.schedules.transition import Advance
@@ -82,6 +85,7 @@ class ScheduleObjects:
         self._object: VgpuSchedule | None = None
         self._nodes: dict[NodeName, NodeObject] = {}
         """The nodes of the last reading."""
+        self._coverage = CoverageReading(client, clock)
         self._cordoned_s: dict[NodeName, float] = {}
         """When each node was first seen unschedulable."""
 
@@ -103,16 +107,14 @@ class ScheduleObjects:
 
     async def read(self, stored: Stored) -> ClusterReading:
         """Return the workers: nodes first, then their Leases, pods and volumes."""
-        found, phases = await self._read_nodes(stored.status)
+        found, types = await self._read_nodes(stored.status)
         self._nodes = found
         now_s = self._clock.monotonic_s()
         self._cordoned_s = {
             name: self._cordoned_s.get(name, now_s) for name, node in found.items() if node.spec.unschedulable
         }
         nodes = {
-            name: node.worker(
-                frozenset(phases.get(name, ())), await self._renewal(name), now_s - self._cordoned_s.get(name, now_s)
-            )
+            name: node.worker(types.get(name, {}), await self._renewal(name), now_s - self._cordoned_s.get(name, now_s))
             for name, node in found.items()
         }
         placed = {name: await self._read_pods(name) for name in nodes}
@@ -121,7 +123,10 @@ class ScheduleObjects:
             name: tuple(volume.metadata.name for volume in attachments if volume.spec.node_name == name)
             for name in nodes
         }
-        return ClusterReading(nodes, placed, attached, await self._shared_workers())
+        workers = [found[name] for name, node in nodes.items() if node.phases]
+        problems = (*await self._shared_workers(), *missing_profiles(nodes.values()))
+        problems += await self._coverage.faults(workers)
+        return ClusterReading(nodes, placed, attached, problems)
 
     async def record(self, stored: Stored, status: Status, problems: tuple[Reason, ...], advance: Advance) -> None:
         """Write the status for the version that was read, if it has changed; raises ConflictError."""
@@ -144,7 +149,9 @@ class ScheduleObjects:
     async def mark(self, action: MarkNode) -> None:
         """Change the marks of a node of the version that was read; raises ConflictError."""
         taints = self._nodes[action.node].spec.taints
-        patch = marks_patch(action.version, taints, self._name, cordon=action.cordon, taint=action.taint)
+        patch = marks_patch(
+            action.version, taints, self._name, cordon=action.cordon, taint=action.taint, labels=action.labels
+        )
         await self._client.patch(NODES, action.node, patch, PatchType.MERGE, NodeObject)
 
     async def evict(self, pod: NodePod) -> None:
@@ -158,15 +165,15 @@ class ScheduleObjects:
         """Delete a pod, with its grace period."""
         await self._client.delete(pods(pod.namespace), pod.name, pod.uid)
 
-    async def _read_nodes(self, status: Status) -> tuple[dict[NodeName, NodeObject], Mapping[NodeName, set[PhaseName]]]:
+    async def _read_nodes(self, status: Status) -> tuple[dict[NodeName, NodeObject], Mapping[NodeName, PhaseTypes]]:
         """Return the nodes that a phase selects, with their phases, those of the status, and those with a mark."""
-        found, phases = dict[NodeName, NodeObject](), dict[NodeName, set[PhaseName]]()
+        found, types = dict[NodeName, NodeObject](), dict[NodeName, dict[PhaseName, str | None]]()
         selected = self._object.spec.phases if self._object is not None else ()
         for phase in selected:
             for node in await self._list(selector_text(phase.workers)):
                 name = NodeName(node.metadata.name)
                 found[name] = node
-                phases.setdefault(name, set()).add(PhaseName(phase.name))
+                types.setdefault(name, {})[PhaseName(phase.name)] = type_of(phase, node.metadata.labels)
         for node in await self._list(f"{CORDONED_BY}={self._name}"):
             found.setdefault(NodeName(node.metadata.name), node)
         for name in {worker.node for worker in status.workers} - found.keys():
@@ -174,7 +181,7 @@ class ScheduleObjects:
                 found[name] = await self._client.get(NODES, name, NodeObject)
             except NotFoundError:
                 continue
-        return found, phases
+        return found, types
 
     async def _shared_workers(self) -> tuple[Reason, ...]:
         """Return the workers that are workers of another schedule, too."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gpuvirt.cluster.events import EventDraft, Kind
-from gpuvirt.model.reasons import Reason
-from gpuvirt.model.schedules.status import Status
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.schedules.status import Status, Worker
 from gpuvirt.model.schedules.times import Switch
 
 ANNOUNCED, SWITCHING, REACHED, FORCED = "PhaseAnnounced", "Switching", "PhaseReached", "DrainForced"
@@ -41,9 +41,16 @@ def _of_workers(before: Status, after: Status) -> Iterator[EventDraft]:
         if worker.is_held and not was_held and worker.reason is not None:
             note = f"step {worker.step} is held: {worker.reason.text}"
             yield EventDraft(Kind.WARNING, str(worker.reason.code), note)
+        if _has_lost_labels(worker) and not _has_lost_labels(last) and worker.reason is not None:
+            yield EventDraft(Kind.WARNING, str(worker.reason.code), worker.reason.text)
         if worker.forced > was_forced:
             deleted = worker.forced - was_forced
             note = (
                 f"node {worker.node}: the drain took too long; pods that are deleted against their budgets: {deleted}"
             )
             yield EventDraft(Kind.WARNING, FORCED, note)
+
+
+def _has_lost_labels(worker: Worker | None) -> bool:
+    """Return whether a worker's Node has come back without labels: nothing else shows that between switches."""
+    return worker is not None and worker.reason is not None and worker.reason.code is ReasonCode.WORKER_LABELS_LOST

@@ -4,6 +4,7 @@ Source: Kubernetes' API reference, core/v1, storage/v1, coordination.k8s.io/v1; 
 kubernetes.io/config.mirror (pkg/kubelet/types).
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -70,13 +71,13 @@ class NodeObject(msgspec.Struct, frozen=True):
         """Whether the condition Ready is True."""
         return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
 
-    def worker(self, phases: frozenset[PhaseName], renewal: str | None, cordoned_for_s: float) -> WorkerNode:
-        """Return the node as a worker."""
+    def worker(self, types: Mapping[PhaseName, str | None], renewal: str | None, cordoned_for_s: float) -> WorkerNode:
+        """Return the node as a worker. `types` has its phases, each with the vGPU type that a profile gives it."""
         return WorkerNode(
             NodeName(self.metadata.name),
             self.metadata.uid,
             self.metadata.resource_version,
-            phases,
+            frozenset(types),
             self.spec.provider_id,
             self.status.node_info.system_uuid.lower(),
             self.spec.unschedulable,
@@ -86,6 +87,8 @@ class NodeObject(msgspec.Struct, frozen=True):
             renewal,
             _time(renewal),
             cordoned_for_s,
+            {phase: vgpu_type for phase, vgpu_type in types.items() if vgpu_type is not None},
+            self.metadata.labels,
         )
 
 

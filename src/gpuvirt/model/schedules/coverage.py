@@ -1,0 +1,55 @@
+"""What would delete or replace the VM of a worker while it is away: the cluster autoscaler, or a health check.
+
+Source: cluster-autoscaler, core/scaledown/eligibility: it never removes a node with the annotation
+`cluster-autoscaler.kubernetes.io/scale-down-disabled: "true"`; it writes its status to a ConfigMap.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import coverage as reasons
+
+SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+MAY_LEAVE = "gpuvirt.io/may-leave"
+"""Annotation of nodes. By `true` an admin states that nothing deletes or replaces the VM while it is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCoverage:
+    """The Machine of a worker's node, and the health checks that replace it."""
+
+    machine: str
+    """Kind, group, namespace and name, in words."""
+    checks: tuple[str, ...] | None
+    """Namespace and name of each; None where the Machine or the checks are unknown."""
+    fix: str
+    """How to exclude the Machine from its checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCoverage:
+    """What is known of one worker's node."""
+
+    node: NodeName
+    may_leave: bool = False
+    is_never_scaled_down: bool = False
+    machines: tuple[MachineCoverage, ...] = ()
+
+
+def coverage_faults(workers: Iterable[WorkerCoverage], autoscaler: str | None) -> Iterator[Reason]:
+    """Yield the workers whose VMs may be deleted while they are away.
+
+    `autoscaler` is namespace and name of the ConfigMap of a cluster autoscaler; None if the cluster has none.
+    """
+    for worker in sorted(workers, key=lambda worker: worker.node):
+        if worker.may_leave:
+            continue
+        if autoscaler is not None and not worker.is_never_scaled_down:
+            yield reasons.worker_autoscaled(worker.node, autoscaler, SCALE_DOWN_DISABLED)
+        for covered in worker.machines:
+            if covered.checks is None:
+                yield reasons.machine_unknown(worker.node, covered.machine, MAY_LEAVE)
+            elif covered.checks:
+                yield reasons.worker_health_checked(worker.node, covered.machine, covered.checks, covered.fix)

@@ -1,0 +1,98 @@
+"""A simulated vCenter's VM has a quarter of the GPU by day and all of it by night, by the controller's own rounds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from gpuvirt.clock import RealClock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.client import Client
+from gpuvirt.cluster.operator.schedules.rounds import Rounds
+from gpuvirt.cluster.operator.schedules.scheduleapi import ScheduleObjects
+from gpuvirt.cluster.operator.schedules.vmcalls import VmCalls
+from gpuvirt.hypervisors.connection import ChildHypervisor
+from gpuvirt.model.schedules.hypervisor import Hypervisor, Power
+from tests.certificates import Authority, Pair
+from tests.hypervisors.simulated import Center, center, connected, vms
+from tests.schedules.servedschedule import LEASES, NODES, Object
+from tests.schedules.test_served_schedule import SCHEDULE, SPEC, Day
+from tests.scriptedapi import scripted
+
+pytestmark = pytest.mark.ring("vsphere")
+SMALL, LARGE = "grid_v100-4q", "grid_v100-16q"
+PAUSE_S = 0.05
+
+
+class Evening(Day):
+    """The workers of a simulated vCenter. The schedule's time passes faster than the vCenter's."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.served.delete(f"{NODES}/worker-5")
+        workers: Object = {"matchLabels": {"pool": "gpu"}}
+        small: Object = {"vgpuType": SMALL, "labels": {"vgpu.type": "v100-4q"}}
+        large: Object = {"vgpuType": LARGE, "labels": {"vgpu.type": "v100-16q"}}
+        phases: list[Object] = [
+            {"name": "day", "start": "0 7 * * 1-5", "workers": workers, "profiles": [small]},
+            {
+                "name": "night",
+                "start": "0 20 * * 1-5",
+                "workers": {"matchLabels": {"at": "night"}},
+                "profiles": [large],
+            },
+        ]
+        self.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "phases": phases}})
+        for number in range(4):
+            labels = {"pool": "gpu", "vgpu.type": "v100-4q", **({"at": "night"} if number == 0 else {})}
+            ready = [{"type": "Ready", "status": "True"}]
+            self.served.put(
+                f"{NODES}/worker{number}", {"metadata": {"labels": labels}, "status": {"conditions": ready}}
+            )
+
+    @override
+    async def sleep(self, seconds: float, /) -> None:
+        await RealClock().sleep(PAUSE_S)
+        self.now_s += max(seconds, 0.1)
+        for number in range(4):
+            renewal = f"{self.now():%Y-%m-%dT%H:%M:%S.%fZ}"
+            self.served.put(f"{LEASES}/worker{number}", {"spec": {"renewTime": renewal}})
+
+
+@pytest.fixture(name="center")
+def _center(tmp_path: Path, authority: Authority) -> Iterator[Center]:
+    with center(tmp_path, authority) as running:
+        yield running
+
+
+async def test_a_worker_gets_the_whole_gpu_at_night(center: Center, authority: Authority, server: Pair) -> None:
+    evening = Evening()
+
+    async with connected(center.credentials) as hypervisor:
+        await evening_of(evening, hypervisor, server, authority.certificate)
+        found = await vms(hypervisor)
+    assert (found["worker0"].power, found["worker0"].vgpu_types) == (Power.ON, (LARGE,))
+    assert {found[f"worker{number}"].power for number in (1, 2, 3)} == {Power.SUSPENDED}
+    calls = [call for call in center.vsphere.state.calls if call.endswith(" worker0")]
+    assert [call.split()[0] for call in calls] == ["Shutdown", "Reconfigure", "PowerOn"]
+    assert center.vsphere.state.calls[-1] == "PowerOn worker0", "after all others were seen off"
+    metadata = evening.served.objects[f"{NODES}/worker0"]["metadata"]
+    assert isinstance(metadata, dict)
+    assert metadata["labels"] == {"pool": "gpu", "at": "night", "vgpu.type": "v100-16q"}
+    assert evening.status()["phase"] == "night"
+
+
+async def evening_of(evening: Evening, hypervisor: ChildHypervisor, server: Pair, ca: Path) -> None:
+    """Run the rounds until the night is reached."""
+
+    async def connect() -> Hypervisor:
+        return hypervisor
+
+    async with scripted(evening.served.answer, server, ca) as api:
+        client = Client(Credentials("127.0.0.1", api.port, "gpuvirt", ca=ca, token=b"x"))
+        objects = ScheduleObjects(client, "gpuvirt", "gpus", evening)
+        rounds = Rounds(objects, VmCalls(connect, evening, lambda: True, 0.0), evening)
+        while (pause_s := await rounds.round()) is not None:
+            await evening.sleep(pause_s)
+        client.close()
