@@ -1,14 +1,21 @@
 # The image that deploy/*.yaml run. Debian's glibc, since protobuf has no fast wheel for musl.
 FROM python:3.13-slim-trixie AS build
+# libvirt-python has no wheels: it is built for the libvirt of this Debian.
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev libvirt-dev pkg-config
 WORKDIR /src
+COPY constraints.txt .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels --constraint constraints.txt libvirt-python
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.13-slim-trixie AS installed
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends libvirt0 && rm -r /var/lib/apt/lists
 COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
-# With --schedules, the controller reads cron lines, and asks vSphere in child processes, which alone load pyVmomi.
-RUN pip install --no-cache-dir --constraint /wheels/constraints.txt "gpuvirt[schedules,vsphere] @ file://$(echo /wheels/*.whl)" \
+# With --schedules, the controller reads cron lines, and asks vSphere and libvirt in child processes, which alone load
+# their libraries.
+RUN pip install --no-cache-dir --constraint /wheels/constraints.txt --find-links /wheels \
+  "gpuvirt[libvirt,schedules,vsphere] @ file://$(echo /wheels/gpuvirt-*.whl)" \
   && rm -r /wheels
 # The controller issues the webhook's certificate by openssl, which ca-certificates brings.
 RUN openssl version

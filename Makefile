@@ -113,7 +113,7 @@ pci-ids:  ## Regenerate the PCI ID data from its pinned source
 
 lock:  ## Pin the newest versions of what we depend on; needs uv
 	uv lock --upgrade
-	uv export --quiet --frozen --extra dev --no-emit-project --no-hashes --no-annotate --no-header -o constraints.txt
+	uv export --quiet --frozen --extra dev --extra libvirt --no-emit-project --no-hashes --no-annotate --no-header -o constraints.txt
 
 clean:  ## Take away what was set up and cached
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -34,7 +34,8 @@ class Authority:
 
     @property
     def _signed(self) -> tuple[str, ...]:
-        return ("-CA", str(self.certificate), "-CAkey", str(self._key))
+        # Some servers refuse a certificate of their own that could sign others.
+        return ("-CA", str(self.certificate), "-CAkey", str(self._key), "-addext", "basicConstraints=critical,CA:FALSE")
 
     def _made(self, name: str, subject: str, *more: str) -> Pair:
         pair = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.key")

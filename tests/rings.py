@@ -17,6 +17,8 @@ from lab.cache import cache_root
 from lab.cluster.helm import helm_lacks
 from lab.cluster.leftovers import another_kubelet, vfio_of_its_own
 from lab.kata.witness import witness_lacks
+from lab.libvirt.host import PACKAGES as LIBVIRT_PACKAGES
+from lab.libvirt.host import lacks as libvirt_lacks
 from lab.vsphere.simulator import lacks as vsphere_lacks
 
 SEARCH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # noqa: TID251
@@ -72,6 +74,14 @@ def _vsphere_missing() -> str | None:
     if find_spec("pyVmomi") is None:
         return "no pyVmomi"
     return "no openssl" if shutil.which("openssl", path=SEARCH) is None else vsphere_lacks()
+
+
+def _libvirt_missing() -> str | None:
+    if (lacking := libvirt_lacks()) is not None:
+        return lacking
+    if find_spec("libvirt") is None:
+        return "no libvirt-python"
+    return "no openssl" if shutil.which("openssl", path=SEARCH) is None else None
 
 
 LAB_PROGRAMS = {
@@ -132,6 +142,12 @@ RINGS = {
         "a simulated vCenter",
         _vsphere_missing,
         "pip install pyvmomi; python -m lab.vsphere, which fetches a Go where there is none",
+    ),
+    "libvirt": Ring(
+        "a host with libvirt and QEMU",
+        _libvirt_missing,
+        f"apt-get install --no-install-recommends {' '.join(LIBVIRT_PACKAGES)} gcc libvirt-dev pkg-config openssl;"
+        " pip install libvirt-python",
     ),
     "mount": Ring("a simulated host as a mounted file system", _mount_lacks, "apt-get install fuse3; modprobe fuse"),
     "kernel": Ring(

@@ -64,7 +64,7 @@ def _typed(sources: Collection[Path], root: Path) -> BuildResult:
     options.incremental = False  # modules from the cache have no trees
     options.cache_dir = "/dev/null"
     options.export_types = options.preserve_asts = True
-    options.mypy_path = [str(root), str(ROOT / "src")]
+    options.mypy_path = [str(root), str(ROOT / "src"), str(ROOT / "tools" / "stubs")]
     return build([BuildSource(str(path), _module(path, root)) for path in sources], options)
 
 

@@ -41,7 +41,10 @@ _SELECTS = Rule(
     " || has(self.matchExpressions) && size(self.matchExpressions) > 0",
     "selects every node of the cluster; name at least one label",
 )
-_HYPERVISOR = Rule("has(self.vsphere)", "names no hypervisor; expected vsphere.secretRef")
+_HYPERVISOR = Rule(
+    "has(self.vsphere) != has(self.libvirt)",
+    "names no hypervisor, or two; expected vsphere.secretRef or libvirt.secretRef",
+)
 _PHASES = Rule(
     "!has(self.overrides) || self.overrides.all(entry, self.phases.exists(phase, phase.name == entry.phase))",
     "an override names a phase that is not in phases",

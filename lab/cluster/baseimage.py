@@ -13,7 +13,7 @@ REFERENCE = "docker.io/library/python:3.13-slim-trixie"
 SUITE = "trixie"
 PYTHON = "Python 3.13."
 """What `python --version` must begin with, so that the image is what its name says."""
-PACKAGES = ("python3", "python3-pip", "ca-certificates")
+PACKAGES = ("python3", "python3-dev", "python3-pip", "ca-certificates")
 SEARCH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 EMPTIED = ("dev", "var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
 OF_THIS_HOST = ("etc/resolv.conf", "etc/hostname")

@@ -77,6 +77,8 @@ def test_the_image_has_all_commands_and_no_file_of_the_build_host(images: Mappin
     for name in ("etc/hostname", "etc/pip.conf", "etc/resolv.conf"):  # builders mount their own files here
         assert files.get(name, (None, b""))[1] == b""
     assert [name for name in files if name.endswith("/pyVmomi/SoapAdapter.py")], "the controller asks vSphere"
+    assert [name for name in files if "/libvirtmod." in name], "the controller asks libvirt"
+    assert [name for name in files if "/libvirt.so.0" in name], "by its library"
     assert [name for name in files if name.startswith(("src/", "root/.cache/"))] == []
 
 

@@ -41,10 +41,14 @@ def center(
 
 @asynccontextmanager
 async def connected(
-    credentials: Credentials, *, request_s: float = PATIENCE_S, until_s: Callable[[], float] = lambda: math.inf
+    credentials: Credentials,
+    *,
+    request_s: float = PATIENCE_S,
+    until_s: Callable[[], float] = lambda: math.inf,
+    kind: HypervisorKind = HypervisorKind.VSPHERE,
 ) -> AsyncIterator[ChildHypervisor]:
     """Open a connection; nothing needs to answer."""
-    start = start_order(HypervisorKind.VSPHERE, credentials)
+    start = start_order(kind, credentials)
     hypervisor = ChildHypervisor(start, CLOCK, until_s, request_s=request_s)
     try:
         yield hypervisor

@@ -34,10 +34,12 @@ class Cluster:
         self.schedule: VgpuSchedule | None = self.naming("vcenter")
         self.is_forbidden = False
         self.opened: list[tuple[Credentials, Connection]] = []
+        self.kinds: list[HypervisorKind] = []
 
-    def naming(self, secret: str) -> VgpuSchedule:
+    def naming(self, secret: str, *kinds: HypervisorKind) -> VgpuSchedule:
         place = SecretPlace(secret_ref=SecretRef(name=secret))
-        return VgpuSchedule(Metadata("gpus", "gpuvirt"), Spec(hypervisor=HypervisorSpec(vsphere=place)))
+        spec = HypervisorSpec(**{str(kind): place for kind in kinds or (HypervisorKind.VSPHERE,)})
+        return VgpuSchedule(Metadata("gpus", "gpuvirt"), Spec(hypervisor=spec))
 
     def put(self, name: str = "vcenter", **values: str) -> None:
         data: Object = {key: b64encode(text.encode()).decode() for key, text in {**WHOLE, **values}.items()}
@@ -49,7 +51,8 @@ class Cluster:
     async def open(
         self, kind: HypervisorKind, credentials: Credentials, clock: Clock, may_call_until_s: MayCallUntil
     ) -> Hypervisor:
-        assert (kind, clock, may_call_until_s()) == (HypervisorKind.VSPHERE, self.day, math.inf)
+        assert (clock, may_call_until_s()) == (self.day, math.inf)
+        self.kinds.append(kind)
 
         async def before(what: str) -> Fault:
             assert what
@@ -96,6 +99,26 @@ async def test_one_connection_serves_while_the_secret_is_the_same(authority: Aut
             assert await is_known(connection)
         assert cluster.alive == ["pass-4711"]
         assert len(cluster.opened) == 1
+        assert cluster.kinds == [HypervisorKind.VSPHERE]
+
+
+async def test_another_hypervisor_with_the_same_secret_is_another_connection(
+    authority: Authority, server: Pair
+) -> None:
+    cluster = Cluster()
+    cluster.put(certificate="CERT", key="KEY")
+    async with connected(cluster, server, authority.certificate) as connection:
+        assert await is_known(connection)
+        cluster.schedule = cluster.naming("vcenter", HypervisorKind.LIBVIRT)
+        assert await is_known(connection)
+        assert cluster.kinds == [HypervisorKind.VSPHERE, HypervisorKind.LIBVIRT]
+        assert [credentials.key for credentials, _ in cluster.opened] == ["", "KEY"]
+        assert cluster.alive == [""], "the first one is closed"
+        cluster.put()
+        text = await unknown(connection)
+        assert "lacks certificate, key: expected the keys server, ca, certificate, key" in text
+        cluster.schedule = cluster.naming("vcenter", *HypervisorKind)
+        assert "names no Secret" in await unknown(connection), "two hypervisors are none"
 
 
 async def test_a_changed_secret_opens_a_new_connection_and_closes_the_old_one(

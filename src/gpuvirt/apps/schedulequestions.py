@@ -17,7 +17,7 @@ from gpuvirt.hypervisors.connecting import open_hypervisor
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.schedules import reports
 from gpuvirt.model.schedules.byhand import switch_by_hand
-from gpuvirt.model.schedules.connection import HypervisorKind, OpenHypervisor
+from gpuvirt.model.schedules.connection import OpenHypervisor
 from gpuvirt.model.schedules.faults import faults
 from gpuvirt.model.schedules.forecast import Forecast, assumed_vms, forecast
 from gpuvirt.model.schedules.hypervisor import Abilities, VmKey, VmsReading, VmsUnknown
@@ -61,7 +61,7 @@ class ScheduleQuestions:
         schedule, spec = known.schedule, known.stored.spec
         zone = None if known.problems else timeline_of(schedule).zone
         selectors = {PhaseName(phase.name): selector_text(phase.workers) for phase in spec.phases}
-        vsphere = spec.hypervisor.vsphere
+        named = spec.hypervisor.secret
         switches = () if zone is None else reports.switch_rows(schedule, self._now())
         return ScheduleDetail(
             known.row,
@@ -69,7 +69,7 @@ class ScheduleQuestions:
             schedule.announce_s,
             schedule.drain.timeout_s,
             schedule.drain.on_timeout,
-            f"{HypervisorKind.VSPHERE} {vsphere.secret_ref.name}" if vsphere is not None else "",
+            " ".join(named) if named is not None else "",
             reports.phase_rows(schedule, selectors, switches),
             tuple(
                 reports.OverrideRow(override.phase, moment(override.begin, zone), moment(override.end, zone))
@@ -168,7 +168,8 @@ class ScheduleQuestions:
         found = await reading.read_credentials(self.client, self.namespace, known.stored.spec.hypervisor)
         if isinstance(found, VmsUnknown):
             return found, {}
-        hypervisor = await self.open_hypervisor(HypervisorKind.VSPHERE, found, self.clock, lambda: math.inf)
+        kind, credentials = found
+        hypervisor = await self.open_hypervisor(kind, credentials, self.clock, lambda: math.inf)
         try:
             vms = await hypervisor.read()
             if isinstance(vms, VmsUnknown) or not checks:

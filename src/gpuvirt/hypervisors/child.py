@@ -96,9 +96,13 @@ class Child:
 def opened(start: Start) -> BackEnd:
     """Load the library of a hypervisor, and return its client; raises BackEndError where it is not installed."""
     try:
+        if start.kind == "libvirt":
+            from gpuvirt.hypervisors.libvirt.backend import Libvirt  # noqa: PLC0415  this process alone loads it
+
+            return Libvirt(start.server, start.ca, start.certificate, start.key)
         from gpuvirt.hypervisors.vsphere.backend import VSphere  # noqa: PLC0415  this process alone loads it
     except ImportError as error:
-        raise BackEndError(Problem.NOT_INSTALLED, str(error), is_certain=True) from error
+        raise BackEndError(Problem.NOT_INSTALLED, f"{error}: {start.kind}", is_certain=True) from error
     return VSphere(start.server, start.ca, start.user, start.password)
 
 

@@ -198,4 +198,5 @@ async def _killed(child: ChildProcess) -> None:
 
 def start_order(kind: HypervisorKind, credentials: Credentials) -> Start:
     """Return the first order of a child."""
-    return Start(kind, credentials.server, credentials.ca, credentials.user, credentials.password)
+    given = credentials
+    return Start(kind, given.server, given.ca, given.user, given.password, given.certificate, given.key)

@@ -41,8 +41,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     kind: str
     server: str
     ca: str
-    user: str
-    password: str
+    user: str = ""
+    password: str = ""
+    certificate: str = ""
+    key: str = ""
 
     @override
     def __repr__(self) -> str:

@@ -149,7 +149,8 @@ def _webhook(name: str) -> ObjectName | None:
 def _can_run_schedules() -> bool:
     """Return True; raise ConfigError if the extra is missing."""
     if find_spec("cronsim") is None:
-        raise ConfigError("schedules need their extras: pip install 'gpuvirt[schedules,vsphere]'", where="--schedules")
+        extras = "pip install 'gpuvirt[schedules,vsphere]', or 'gpuvirt[schedules,libvirt]'"
+        raise ConfigError(f"schedules need their extras: {extras}", where="--schedules")
     return True
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 from gpuvirt.cluster.kinds.parts import Condition, Part
 from gpuvirt.cluster.labelselector import LabelSelector
 from gpuvirt.cluster.resources import Metadata, Resource
+from gpuvirt.model.schedules.connection import HypervisorKind
 from gpuvirt.model.schedules.spec import Leave, OnTimeout
 from gpuvirt.model.schedules.status import Step
 
@@ -31,7 +32,9 @@ def vgpu_schedules(namespace: str) -> Resource:
 class SecretRef(Part, frozen=True, kw_only=True):
     """A Secret of the schedule's namespace."""
 
-    name: Annotated[str, Meta(description="The Secret has server, ca, user and password.")]
+    name: Annotated[
+        str, Meta(description="The Secret has server and ca, and user and password or certificate and key.")
+    ]
 
 
 class SecretPlace(Part, frozen=True, kw_only=True):
@@ -44,6 +47,14 @@ class HypervisorSpec(Part, frozen=True, kw_only=True):
     """The hypervisor that runs the worker VMs."""
 
     vsphere: Annotated[SecretPlace | None, Meta(description="A vCenter, or an ESXi host.")] = None
+    libvirt: Annotated[SecretPlace | None, Meta(description="A host with libvirt and QEMU.")] = None
+
+    @property
+    def secret(self) -> tuple[HypervisorKind, str] | None:
+        """The hypervisor with the name of its Secret; None unless exactly one is named."""
+        places = {HypervisorKind.VSPHERE: self.vsphere, HypervisorKind.LIBVIRT: self.libvirt}
+        named = [(kind, place.secret_ref.name) for kind, place in places.items() if place is not None]
+        return named[0] if len(named) == 1 else None
 
 
 class ProfileSpec(Part, frozen=True, kw_only=True):

@@ -20,14 +20,14 @@ def not_trusted(server: str, words: str) -> Reason:
 
 def wrong_credentials(server: str, words: str) -> Reason:
     """A wrong password must not be tried often: vCenter locks the user."""
-    fix = "correct `user` and `password` of the Secret"
-    return _reason(ReasonCode.WRONG_CREDENTIALS, server, "refuses user and password", words, fix)
+    fix = "correct `user` and `password`, or `certificate` and `key`, of the Secret"
+    return _reason(ReasonCode.WRONG_CREDENTIALS, server, "refuses the credentials", words, fix)
 
 
-def credentials_incomplete(secret: str, keys: Sequence[str]) -> Reason:
-    """A Secret has server, CA and user together, so that a schedule can't send a password elsewhere."""
-    message = f"lacks {', '.join(keys)}: expected the keys server, ca, user and password"
-    fix = "kubectl create secret generic NAME --from-file=server --from-file=ca --from-file=user --from-file=password"
+def credentials_incomplete(secret: str, keys: Sequence[str], expected: Sequence[str]) -> Reason:
+    """A Secret has server, CA and credentials together, so that a schedule can't send them elsewhere."""
+    message = f"lacks {', '.join(keys)}: expected the keys {', '.join(expected)}"
+    fix = " ".join(("kubectl create secret generic NAME", *(f"--from-file={key}" for key in expected)))
     return Reason(ReasonCode.CREDENTIALS_INCOMPLETE, f"the Secret {secret}", message, fix=fix)
 
 
@@ -99,13 +99,13 @@ def vm_not_found(server: str, words: str) -> Reason:
 
 def guest_tools_missing(server: str, words: str) -> Reason:
     """A guest without tools never hears of it."""
-    fix = "install open-vm-tools in the worker, or set `leave: Suspend`"
+    fix = "install open-vm-tools or qemu-guest-agent in the worker, or set `leave: Suspend`"
     return _reason(ReasonCode.GUEST_TOOLS_MISSING, server, "can't ask the guest to shut down", words, fix)
 
 
 def suspend_not_supported(server: str, words: str) -> Reason:
     """The host's vGPU manager decides."""
-    fix = "set `leave: ShutDown`, or install a vGPU manager that suspends on the host"
+    fix = "set `leave: ShutDown`, or install a vGPU manager and a hypervisor that suspend on the host"
     return _reason(ReasonCode.SUSPEND_NOT_SUPPORTED, server, "can't suspend the VM", words, fix)
 
 
@@ -123,7 +123,7 @@ def not_one_vgpu(server: str, words: str) -> Reason:
 
 def back_end_missing(server: str, words: str) -> Reason:
     """gpuvirt's image has all libraries."""
-    fix = "pip install 'gpuvirt[vsphere]'"
+    fix = "pip install 'gpuvirt[vsphere]' or 'gpuvirt[libvirt]'"
     return _reason(ReasonCode.BACK_END_MISSING, server, "can't be asked without its library", words, fix)
 
 

@@ -349,11 +349,13 @@ class ReasonCode(Code):
         Level.ERROR,
     )
     WRONG_CREDENTIALS = _hypervisor(
-        "WrongCredentials", "the hypervisor refuses user and password of the Secret", Level.ERROR
+        "WrongCredentials",
+        "the hypervisor refuses the user and password, or the client's certificate, of the Secret",
+        Level.ERROR,
     )
     CREDENTIALS_INCOMPLETE = _hypervisor(
         "CredentialsIncomplete",
-        "the Secret does not exist, or lacks `server`, `ca`, `user` or `password`, or one is empty",
+        "the Secret does not exist, or lacks the server, the CA or the credentials, or one is empty",
         Level.ERROR,
     )
     HYPERVISOR_SESSION_LOST = _hypervisor(

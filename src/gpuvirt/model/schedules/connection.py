@@ -19,6 +19,14 @@ class HypervisorKind(StrEnum):
     """The hypervisors that gpuvirt has a back end for."""
 
     VSPHERE = "vsphere"
+    LIBVIRT = "libvirt"
+
+
+KEYS: Mapping[HypervisorKind, tuple[str, ...]] = {
+    HypervisorKind.VSPHERE: ("server", "ca", "user", "password"),
+    HypervisorKind.LIBVIRT: ("server", "ca", "certificate", "key"),
+}
+"""The keys of a Secret. It has server, CA and credentials together, so that a schedule can't send them elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +37,19 @@ class Credentials:
     """`HOST` or `HOST:PORT`."""
     ca: str = field(repr=False)
     """PEM certificates; the server's certificate must be signed by one of them, on 127.0.0.1, too."""
-    user: str = field(repr=False)
-    password: str = field(repr=False)
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    certificate: str = field(default="", repr=False)
+    """PEM: the client's certificate, in the place of user and password."""
+    key: str = field(default="", repr=False)
+    """PEM: the key of the client's certificate."""
 
     @classmethod
-    def of(cls, data: Mapping[str, bytes]) -> Self | tuple[str, ...]:
+    def of(cls, kind: HypervisorKind, data: Mapping[str, bytes]) -> Self | tuple[str, ...]:
         """Return the credentials of a Secret's decoded `data`, or the keys that are missing, empty, or no text."""
-        texts = {key: _text(data.get(key, b"")).strip("\r\n") for key in ("server", "ca", "user", "password")}
+        texts = {key: _text(data.get(key, b"")).strip("\r\n") for key in KEYS[kind]}
         lacking = tuple(key for key, text in texts.items() if not text.strip())
-        return lacking or cls(texts["server"].strip(), texts["ca"], texts["user"], texts["password"])
+        return lacking or cls(**(texts | {"server": texts["server"].strip()}))
 
 
 def _text(value: bytes) -> str:

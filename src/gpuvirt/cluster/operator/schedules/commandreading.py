@@ -16,7 +16,7 @@ from gpuvirt.cluster.shares.budgets import DISRUPTION_BUDGETS
 from gpuvirt.cluster.shares.objects import SharingPod
 from gpuvirt.facts.ids import Namespace, NodeName, PodUid
 from gpuvirt.model.reasons import ReasonCode, hypervisorproblems
-from gpuvirt.model.schedules.connection import Credentials
+from gpuvirt.model.schedules.connection import KEYS, Credentials, HypervisorKind
 from gpuvirt.model.schedules.forecast import Budget
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from gpuvirt.model.schedules.spec import Override
@@ -89,19 +89,20 @@ async def read_budgets(client: Client, nodes: Iterable[NodeName]) -> Mapping[Pod
 
 async def read_credentials(
     client: Client, namespace: Namespace, hypervisor: HypervisorSpec
-) -> Credentials | VmsUnknown:
+) -> tuple[HypervisorKind, Credentials] | VmsUnknown:
     """Return the credentials of a schedule's Secret, or why they are missing. Messages have nothing of the Secret."""
-    if hypervisor.vsphere is None:
-        return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule names no hypervisor")
-    name = hypervisor.vsphere.secret_ref.name
+    named = hypervisor.secret
+    if named is None:
+        return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule does not name one hypervisor")
+    kind, name = named
     try:
         found = await client.get(secrets(namespace), name, Secret)
     except ApiError as error:
         return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, f"its Secret could not be read: {error}")
-    credentials = Credentials.of(found.data)
+    credentials = Credentials.of(kind, found.data)
     if isinstance(credentials, Credentials):
-        return credentials
-    why = hypervisorproblems.credentials_incomplete(name, credentials)
+        return kind, credentials
+    why = hypervisorproblems.credentials_incomplete(name, credentials, KEYS[kind])
     return VmsUnknown(why.code, why.text)
 
 

@@ -38,8 +38,9 @@ def schedule_of(stored: kind.VgpuSchedule) -> tuple[Schedule, tuple[Reason, ...]
     if timeout_s is None:
         text = f"is {spec.drain.timeout!r}, expected a duration such as 10m"
         faults.append(reasons.spec_invalid("spec.drain.timeout", text))
-    if spec.hypervisor.vsphere is None:
-        faults.append(reasons.spec_invalid("spec.hypervisor", "names no hypervisor; expected vsphere.secretRef"))
+    if spec.hypervisor.secret is None:
+        text = "names no hypervisor, or two; expected vsphere.secretRef or libvirt.secretRef"
+        faults.append(reasons.spec_invalid("spec.hypervisor", text))
     for position, phase in enumerate(spec.phases):
         if not phase.workers.match_labels and not phase.workers.match_expressions:
             faults.append(reasons.spec_invalid(f"spec.phases[{position}].workers", "selects every node of the cluster"))

@@ -11,7 +11,7 @@ from gpuvirt.cluster.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.cluster.operator.logline import logged
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import hypervisorproblems as problems
-from gpuvirt.model.schedules.connection import Credentials, HypervisorKind, MayCallUntil, OpenHypervisor
+from gpuvirt.model.schedules.connection import KEYS, Credentials, HypervisorKind, MayCallUntil, OpenHypervisor
 from gpuvirt.model.schedules.hypervisor import (
     Abilities,
     Answer,
@@ -45,6 +45,7 @@ class Opener:
 
 @dataclass(frozen=True, slots=True)
 class _SecretVersion:
+    kind: HypervisorKind
     name: str
     uid: str
     version: str
@@ -91,10 +92,11 @@ class SecretConnection:
 
         A Secret that could not be read is no other Secret: the connection that there is goes on.
         """
-        name = self._secret_name()
-        if name is None:
+        named = self._secret()
+        if named is None:
             await self.close()
             return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, "the schedule does not exist, or names no Secret")
+        kind, name = named
         opened = self._opened
         try:
             secret = await self._opener.client.get(secrets(self._opener.namespace), name, Secret)
@@ -102,29 +104,26 @@ class SecretConnection:
             await self.close()
             return _unknown(problems.credentials_missing(name))
         except ApiError as error:
-            if opened is not None and opened.source.name == name:
+            if opened is not None and (opened.source.kind, opened.source.name) == named:
                 return opened.hypervisor
             await self.close()
             return VmsUnknown(ReasonCode.HYPERVISOR_UNKNOWN, logged(str(error)))
-        source = _SecretVersion(name, secret.metadata.uid, secret.metadata.resource_version)
+        source = _SecretVersion(kind, name, secret.metadata.uid, secret.metadata.resource_version)
         if opened is not None and opened.source == source:
             return opened.hypervisor
         await self.close()
         return await self._open(source, secret)
 
-    def _secret_name(self) -> str | None:
+    def _secret(self) -> tuple[HypervisorKind, str] | None:
         stored = self._schedule()
-        place = stored.spec.hypervisor.vsphere if stored is not None else None
-        return place.secret_ref.name if place is not None else None
+        return stored.spec.hypervisor.secret if stored is not None else None
 
     async def _open(self, source: _SecretVersion, secret: Secret) -> Hypervisor | VmsUnknown:
-        credentials = Credentials.of(secret.data)
+        credentials = Credentials.of(source.kind, secret.data)
         if not isinstance(credentials, Credentials):
-            return _unknown(problems.credentials_incomplete(source.name, credentials))
+            return _unknown(problems.credentials_incomplete(source.name, credentials, KEYS[source.kind]))
         opener = self._opener
-        hypervisor = await opener.open_hypervisor(
-            HypervisorKind.VSPHERE, credentials, opener.clock, opener.may_call_until_s
-        )
+        hypervisor = await opener.open_hypervisor(source.kind, credentials, opener.clock, opener.may_call_until_s)
         self._opened = _Opened(source, hypervisor)
         return hypervisor
 

@@ -1,0 +1,1 @@
+"""A host with Debian's libvirtd and QEMU, in namespaces of its own."""

@@ -1,0 +1,83 @@
+"""Calls that change a VM of a host with libvirt."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic  # noqa: TID251  how long to wait for a call, in a process of its own
+
+import libvirt
+
+from gpuvirt.hypervisors.backend import BackEndError
+from gpuvirt.hypervisors.libvirt.faults import problem_of
+from gpuvirt.hypervisors.libvirt.reading import is_moving
+from gpuvirt.hypervisors.libvirt.running import Running, RunningCall, is_open
+from gpuvirt.hypervisors.libvirt.session import Session
+from gpuvirt.hypervisors.messages import Problem
+from gpuvirt.model.schedules.hypervisor import Action, Call, VmKey
+
+FAILS_WITHIN_S = 2.0
+"""How long a call is watched that libvirt has begun. What it refuses, and a QEMU that does not start, fail earlier."""
+POLL_S = 0.1
+FIXED_TYPE = "the type of a vGPU is that of its mediated device, which libvirt does not change"
+
+
+def make(session: Session, running: Running, call: Call) -> None:
+    """Make a call; raises BackEndError. Return when it is done, or runs for some time without failing."""
+    if call.action is Action.SET_VGPU_TYPE:
+        raise BackEndError(Problem.REFUSED, FIXED_TYPE, is_certain=True)
+    connection = session.opened()
+    try:
+        domain = connection.lookupByUUIDString(call.vm)
+    except libvirt.libvirtError as error:
+        raise problem_of(error, is_certain=True, is_alive=is_open(connection)) from error
+    begun = running.begin(call.vm, connection, _call(domain, call.action))
+    try:
+        _watch(session, begun, call)
+    except BackEndError as error:
+        raise _in_wrong_power(error, domain, call.action) from error
+
+
+def _call(domain: libvirt.virDomain, action: Action) -> Callable[[], object]:
+    """Return what makes a call; only a guest's shutdown is answered at once."""
+    match action:
+        case Action.SUSPEND:
+            return domain.managedSave
+        case Action.SHUT_DOWN:
+            return domain.shutdown
+        case Action.POWER_OFF:
+            return domain.destroy
+        case Action.START:
+            return domain.create
+        case Action.SET_VGPU_TYPE:
+            raise BackEndError(Problem.REFUSED, FIXED_TYPE, is_certain=True)
+
+
+def _watch(session: Session, begun: RunningCall, call: Call) -> None:
+    """Wait for a call's end, or until the VM shows that libvirt has begun it.
+
+    Nothing else says that libvirt has received it. What is never received ends with the child, when its time is over.
+    """
+    until_s = monotonic() + FAILS_WITHIN_S
+    while not begun.ends_within(POLL_S):
+        if monotonic() < until_s:
+            continue
+        with suppress(BackEndError):  # the connection of the call itself says what has become of it
+            if session.run(lambda connection: _has_begun(connection, call.vm, call.action)):
+                return
+
+
+def _has_begun(connection: libvirt.virConnect, key: VmKey, action: Action) -> bool:
+    domain = connection.lookupByUUIDString(key)
+    if action is Action.START:
+        return bool(domain.isActive())
+    return not domain.isActive() or is_moving(domain)
+
+
+def _in_wrong_power(error: BackEndError, domain: libvirt.virDomain, action: Action) -> BackEndError:
+    """Return a refusal as what it is where the VM is already on or off: libvirt has one code for all refusals."""
+    if error.problem is Problem.REFUSED:
+        with suppress(libvirt.libvirtError):
+            is_on = bool(domain.isActive())
+            if is_on is (action is Action.START):
+                text = f"{error.text}; the VM is {'on' if is_on else 'off'}"
+                return BackEndError(Problem.WRONG_POWER, text, is_certain=True)
+    return error

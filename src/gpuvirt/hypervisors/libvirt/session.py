@@ -1,0 +1,115 @@
+"""The connections of one client to a host: one for readings, which is opened again when it has ended, and one a call.
+
+libvirt answers a call that saves or resumes a VM when all memory is written or read. Readings would wait behind five of
+those: a server takes no more requests of one connection at once (`max_client_requests`).
+"""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+import libvirt
+
+from gpuvirt.hypervisors import resets
+from gpuvirt.hypervisors.backend import BackEndError
+from gpuvirt.hypervisors.libvirt.credentialfiles import CredentialFiles
+from gpuvirt.hypervisors.libvirt.faults import opening_problem, problem_of
+from gpuvirt.hypervisors.libvirt.running import is_open
+from gpuvirt.hypervisors.messages import Problem
+
+PORT = 16514
+T = TypeVar("T")
+
+
+class Session:
+    """One client's connections; several threads use it at once."""
+
+    def __init__(self, server: str, ca: str, certificate: str, key: str) -> None:
+        """Connect to nothing yet."""
+        self._server = server
+        self._texts = (ca, certificate, key)
+        self._opening = threading.Lock()
+        self._files: CredentialFiles | None = None
+        self._connection: libvirt.virConnect | None = None
+        self._refusal: BackEndError | None = None
+        """The refusal of the client's certificate, which is not tried again."""
+        libvirt.registerErrorHandler(_silent, None)
+
+    def run(self, ask: Callable[[libvirt.virConnect], T]) -> T:
+        """Run a function that changes nothing, once more with a new connection if the last one has ended.
+
+        Raises BackEndError.
+        """
+        connection = self._kept()
+        try:
+            return ask(connection)
+        except Exception as error:
+            if isinstance(error, BackEndError) or is_open(connection):
+                raise _certain(error) from error
+            self._forget(connection)
+        connection = self._kept()
+        try:
+            return ask(connection)
+        except Exception as error:
+            raise _certain(error, is_alive=is_open(connection)) from error
+
+    def opened(self) -> libvirt.virConnect:
+        """Return a new connection, whose end is a reset; raises BackEndError."""
+        uri = _uri(self._server)
+        with self._opening:
+            if self._refusal is not None:
+                raise self._refusal
+            try:
+                self._files = self._files or CredentialFiles(*self._texts)
+                with self._files.folder() as folder:
+                    connection = _opened(f"{uri}?pkipath={quote(str(folder))}", str(folder))
+            except OSError as error:
+                raise BackEndError(Problem.FAILED, f"no file for TLS: {error}", is_certain=True) from error
+            except BackEndError as error:
+                self._refusal = error if error.problem is Problem.WRONG_CREDENTIALS else None
+                raise
+        # libvirt's sockets are its own: what has been sent by now was a greeting.
+        resets.reset_connections()
+        return connection
+
+    def _kept(self) -> libvirt.virConnect:
+        connection = self._connection
+        if connection is None:
+            self._connection = connection = self.opened()
+        return connection
+
+    def _forget(self, connection: libvirt.virConnect) -> None:
+        if self._connection is connection:
+            self._connection = None
+
+
+def _opened(uri: str, folder: str) -> libvirt.virConnect:
+    try:
+        return libvirt.open(uri)
+    except libvirt.libvirtError as error:
+        raise opening_problem(error, folder) from error
+
+
+def _certain(error: Exception, *, is_alive: bool = True) -> BackEndError:
+    return error if isinstance(error, BackEndError) else problem_of(error, is_certain=True, is_alive=is_alive)
+
+
+def _silent(_: object, __: object) -> None:
+    """Print nothing; errors are raised, too."""
+
+
+def _uri(server: str) -> str:
+    """Return the URI of `HOST` or `HOST:PORT`; raises BackEndError.
+
+    No other URI is taken: parameters of one could switch TLS off, or run a program.
+    """
+    try:
+        parts = urlsplit(f"//{server}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), None, None
+    if host is None or parts.netloc != server or "@" in server:
+        raise BackEndError(Problem.UNREACHABLE, f"{server!r} is not HOST or HOST:PORT", is_certain=True)
+    shown = f"[{host}]" if ":" in host else quote(host)
+    return f"qemu+tls://{shown}:{PORT if port is None else port}/system"

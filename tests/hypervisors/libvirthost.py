@@ -1,0 +1,63 @@
+"""A host with libvirt and five worker VMs, and connections to it."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from lab.libvirt.host import LibvirtHost, TlsFiles, libvirt_host
+
+from gpuvirt.hypervisors.connection import ChildHypervisor
+from gpuvirt.model.schedules.connection import Credentials, HypervisorKind
+from gpuvirt.model.schedules.hypervisor import VmKey
+from tests.certificates import Authority
+from tests.hypervisors.simulated import PATIENCE_S, connected
+
+WORKERS = 3
+MDEV_UUID = UUID("c2177883-f1bb-47f0-914d-32a22e3a8804")
+MDEV = f"""
+<hostdev mode='subsystem' type='mdev' managed='no' model='vfio-pci'>
+  <source><address uuid='{MDEV_UUID}'/></source>
+</hostdev>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running host, with what a Secret has of it."""
+
+    host: LibvirtHost
+    credentials: Credentials
+
+
+def uuid(number: int) -> UUID:
+    """Return the UUID of a worker."""
+    return UUID(f"5017bbbb-0000-4000-8000-{number:012}")
+
+
+def key(number: int) -> VmKey:
+    """Return the key of a worker."""
+    return VmKey(str(uuid(number)))
+
+
+@contextmanager
+def server(folder: Path, authority: Authority, *more: str) -> Iterator[Server]:
+    """Run a host with workers that are off; `more` are lines of libvirtd.conf."""
+    pair, client = authority.server("host", alternatives="IP:127.0.0.1"), authority.client("gpuvirt")
+    with libvirt_host(folder, TlsFiles(authority.certificate, pair.certificate, pair.key), *more) as running:
+        for number in range(WORKERS):
+            running.define(f"worker{number}", uuid(number))
+        ca, certificate, private = (
+            file.read_text() for file in (authority.certificate, client.certificate, client.key)
+        )
+        yield Server(running, Credentials(f"127.0.0.1:{running.port}", ca, certificate=certificate, key=private))
+
+
+@asynccontextmanager
+async def libvirt_connected(
+    credentials: Credentials, *, request_s: float = PATIENCE_S
+) -> AsyncIterator[ChildHypervisor]:
+    """Open a connection; nothing needs to answer."""
+    async with connected(credentials, request_s=request_s, kind=HypervisorKind.LIBVIRT) as hypervisor:
+        yield hypervisor

@@ -1,0 +1,197 @@
+"""Wrong authorities and certificates, a libvirtd that hangs or ends: each is named, and no output has a key."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuvirt.hypervisors.connection import ChildHypervisor
+from gpuvirt.model.schedules.connection import Credentials
+from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, Power, Refused, VmsUnknown
+from tests.certificates import Authority
+from tests.hypervisors.libvirthost import Server, key, libvirt_connected, server
+from tests.hypervisors.proxy import proxy
+from tests.hypervisors.simulated import CLOCK, PATIENCE_S, is_running, until, vms
+
+pytestmark = pytest.mark.ring("libvirt")
+START, SUSPEND = Call(key(0), Action.START), Call(key(0), Action.SUSPEND)
+HANGS_S = 4.0
+
+
+@pytest.fixture(name="server")
+def _server(short_path: Path, authority: Authority) -> Iterator[Server]:
+    with server(short_path, authority) as running:
+        yield running
+
+
+@pytest.fixture
+async def hypervisor(server: Server) -> AsyncIterator[ChildHypervisor]:
+    async with libvirt_connected(server.credentials) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _no_key(server: Server, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Find the client's key nowhere: not in the log, not in what this process and its children print, not in files."""
+    caplog.set_level(logging.DEBUG)
+    yield
+    printed = capfd.readouterr()
+    records = [(record.getMessage(), record.args, record.__dict__) for record in caplog.records]
+    secret = server.credentials.key.splitlines()[1]
+    assert not [text for text in (printed.out, printed.err, repr(records)) if secret in text]
+    left = [path.read_text() for path in Path("/dev/shm").glob("gpuvirt-*/*") if path.exists()]  # noqa: S108
+    assert not [text for text in left if secret in text]
+
+
+def shown_by_kernel(pid: int) -> bytes:
+    return b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
+
+
+async def refusal(credentials: Credentials) -> tuple[VmsUnknown, Refused]:
+    """Return what a reading and a call answer."""
+    async with libvirt_connected(credentials) as hypervisor:
+        reading, answer = await hypervisor.read(), await hypervisor.call(START)
+    assert isinstance(reading, VmsUnknown)
+    assert isinstance(answer, Refused), "without a connection, nothing can have been carried out"
+    assert reading.code == answer.code
+    return reading, answer
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Authority:
+    (tmp_path / "other").mkdir()
+    return Authority(tmp_path / "other")
+
+
+async def test_an_authority_that_did_not_sign_the_certificate_on_127_0_0_1(server: Server, other: Authority) -> None:
+    client = other.client("gpuvirt")
+    certificate, private = client.certificate.read_text(), client.key.read_text()
+    ca = other.certificate.read_text()
+    for given in ({"ca": ca}, {"ca": ca, "certificate": certificate, "key": private}):
+        reading, _ = await refusal(replace(server.credentials, **given))
+        assert reading.code == "HypervisorNotTrusted"
+        assert "/dev/shm" not in reading.text  # noqa: S108
+
+
+async def test_a_certificate_for_another_name(server: Server) -> None:
+    reading, _ = await refusal(replace(server.credentials, server=f"localhost:{server.host.port}"))
+    assert reading.code == "HypervisorNotTrusted"
+
+
+@pytest.mark.parametrize("ca", ["no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+async def test_an_authority_that_is_no_certificate(server: Server, ca: str) -> None:
+    assert (await refusal(replace(server.credentials, ca=ca)))[0].code == "HypervisorNotTrusted"
+
+
+async def test_a_client_that_the_host_does_not_know(server: Server, other: Authority) -> None:
+    client = other.client("stranger")
+    ca = server.credentials.ca + "\n" + other.certificate.read_text()
+    certificate, private = client.certificate.read_text(), client.key.read_text()
+    stranger = replace(server.credentials, ca=ca, certificate=certificate, key=private)
+    assert (await refusal(stranger))[0].code == "WrongCredentials"
+
+
+@pytest.mark.parametrize("field", ["certificate", "key"])
+async def test_credentials_that_are_none(server: Server, field: str) -> None:
+    reading, _ = await refusal(replace(server.credentials, **{field: "none"}))
+    assert reading.code == "WrongCredentials"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "127.0.0.1:1",
+        "host.invalid",
+        "127.0.0.1:port",
+        "",
+        "qemu:///system",
+        "root@127.0.0.1",
+        "127.0.0.1/system?no_verify=1",
+        "127.0.0.1?no_verify=1",
+    ],
+)
+async def test_a_server_that_is_none(server: Server, text: str) -> None:
+    assert (await refusal(replace(server.credentials, server=text)))[0].code == "HypervisorUnreachable"
+
+
+async def test_a_libvirtd_that_was_restarted_is_asked_again(server: Server, hypervisor: ChildHypervisor) -> None:
+    assert await hypervisor.call(START) == Accepted()
+    before = await until(hypervisor, lambda found: not found["worker0"].is_changing)
+    child = hypervisor.pid
+    server.host.kill()
+    down = await hypervisor.read()
+    assert isinstance(down, VmsUnknown)
+    assert down.code == "HypervisorUnreachable"
+    refused = await hypervisor.call(SUSPEND)
+    assert isinstance(refused, Refused), "without a connection, nothing can have been sent"
+    server.host.start()
+    assert await until(hypervisor, lambda found: not found["worker0"].is_changing) == before
+    assert hypervisor.pid == child
+    assert await hypervisor.call(SUSPEND) == Accepted()
+    await until(hypervisor, lambda found: found["worker0"].power is Power.SUSPENDED)
+
+
+async def test_a_libvirtd_that_dies_during_a_call_leaves_it_unknown(
+    server: Server, hypervisor: ChildHypervisor
+) -> None:
+    await hypervisor.call(START)
+    await until(hypervisor, lambda found: not found["worker0"].is_changing)
+    with server.host.stopped("worker0"):
+        calling = asyncio.ensure_future(hypervisor.call(SUSPEND))  # noqa: TID251  awaited below
+        await until(hypervisor, lambda found: found["worker0"].is_changing)
+        server.host.kill()
+        answer = await calling
+        assert isinstance(answer, OutcomeUnknown)
+        assert answer.code == "HypervisorUnreachable"
+        assert isinstance(await hypervisor.read(), VmsUnknown), "and never off"
+    server.host.start()
+    found = (await vms(hypervisor))["worker0"]
+    assert found.power is not Power.OFF
+
+
+async def test_a_libvirtd_that_hangs_is_unknown(server: Server) -> None:
+    async with libvirt_connected(server.credentials) as hypervisor:
+        await hypervisor.call(START)
+        await until(hypervisor, lambda found: not found["worker0"].is_changing)
+        hypervisor._request_s = HANGS_S
+        child = hypervisor.pid
+        with server.host.stopped("libvirtd"):
+            answer = await hypervisor.call(SUSPEND)
+            assert isinstance(answer, OutcomeUnknown), "nothing says that libvirt has received it"
+            assert answer.code == "HypervisorSilent"
+            assert child is not None
+            assert not is_running(child)
+            unknown = await hypervisor.read()
+            assert isinstance(unknown, VmsUnknown)
+        hypervisor._request_s = PATIENCE_S
+        assert (await vms(hypervisor))["worker0"].power is Power.ON, "what it had not received never arrives"
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+async def test_the_connections_of_a_child_are_reset(server: Server, end: str) -> None:
+    """What the host's kernel has not taken yet is then never delivered."""
+    with proxy(server.host.port) as way:
+        async with libvirt_connected(replace(server.credentials, server=f"127.0.0.1:{way.port}")) as hypervisor:
+            await vms(hypervisor)
+            assert await hypervisor.call(START) == Accepted()
+            assert hypervisor.pid is not None
+            if end == "kill":
+                os.kill(hypervisor.pid, signal.SIGKILL)
+            else:
+                await hypervisor.close()
+            while len(way.ends) < 2:
+                await CLOCK.sleep(0.01)
+            assert way.ends == ["reset", "reset"], "the connection of the readings, and that of the call"
+
+
+async def test_a_child_shows_no_credentials(server: Server, hypervisor: ChildHypervisor) -> None:
+    await vms(hypervisor)
+    assert hypervisor.pid is not None
+    secret = server.credentials.key.splitlines()[1]
+    assert secret.encode() not in shown_by_kernel(hypervisor.pid)
+    assert secret not in repr(vars(hypervisor))
