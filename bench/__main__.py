@@ -59,19 +59,24 @@ def measure_apply(arguments: argparse.Namespace, work: Path, results: Results) -
             results.add(name, what, seconds)
 
 
-def measure_on_demand(jobs: int, work: Path, results: Results) -> None:
+def measure_on_demand(jobs: int, checkout: Path | None, work: Path, results: Results) -> None:
     """Measure the creation of vGPUs on demand, their removal, and jobs one after another on a full GPU."""
-    for name in ("many", "jobs"):
-        (work / name).mkdir()
-    found = asyncio.run(ondemand.measure(jobs, work))
-    for about, figures in (
-        (f"on demand: admission with creation, {len(found.allocations)} pods", found.allocations),
-        (f"on demand: pod's end to removal, {len(found.removals)} pods", found.removals),
-        (f"on demand: admission of a job as the last one ends, {jobs} jobs", found.jobs),
-    ):
-        for name, percent in (("p50", 50), ("p99", 99)):
-            results.add(GPUVIRT, f"{about}, {name}, ms", 1000 * percentile(figures, percent))
-    results.add(GPUVIRT, f"on demand: refused of {jobs} jobs", float(found.refused_jobs))
+    for column, source in ((GPUVIRT, None), *([(CHECKOUT, checkout.resolve())] if checkout else ())):
+        folder = work / f"o-{column}"
+        for name in ("many", "jobs"):
+            (folder / name).mkdir(parents=True)
+        found = asyncio.run(ondemand.measure(jobs, folder, source))
+        for about, figures in (
+            (f"on demand: admission with creation, {len(found.allocations)} pods", found.allocations),
+            (f"on demand: pod's end to removal, {len(found.removals)} pods", found.removals),
+            (f"on demand: admission of a job as the last one ends, {jobs} jobs", found.jobs),
+        ):
+            for name, percent in (("p50", 50), ("p99", 99)):
+                results.add(column, f"{about}, {name}, ms", 1000 * percentile(figures, percent))
+        results.add(
+            column, "on demand: processor time of the agent for a pod's admission and start, ms", 1000 * found.cpu_s
+        )
+        results.add(column, f"on demand: refused of {jobs} jobs", float(found.refused_jobs))
 
 
 def read_arguments() -> argparse.Namespace:
@@ -106,7 +111,7 @@ def main() -> None:
         if "apply" in arguments.only:
             measure_apply(arguments, work, results)
         if "on-demand" in arguments.only:
-            measure_on_demand(arguments.jobs, work, results)
+            measure_on_demand(arguments.jobs, arguments.checkout, work, results)
         print(results.table(COLUMNS))
 
 

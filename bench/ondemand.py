@@ -1,30 +1,24 @@
 """How long pods wait for vGPUs on demand: creation at Allocate, removal after a pod's end, and job after job.
 
-The agent, its sockets, its intervals and the kubelet's calls are real. The host is a simulated kernel in the same
-process, which creates and removes vGPUs faster than a real one.
+The agent, its sockets, its intervals and the kubelet's calls are real. The agent runs in a process of its own
+(`bench.ondemandagent`), with a simulated kernel that creates and removes vGPUs faster than a real one; the kubelet is
+simulated in this process, so that its work delays no answer.
 """
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.vgpuchanges import agent_on, options_of, until
+from bench.vgpuchanges import until
 from gpuvirt.clock import RealClock
-from gpuvirt.facts.ids import PodUid
-from gpuvirt.facts.sysfs import MDEVS
-from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.offers.ondemand.podends import PodEnds
-from gpuvirt.node.agent import Agent
-from gpuvirt.sim.builder import build_host
-from gpuvirt.sim.hostspec import HostSpec, SlotSpec
-from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.kubelet.containers import Container
-from gpuvirt.sim.kubelet.kubelet import Pod, SimKubelet, running
+from gpuvirt.sim.kubelet.kubelet import SimKubelet, running
 from gpuvirt.sim.kubelet.manager import AdmissionError
 from gpuvirt.sim.kubelet.starting import start_container
 
@@ -33,6 +27,7 @@ EACH = 16
 """The small vGPUs that a GPU carries."""
 GPUS = 8
 REMOVALS = 20
+POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +36,8 @@ class OnDemandFigures:
 
     allocations: list[float]
     """From the kubelet's decision to admit a pod until it has the answer, the creation included."""
+    cpu_s: float
+    """The processor time of the agent for the admission and start of such a pod, observations included."""
     removals: list[float]
     """From a pod's end until the kernel lacks its vGPU."""
     jobs: list[float]
@@ -48,94 +45,120 @@ class OnDemandFigures:
     refused_jobs: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    kernel: SimKernel
-    kubelet: SimKubelet
-    folder: Path
-    agent: Agent
+class _Agent:
+    """The agent's process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def ask(self, request: str) -> str:
+        """Return the answer to a line."""
+        reader, writer = self._process.stdout, self._process.stdin
+        if reader is None or writer is None:
+            raise SystemExit("the agent's process has no pipes")
+        if request:
+            writer.write(f"{request}\n".encode())
+        answer = (await reader.readline()).decode().strip()
+        if not answer:
+            raise SystemExit("the agent has ended")
+        return answer
 
     @property
-    def vgpus(self) -> Sequence[str]:
-        return self.kernel.listdir(MDEVS)
+    def cpu_s(self) -> float:
+        """The processor time that the process has used."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    async def start(self, name: str, resource: str) -> tuple[Pod, float]:
-        """Run a pod; return it, and the seconds of its admission."""
-        began = time.monotonic()
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    kubelet: SimKubelet
+    folder: Path
+    agent: _Agent
+
+    async def vgpus(self) -> int:
+        """Return how many vGPUs exist."""
+        return int(await self.agent.ask("vgpus"))
+
+    async def start(self, name: str, resource: str) -> float:
+        """Run a pod; return the seconds of its admission."""
         pod = await self.kubelet.run_pod(name, Container("compute", {resource: 1}))
-        took_s = time.monotonic() - began
         await start_container(self.kubelet, pod, "compute", self.folder / "cdi")
-        return pod, took_s
+        return pod.plugins_s
 
-    def end(self, name: str) -> None:
+    async def end(self, name: str) -> None:
         """End a pod, which the agent learns from the API server as in a cluster."""
-        uid = PodUid(self.kubelet.pods[name].uid)
+        uid = self.kubelet.pods[name].uid
         self.kubelet.end_pod(name)
-        self.agent.observations.observe_pod_ends(PodEnds(ended=frozenset({uid})))
-
-
-def _host(gpus: int) -> SimKernel:
-    slots = tuple(SlotSpec(at=f"0000:{0x10 + index:02x}:00.0", board="T4", group=40 + index) for index in range(gpus))
-    kernel = build_host(HostSpec(about=f"{gpus} T4", slots=slots))
-    kernel.start_process("kubelet")
-    return kernel
+        await self.agent.ask(f"end {uid}")
 
 
 @asynccontextmanager
-async def _node(gpus: int, folder: Path) -> AsyncIterator[_Node]:
-    kernel = _host(gpus)
-    options = replace(
-        options_of(kernel, folder), settings=Settings(mode=DesiredMode.ON_DEMAND), cdi_folder=folder / "cdi"
-    )
-    async with running(folder, RealClock()) as kubelet, agent_on(options) as agent:
-        both = {SMALL: gpus, WHOLE: gpus}
-        await until(lambda: both.items() <= kubelet.allocatable().items(), kubelet.allocatable)
-        yield _Node(kernel, kubelet, folder, agent)
+async def _node(gpus: int, folder: Path, checkout: Path | None) -> AsyncIterator[_Node]:
+    environment = dict(os.environ)
+    if checkout is not None:
+        environment["PYTHONPATH"] = str(checkout / "src")
+    async with running(folder, RealClock()) as kubelet:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bench.ondemandagent", str(folder), str(gpus)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        agent = _Agent(process)
+        try:
+            await agent.ask("")
+            both = {SMALL: gpus, WHOLE: gpus}
+            await until(lambda: both.items() <= kubelet.allocatable().items(), kubelet.allocatable)
+            yield _Node(kubelet, folder, agent)
+        finally:
+            process.kill()
+            await process.wait()
 
 
-async def measure(jobs: int, work: Path) -> OnDemandFigures:
-    """Measure; the numbers of small vGPUs and removals are fixed. `work` has the folders `many` and `jobs`."""
-    allocations, removals = await _measure_creations(work / "many")
-    durations, refused = await _measure_jobs(jobs, work / "jobs")
-    return OnDemandFigures(allocations, removals, durations, refused)
+async def measure(jobs: int, work: Path, checkout: Path | None = None) -> OnDemandFigures:
+    """Measure the agent of this checkout, or of another one; `work` has the folders `many` and `jobs`.
+
+    The numbers of small vGPUs and removals are fixed.
+    """
+    allocations, cpu_s, removals = await _measure_creations(work / "many", checkout)
+    durations, refused = await _measure_jobs(jobs, work / "jobs", checkout)
+    return OnDemandFigures(allocations, cpu_s, removals, durations, refused)
 
 
-async def _measure_creations(folder: Path) -> tuple[list[float], list[float]]:
+async def _measure_creations(folder: Path, checkout: Path | None) -> tuple[list[float], float, list[float]]:
     allocations: list[float] = []
     removals: list[float] = []
-    async with _node(GPUS, folder) as node:
+    async with _node(GPUS, folder, checkout) as node:
+        before_s = node.agent.cpu_s
         for number in range(GPUS * EACH):
             await until(lambda: _has_free(node.kubelet), node.kubelet.allocatable)
-            _, took_s = await node.start(f"pod-{number}", SMALL)
-            allocations.append(took_s)
+            allocations.append(await node.start(f"pod-{number}", SMALL))
+        cpu_s = (node.agent.cpu_s - before_s) / len(allocations)
         for number in range(REMOVALS):
-            left = len(node.vgpus) - 1
+            left = await node.vgpus() - 1
             began = time.monotonic()
-            node.end(f"pod-{number}")
-            await until(partial(_are_left, node, left), lambda: node.vgpus)
+            await node.end(f"pod-{number}")
+            while await node.vgpus() != left:  # noqa: ASYNC110  the agent is another process
+                await asyncio.sleep(POLL_S)
             removals.append(time.monotonic() - began)
-    return allocations, removals
+    return allocations, cpu_s, removals
 
 
 def _has_free(kubelet: SimKubelet) -> bool:
     return kubelet.allocatable().get(SMALL, 0) > len(kubelet.pods)
 
 
-def _are_left(node: _Node, count: int) -> bool:
-    return len(node.vgpus) == count
-
-
-async def _measure_jobs(count: int, folder: Path) -> tuple[list[float], int]:
+async def _measure_jobs(count: int, folder: Path, checkout: Path | None) -> tuple[list[float], int]:
     durations: list[float] = []
     refused = 0
-    async with _node(1, folder) as node:
+    async with _node(1, folder, checkout) as node:
         for number in range(count):
             try:
-                _, took_s = await node.start(f"job-{number}", WHOLE)
+                durations.append(await node.start(f"job-{number}", WHOLE))
             except AdmissionError:
                 refused += 1
                 await asyncio.sleep(6.0)  # a refusal ends the waits of the next pods for 5 s
                 continue
-            durations.append(took_s)
-            node.end(f"job-{number}")
+            await node.end(f"job-{number}")
     return durations, refused

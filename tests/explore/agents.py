@@ -152,7 +152,7 @@ class Agents:
         host = self.host_of(process)
 
         def worker(name: str) -> ExploredWorker:
-            return ExploredWorker(name, world.scheduler, process, loop)
+            return ExploredWorker(name, world.scheduler, process, loop, ends=world.scenario.job_ends)
 
         history = history_store(world.disk.folder / ledger, worker("record history"), world.clock)
         history.load()

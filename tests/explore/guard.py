@@ -52,6 +52,11 @@ def always(*_: object, **__: object) -> bool:
     return True
 
 
+def never(*_: object, **__: object) -> bool:
+    """Return False."""
+    return False
+
+
 def without_lease(_: Kernel, claim: Claim) -> "nullcontext[Prove]":
     """Prove without a lease."""
     return nullcontext(lambda: Proof(ProofKind.LEASE, [claim.subject, *claim.others]))

@@ -22,7 +22,11 @@ class _Job:
 class ExploredWorker:
     """A serial worker of a process: it runs one job after another, and can be abandoned with a blocked job."""
 
-    def __init__(self, name: str, scheduler: Scheduler, process: Process, loop: ExploredLoop) -> None:
+    def __init__(
+        self, name: str, scheduler: Scheduler, process: Process, loop: ExploredLoop, *, ends: bool = False
+    ) -> None:
+        """With `ends` the end of each job is a point: other strands may go on before a task has its result."""
+        self._ends = ends
         self._name = name
         self._scheduler = scheduler
         self._process = process
@@ -68,6 +72,8 @@ class ExploredWorker:
     def _do(self, job: Callable[[], T], outcome: "asyncio.Future[T]") -> None:
         try:
             result = job()
+            if self._ends:
+                self._scheduler.point(f"the end of {self._running}")
         except Exception as error:  # noqa: BLE001  the task that waits for the job gets it
             self._asleep = None
             if not outcome.done():

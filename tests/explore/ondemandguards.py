@@ -8,6 +8,7 @@ from gpuvirt.facts.ids import DeviceId, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation import ledger, nodeledger
 from gpuvirt.model.allocation.ledger import Entry, Known
+from gpuvirt.model.change.plan import Scope
 from gpuvirt.model.change.vgpus import gpustate
 from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.devices.candidates import Candidate
@@ -16,9 +17,11 @@ from gpuvirt.model.offers.ondemand.capacity import Carried
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.node.change.gate.gate import Gate
 from gpuvirt.node.change.steps import vgpusteps
+from gpuvirt.node.change.steps.changes import Changes
+from gpuvirt.node.known.state import NodeState
 from gpuvirt.node.ondemand.ondemandallocator import OnDemandAllocator
 from gpuvirt.node.reconcile.podaccount import PodAccount
-from tests.explore.guard import DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, without_lease
+from tests.explore.guard import DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, never, nothing, without_lease
 
 
 def _at_any_stage(allocating: OnDemandAllocator, resource: ResourceName, device: DeviceId) -> Candidate | None:
@@ -65,6 +68,13 @@ def _by_the_catalog(gpu_state: GpuState, _: Carried) -> Counter[VgpuType]:
     return Counter(dict(gpu_state.most))
 
 
+RARELY_NOTICED: Mapping[str, Guard] = {
+    "on demand: a vGPU that is created as a change of its GPU ends": Guard(
+        NodeState, "_is_allocated", never, ("on-demand-removal-ends",)
+    ),
+}
+"""Guards whose removal shows only in few of the schedules with two departures."""
+
 ON_DEMAND_GUARDS: Mapping[str, Guard] = {
     "on demand: no vGPU with which a container has started": Guard(
         OnDemandAllocator, "_untouched", _at_any_stage, ("on-demand-id-again",)
@@ -103,6 +113,13 @@ ON_DEMAND_GUARDS: Mapping[str, Guard] = {
         _without_removals,
         ("on-demand-two-types",),
         beside=(Guard(capacity, "_creatable", _by_the_catalog, ()),),
+    ),
+    "gate: no creation where a change may touch the GPU": Guard(
+        Changes,
+        "_why_closed",
+        nothing,
+        ("on-demand-back-at-once",),
+        beside=(Guard(Changes, "closed", property(lambda _: Scope()), ()),),
     ),
     "gate on disk: a creation": Guard(
         Gate, "creation", _without_gate, ("on-demand-or-command",), beside=(DRAINS, GOES_ON)

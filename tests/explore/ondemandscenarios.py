@@ -53,9 +53,13 @@ class AdmitVgpu(Action):
     """Whether an init container has the vGPU before the main one."""
     fails: bool = False
     """Whether the kubelet refuses the pod after Allocate, such as for another resource."""
+    when_empty: bool = False
+    """Whether the kubelet admits the pod only while no vGPU exists."""
 
     @override
     def enabled(self, world: World) -> bool:
+        if self.when_empty and world.kernel.mdev.devices:
+            return False
         return world.agents.running is not None and not world.kubelet.is_admitting and any(self._free(world))
 
     @override
@@ -88,11 +92,15 @@ class BeginDeletion(Action):
 
 
 def _of(
-    *actors: tuple[Action, ...], first: tuple[Action, ...] = (), shares: bool = False, begin_s: float = 3.0
+    *actors: tuple[Action, ...],
+    first: tuple[Action, ...] = (),
+    shares: bool = False,
+    begin_s: float = 3.0,
+    job_ends: bool = False,
 ) -> Scenario:
     settings = Settings(shares=ShareSettings(units=UNITS))
     spec = NodeSpec("on-demand")
-    return Scenario(T4, spec, actors, first=first, settings=settings, shares=shares, begin_s=begin_s)
+    return Scenario(T4, spec, actors, first=first, settings=settings, shares=shares, begin_s=begin_s, job_ends=job_ends)
 
 
 RESTART = (Kill(), Start())
@@ -135,5 +143,12 @@ ON_DEMAND_SCENARIOS: Mapping[str, Scenario] = {
     ),
     "on-demand-or-command": _of((Command(GPU, DesiredDriver.PASSTHROUGH),), (AdmitVgpu("p", HALF),)),
     "on-demand-or-vgpu-command": _of((AdmitVgpu("p", HALF), EndPod("p")), (DeleteVgpu(GPU), DeleteVgpu(GPU))),
+    "on-demand-removal-ends": _of(
+        (AdmitVgpu("q", HALF, init=True, when_empty=True),),
+        first=(AdmitVgpu("p", HALF), EndPod("p")),
+        begin_s=31.153,
+        job_ends=True,
+    ),
+    "on-demand-back-at-once": _of((Want("passthrough"), Want("on-demand"), AdmitVgpu("p", HALF))),
     "on-demand-or-shared": _of((AdmitVgpu("p", HALF), EndPod("p")), (Want("shared"), Want("on-demand")), shares=True),
 }

@@ -74,6 +74,8 @@ class Scenario:
     """Whether the agent can share GPUs."""
     whole: bool = False
     """Whether each operation of the kernel is a point, and each ready handle may be the next."""
+    job_ends: bool = False
+    """Whether the end of each job of a serial worker is a point."""
 
     @property
     def loses_power(self) -> bool:

@@ -58,6 +58,7 @@ MENDED = {
     "killed-during-a-change:19.1": "drivers: the record of a change before it is made",
     "container-is-taken:19.2": "executor: NVIDIA's unbindLock",
     "amdgpu-is-taken:19.2": "executor: the walk right before an unbind",
+    "on-demand-removal-ends:17.1,62.2": "on demand: a vGPU that is created as a change of its GPU ends",
     "command-after-the-agent:6.1,7.1": "gate on disk: allocations that no account shows yet",
 }
 """Schedules of fixed findings, each with the guard that fixes it."""

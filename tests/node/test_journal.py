@@ -1,15 +1,24 @@
 """The ledger on disk: truncated, of another format, of a newer version, not writable."""
 
+import asyncio
 import errno
+import itertools
 import stat
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
+from gpuvirt.clock import RealClock
 from gpuvirt.errors import DamagedError
+from gpuvirt.facts.ids import BootId
 from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.node.loops.serialworker import ThreadWorker
 from gpuvirt.node.store import ledgerstore
 from gpuvirt.node.store.files import replace_file
 from gpuvirt.node.store.stateformat import Unknown
@@ -17,6 +26,8 @@ from tests.diskfaults import failing
 from tests.keptstates import A10, FIRST, LEDGER
 from tests.simnode import running_node
 from tests.simulated import Simulated
+
+T = TypeVar("T")
 
 
 def test_a_written_ledger_is_read_back() -> None:
@@ -97,6 +108,44 @@ async def test_allocations_are_on_disk_when_the_agent_ends(simulated: Simulated,
     ledger, _ = ledgerstore.decode((tmp_path / "ledger.json").read_bytes())
     assert [entry.device for entry in ledger.entries] == [FIRST]
     assert ledger.first_names == {"10de:2236": "GA102GL_A10"}
+
+
+class _CountingWorker(ThreadWorker):
+    """A serial worker that counts its jobs."""
+
+    def __init__(self) -> None:
+        super().__init__("writing")
+        self.jobs = 0
+
+    @override
+    async def run(self, job: Callable[[], T], /, *, name: str, timeout_s: float) -> T:
+        self.jobs += 1
+        return await super().run(job, name=name, timeout_s=timeout_s)
+
+
+async def test_a_value_that_a_task_waits_for_is_on_disk_then_and_written_once(tmp_path: Path) -> None:
+    path, worker, rounds = tmp_path / "ledger.json", _CountingWorker(), 50
+    store = ledgerstore.ledger_store(path, worker, RealClock())
+    store.load()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(store.run(lambda _: None))
+        for number, saves in zip(range(rounds), itertools.cycle((1, 2))):
+            for turn in range(saves):
+                if turn:
+                    await RealClock().sleep(0)  # the background write of the former value begins
+                store.save(replace(LEDGER, boot_id=BootId(f"{number}-{turn}")))
+            await store.write_now()
+            assert ledgerstore.decode(path.read_bytes())[0] == store.value
+        running.cancel()
+    assert worker.jobs == rounds + rounds // 2
+
+
+async def test_tasks_that_wait_for_a_value_at_once_share_a_write(tmp_path: Path) -> None:
+    worker = _CountingWorker()
+    store = ledgerstore.ledger_store(tmp_path / "ledger.json", worker, RealClock())
+    store.save(LEDGER)
+    await asyncio.gather(*(store.write_now() for _ in range(5)))
+    assert worker.jobs == 1
 
 
 def test_a_file_is_replaced_atomically_with_mode_0600(tmp_path: Path) -> None:

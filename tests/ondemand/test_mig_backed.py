@@ -24,12 +24,13 @@ from gpuvirt.model.desired.vgpuentries import Sizes
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.offers.ondemand.choice import parent_of
+from gpuvirt.node.allocation.allocator import AllocationRefusedError
 from gpuvirt.sim.builder import build_host
 from gpuvirt.sim.devices.vgpu import SimVgpuHost
 from gpuvirt.sim.hostspec import HostSpec, SlotSpec
 from gpuvirt.sim.kernel import SimKernel
 from gpuvirt.sim.programs.tools import SimTools
-from tests.ondemand.pods import Pods, counts, settled, vgpus
+from tests.ondemand.pods import Pod, Pods, counts, settled, vgpus
 from tests.proofs import remove
 from tests.simnode import SimNode, running_node
 from tests.thoroughness import examples
@@ -42,6 +43,8 @@ LAYOUTS = {
     "RTX-PRO-6000": [{"1g.24gb+gfx": 4}, {"1g.24gb+gfx": 2, "2g.48gb+gfx": 1}, {"2g.48gb+gfx": 2}],
 }
 """GPU instances of boards with mdev and with vendor VFIO; on the last one, vGPUs share instances in time."""
+KEEP_MIG_MODE = frozenset({"A30", "A100-SXM4-80GB"})
+"""The boards that are in MIG mode again after a reboot; all of them have lost their GPU instances."""
 HOSTS = st.sampled_from([(board, layout) for board, layouts in LAYOUTS.items() for layout in layouts])
 
 
@@ -283,3 +286,66 @@ async def test_without_nvidia_smi_vgpus_are_offered_one_by_one(tmp_path: Path) -
             (spare,) = pods.free(resource)
             pods.start(f"pod-{number}", resource, spare)
         assert pods.free(resource) == []
+
+
+def live(kernel: SimKernel) -> list[str]:
+    return sorted(sim_host(kernel).live)
+
+
+def filled(node: SimNode) -> list[Pod]:
+    """Start pods until no instance is free."""
+    pods = Pods(node)
+    found: list[Pod] = []
+    for name in sorted({name for name, _ in lists(node)}):
+        while free := pods.free(name):
+            found.append(pods.start(f"pod-{len(found)}", name, free[0]))
+    return found
+
+
+def rebooted(board: str, layout: dict[str, int]) -> SimKernel:
+    """Return the host after a reboot: without vGPUs, with the instances that a program of the host has made."""
+    kernel = mig_host(board, layout)
+    kernel.reboot_id()
+    return kernel
+
+
+@pytest.mark.parametrize(("board", "layout"), [(board, layouts[1]) for board, layouts in LAYOUTS.items()])
+async def test_after_a_reboot_pods_have_their_vgpus_again(tmp_path: Path, board: str, layout: dict[str, int]) -> None:
+    before = mig_host(board, layout)
+    async with running_node(before, tmp_path, BY_TYPE) as node:
+        await settled(node)
+        pods, recorded, held = filled(node), node.recorded.containers, node.held
+    async with running_node(after := rebooted(board, layout), tmp_path, BY_TYPE) as node:
+        node.recorded.containers, node.held = recorded, held
+        await settled(node)
+        assert live(after) == live(before)
+        assert all(Pods(node).free(name) == [] for name, _ in lists(node))
+        for pod in pods:
+            Pods(node).pre_start(pod)
+        assert instances(after) == instances(before)
+
+
+@pytest.mark.parametrize("board", LAYOUTS)
+async def test_pods_wait_for_the_instances_that_a_reboot_has_taken(tmp_path: Path, board: str) -> None:
+    layout = LAYOUTS[board][1]
+    async with running_node(before := mig_host(board, layout), tmp_path, BY_TYPE) as node:
+        await settled(node)
+        pods, recorded, held = filled(node), node.recorded.containers, node.held
+    host = sim_host(after := rebooted(board, layout))
+    made = instances(after)
+    host.instances.clear()
+    host.mig = host.mig_pending = board in KEEP_MIG_MODE
+    async with running_node(after, tmp_path, BY_TYPE) as node:
+        node.recorded.containers, node.held = recorded, held
+        await settled(node)
+        assert live(after) == []
+        for pod in pods:
+            with pytest.raises(AllocationRefusedError, match="does not exist on this host any more"):
+                Pods(node).pre_start(pod)
+        host.mig = host.mig_pending = True
+        host.instances += made  # by an admin, or by a service of the host
+        await node.advance(60.0)  # instances make no uevent
+        await settled(node)
+        assert live(after) == live(before)
+        for pod in pods:
+            Pods(node).pre_start(pod)

@@ -300,8 +300,10 @@ def _located(entry: Entry, known: Known, *, same_boot: bool) -> Entry:
 
 
 def _group_now(entry: Entry, known: Known, *, same_boot: bool) -> IommuGroup | None:
-    _, group = known.get(entry.target.id, (None, None))
-    if group is not None:
+    target, group = known.get(entry.target.id, (None, None))
+    # A vGPU of vendor VFIO has the address of its VF, which the host shows without a vGPU, too.
+    is_shown = target is not None and (target.vgpu is not None or entry.target.vgpu is None)
+    if is_shown and group is not None:
         return group
     return entry.group if same_boot else None
 

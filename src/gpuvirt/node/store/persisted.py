@@ -1,5 +1,6 @@
 """State in a checksummed file, written under a lock before an action, or later without waiting."""
 
+import asyncio
 import contextlib
 import fcntl
 import logging
@@ -129,6 +130,10 @@ class WriteBehind(Generic[T]):
         self._changed = Signal()
         self._lost: Reason | None = None
         self._kept = self._written = Stored(empty)
+        self._urgent = asyncio.Lock()
+        """Held by a write that a task waits for."""
+        self._waiting = 0
+        """How many tasks wait for a write. `run` leaves the value to them: a second write of it delays others."""
 
     @property
     def value(self) -> T:
@@ -173,6 +178,14 @@ class WriteBehind(Generic[T]):
 
     async def write_now(self) -> None:
         """Return once the last saved value would survive a power cut; raise NotWrittenError."""
+        self._waiting += 1
+        try:
+            async with self._urgent:
+                await self._write_for_task()
+        finally:
+            self._waiting -= 1
+
+    async def _write_for_task(self) -> None:
         file = self._file
         if file is None or self._kept.value == self._written.value:
             return
@@ -199,6 +212,9 @@ class WriteBehind(Generic[T]):
     async def _write_until_done(self, file: Persisted[T], report_problem: Callable[[Reason | None], None]) -> None:
         pauses = backoff_s()
         while self._kept.value != self._written.value:
+            if self._waiting:
+                async with self._urgent:
+                    continue
             try:
                 await self._write(file, WRITE_TIMEOUT_S)
             except (OSError, GpuvirtError) as error:

@@ -42,6 +42,8 @@ class Pod:
     uid: str
     containers: Sequence[Container]
     held: list[Consumers] = field(default_factory=list)
+    plugins_s: float = 0.0
+    """How long the kubelet has waited for the answers of device plugins to admit the pod."""
 
     def answer(self, container: str = "compute") -> pb.ContainerAllocateResponse:
         """Return the answers of all plugins for a container, merged."""
@@ -174,7 +176,10 @@ class SimKubelet:
             available_call = client.supported.get_preferred_allocation_available
             return await client.prefer(available, must_include, size) if available_call else ()
 
-        return await self.manager.give(pod.uid, container.name, resource, count, prefer, allocate)
+        began_s = self._clock.monotonic_s()
+        held = await self.manager.give(pod.uid, container.name, resource, count, prefer, allocate)
+        pod.plugins_s += self._clock.monotonic_s() - began_s
+        return held
 
     def client(self, resource: str) -> PluginClient:
         """Return the connection to the plugin of a resource; raise AdmissionError without one."""
