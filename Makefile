@@ -28,8 +28,8 @@ test: .venv/made-for-dev  ## Run all tests that can run here; what can't is said
 test-unit: .venv/made-for-dev  ## Run the tests that need Python alone
 	GPUVIRT_QUICK_TESTS=1 $(VENV)/pytest -n auto -m "not ring"
 
-test-full-size: .venv/made-for-dev  ## Run the tests of many pods at their full size, which CI runs with fewer
-	GPUVIRT_FULL_SIZE_TESTS=1 $(VENV)/pytest tests/ondemand/test_on_kubelet.py tests/ondemand/test_killed_agents.py tests/cluster/test_on_demand_on_node.py $(ARGS)
+test-full-size: .venv/made-for-dev  ## Run the tests of many pods and many switches at their full size, which CI runs with fewer
+	GPUVIRT_FULL_SIZE_TESTS=1 $(VENV)/pytest tests/ondemand/test_on_kubelet.py tests/ondemand/test_killed_agents.py tests/cluster/test_on_demand_on_node.py tests/schedules/test_killed_controllers.py $(ARGS)
 
 test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node, which they start and stop
 	$(VENV)/pytest tests/cluster

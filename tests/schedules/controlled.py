@@ -1,0 +1,54 @@
+"""A controller that runs schedules, in this process, with a cluster whose workers are VMs of a simulated vCenter."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from gpuvirt.apps.controller import ControllerOptions, Process
+from gpuvirt.clock import Clock
+from gpuvirt.cluster.access.credentials import Credentials
+from gpuvirt.cluster.operator.settings import ControllerSettings
+from tests.certificates import Authority, Pair
+from tests.hypervisors.simulated import Center, center
+from tests.schedules.fastclock import FastClock
+from tests.schedules.vmcluster import VmCluster
+from tests.scriptedapi import scripted
+
+WORKERS = ("worker0", "worker1", "worker2", "worker3")
+"""The workers of the day; the one of the night is worker4."""
+
+
+def controller(port: int, ca: Path, clock: Clock) -> Process:
+    """Return a controller that leads, and runs schedules."""
+    credentials = Credentials("127.0.0.1", port, "gpuvirt", ca=ca, token=b"x")
+    settings = ControllerSettings("gpuvirt")
+    return Process(ControllerOptions(credentials, settings, elects=False, runs_schedules=True, clock=clock))
+
+
+@contextmanager
+def vm_cluster(
+    folder: Path, authority: Authority, clock: FastClock, *options: str
+) -> Iterator[tuple[VmCluster, Center]]:
+    """Run a vCenter, and provide the cluster of its VMs."""
+    with center(folder, authority, *options) as vcenter:
+        yield VmCluster(vcenter.vsphere, vcenter.credentials, clock), vcenter
+
+
+@asynccontextmanager
+async def living(cluster: VmCluster) -> AsyncIterator[None]:
+    """Let a cluster live."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(cluster.live())
+        yield
+        task.cancel()
+
+
+@asynccontextmanager
+async def controlled(cluster: VmCluster, server: Pair, ca: Path) -> AsyncIterator[Process]:
+    """Let a cluster live, with a controller."""
+    async with scripted(cluster.answer, server, ca) as api, living(cluster), asyncio.TaskGroup() as group:
+        process = controller(api.port, ca, cluster.clock)
+        task = group.create_task(process.run())
+        yield process
+        task.cancel()
