@@ -23,8 +23,9 @@ pytestmark = [
 ]
 FORBIDDEN = 403
 CONTROLLER = "gpuvirt-controller"
-NOT_HERE = [("nodes", "get"), ("pods", "delete")]
-"""Rights for a worker that no phase selects any more, and for `onTimeout: Force`."""
+MACHINES = [("machinehealthchecks", "list"), ("machines", "get")]
+NOT_HERE = [("nodes", "get"), ("pods", "delete"), *MACHINES, *MACHINES]
+"""Rights for a worker that no phase selects any more, for `onTimeout: Force`, and for Machines of two kinds."""
 
 
 def test_a_release_runs_schedules_with_the_rights_that_the_chart_gives(
