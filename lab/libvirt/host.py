@@ -109,6 +109,15 @@ class LibvirtHost:
         finally:
             self.signal(program, signal.SIGCONT)
 
+    @contextmanager
+    def without_disk_space(self) -> Iterator[None]:
+        """Let no memory of a VM be saved."""
+        self._command("mount")
+        try:
+            yield
+        finally:
+            self._command("unmount")
+
     def define(self, name: str, uuid: UUID, devices: str = "", *arguments: str) -> None:
         """Define a VM without a disk, which is off; `arguments` are more ones of its QEMU."""
         file = self._folder / f"{name}.xml"

@@ -1,5 +1,6 @@
 """A host with libvirt and QEMU is read, and its VMs are saved, resumed, shut down and powered off."""
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -97,6 +98,25 @@ async def test_a_save_goes_on_without_its_client(server: Server, hypervisor: Chi
         await hypervisor.close()
     async with libvirt_connected(server.credentials) as another:
         await until(another, lambda found: found["worker0"].power is Power.SUSPENDED)
+
+
+async def test_a_save_that_fails_after_it_was_accepted_is_reported_by_the_next_one(
+    server: Server, hypervisor: ChildHypervisor
+) -> None:
+    """As on a host whose disk is full after most of the memory was written."""
+    await hypervisor.call(Call(key(0), Action.START))
+    await until(hypervisor, lambda found: not found["worker0"].is_changing)
+    with server.host.without_disk_space(), server.host.stopped("worker0"):
+        assert await hypervisor.call(Call(key(0), Action.SUSPEND)) == Accepted()
+        server.host.signal("worker0", signal.SIGCONT)
+        await until(hypervisor, lambda found: not found["worker0"].is_changing)
+    assert (await vms(hypervisor))["worker0"].power is Power.ON
+    refused = await hypervisor.call(Call(key(0), Action.SUSPEND))
+    assert isinstance(refused, Refused), "this one was not made"
+    assert refused.code == "HypervisorCallFailed"
+    assert "No space left on device" in refused.text
+    assert await hypervisor.call(Call(key(0), Action.SUSPEND)) == Accepted()
+    await until(hypervisor, lambda found: found["worker0"].power is Power.SUSPENDED)
 
 
 async def test_another_client_sees_that_a_vm_is_being_saved(server: Server, hypervisor: ChildHypervisor) -> None:
