@@ -52,7 +52,7 @@ DOMAIN = """
   <name>{name}</name>
   <uuid>{uuid}</uuid>
   <memory unit='MiB'>16</memory>
-  <os><type arch='x86_64' machine='pc'>hvm</type></os>
+  <os><type arch='x86_64'>hvm</type></os>
   <features><acpi/></features>
   <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{devices}</devices>
   <qemu:commandline>{arguments}</qemu:commandline>
