@@ -1,7 +1,9 @@
 """A host with libvirt and QEMU is read, and its VMs are saved, resumed, shut down and powered off."""
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from gpuvirt.model.schedules.hypervisor import (
     WorkerVm,
 )
 from tests.certificates import Authority
-from tests.hypervisors.libvirthost import MDEV, Server, key, libvirt_connected, server, uuid
+from tests.hypervisors.libvirthost import MDEV, WORKERS, Server, key, libvirt_connected, server, uuid
 from tests.hypervisors.simulated import CLOCK, until, vms
 
 pytestmark = pytest.mark.ring("libvirt")
@@ -88,6 +90,21 @@ async def test_a_save_that_takes_long_delays_no_reading(server: Server, hypervis
         assert CLOCK.monotonic_s() - began_s < 20
     found = await until(hypervisor, lambda found: found["worker0"].power is Power.SUSPENDED)
     await until(hypervisor, lambda found: not found["worker0"].is_changing)
+
+
+async def test_more_saves_than_a_server_takes_of_one_connection(server: Server, hypervisor: ChildHypervisor) -> None:
+    names = {number: f"worker{number}" for number in range(6)}
+    for number, name in names.items():
+        if number >= WORKERS:
+            server.host.define(name, uuid(number))
+        server.host.virsh("start", name)
+    with ExitStack() as hanging:
+        for name in names.values():
+            hanging.enter_context(server.host.stopped(name))
+        answers = await asyncio.gather(*(hypervisor.call(Call(key(number), Action.SUSPEND)) for number in names))
+        assert answers == [Accepted()] * len(names)
+        assert {(vm.power, vm.is_changing) for vm in (await vms(hypervisor)).values()} == {(Power.ON, True)}
+    await until(hypervisor, lambda found: all(vm.power is Power.SUSPENDED for vm in found.values()))
 
 
 async def test_a_save_goes_on_without_its_client(server: Server, hypervisor: ChildHypervisor) -> None:
