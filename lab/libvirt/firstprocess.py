@@ -24,7 +24,7 @@ MOUNTS = {
 }
 """The files and folders of a host, and where its programs see them."""
 LIBVIRTD = "/usr/sbin/libvirtd"
-SILENT_S = 30
+SAVES = "/var/lib/libvirt/qemu/save"
 
 
 def main() -> None:
@@ -45,6 +45,10 @@ def main() -> None:
                 pid = int((folder / "run" / "qemu" / f"{domain}.pid").read_text())
                 os.kill(pid, number)
                 _settled(pid, number)
+            case ["mount"]:
+                _run("/bin/mount", "-t", "tmpfs", "-o", "size=4k", "full", SAVES)
+            case ["unmount"]:
+                _run("/bin/umount", "--lazy", SAVES)
             case unknown:
                 raise ValueError(unknown)
         print(flush=True)
@@ -54,7 +58,12 @@ def _mount(folder: Path) -> None:
     for name, target in MOUNTS.items():
         if (folder / name).is_dir():
             Path(target).mkdir(parents=True, exist_ok=True)
-        subprocess.run(["/bin/mount", "--bind", folder / name, target], check=True)
+        _run("/bin/mount", "--bind", str(folder / name), target)
+
+
+def _run(*command: str) -> None:
+    # Not waited for by its number: `_reap` takes all that end.
+    subprocess.run(command, check=False)
 
 
 def _started(folder: Path) -> int:

@@ -52,7 +52,7 @@ DOMAIN = """
   <name>{name}</name>
   <uuid>{uuid}</uuid>
   <memory unit='MiB'>16</memory>
-  <os><type arch='x86_64' machine='pc'>hvm</type></os>
+  <os><type arch='x86_64'>hvm</type></os>
   <features><acpi/></features>
   <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{devices}</devices>
   <qemu:commandline>{arguments}</qemu:commandline>
@@ -108,6 +108,15 @@ class LibvirtHost:
             yield
         finally:
             self.signal(program, signal.SIGCONT)
+
+    @contextmanager
+    def without_disk_space(self) -> Iterator[None]:
+        """Let no memory of a VM be saved."""
+        self._command("mount")
+        try:
+            yield
+        finally:
+            self._command("unmount")
 
     def define(self, name: str, uuid: UUID, devices: str = "", *arguments: str) -> None:
         """Define a VM without a disk, which is off; `arguments` are more ones of its QEMU."""

@@ -1,5 +1,6 @@
 """A host with libvirt and five worker VMs, and connections to it."""
 
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -56,8 +57,9 @@ def server(folder: Path, authority: Authority, *more: str) -> Iterator[Server]:
 
 @asynccontextmanager
 async def libvirt_connected(
-    credentials: Credentials, *, request_s: float = PATIENCE_S
+    credentials: Credentials, *, request_s: float = PATIENCE_S, until_s: float = math.inf
 ) -> AsyncIterator[ChildHypervisor]:
     """Open a connection; nothing needs to answer."""
-    async with connected(credentials, request_s=request_s, kind=HypervisorKind.LIBVIRT) as hypervisor:
+    kind = HypervisorKind.LIBVIRT
+    async with connected(credentials, request_s=request_s, until_s=lambda: until_s, kind=kind) as hypervisor:
         yield hypervisor

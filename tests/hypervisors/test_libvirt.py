@@ -1,6 +1,9 @@
 """A host with libvirt and QEMU is read, and its VMs are saved, resumed, shut down and powered off."""
 
+import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ from gpuvirt.model.schedules.hypervisor import (
     WorkerVm,
 )
 from tests.certificates import Authority
-from tests.hypervisors.libvirthost import MDEV, Server, key, libvirt_connected, server, uuid
+from tests.hypervisors.libvirthost import MDEV, WORKERS, Server, key, libvirt_connected, server, uuid
 from tests.hypervisors.simulated import CLOCK, until, vms
 
 pytestmark = pytest.mark.ring("libvirt")
@@ -89,6 +92,21 @@ async def test_a_save_that_takes_long_delays_no_reading(server: Server, hypervis
     await until(hypervisor, lambda found: not found["worker0"].is_changing)
 
 
+async def test_more_saves_than_a_server_takes_of_one_connection(server: Server, hypervisor: ChildHypervisor) -> None:
+    names = {number: f"worker{number}" for number in range(6)}
+    for number, name in names.items():
+        if number >= WORKERS:
+            server.host.define(name, uuid(number))
+        server.host.virsh("start", name)
+    with ExitStack() as hanging:
+        for name in names.values():
+            hanging.enter_context(server.host.stopped(name))
+        answers = await asyncio.gather(*(hypervisor.call(Call(key(number), Action.SUSPEND)) for number in names))
+        assert answers == [Accepted()] * len(names)
+        assert {(vm.power, vm.is_changing) for vm in (await vms(hypervisor)).values()} == {(Power.ON, True)}
+    await until(hypervisor, lambda found: all(vm.power is Power.SUSPENDED for vm in found.values()))
+
+
 async def test_a_save_goes_on_without_its_client(server: Server, hypervisor: ChildHypervisor) -> None:
     await hypervisor.call(Call(key(0), Action.START))
     await until(hypervisor, lambda found: not found["worker0"].is_changing)
@@ -97,6 +115,25 @@ async def test_a_save_goes_on_without_its_client(server: Server, hypervisor: Chi
         await hypervisor.close()
     async with libvirt_connected(server.credentials) as another:
         await until(another, lambda found: found["worker0"].power is Power.SUSPENDED)
+
+
+async def test_a_save_that_fails_after_it_was_accepted_is_reported_by_the_next_one(
+    server: Server, hypervisor: ChildHypervisor
+) -> None:
+    """As on a host whose disk is full after most of the memory was written."""
+    await hypervisor.call(Call(key(0), Action.START))
+    await until(hypervisor, lambda found: not found["worker0"].is_changing)
+    with server.host.without_disk_space(), server.host.stopped("worker0"):
+        assert await hypervisor.call(Call(key(0), Action.SUSPEND)) == Accepted()
+        server.host.signal("worker0", signal.SIGCONT)
+        await until(hypervisor, lambda found: not found["worker0"].is_changing)
+    assert (await vms(hypervisor))["worker0"].power is Power.ON
+    refused = await hypervisor.call(Call(key(0), Action.SUSPEND))
+    assert isinstance(refused, Refused), "this one was not made"
+    assert refused.code == "HypervisorCallFailed"
+    assert "No space left on device" in refused.text
+    assert await hypervisor.call(Call(key(0), Action.SUSPEND)) == Accepted()
+    await until(hypervisor, lambda found: found["worker0"].power is Power.SUSPENDED)
 
 
 async def test_another_client_sees_that_a_vm_is_being_saved(server: Server, hypervisor: ChildHypervisor) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.hypervisors.connection import ChildHypervisor
-from gpuvirt.model.schedules.connection import Credentials
+from gpuvirt.model.schedules.connection import DEAD_AFTER_S, Credentials
 from gpuvirt.model.schedules.hypervisor import Accepted, Action, Call, OutcomeUnknown, Power, Refused, VmsUnknown
 from tests.certificates import Authority
 from tests.hypervisors.libvirthost import Server, key, libvirt_connected, server
@@ -170,6 +170,19 @@ async def test_a_libvirtd_that_hangs_is_unknown(server: Server) -> None:
             assert isinstance(unknown, VmsUnknown)
         hypervisor._request_s = PATIENCE_S
         assert (await vms(hypervisor))["worker0"].power is Power.ON, "what it had not received never arrives"
+
+
+async def test_a_child_that_waits_for_libvirtd_dies_when_the_lease_ends(server: Server) -> None:
+    """No code of the child runs then: all its threads are in libvirt."""
+    lease_s = 5.0
+    until_s = CLOCK.monotonic_s() + lease_s
+    async with libvirt_connected(server.credentials, until_s=until_s) as hypervisor:
+        with server.host.stopped("libvirtd"):
+            unknown = await hypervisor.read()
+            assert isinstance(unknown, VmsUnknown)
+            assert unknown.code in {"HypervisorConnectionEnded", "LeaseLost"}
+            assert CLOCK.monotonic_s() - until_s < DEAD_AFTER_S
+            assert hypervisor.pid is None
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])

@@ -6,10 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from gpuvirt.clock import Clock
 from gpuvirt.cluster.access.credentials import Credentials as ApiCredentials
 from gpuvirt.cluster.client import Client
-from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
+from gpuvirt.cluster.kinds.vgpuschedule import HypervisorSpec, PhaseSpec, SecretPlace, SecretRef, Spec, VgpuSchedule
+from gpuvirt.cluster.labelselector import LabelSelector
+from gpuvirt.cluster.operator.schedules.objects import schedule_of
 from gpuvirt.cluster.operator.schedules.secretconnection import Opener
 from gpuvirt.cluster.resources import Metadata
 from gpuvirt.model.schedules.connection import Credentials, HypervisorKind, MayCallUntil
@@ -168,3 +172,13 @@ async def test_a_secret_that_is_deleted_ends_the_connection_and_one_that_is_unre
         assert cluster.alive == []
         cluster.is_forbidden = True
         assert "secrets is forbidden" in await unknown(connection)
+
+
+@pytest.mark.parametrize(("kinds", "is_valid"), [((), False), *(((kind,), True) for kind in HypervisorKind)])
+def test_exactly_one_hypervisor_is_named(kinds: tuple[HypervisorKind, ...], *, is_valid: bool) -> None:
+    place = SecretPlace(secret_ref=SecretRef(name="hypervisor"))
+    phase = PhaseSpec(name="day", start="0 7 * * *", workers=LabelSelector({"vgpu.type": "v100-4q"}))
+    for named, expected in ((kinds, is_valid), (tuple(HypervisorKind), False)):
+        spec = Spec(hypervisor=HypervisorSpec(**{str(kind): place for kind in named}), phases=(phase,))
+        _, faults = schedule_of(VgpuSchedule(Metadata("gpus", "gpuvirt"), spec))
+        assert [fault.code for fault in faults] == ([] if expected else ["ScheduleInvalid"])

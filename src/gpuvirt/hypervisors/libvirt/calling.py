@@ -21,15 +21,21 @@ FIXED_TYPE = "the type of a vGPU is that of its mediated device, which libvirt d
 
 
 def make(session: Session, running: Running, call: Call) -> None:
-    """Make a call; raises BackEndError. Return when it is done, or runs for some time without failing."""
+    """Make a call; raises BackEndError. Return when it is done, or runs for some time without failing.
+
+    A call that failed after that is reported in the place of the next same one: the disk of a host that is full shows
+    when much of a VM's memory is written, and nobody would see it otherwise.
+    """
     if call.action is Action.SET_VGPU_TYPE:
         raise BackEndError(Problem.REFUSED, FIXED_TYPE, is_certain=True)
+    if (failure := running.failure(call)) is not None:
+        raise BackEndError(failure.problem, f"the last one failed: {failure.text}", is_certain=True)
     connection = session.opened()
     try:
         domain = connection.lookupByUUIDString(call.vm)
     except libvirt.libvirtError as error:
         raise problem_of(error, is_certain=True, is_alive=is_open(connection)) from error
-    begun = running.begin(call.vm, connection, _call(domain, call.action))
+    begun = running.begin(call, connection, _call(domain, call.action))
     try:
         _watch(session, begun, call)
     except BackEndError as error:

@@ -7,18 +7,20 @@ import libvirt
 
 from gpuvirt.hypervisors.backend import BackEndError
 from gpuvirt.hypervisors.libvirt.faults import problem_of
-from gpuvirt.model.schedules.hypervisor import VmKey
+from gpuvirt.hypervisors.messages import Problem
+from gpuvirt.model.schedules.hypervisor import Call, VmKey
 
 
 class RunningCall:
     """One call that is under way. Its thread dies with the child: libvirt goes on with what it has received."""
 
-    def __init__(self, vm: VmKey, connection: libvirt.virConnect, call: Callable[[], object]) -> None:
+    def __init__(self, call: Call, connection: libvirt.virConnect, make: Callable[[], object]) -> None:
         """Begin it."""
-        self.vm = vm
-        self._connection, self._call = connection, call
+        self.call = call
+        self.unreported: BackEndError | None = None
+        """The error of a call that has failed after it was accepted."""
+        self._connection, self._make = connection, make
         self._ended = threading.Event()
-        self._error: BackEndError | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
@@ -30,16 +32,16 @@ class RunningCall:
         """Wait for the answer, and return whether it has come; raises the BackEndError with which the call failed."""
         if not self._ended.wait(seconds):
             return False
-        if self._error is not None:
-            raise self._error
+        error, self.unreported = self.unreported, None
+        if error is not None:
+            raise error
         return True
 
     def _run(self) -> None:
         try:
-            self._call()
+            self._make()
         except Exception as error:  # noqa: BLE001  raised by the thread that waits
-            is_alive = is_open(self._connection)
-            self._error = problem_of(error, is_certain=False, is_alive=is_alive)
+            self.unreported = problem_of(error, is_certain=False, is_alive=is_open(self._connection))
         finally:
             self._ended.set()
 
@@ -51,17 +53,27 @@ class Running:
         self._lock = threading.Lock()
         self._calls: list[RunningCall] = []
 
-    def begin(self, vm: VmKey, connection: libvirt.virConnect, call: Callable[[], object]) -> RunningCall:
+    def begin(self, call: Call, connection: libvirt.virConnect, make: Callable[[], object]) -> RunningCall:
         """Begin a call on a connection of its own."""
-        begun = RunningCall(vm, connection, call)
+        begun = RunningCall(call, connection, make)
         with self._lock:
-            self._calls = [*(other for other in self._calls if not other.has_ended), begun]
+            self._calls = [*(other for other in self._calls if not other.has_ended or other.unreported), begun]
         return begun
+
+    def failure(self, call: Call) -> BackEndError | None:
+        """Return once why the same call failed after it was accepted; None if it did not, or its connection broke."""
+        with self._lock:
+            for earlier in self._calls:
+                error = earlier.unreported
+                if earlier.call == call and earlier.has_ended and error is not None:
+                    earlier.unreported = None
+                    return error if error.problem is not Problem.UNREACHABLE else None
+        return None
 
     def has(self, vm: VmKey) -> bool:
         """Return whether a call for this VM is under way."""
         with self._lock:
-            return any(call.vm == vm and not call.has_ended for call in self._calls)
+            return any(other.call.vm == vm and not other.has_ended for other in self._calls)
 
 
 def is_open(connection: libvirt.virConnect) -> bool:
