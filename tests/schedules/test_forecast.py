@@ -11,12 +11,19 @@ from gpuvirt.model.schedules.forecast import Forecast, PlannedAction, assumed_vm
 from gpuvirt.model.schedules.hypervisor import VmsUnknown
 from gpuvirt.model.schedules.leaving import blockers, pods_left
 from gpuvirt.model.schedules.observed import NodePod, Observed, WorkerNode
-from gpuvirt.model.schedules.spec import Drain, Leave, Phase, PhaseName, Schedule
+from gpuvirt.model.schedules.spec import Drain, Leave, Phase, PhaseName, Profile, Schedule
 from gpuvirt.model.schedules.status import Status, Step
 
 DAY, NIGHT = PhaseName("day"), PhaseName("night")
 EVENING = datetime(2026, 1, 5, 20, tzinfo=UTC)
-PLAIN = Schedule("gpus", "UTC", (Phase(DAY, "0 7 * * *"), Phase(NIGHT, "0 20 * * *")), generation=1)
+TYPES = {DAY: "grid-4q", NIGHT: "grid-8q"}
+PROFILES = {phase: (Profile(TYPES[phase], (("vgpu.type", TYPES[phase]),)),) for phase in (DAY, NIGHT)}
+PLAIN = Schedule(
+    "gpus",
+    "UTC",
+    (Phase(DAY, "0 7 * * *", PROFILES[DAY]), Phase(NIGHT, "0 20 * * *", PROFILES[NIGHT])),
+    generation=1,
+)
 LEAVING = {PlannedAction.SUSPEND, PlannedAction.SHUT_DOWN}
 
 
@@ -29,6 +36,7 @@ def worlds(draw: st.DrawFn) -> tuple[Schedule, Observed]:
     for number in range(draw(st.integers(1, 4))):
         name = NodeName(f"worker-{number}")
         phases = draw(st.sets(st.sampled_from([DAY, NIGHT]), min_size=1))
+        types = {phase: TYPES[phase] for phase in sorted(phases)} if draw(st.booleans()) else {}
         cordoned_by = draw(st.sampled_from(["", "gpus"]))
         nodes[name] = WorkerNode(
             name,
@@ -40,6 +48,7 @@ def worlds(draw: st.DrawFn) -> tuple[Schedule, Observed]:
             is_announced=draw(st.booleans()),
             is_ready=draw(st.booleans()),
             renewal="2026-01-05T19:59:58Z",
+            types=types,
         )
         flags = st.booleans()
         pods[name] = tuple(
@@ -102,3 +111,20 @@ def test_what_a_forecast_leaves_needs_no_step(world: tuple[Schedule, Observed]) 
     assert len(first.steps) == len({(step.node, step.action, step.target) for step in first.steps}), (
         "no step comes twice"
     )
+
+
+@given(worlds())
+def test_a_type_is_set_before_its_vm_starts_and_its_labels_after(world: tuple[Schedule, Observed]) -> None:
+    schedule, observed = world
+    found = foreseen(schedule, observed)
+    waiting = {worker.node for worker in found.waiting}
+    for name, node in observed.nodes.items():
+        actions = [step.action for step in found.steps if step.node == name]
+        assert PlannedAction.SUSPEND not in actions or len(node.types) < 2
+        if name in waiting or NIGHT not in node.phases or not node.types:
+            assert PlannedAction.LABEL not in actions
+            continue
+        assert PlannedAction.LABEL in actions
+        if len(node.types) > 1:
+            order = [PlannedAction.SET_VGPU_TYPE, PlannedAction.START, PlannedAction.LABEL]
+            assert [action for action in actions if action in order] == order

@@ -1,7 +1,7 @@
 """The controller's task for schedules: rounds when they are due, and no request for what is not."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -71,10 +71,12 @@ async def observed(day: Day) -> None:
     await until(lambda: day.served.watches > 0)
 
 
-async def waited(day: Day) -> None:
-    """Return once the keeper has waited for a controller of another namespace to write a status."""
+async def waited(day: Day, met: Callable[[], bool] = lambda: True) -> None:
+    """Let time pass in which a controller of another namespace could write a status, until a condition is met."""
     await observed(day)
-    for _ in range(2):
+    rounds = 0
+    while rounds < 2 or not met():
+        rounds += 1
         await turns()
         day.now_s += PATIENCE_S
         idle: Object = {**SPEC, "suspend": True, "phases": []}
@@ -187,8 +189,7 @@ async def test_a_schedule_of_another_namespace_is_refused_once_and_does_nothing(
     day.served.put(foreign, {"metadata": {"generation": 1}, "spec": SPEC, "status": IN_THE_NIGHT})
     cordon(day, "worker-1", "gpus", "Unknown")
     async with keeping(day, server, authority.certificate) as opened:
-        await waited(day)
-        await until(lambda: "NotAllowed" in str(day.served.objects[foreign]["status"]))
+        await waited(day, lambda: "NotAllowed" in str(day.served.objects[foreign]["status"]))
         await until(lambda: day.node("worker-1") == (None, None))
         day.served.put(f"{SCHEDULES}/other", {"metadata": {"generation": 1}, "spec": {**SPEC, "suspend": True}})
         for _ in range(50):
@@ -226,8 +227,7 @@ async def test_a_schedule_that_another_controller_has_refused_is_taken_back(auth
     reached_status = day.status()
     day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC})
     async with keeping(day, server, authority.certificate, "tenant"):
-        await waited(day)
-        await until(lambda: "NotAllowed" in str(day.served.objects[SCHEDULE].get("status")))
+        await waited(day, lambda: "NotAllowed" in str(day.served.objects[SCHEDULE].get("status")))
     conditions = day.status()["conditions"]
     status: Object = {**reached_status, "conditions": conditions}
     day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": SPEC, "status": status})
